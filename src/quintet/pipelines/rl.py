@@ -1,0 +1,284 @@
+"""Reinforcement learning from start to end; `reinforce` is the algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from quintet.algorithms.advantages import ADVANTAGES, group_statistics, trajectory_rewards
+from quintet.algorithms.objective import CriticObjective, PolicyObjective
+from quintet.config import Composed
+from quintet.config.native import Experiment
+from quintet.data.demonstrations import Demonstration, demonstrate
+from quintet.envs.catalogue import make_world
+from quintet.envs.seeds import Split, split_seed
+from quintet.errors import InterruptedRun
+from quintet.pipelines.run import Run, Timings, open_run
+from quintet.pipelines.warm_start import corpus, demonstration_batch, learn_demonstrations, reply_format
+from quintet.policies.tiny import make_policy
+from quintet.records import Batch, Outcome, Trajectory
+from quintet.rollout.agent_loop import Game, Sampling, derive_seed
+from quintet.rollout.assemble import assemble
+from quintet.runtime.local import Components, build
+from quintet.runtime.stop import StopRequest, stop_on_signals
+from quintet.tracking.loggers import JsonlLogger, LoggerContext, read_metrics
+from quintet.tracking.report import write_report
+from quintet.tracking.summaries import summarize_batch, summarize_games, summarize_validation
+from quintet.tracking.trajectories import write_trajectories
+from quintet.training.optimizer import learning_rate
+from quintet.training.packing import mini_batches, select_trajectories
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["train"]
+
+GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
+
+
+def train(composed: Composed, console: Console) -> int:
+    """Warm start, reinforcement learning, validation, report; gives the exit status.
+
+    Raises:
+        UserError: what the user can mend, and `InterruptedRun` after a wish to stop was granted.
+    """
+    with open_run(composed, console) as run, stop_on_signals() as stop:
+        if run.checkpoint and run.checkpoint.step == run.config.training.steps and _is_finished(run):
+            run.progress.note(f"{run.directory.path} is finished: {run.checkpoint.step} steps. Nothing to do.")
+            return 0
+        components = _start(run, stop)
+        reinforce(run, components, stop)
+        _finish(run, console)
+    return 0
+
+
+def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
+    """The loop: play, estimate advantages, learn, hand the weights over."""
+    config = run.config
+    first, steps = (run.checkpoint.step if run.checkpoint else 0), config.training.steps
+    with run.progress.phase("learning", steps, done=first) as progress:
+        for step in range(first + 1, steps + 1):
+            timings = Timings()
+            with timings.phase("step"):
+                with timings.phase("gen"):
+                    trajectories = play_training_games(components, step)
+                batch = assemble(t for t in trajectories if t.outcome is not Outcome.FAILED)
+                if components.critic:
+                    with timings.phase("values"):
+                        batch = replace(batch, values=components.critic.values(batch))
+                with timings.phase("adv"):
+                    batch, signal = estimate_advantages(batch, config)
+                metrics = {**summarize_games(trajectories), **summarize_batch(batch), "training/groups_with_signal": signal}
+                metrics |= learn(components, batch, step, timings)
+                components.sync_weights(step)
+            metrics |= _pace(timings, batch)
+            if _due(step, config.validation.every_steps) or step == steps:
+                with timings.phase("testing"):
+                    metrics |= validate(run, components, step)
+            if _due(step, config.tracking.trajectories_every_steps):
+                write_trajectories(run.directory.trajectories("train", step), step, "train", trajectories)
+            run.log(step, {**metrics, **timings.metrics, "training/global_step": step})
+            if _due(step, config.checkpoint.every_steps) or step == steps or stop:
+                run.save(step, components)
+            progress.advance(metrics)
+            if stop and step < steps:
+                raise _interrupted(run, stop, step)
+
+
+def play_training_games(components: Components, step: int) -> list[Trajectory]:
+    """The games of a step: `samples_per_group` from each of `groups_per_step` start states."""
+    config = components.experiment
+    training, rollout = config.training, config.rollout
+    first = (step - 1) * training.groups_per_step
+    games = [
+        Game(split_seed(Split.TRAIN, first + group), group, sample)
+        for group in range(training.groups_per_step)
+        for sample in range(training.samples_per_group)
+    ]
+    seed = derive_seed(config.seed, "train", step)
+    sampling = Sampling(rollout.temperature, rollout.top_k, rollout.top_p, seed)
+    return sorted(components.games.play(games, sampling), key=lambda t: (t.group, t.sample))
+
+
+def estimate_advantages(batch: Batch, config: Experiment) -> tuple[Batch, float]:
+    """The batch with advantages and returns, and the share of groups that teach anything.
+
+    Groups without signal are left out where the configuration says so and there is no critic to teach.
+    """
+    algorithm = config.algorithm
+    _, deviation = group_statistics(trajectory_rewards(batch), batch.group)
+    signal = float(torch.isin(torch.unique(batch.group), batch.group[deviation > 0]).float().mean())
+    advantages, returns = ADVANTAGES.get(algorithm.advantage.name).load()(batch, algorithm.advantage)
+    batch = replace(batch, advantages=advantages, returns=returns)
+    if algorithm.drop_groups_without_signal and not config.needs_critic and signal > 0:
+        batch = select_trajectories(batch, deviation > 0)
+    return batch, signal
+
+
+def learn(components: Components, batch: Batch, step: int, timings: Timings) -> dict[str, float]:
+    """Every optimizer step on the batch of one training step."""
+    config = components.experiment
+    training, algorithm = config.training, config.algorithm
+    groups = training.groups_per_step // training.mini_batches
+    rates = {
+        part: learning_rate(optimizer, step, training.steps)
+        for part, optimizer in (("actor", config.actor.optimizer), ("critic", config.critic.optimizer))
+    }
+    actor, critic = PolicyObjective(algorithm), CriticObjective(config.critic)
+    seen: list[dict[str, float]] = []
+    for epoch in range(training.epochs):
+        order = torch.Generator().manual_seed(derive_seed(config.seed, "order", step, epoch))
+        for part in mini_batches(batch, groups, order):
+            if components.critic:
+                with timings.phase("update_critic"):
+                    update = components.critic.update(part, critic, algorithm.aggregation, rates["critic"])
+                seen.append(_named(update, "critic"))
+            if not components.critic or step > config.critic.warmup_steps:
+                with timings.phase("update_actor"):
+                    update = components.actor.update(part, actor, algorithm.aggregation, rates["actor"])
+                seen.append(_named(update, "actor", gauge=not any("actor/pg_loss" in m for m in seen)))
+    return _combine(seen)
+
+
+def _named(update: dict[str, float], part: str, *, gauge: bool = False) -> dict[str, float]:
+    """A learner's metrics under their full names. The engine–learner gap counts in the step's first
+    update alone, before the weights have moved."""
+    names = {"grad_norm": f"{part}/grad_norm", "lr": f"{part}/lr"}
+    if part == "actor":
+        names["skipped"] = "actor/skipped_updates"
+    if gauge:
+        names |= {f"probs_diff_{kind}": f"training/rollout_probs_diff_{kind}" for kind in ("max", "mean")}
+    plain = {name: value for name, value in update.items() if "/" in name}
+    return plain | {full: update[short] for short, full in names.items() if short in update}
+
+
+def _combine(updates: list[dict[str, float]]) -> dict[str, float]:
+    """Means over mini-batches; skipped updates add up."""
+    values: dict[str, list[float]] = {}
+    for update in updates:
+        for name, value in update.items():
+            values.setdefault(name, []).append(value)
+    means = {name: sum(found) / len(found) for name, found in values.items()}
+    return means | {name: sum(values[name]) for name in ("actor/skipped_updates",) if name in values}
+
+
+def validate(run: Run, components: Components, step: int) -> dict[str, float]:
+    """Play the held-out games greedily and store them."""
+    config = run.config
+    games = [Game(split_seed(Split.VALIDATION, index), index, 0) for index in range(config.validation.games)]
+    with run.progress.phase("validation", len(games), unit="game") as progress:
+        trajectories: list[Trajectory] = []
+        for trajectory in components.games.play(games, GREEDY):
+            trajectories.append(trajectory)
+            progress.advance()
+    trajectories.sort(key=lambda t: t.group)
+    write_trajectories(run.directory.trajectories("validation", step), step, "validation", trajectories)
+    return summarize_validation(config.world.name, trajectories)
+
+
+def _start(run: Run, stop: StopRequest) -> Components:
+    """Components at the checkpoint, or at the end of the warm start, which is checkpoint 0."""
+    config = run.config
+    if run.checkpoint:
+        components = build(config, run.checkpoint.directory / "hf")
+        components.load(run.checkpoint)
+        run.progress.note(f"going on from {run.checkpoint.directory}")
+        return components
+    demonstrations = _demonstrations(run)
+    components = build(config, _policy(run, demonstrations))
+    if config.warm_start:
+        _warm_start(run, components, demonstrations, stop)
+    if config.needs_critic:
+        components.grow_critic()
+    components.sync_weights(0)
+    run.log(0, validate(run, components, 0))
+    run.save(0, components)
+    return components
+
+
+def _demonstrations(run: Run) -> list[Demonstration]:
+    config = run.config
+    games = config.warm_start.games if config.warm_start else 100
+    run.progress.note(f"solving {games} {config.world.name} games")
+    return demonstrate(
+        lambda: make_world(config.world),
+        games,
+        split=Split.DEMONSTRATION,
+        max_turns=config.rollout.max_turns,
+        max_actions_per_turn=config.rollout.max_actions_per_turn,
+    )
+
+
+def _policy(run: Run, demonstrations: list[Demonstration]) -> Path:
+    """The directory of the policy to start from; a preset is made there first."""
+    config = run.config
+    if config.policy.path is not None:
+        return Path(config.policy.path)
+    world = make_world(config.world)
+    texts = corpus(demonstrations, world.instruction(), reply_format(config, world.actions))
+    seed = derive_seed(config.seed, "policy")
+    make_policy(str(config.policy.preset), run.directory.policy, texts, seed)
+    return run.directory.policy
+
+
+def _warm_start(run: Run, components: Components, demonstrations: list[Demonstration], stop: StopRequest) -> None:
+    config = run.config
+    assert config.warm_start is not None
+    world = make_world(config.world)
+    replies = reply_format(config, world.actions)
+    window = config.rollout.window_size
+    batch = demonstration_batch(demonstrations, components.chat, world.instruction(), replies, window)
+    log = JsonlLogger(LoggerContext(run.directory.path, filename=run.directory.warm_start.name))
+    with run.progress.phase("warm start", config.warm_start.updates, unit="update") as progress:
+
+        def report(update: int, metrics: dict[str, float]) -> None:
+            log.log(update, run.seconds, metrics)
+            progress.advance(metrics)
+            if stop:
+                raise _interrupted(run, stop, 0)
+
+        learn_demonstrations(components.actor_with(config.warm_start.optimizer), batch, config.warm_start, config.seed, report)
+    log.close()
+
+
+def _finish(run: Run, console: Console) -> None:
+    """Closing table, report, state."""
+    table = closing_table(run)
+    run.directory.write_state("finished", steps=run.config.training.steps)
+    write_report(
+        run.directory.path,
+        run.config.name,
+        config_summary(run.config),
+        table,
+        run.config.tracking.report_games,
+    )
+    show_table(run, table, console)
+
+
+def _pace(timings: Timings, batch: Batch) -> dict[str, float]:
+    seconds = timings.metrics["timing_s/step"]
+    tokens = len(batch.tokens)
+    return {
+        "perf/total_num_tokens": tokens,
+        "perf/time_per_step": seconds,
+        "perf/throughput": tokens / seconds,
+    }
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _is_finished(run: Run) -> bool:
+    return run.directory.read_state().get("status") == "finished"
+
+
+def _interrupted(run: Run, stop: StopRequest, step: int) -> InterruptedRun:
+    return InterruptedRun(
+        f"stopped by {stop.signal} after step {step}; {run.directory.path} is ready to go on",
+        "the same command goes on from there",
+    )

@@ -1,0 +1,159 @@
+"""What surrounds every run: its directory, its clock, its logs, its checkpoints and where it goes on."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quintet.config import Composed, dump_config
+from quintet.config.native import Experiment
+from quintet.errors import ConfigError
+from quintet.runtime.local import Components
+from quintet.tracking.loggers import LoggerContext, MetricLogger, open_loggers, truncate
+from quintet.tracking.progress import Progress, open_progress
+from quintet.tracking.run_directory import RunDirectory, machine_errors
+from quintet.training.checkpoint import Checkpoint, find_checkpoint, open_checkpoint, save_checkpoint
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Run", "Timings", "open_run"]
+
+MAY_CHANGE = ("output_dir", "resume", "tracking.", "checkpoint.", "name", "training.steps")
+"""Keys, and sections, that a resumed run may set anew: they don't touch the numbers; more steps only
+stretch the schedules."""
+
+
+class Timings:
+    """Seconds spent in each phase of a step."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        key = f"timing_s/{name}"
+        self.metrics[key] = self.metrics.get(key, 0.0) + time.perf_counter() - started
+
+
+@dataclass(slots=True)
+class Run:
+    """One run in its directory."""
+
+    composed: Composed
+    directory: RunDirectory
+    progress: Progress
+    checkpoint: Checkpoint | None = None
+    """Where it goes on from."""
+    _begun: float = field(default_factory=time.perf_counter)
+    _logger: MetricLogger | None = None
+
+    @property
+    def config(self) -> Experiment:
+        return self.composed.experiment
+
+    @property
+    def seconds(self) -> float:
+        """Wall time spent on this run, earlier processes included."""
+        before = self.checkpoint.state["seconds"] if self.checkpoint else 0.0
+        return float(before) + time.perf_counter() - self._begun
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of one step everywhere."""
+        if self._logger is None:
+            context = LoggerContext(
+                self.directory.path,
+                resume_step=self.checkpoint.step if self.checkpoint else None,
+                reporter=self.progress,
+            )
+            self._logger = open_loggers(self.config.tracking.loggers, context)
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        self._logger.log(step, self.seconds, {**metrics, "perf/max_memory_rss_gb": memory})
+
+    def save(self, step: int, components: Components) -> None:
+        """Make the checkpoint of this step."""
+        state = {"seconds": self.seconds, "experiment": self.config.model_dump(mode="json")}
+        with machine_errors(self.directory.checkpoints):
+            save_checkpoint(
+                self.directory.checkpoints, step, state, components.save, keep=self.config.checkpoint.keep
+            )
+
+    def close(self) -> None:
+        """Let go of the log files."""
+        if self._logger is not None:
+            self._logger.close()
+
+
+@contextmanager
+def open_run(composed: Composed, console: Console) -> Iterator[Run]:
+    """The run's directory, made and locked, and the checkpoint that it goes on from.
+
+    Raises:
+        MachineError: the directory can't be written or is in use, or the checkpoint named is damaged.
+        ConfigError: the configuration isn't the one that the checkpoint was made with.
+    """
+    config = composed.experiment
+    directory = RunDirectory(Path(config.output_dir) / config.name)
+    directory.create()
+    with directory.lock():
+        progress = open_progress(console)
+        run = Run(composed, directory, progress, _starting_point(config, directory, progress))
+        _prepare(run)
+        try:
+            yield run
+        finally:
+            run.close()
+
+
+def _starting_point(config: Experiment, directory: RunDirectory, progress: Progress) -> Checkpoint | None:
+    if config.resume == "never":
+        return None
+    if config.resume != "auto":
+        checkpoint = open_checkpoint(Path(config.resume))
+    else:
+        found = find_checkpoint(
+            directory.checkpoints, lambda path, why: progress.note(f"skipping checkpoint {path.name}: {why}")
+        )
+        if found is None:
+            return None
+        checkpoint = found
+    _same_experiment(config, checkpoint)
+    return checkpoint
+
+
+def _same_experiment(config: Experiment, checkpoint: Checkpoint) -> None:
+    now, then = (_flat(part) for part in (config.model_dump(mode="json"), checkpoint.state["experiment"]))
+    changed = [key for key in sorted(now | then) if now.get(key) != then.get(key) and not key.startswith(MAY_CHANGE)]
+    if changed:
+        key = changed[0]
+        raise ConfigError(
+            f"{key} = {now.get(key)!r}, but {checkpoint.directory} was made with {then.get(key)!r}",
+            key=key,
+            value=now.get(key),
+            hint="set it back, give the run another `name`, or start anew with resume=never",
+        )
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _prepare(run: Run) -> None:
+    """Forget what the present run won't go on from, and write its configuration."""
+    step = run.checkpoint.step if run.checkpoint else -1
+    truncate(run.directory.path, step)
+    if run.checkpoint is None:
+        run.directory.forget()
+    if run.directory.read_state().get("status") != "finished":
+        run.directory.write_text(run.directory.config.name, dump_config(run.composed))
+        run.directory.write_state("running")

@@ -1,0 +1,101 @@
+"""Supervised start: the policy learns the form of a reply and first moves from solved games."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from quintet.algorithms.objective import Imitation
+from quintet.config.native import Experiment, WarmStartConfig
+from quintet.data.demonstrations import Demonstration
+from quintet.records import Batch, Outcome, StopReason, Trajectory, Turn
+from quintet.rollout.agent_loop import derive_seed
+from quintet.rollout.assemble import assemble
+from quintet.rollout.dialogue import ChatFormat, Dialogue
+from quintet.rollout.replies import ReplyFormat
+from quintet.training.learner import ActorLearner
+from quintet.training.optimizer import learning_rate
+from quintet.training.packing import select_sequences
+
+__all__ = ["corpus", "demonstration_batch", "learn_demonstrations", "reply_format"]
+
+
+def reply_format(config: Experiment, actions: tuple[str, ...]) -> ReplyFormat:
+    """The reply format of an experiment for a world's action words."""
+    rollout = config.rollout
+    return ReplyFormat(
+        actions, think=rollout.think, separator=rollout.action_separator, max_actions=rollout.max_actions_per_turn
+    )
+
+
+def corpus(demonstrations: Iterable[Demonstration], instruction: str, replies: ReplyFormat) -> Iterable[str]:
+    """What a made policy's tokenizer is trained on: every text of the demonstrations."""
+    yield f"system\n{instruction}"
+    for demonstration in demonstrations:
+        for turn in demonstration.turns:
+            yield f"user\n{turn.observation}\nassistant\n"
+            yield replies.write(turn.thought, turn.actions)
+
+
+def demonstration_batch(
+    demonstrations: Sequence[Demonstration],
+    chat: ChatFormat,
+    instruction: str,
+    replies: ReplyFormat,
+    window: int | None,
+) -> Batch:
+    """Demonstrations as the policy would have played them, the replies under the loss mask."""
+    return assemble(_as_trajectory(d, i, chat, instruction, replies, window) for i, d in enumerate(demonstrations))
+
+
+def _as_trajectory(
+    demonstration: Demonstration,
+    number: int,
+    chat: ChatFormat,
+    instruction: str,
+    replies: ReplyFormat,
+    window: int | None,
+) -> Trajectory:
+    dialogue = Dialogue(chat, instruction, window)
+    turns: list[Turn] = []
+    for shown in demonstration.turns:
+        _, new, continues = dialogue.observe(shown.observation)
+        text = replies.write(shown.thought, shown.actions)
+        tokens = (*chat.encode(text), chat.end_id)
+        dialogue.reply(tokens)
+        turns.append(
+            Turn(
+                observation=shown.observation,
+                prompt=new,
+                continues=continues,
+                tokens=tokens,
+                logprobs=(0.0,) * len(tokens),
+                weight_version=0,
+                text=text,
+                actions=shown.actions,
+                valid_format=True,
+                reward=0.0,
+                stop=StopReason.STOP,
+            )
+        )
+    return Trajectory("demonstration", demonstration.seed, number, 0, tuple(turns), Outcome.SUCCESS)
+
+
+def learn_demonstrations(
+    actor: ActorLearner,
+    batch: Batch,
+    config: WarmStartConfig,
+    seed: int,
+    report: Callable[[int, dict[str, float]], None],
+) -> None:
+    """`config.updates` steps of cross-entropy on random sequences; `report(update, metrics)` after each."""
+    order = torch.Generator().manual_seed(derive_seed(seed, "warm_start"))
+    waiting = torch.empty(0, dtype=torch.long)
+    for update in range(1, config.updates + 1):
+        while len(waiting) < config.turns_per_update:
+            waiting = torch.cat([waiting, torch.randperm(len(batch.lengths), generator=order)])
+        chosen, waiting = waiting[: config.turns_per_update], waiting[config.turns_per_update :]
+        rate = learning_rate(config.optimizer, update, config.updates)
+        metrics = actor.update(select_sequences(batch, chosen), Imitation(), "token-mean", rate)
+        report(update, {name: metrics[name] for name in ("sft/loss", "sft/token_accuracy")} | {"sft/lr": rate, "sft/grad_norm": metrics["grad_norm"]})

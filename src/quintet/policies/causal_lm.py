@@ -1,0 +1,116 @@
+"""Language-model policies and the critics grown from them, on packed tokens."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from quintet.errors import MachineError
+from quintet.policies.attention import Layout, PackedLayout, register_attention
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+__all__ = ["Packed", "ValueModel", "hidden_states", "load_model", "load_tokenizer", "token_statistics"]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Token sequences as a model takes them, a shared prefix first (see `PackedLayout`).
+
+    `tokens`, `positions` int64 [P]; `sources` int64 [M] where in `tokens` a prediction is made;
+    `targets` int64 [M] the token predicted there.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    layout: PackedLayout
+    sources: Tensor
+    targets: Tensor
+
+
+def load_model(directory: str | Path, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """A causal language model in float32 whose attention follows a `Layout`.
+
+    Raises:
+        MachineError: the directory isn't a model that transformers can read.
+    """
+    from transformers import AutoModelForCausalLM
+
+    _exists(directory)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=torch.float32,
+            attn_implementation=register_attention(),
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+        )
+    except (OSError, ValueError) as error:
+        raise MachineError(f"can't load a model from {directory}: {error}", "give a Hugging Face directory") from error
+    return model.eval()
+
+
+def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerFast:
+    """The tokenizer that lies beside a model.
+
+    Raises:
+        MachineError: there is none.
+    """
+    from transformers import AutoTokenizer
+
+    _exists(directory)
+    try:
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise MachineError(f"can't load a tokenizer from {directory}: {error}") from error
+
+
+def _exists(directory: str | Path) -> None:
+    if not (Path(directory) / "config.json").is_file():
+        raise MachineError(f"no model at {directory}", "policy.path names a directory with config.json and weights")
+
+
+def hidden_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    """Last hidden state of each token, [P] to [P, hidden]."""
+    out = model.model(
+        input_ids=tokens[None], position_ids=positions[None], attention_mask=None, use_cache=False, layout=layout
+    )
+    return out.last_hidden_state[0]
+
+
+def token_statistics(model: PreTrainedModel, packed: Packed, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Log-probability of each target and entropy at its place, nats, both float32 [M].
+
+    Logits are made for the M predicted places alone and divided by `temperature`, as while sampling.
+    """
+    hidden = hidden_states(model, packed.tokens, packed.positions, packed.layout)
+    logits = model.lm_head(hidden.index_select(0, packed.sources)).float() / temperature
+    logprobs = logits.log_softmax(-1)
+    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    return logprobs.gather(-1, packed.targets[:, None]).squeeze(-1), entropy
+
+
+class ValueModel(nn.Module):
+    """A critic: a decoder's body and a linear head; the estimate before each predicted token."""
+
+    def __init__(self, policy: PreTrainedModel) -> None:
+        super().__init__()
+        self.policy_body = copy.deepcopy(policy.model)
+        self.head = nn.Linear(policy.config.hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    @property
+    def model(self) -> nn.Module:
+        return self.policy_body
+
+    def forward(self, packed: Packed) -> Tensor:
+        """[M] values, in units of reward."""
+        hidden = hidden_states(self, packed.tokens, packed.positions, packed.layout)  # type: ignore[arg-type]
+        return self.head(hidden.index_select(0, packed.sources)).squeeze(-1).float()

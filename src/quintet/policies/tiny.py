@@ -1,0 +1,128 @@
+"""Small policies made on the spot: nothing is downloaded.
+
+A preset gives a Qwen2 of random weights and a byte-level BPE tokenizer trained on the texts of the
+worlds, saved as an ordinary Hugging Face directory. Every grid symbol and every action word is one
+token; any other text still encodes, byte by byte where need be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quintet.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+
+__all__ = ["CHAT_TEMPLATE", "PRESETS", "Preset", "make_model", "make_policy", "make_tokenizer"]
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+TAGS = ("<think>", "</think>", "<answer>", "</answer>", "||")
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """Shape of a policy. `context` in tokens."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    mlp: int
+    vocabulary: int
+    context: int
+
+
+PRESETS: Mapping[str, Preset] = {
+    "grid-1m": Preset(hidden=128, layers=4, heads=4, kv_heads=2, mlp=384, vocabulary=640, context=2048),
+    "grid-3m": Preset(hidden=256, layers=4, heads=8, kv_heads=4, mlp=704, vocabulary=640, context=4096),
+}
+
+
+def preset(name: str) -> Preset:
+    """The preset of that name.
+
+    Raises:
+        ConfigError: there is none; the message names the nearest.
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    close = nearest(name, PRESETS)
+    hint = (f"did you mean {close!r}? " if close else "") + f"known: {', '.join(sorted(PRESETS))}"
+    raise ConfigError(f"unknown preset {name!r}", key="policy.preset", value=name, hint=hint)
+
+
+def make_tokenizer(vocabulary: int, texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of at most `vocabulary` tokens, trained on `texts`, with the chat template.
+
+    Symbols of a grid stand behind a space, ` P _ O`: the pre-tokenizer keeps each apart, so each
+    becomes one token as soon as it occurs in `texts`.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary - len(TAGS),
+        special_tokens=[PAD, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        additional_special_tokens=[START],
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def make_model(shape: Preset, vocabulary: int, eos: int, pad: int, seed: int) -> Qwen2ForCausalLM:
+    """A Qwen2 of random weights that follow from `seed` alone; the embedding is tied."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.mlp,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        initializer_range=0.05,
+        eos_token_id=eos,
+        pad_token_id=pad,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(config)
+
+
+def make_policy(name: str, directory: Path, texts: Iterable[str], seed: int) -> None:
+    """Write the preset's model and tokenizer to `directory`, loadable by `from_pretrained`.
+
+    Raises:
+        ConfigError: unknown preset.
+    """
+    shape = preset(name)
+    tokenizer = make_tokenizer(shape.vocabulary, texts)
+    model = make_model(shape, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)

@@ -1,0 +1,206 @@
+"""The records that everything passes through, from a world's first words to a gradient.
+
+Frozen and slotted; tensors carry their shape and unit in the field's docstring. `N` counts packed
+tokens, `B` sequences, `R` trajectories.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+__all__ = ["Batch", "Failure", "Generation", "Observation", "Outcome", "Request", "Step", "StopReason", "Trajectory", "Turn"]
+
+
+class StopReason(StrEnum):
+    """Why the policy stopped writing; counted under `response/stop_reason/<value>`."""
+
+    STOP = "stop"
+    """It ended its turn itself."""
+    LENGTH = "length"
+    """`max_response_tokens` was reached."""
+    CONTEXT = "context"
+    """The prompt left no room in the context window."""
+    ABORT = "abort"
+    """The engine was told to drop the request."""
+
+
+class Outcome(StrEnum):
+    """How a trajectory ended; counted under `trajectory/outcome/<value>`."""
+
+    SUCCESS = "success"
+    """The world says the task is solved."""
+    TERMINATED = "terminated"
+    """The world ended without success (the agent fell into a hole)."""
+    TRUNCATED = "truncated"
+    """The world's own step limit was reached."""
+    MAX_TURNS = "max_turns"
+    """`max_turns` was reached."""
+    CONTEXT = "context"
+    """The dialogue outgrew the context window."""
+    FAILED = "failed"
+    """The world raised; see `Trajectory.failure`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a world shows: `text`, and images as RGB `uint8[height, width, 3]`."""
+
+    text: str
+    images: tuple[np.ndarray, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one action brought. `info["success"]` says whether the task is solved."""
+
+    observation: Observation
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A fault kept as data: where it happened (`reset`, `step`), the error's type and its message."""
+
+    where: str
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One turn to be written by an engine.
+
+    `seed` alone decides the random draws, so the answer doesn't depend on its neighbours in a batch.
+    """
+
+    id: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    top_p: float = 1.0
+    stop_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What an engine wrote for a `Request`: token ids, their log-probs (nats, under the sampling
+    temperature), why it stopped, and the version of the weights that wrote it."""
+
+    id: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stop: StopReason
+    weight_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One exchange: what the policy saw, what it wrote, what came of it.
+
+    >>> Turn(observation="_ P G", prompt=(1, 2), continues=False, tokens=(7, 3), logprobs=(-0.1, -0.2),
+    ...      weight_version=4, text="<answer> Right </answer>", actions=("Right",), valid_format=True,
+    ...      reward=1.0, stop=StopReason.STOP).actions
+    ('Right',)
+    """
+
+    observation: str
+    """The world's text before the policy spoke."""
+    prompt: tuple[int, ...]
+    """Token ids new to the policy: the whole prompt, or only what follows its last word where the
+    turn `continues` the sequence of the turn before."""
+    continues: bool
+    tokens: tuple[int, ...]
+    """Token ids the policy produced, as sampled."""
+    logprobs: tuple[float, ...]
+    """Nats, one for each of `tokens`."""
+    weight_version: int
+    text: str
+    actions: tuple[Any, ...]
+    """What was parsed and legal, in order: words, or arrays for continuous control."""
+    valid_format: bool
+    reward: float
+    """Sum of the world's rewards in this turn, plus the format penalty."""
+    stop: StopReason
+    frames: tuple[str, ...] = ()
+    """The world's text after each executed action."""
+    images: tuple[np.ndarray, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One game. Trajectories with the same `group` started from the same state."""
+
+    world: str
+    seed: int
+    group: int
+    sample: int
+    turns: tuple[Turn, ...]
+    outcome: Outcome
+    failure: Failure | None = None
+
+    @property
+    def success(self) -> bool:
+        return self.outcome is Outcome.SUCCESS
+
+    @property
+    def reward(self) -> float:
+        """Sum over turns."""
+        return sum(turn.reward for turn in self.turns)
+
+    @property
+    def response_tokens(self) -> int:
+        return sum(len(turn.tokens) for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Token sequences packed end to end, no padding.
+
+    A trajectory gives one sequence, or several where its context window slides; its sequences lie
+    next to each other in the order they were played, so that advantages run over the whole game.
+    """
+
+    tokens: torch.Tensor
+    """int64 [N]."""
+    positions: torch.Tensor
+    """int64 [N], from 0 in each sequence."""
+    lengths: torch.Tensor
+    """int64 [B], tokens of each sequence; sums to N."""
+    loss_mask: torch.Tensor
+    """bool [N], true where the policy wrote the token."""
+    turn: torch.Tensor
+    """int64 [N], index of the turn within its trajectory."""
+    turn_end: torch.Tensor
+    """bool [N], true at the last token the policy wrote in a turn."""
+    trajectory: torch.Tensor
+    """int64 [B], index of each sequence's trajectory, ascending."""
+    group: torch.Tensor
+    """int64 [R], group of each trajectory."""
+    logprobs: torch.Tensor
+    """float32 [N], nats, as the engine sampled; 0 where the mask is false."""
+    rewards: torch.Tensor
+    """float32 [N], a turn's reward at its `turn_end`; 0 elsewhere."""
+    values: torch.Tensor | None = None
+    """float32 [N], the critic's estimate before each token."""
+    advantages: torch.Tensor | None = None
+    """float32 [N]."""
+    returns: torch.Tensor | None = None
+    """float32 [N], what the critic learns."""
+
+    @property
+    def token_trajectory(self) -> torch.Tensor:
+        """int64 [N], index of each token's trajectory."""
+        return self.trajectory.repeat_interleave(self.lengths)

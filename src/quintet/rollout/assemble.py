@@ -1,0 +1,82 @@
+"""Trajectories to a packed `Batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from quintet.records import Batch, Trajectory
+
+__all__ = ["assemble"]
+
+
+@dataclass(slots=True)
+class _Columns:
+    """A batch being written, one list a tensor."""
+
+    tokens: list[int] = field(default_factory=list)
+    loss_mask: list[bool] = field(default_factory=list)
+    turn: list[int] = field(default_factory=list)
+    turn_end: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    trajectory: list[int] = field(default_factory=list)
+
+    def begin(self, trajectory: int) -> None:
+        self.lengths.append(0)
+        self.trajectory.append(trajectory)
+
+    def read(self, tokens: Sequence[int], turn: int) -> None:
+        """Tokens the policy was given."""
+        self._extend(tokens, turn, own=False)
+        self.logprobs += [0.0] * len(tokens)
+        self.turn_end += [False] * len(tokens)
+        self.rewards += [0.0] * len(tokens)
+
+    def wrote(self, tokens: Sequence[int], logprobs: Sequence[float], reward: float, turn: int) -> None:
+        """Tokens the policy produced; the reward stands at the last."""
+        self._extend(tokens, turn, own=True)
+        self.logprobs += logprobs
+        self.turn_end += [False] * (len(tokens) - 1) + [True]
+        self.rewards += [0.0] * (len(tokens) - 1) + [reward]
+
+    def _extend(self, tokens: Sequence[int], turn: int, *, own: bool) -> None:
+        self.tokens += tokens
+        self.loss_mask += [own] * len(tokens)
+        self.turn += [turn] * len(tokens)
+        self.lengths[-1] += len(tokens)
+
+
+def assemble(trajectories: Iterable[Trajectory]) -> Batch:
+    """Pack trajectories; those without a turn (their world failed at once) are left out.
+
+    A turn that doesn't continue the sequence before it begins a new one.
+    """
+    columns = _Columns()
+    groups: list[int] = []
+    for trajectory in trajectories:
+        if not trajectory.turns:
+            continue
+        for number, turn in enumerate(trajectory.turns):
+            if not turn.continues:
+                columns.begin(len(groups))
+            columns.read(turn.prompt, number)
+            columns.wrote(turn.tokens, turn.logprobs, turn.reward, number)
+        groups.append(trajectory.group)
+    lengths = torch.tensor(columns.lengths)
+    starts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+    return Batch(
+        tokens=torch.tensor(columns.tokens),
+        positions=torch.arange(len(columns.tokens)) - starts,
+        lengths=lengths,
+        loss_mask=torch.tensor(columns.loss_mask),
+        turn=torch.tensor(columns.turn),
+        turn_end=torch.tensor(columns.turn_end),
+        trajectory=torch.tensor(columns.trajectory),
+        group=torch.tensor(groups),
+        logprobs=torch.tensor(columns.logprobs, dtype=torch.float32),
+        rewards=torch.tensor(columns.rewards, dtype=torch.float32),
+    )

@@ -1,0 +1,114 @@
+"""All components in this process."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from quintet.config.native import Experiment, OptimizerConfig
+from quintet.envs.catalogue import make_world
+from quintet.policies.causal_lm import ValueModel, load_model, load_tokenizer
+from quintet.rollout.agent_loop import AgentLoop, derive_seed
+from quintet.rollout.dialogue import ChatFormat
+from quintet.rollout.engine import ENGINES, Engine
+from quintet.training.checkpoint import Checkpoint
+from quintet.training.learner import ActorLearner, CriticLearner
+
+__all__ = ["Components", "build"]
+
+
+@dataclass(slots=True)
+class Components:
+    """What a step needs. The loop that uses them doesn't know where they run."""
+
+    experiment: Experiment
+    tokenizer: Any
+    chat: ChatFormat
+    actor: ActorLearner
+    engine: Engine
+    games: AgentLoop
+    critic: CriticLearner | None = None
+
+    def sync_weights(self, version: int) -> None:
+        """Give the learner's weights to the engine."""
+        shared = self.experiment.policy.dtype == "float32"
+        self.engine.load_weights(version, () if shared else self.actor.weights())
+
+    def actor_with(self, optimizer: OptimizerConfig) -> ActorLearner:
+        """The same policy under a fresh optimizer."""
+        config = self.experiment
+        return ActorLearner(
+            self.actor.model,
+            optimizer,
+            micro_batch_tokens=config.training.micro_batch_tokens,
+            dtype=_dtype(config),
+            temperature=config.rollout.temperature,
+        )
+
+    def grow_critic(self) -> None:
+        """A critic from the policy as it is now."""
+        config = self.experiment
+        self.critic = CriticLearner(
+            ValueModel(self.actor.model),
+            config.critic.optimizer,
+            micro_batch_tokens=config.training.micro_batch_tokens,
+            dtype=_dtype(config),
+        )
+
+    def save(self, directory: Path) -> None:
+        """Write every tensor that a later run goes on from; the files a checkpoint is made of."""
+        self.actor.model.save_pretrained(directory / "hf")
+        self.tokenizer.save_pretrained(directory / "hf")
+        save_file(self.actor.state(), directory / "actor_optimizer.safetensors")
+        if self.critic is not None:
+            save_file(dict(self.critic.weights()), directory / "critic.safetensors")
+            save_file(self.critic.state(), directory / "critic_optimizer.safetensors")
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Take up what `save` wrote."""
+        saved = load_model(checkpoint.directory / "hf")
+        self.actor.model.load_state_dict(saved.state_dict())
+        self.actor.load_state(load_file(checkpoint.directory / "actor_optimizer.safetensors"))
+        if self.experiment.needs_critic:
+            self.grow_critic()
+        if self.critic is not None and (checkpoint.directory / "critic.safetensors").exists():
+            self.critic.model.load_state_dict(load_file(checkpoint.directory / "critic.safetensors"))
+            self.critic.load_state(load_file(checkpoint.directory / "critic_optimizer.safetensors"))
+        self.sync_weights(checkpoint.step)
+
+
+def _dtype(config: Experiment) -> torch.dtype:
+    return torch.bfloat16 if config.policy.dtype == "bfloat16" else torch.float32
+
+
+def build(config: Experiment, policy: Path) -> Components:
+    """Components around the policy at that directory.
+
+    Raises:
+        MachineError: the directory isn't a model.
+        ConfigError: its chat template can't carry a dialogue, or the engine is unknown.
+    """
+    torch.set_num_threads(config.training.threads or torch.get_num_threads())
+    torch.manual_seed(derive_seed(config.seed, "torch"))
+    trusted = config.policy.trust_remote_code
+    tokenizer = load_tokenizer(policy, trust_remote_code=trusted)
+    model = load_model(policy, trust_remote_code=trusted)
+    dtype = _dtype(config)
+    chat = ChatFormat(tokenizer)
+    own = model if dtype is torch.float32 else copy.deepcopy(model).to(dtype)
+    context = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    engine = ENGINES.get(config.rollout.engine).load()(own, slots=config.rollout.max_concurrent, context=context)
+    actor = ActorLearner(
+        model,
+        config.actor.optimizer,
+        micro_batch_tokens=config.training.micro_batch_tokens,
+        dtype=dtype,
+        temperature=config.rollout.temperature,
+    )
+    games = AgentLoop(engine, chat, lambda: make_world(config.world), config.rollout, config.world.name)
+    return Components(config, tokenizer, chat, actor, engine, games)

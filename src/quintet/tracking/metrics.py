@@ -1,0 +1,367 @@
+"""What every number that a run writes means: its unit, its healthy range, how it is computed.
+
+Names are those that verl's users know. A name that is not defined here can't be logged, so the
+table in the documentation is complete by construction. A part in braces stands for one path
+component: `val/{world}/success_rate` defines `val/frozenlake/success_rate`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quintet.errors import nearest
+
+__all__ = ["Metric", "Range", "all_metrics", "define", "describe", "healthy_text", "markdown_table", "reproducible"]
+
+Range = tuple[float | None, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One defined metric.
+
+    >>> describe("actor/entropy").unit
+    'nats'
+    """
+
+    name: str
+    """The full name, with `{placeholder}` for a component that varies."""
+    meaning: str
+    unit: str
+    healthy: Range | str
+    """What a run that learns shows: bounds, None for an open side, or a sentence."""
+    aggregation: str
+    """What is averaged, summed or picked to give the number of one step."""
+    clock: bool = False
+    """Depends on the machine and its load: two identical runs differ in it."""
+
+    def matches(self, name: str) -> bool:
+        """Whether `name` is this metric, its placeholders filled with anything but `/`."""
+        return self.name == name or ("{" in self.name and re.fullmatch(self._pattern(), name) is not None)
+
+    def _pattern(self) -> str:
+        return re.sub(r"\\{\w+\\}", "[^/]+", re.escape(self.name))
+
+
+_DEFINED: dict[str, Metric] = {}
+
+
+def define(
+    name: str, meaning: str, unit: str, healthy: Range | str, aggregation: str, *, clock: bool = False
+) -> Metric:
+    """Add a metric, so that it may be logged.
+
+    Raises:
+        ValueError: the name is defined already.
+    """
+    if name in _DEFINED:
+        raise ValueError(f"metric {name!r} is defined twice")
+    metric = _DEFINED[name] = Metric(name, meaning, unit, healthy, aggregation, clock)
+    return metric
+
+
+def describe(name: str) -> Metric:
+    """The definition behind a metric's name.
+
+    Raises:
+        KeyError: no such metric; the message names the nearest one.
+    """
+    if name in _DEFINED:
+        return _DEFINED[name]
+    for metric in _DEFINED.values():
+        if metric.matches(name):
+            return metric
+    close = nearest(name, _DEFINED)
+    raise KeyError(f"unknown metric {name!r}" + (f", did you mean {close!r}?" if close else ""))
+
+
+def all_metrics() -> Iterator[Metric]:
+    """Every defined metric, by name."""
+    return iter(sorted(_DEFINED.values(), key=lambda metric: metric.name))
+
+
+def reproducible(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of `metrics.jsonl` without what depends on the clock or the machine's load.
+
+    Two runs of the same configuration on one machine agree in the rest to the last bit.
+    """
+    return {
+        key: value
+        for key, value in line.items()
+        if key == "step" or (key != "time_seconds" and not describe(key).clock)
+    }
+
+
+def healthy_text(healthy: Range | str) -> str:
+    """A healthy range in words.
+
+    >>> healthy_text((0.0, 0.1)), healthy_text((None, 1.0)), healthy_text("rises")
+    ('0 to 0.1', 'at most 1', 'rises')
+    """
+    if isinstance(healthy, str):
+        return healthy
+    low, high = healthy
+    if low is None:
+        return "any" if high is None else f"at most {high:g}"
+    if high is None:
+        return f"at least {low:g}"
+    return f"{low:g}" if math.isclose(low, high) else f"{low:g} to {high:g}"
+
+
+def markdown_table() -> str:
+    """Every metric as one Markdown table, for the documentation."""
+    rows = ["| metric | meaning | unit | healthy | how it is computed |", "| --- | --- | --- | --- | --- |"]
+    for metric in all_metrics():
+        cells = (f"`{metric.name}`", metric.meaning, metric.unit, healthy_text(metric.healthy), metric.aggregation)
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def _define_spread(prefix: str, meaning: str, unit: str, healthy: Range | str, over: str) -> None:
+    """Mean, largest and smallest of one quantity."""
+    define(f"{prefix}/mean", f"Mean {meaning}", unit, healthy, f"mean over {over}")
+    define(f"{prefix}/max", f"Largest {meaning}", unit, "near the mean's order of magnitude", f"maximum over {over}")
+    define(f"{prefix}/min", f"Smallest {meaning}", unit, "near the mean's order of magnitude", f"minimum over {over}")
+
+
+def _define_outcomes() -> None:
+    games = "the step's games"
+    _define_spread(
+        "critic/score",
+        "reward of a game as the world gave it, format penalties included",
+        "reward",
+        "rises; a flat line means that nothing is learnt",
+        games,
+    )
+    define(
+        "critic/rewards/mean",
+        "Mean reward of a game as it is trained on, penalties for leaving the reference included",
+        "reward",
+        "rises with critic/score/mean",
+        f"mean over {games}",
+    )
+    define(
+        "trajectory/success_rate",
+        "Share of training games that the world calls solved",
+        "share",
+        (0.0, 1.0),
+        f"mean over {games}, which are sampled, so it lies below the greedy validation rate",
+    )
+    define(
+        "trajectory/failed",
+        "Games whose world raised; they are left out of the update",
+        "games",
+        (0.0, 0.0),
+        f"count over {games}",
+    )
+    define(
+        "trajectory/outcome/{outcome}",
+        "Share of games that ended in this way: success, terminated, truncated, max_turns, context or failed",
+        "share",
+        (0.0, 1.0),
+        f"share of {games}; the outcomes sum to 1",
+    )
+    define(
+        "response/stop_reason/{reason}",
+        "Share of turns that stopped for this reason: stop, length, context or abort",
+        "share",
+        "stop near 1; much length means that max_response_tokens is too small",
+        "share of the step's turns; the reasons sum to 1",
+    )
+    define(
+        "response/valid_format",
+        "Share of turns whose text could be parsed and named a legal action",
+        "share",
+        (0.9, 1.0),
+        "mean over the step's turns",
+    )
+    _define_spread("num_turns", "number of turns in a game", "turns", "falls as the policy learns short ways", games)
+    _define_spread(
+        "response_length",
+        "number of tokens that the policy wrote in a turn",
+        "tokens",
+        "steady; a collapse or a climb to the limit is a warning",
+        "the step's turns",
+    )
+    define(
+        "response_length/clip_ratio",
+        "Share of turns cut off at max_response_tokens",
+        "share",
+        (0.0, 0.1),
+        "mean over the step's turns",
+    )
+    _define_spread(
+        "prompt_length",
+        "number of tokens in the context of a turn",
+        "tokens",
+        "below max_prompt_tokens",
+        "the step's turns",
+    )
+    define(
+        "training/groups_with_signal",
+        "Share of groups whose games differ in reward; the others give no gradient under GRPO",
+        "share",
+        (0.1, 1.0),
+        "mean over the step's groups",
+    )
+
+
+def _define_learning() -> None:
+    tokens = "the tokens that the policy wrote"
+    batches = "mean over the step's mini-batches"
+    _define_spread("critic/advantages", "advantage of a token", "reward or deviations", "mean near 0", tokens)
+    define(
+        "critic/returns/mean",
+        "Mean return that the critic learns",
+        "reward",
+        "near critic/values/mean",
+        f"mean over {tokens}",
+    )
+    define(
+        "critic/values/mean",
+        "Mean estimate of the critic before the update",
+        "reward",
+        "follows critic/returns/mean",
+        f"mean over {tokens}",
+    )
+    define("critic/vf_loss", "Half the squared error of the critic, clipped", "reward²", "falls, then steady", batches)
+    define(
+        "critic/vf_clipfrac", "Share of tokens whose value moved further than value_clip", "share", (0.0, 0.3), batches
+    )
+    define(
+        "critic/vf_explained_var",
+        "Share of the variance of the returns that the critic explains",
+        "share",
+        (0.0, 1.0),
+        f"1 - var(returns - values) / var(returns) over {tokens}",
+    )
+    for part in ("actor", "critic"):
+        define(
+            f"{part}/grad_norm",
+            f"Norm of the {part}'s gradient before clipping",
+            "norm",
+            "steady; spikes beyond 10 times the median are a warning",
+            batches,
+        )
+        define(f"{part}/lr", f"Learning rate of the {part}", "1", "as scheduled", "value after the step")
+    define("actor/pg_loss", "Policy loss, clipped", "advantage", "near 0; its size says little", batches)
+    define(
+        "actor/entropy",
+        "Uncertainty of the policy about the next token",
+        "nats",
+        "falls slowly; a fall to 0 early ends exploration",
+        f"mean over {tokens}",
+    )
+    define(
+        "actor/ppo_kl",
+        "How far the update moved the policy from the one that played",
+        "nats",
+        (-0.01, 0.1),
+        f"mean of old minus new log-prob over {tokens}, {batches}",
+    )
+    define("actor/pg_clipfrac", "Share of tokens whose probability ratio was clipped", "share", (0.0, 0.3), batches)
+    define(
+        "actor/pg_clipfrac_lower",
+        "Share of tokens held by the dual clip (negative advantage, large ratio)",
+        "share",
+        (0.0, 0.01),
+        batches,
+    )
+    define(
+        "actor/skipped_updates",
+        "Optimizer steps left out because their gradient was not finite",
+        "updates",
+        (0.0, 0.0),
+        "count over the step",
+    )
+    define("training/global_step", "Steps done", "steps", "rises by 1", "value after the step")
+    define(
+        "training/rollout_probs_diff_max",
+        "Largest gap between a token's probability in the engine and in the learner",
+        "probability",
+        (0.0, 0.05),
+        f"maximum over {tokens}",
+    )
+    define(
+        "training/rollout_probs_diff_mean",
+        "Mean gap between a token's probability in the engine and in the learner",
+        "probability",
+        (0.0, 0.005),
+        f"mean over {tokens}",
+    )
+
+
+def _define_validation() -> None:
+    games = "mean over the held-out games, played greedily"
+    define("val/{world}/success_rate", "Share of held-out games solved", "share", (0.0, 1.0), games)
+    define("val/{world}/reward", "Reward of a held-out game", "reward", "rises", games)
+    define("val/{world}/turns", "Turns in a held-out game", "turns", "falls towards the shortest solution", games)
+    define(
+        "val/{world}/valid_format",
+        "Share of turns of held-out games that could be parsed and named a legal action",
+        "share",
+        (0.95, 1.0),
+        "mean over the turns of the held-out games, played greedily",
+    )
+
+
+def _define_warm_start() -> None:
+    batch = "mean over the update's target tokens"
+    define("sft/loss", "Cross-entropy of the demonstrations", "nats", "falls", batch)
+    define("sft/token_accuracy", "Share of demonstration tokens that the model ranks first", "share", (0.0, 1.0), batch)
+    define("sft/grad_norm", "Norm of the gradient before clipping", "norm", "falls, then steady", "value of the update")
+    define("sft/lr", "Learning rate of the warm start", "1", "as scheduled", "value of the update")
+
+
+_PHASES = {
+    "step": "the whole step",
+    "gen": "writing the policy's tokens",
+    "world": "the worlds' own work",
+    "values": "the critic's estimates before the update",
+    "adv": "advantages and returns",
+    "update_actor": "learning of the policy",
+    "update_critic": "learning of the critic",
+    "save_checkpoint": "writing the checkpoint",
+    "testing": "validation",
+}
+
+
+def _define_performance() -> None:
+    for phase, what in _PHASES.items():
+        define(f"timing_s/{phase}", f"Time taken by {what}", "s", "steady", "sum over the step", clock=True)
+    define(
+        "perf/throughput",
+        "Tokens trained on in a second, prompts included",
+        "tokens/s",
+        "steady",
+        "perf/total_num_tokens / perf/time_per_step",
+        clock=True,
+    )
+    define("perf/total_num_tokens", "Tokens of the step, prompts included", "tokens", "steady", "sum over the step")
+    define(
+        "perf/time_per_step",
+        "Wall time of the step without validation and checkpoint",
+        "s",
+        "steady",
+        "value of the step",
+        clock=True,
+    )
+    define(
+        "perf/max_memory_rss_gb",
+        "Largest resident memory so far",
+        "GB",
+        "flat after the first steps",
+        "maximum since the start of the process",
+        clock=True,
+    )
+
+
+_define_outcomes()
+_define_learning()
+_define_validation()
+_define_warm_start()
+_define_performance()

@@ -1,0 +1,184 @@
+"""Learners: a model, its optimizer, and updates on packed batches, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from quintet.algorithms.aggregation import token_weights
+from quintet.algorithms.objective import CriticObjective, PolicyLearning, PolicyTargets, ValueTargets
+from quintet.config.native import OptimizerConfig
+from quintet.policies.causal_lm import Packed, ValueModel, token_statistics
+from quintet.records import Batch
+from quintet.training.optimizer import make_optimizer
+from quintet.training.packing import MicroBatch, micro_batches
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["ActorLearner", "CriticLearner", "Learner"]
+
+
+class Learner(Protocol):
+    """What the loop knows of a learner, wherever its ranks run."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Full tensors under Hugging Face names."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """The optimizer's tensors."""
+        ...
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Put back what `state` gave."""
+        ...
+
+
+class _Plain:
+    """Gradients added up over micro-batches, clipped, one AdamW step. A step whose gradient isn't
+    finite is skipped and counted."""
+
+    def __init__(
+        self, model: nn.Module, config: OptimizerConfig, *, micro_batch_tokens: int, dtype: torch.dtype
+    ) -> None:
+        self.model = model
+        self._config = config
+        self._micro_batch_tokens = micro_batch_tokens
+        self._dtype = dtype
+        self.optimizer = make_optimizer(config, model.parameters())
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Learner.weights`."""
+        for name, parameter in self.model.named_parameters():
+            yield name, parameter.detach()
+
+    def state(self) -> dict[str, Tensor]:
+        """See `Learner.state`; keys are `<parameter>.<field>`."""
+        return {
+            f"{name}.{field}": value
+            for name, parameter in self.model.named_parameters()
+            for field, value in self.optimizer.state[parameter].items()
+        }
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """See `Learner.load_state`."""
+        for name, parameter in self.model.named_parameters():
+            fields = {key.removeprefix(f"{name}."): value for key, value in state.items() if key.rpartition(".")[0] == name}
+            if fields:
+                self.optimizer.state[parameter] = {key: value.clone() for key, value in fields.items()}
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self._dtype is torch.float32:
+            return nullcontext()
+        return torch.autocast("cpu", dtype=self._dtype)
+
+    def _step(
+        self, batch: Batch, rate: float, loss_of: Callable[[MicroBatch], tuple[Tensor, dict[str, Tensor]]]
+    ) -> dict[str, float]:
+        """One optimizer step on the whole batch; metrics are sums over micro-batches."""
+        sums: dict[str, float] = {}
+        for micro in micro_batches(batch, self._micro_batch_tokens):
+            loss, metrics = loss_of(micro)
+            loss.backward()
+            for name, value in metrics.items():
+                sums[name] = sums.get(name, 0.0) + float(value.detach())
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
+        finite = bool(torch.isfinite(norm))
+        if finite:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return {**sums, "grad_norm": float(norm), "skipped": float(not finite), "lr": rate}
+
+
+class ActorLearner(_Plain):
+    """Trains the policy."""
+
+    model: PreTrainedModel
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: OptimizerConfig,
+        *,
+        micro_batch_tokens: int,
+        dtype: torch.dtype = torch.float32,
+        temperature: float = 1.0,
+    ) -> None:
+        """`temperature` divides the logits, as while sampling."""
+        super().__init__(model, config, micro_batch_tokens=micro_batch_tokens, dtype=dtype)
+        self._temperature = temperature
+
+    def _statistics(self, packed: Packed) -> tuple[Tensor, Tensor]:
+        with self._precision():
+            return token_statistics(self.model, packed, self._temperature)
+
+    @torch.no_grad()
+    def logprobs(self, batch: Batch) -> Tensor:
+        """Log-probability of each own token, nats, float32 [N]; 0 outside the loss mask."""
+        out = torch.zeros(len(batch.tokens))
+        for micro in micro_batches(batch, self._micro_batch_tokens):
+            out[micro.index], _ = self._statistics(micro.packed)
+        return out
+
+    def update(self, batch: Batch, objective: PolicyLearning, aggregation: str, rate: float) -> dict[str, float]:
+        """One optimizer step on a mini-batch.
+
+        Besides the objective's own metrics gives `grad_norm`, `lr`, `skipped` and the gap between the
+        engine's and the learner's probabilities (`probs_diff_max`, `probs_diff_mean`), which is
+        rounding alone as long as no step was made since the tokens were sampled.
+        """
+        weights = token_weights(aggregation, batch.loss_mask, batch.token_trajectory)
+        advantages = torch.zeros_like(batch.logprobs) if batch.advantages is None else batch.advantages
+        gaps: list[Tensor] = []
+
+        def loss_of(micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
+            logprobs, entropy = self._statistics(micro.packed)
+            i = micro.index
+            gaps.append((logprobs.detach().exp() - batch.logprobs[i].exp()).abs())
+            return objective(logprobs, entropy, PolicyTargets(weights[i], batch.logprobs[i], advantages[i]))
+
+        metrics = self._step(batch, rate, loss_of)
+        gap = torch.cat(gaps)
+        return {**metrics, "probs_diff_max": float(gap.max()), "probs_diff_mean": float(gap.mean())}
+
+
+class CriticLearner(_Plain):
+    """Trains the critic."""
+
+    model: ValueModel
+
+    def values(self, batch: Batch) -> Tensor:
+        """The estimate before each own token, float32 [N]; 0 elsewhere."""
+        out = torch.zeros(len(batch.tokens))
+        with torch.no_grad(), self._precision():
+            for micro in micro_batches(batch, self._micro_batch_tokens):
+                out[micro.index] = self.model(micro.packed).float()
+        return out
+
+    def update(self, batch: Batch, objective: CriticObjective, aggregation: str, rate: float) -> dict[str, float]:
+        """One optimizer step on a mini-batch that has `values` and `returns`."""
+        if batch.values is None or batch.returns is None:
+            raise ValueError("the critic learns from a batch with values and returns")
+        weights = token_weights(aggregation, batch.loss_mask, batch.token_trajectory)
+        old, returns = batch.values, batch.returns
+
+        def loss_of(micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
+            i = micro.index
+            with self._precision():
+                values = self.model(micro.packed).float()
+            return objective(values, ValueTargets(weights[i], old[i], returns[i]))
+
+        return self._step(batch, rate, loss_of)
+
+
+def with_values(batch: Batch, critic: CriticLearner) -> Batch:
+    """The batch with the critic's estimates."""
+    return replace(batch, values=critic.values(batch))
