@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from quintet.data.demonstrations import Demonstration, demonstrate
 from quintet.envs.catalogue import make_world
 from quintet.envs.seeds import Split, split_seed
 from quintet.errors import InterruptedRun
+from quintet.pipelines.closing import closing_rows, config_summary, rich_table
 from quintet.pipelines.run import Run, Timings, open_run
 from quintet.pipelines.warm_start import corpus, demonstration_batch, learn_demonstrations, reply_format
 from quintet.policies.tiny import make_policy
@@ -25,7 +25,7 @@ from quintet.rollout.agent_loop import Game, Sampling, derive_seed
 from quintet.rollout.assemble import assemble
 from quintet.runtime.local import Components, build
 from quintet.runtime.stop import StopRequest, stop_on_signals
-from quintet.tracking.loggers import JsonlLogger, LoggerContext, read_metrics
+from quintet.tracking.loggers import JsonlLogger, LoggerContext
 from quintet.tracking.report import write_report
 from quintet.tracking.summaries import summarize_batch, summarize_games, summarize_validation
 from quintet.tracking.trajectories import write_trajectories
@@ -247,16 +247,13 @@ def _warm_start(run: Run, components: Components, demonstrations: list[Demonstra
 
 def _finish(run: Run, console: Console) -> None:
     """Closing table, report, state."""
-    table = closing_table(run)
-    run.directory.write_state("finished", steps=run.config.training.steps)
-    write_report(
-        run.directory.path,
-        run.config.name,
-        config_summary(run.config),
-        table,
-        run.config.tracking.report_games,
+    rows = closing_rows(run)
+    report = write_report(
+        run.directory.path, run.config.name, config_summary(run.config), rows, run.config.tracking.report_games
     )
-    show_table(run, table, console)
+    run.directory.write_state("finished", steps=run.config.training.steps)
+    console.print(rich_table(run, rows))
+    run.progress.note(f"report: {report}")
 
 
 def _pace(timings: Timings, batch: Batch) -> dict[str, float]:

@@ -100,7 +100,7 @@ def open_run(composed: Composed, console: Console) -> Iterator[Run]:
         ConfigError: the configuration isn't the one that the checkpoint was made with.
     """
     config = composed.experiment
-    directory = RunDirectory(Path(config.output_dir) / config.name)
+    directory = RunDirectory.of(config)
     directory.create()
     with directory.lock():
         progress = open_progress(console)

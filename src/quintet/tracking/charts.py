@@ -83,8 +83,8 @@ class Chart:
         shown = [series for series in self.series if series.finite()]
         if not shown:
             return ""
-        x = _bounds([point[0] for series in shown for point in series.finite()], pad=0.0)
-        y = self.bounds or _bounds([point[1] for series in shown for point in series.finite()], pad=0.08)
+        x = _bounds([point[0] for series in shown for point in series.finite()])
+        y = self.bounds or _airy(_bounds([point[1] for series in shown for point in series.finite()]))
         return (
             f'<figure class="chart{" wide" if self.wide else ""}" data-chart="{escape(self._data(shown, x, y))}">'
             f"<figcaption><h3>{escape(self.title)}</h3>{self._legend(shown)}</figcaption>"
@@ -123,15 +123,18 @@ def _axis_x(bounds: Point) -> str:
     return f'<div class="x" aria-hidden="true">{"".join(marks)}</div>'
 
 
-def _bounds(values: Sequence[float], pad: float) -> Point:
+def _bounds(values: Sequence[float]) -> Point:
+    """The least and the greatest, a little apart where they are the same."""
     low, high = min(values), max(values)
-    if low == high:
-        room = abs(low) * 0.1 or 1.0
-        return low - room, high + room
-    # A curve that never goes below 0 and comes near it is read from 0.
-    if 0.0 <= low < 0.3 * high:
-        return low * (1.0 if pad == 0.0 else 0.0), high + pad * (high - low)
-    return low - pad * (high - low), high + pad * (high - low)
+    room = 0.0 if low < high else abs(low) * 0.1 or 1.0
+    return low - room, high + room
+
+
+def _airy(bounds: Point) -> Point:
+    """Bounds with some air; what comes near 0 without crossing it is read from 0."""
+    low, high = bounds
+    air = 0.08 * (high - low)
+    return (0.0 if 0.0 <= low < 0.3 * high else low - air), high + air
 
 
 def _share(value: float, bounds: Point) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from quintet.config.native import Experiment
 from quintet.errors import MachineError
 
 __all__ = ["RunDirectory", "machine_errors", "write_atomic"]
@@ -86,6 +87,11 @@ class RunDirectory:
     """The paths of one run, `runs/<name>/`."""
 
     path: Path
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> RunDirectory:
+        """The directory of an experiment: `output_dir/name`."""
+        return cls(Path(experiment.output_dir) / experiment.name)
 
     @property
     def config(self) -> Path:

@@ -1,0 +1,34 @@
+"""`quintet list`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quintet.registry import Entry
+
+__all__ = ["run"]
+
+
+def run() -> None:
+    """Print every registry."""
+    from quintet.algorithms.advantages import ADVANTAGES
+    from quintet.envs import catalogue  # noqa: F401 - registers the worlds
+    from quintet.envs.world import WORLDS
+    from quintet.policies.tiny import PRESETS
+    from quintet.rollout.engine import ENGINES
+    from quintet.tracking.loggers import LOGGERS
+
+    _show("worlds", WORLDS)
+    _show("advantages", ADVANTAGES)
+    _show("engines", ENGINES)
+    _show("loggers", LOGGERS)
+    print("presets")
+    for name, shape in PRESETS.items():
+        print(f"  {name:<14} {shape.layers} layers, hidden {shape.hidden}, context {shape.context}")
+
+
+def _show(title: str, entries: Iterable[Entry[object]]) -> None:
+    print(title)
+    for entry in entries:
+        missing = f" (needs {', '.join(entry.missing())})" if entry.missing() else ""
+        print(f"  {entry.name:<14} {entry.help}{missing}")

@@ -1,0 +1,97 @@
+"""The `quintet` command: finds the command's file, calls it, and turns faults into one message."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from quintet import __version__
+from quintet.errors import UserError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="quintet",
+    help="Post-train language models by reinforcement learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Config = Annotated[str | None, typer.Argument(metavar="[CONFIG]", help="YAML file; without one, the defaults.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values set on the way.")]
+
+
+def _split(config: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
+    """The first word is a file unless it is a `key=value`."""
+    rest = list(overrides or [])
+    if config is not None and "=" in config:
+        return None, [config, *rest]
+    return config, rest
+
+
+@app.command()
+def train(config: Config = None, overrides: Overrides = None) -> None:
+    """Warm-start a policy, train it by reinforcement learning, report."""
+    from quintet.cli.train import run
+
+    raise typer.Exit(run(*_split(config, overrides)))
+
+
+@app.command()
+def plan(config: Config = None, overrides: Overrides = None) -> None:
+    """Show what a run would do, in numbers, and check its configuration."""
+    from quintet.cli.plan import run
+
+    run(*_split(config, overrides))
+
+
+@app.command()
+def explain(key: Annotated[str, typer.Argument(help="A dotted key, such as rollout.window_size.")]) -> None:
+    """Say what a key means."""
+    from quintet.cli.explain import run
+
+    run(key)
+
+
+@app.command(name="list")
+def list_entries() -> None:
+    """Show what can be chosen: worlds, engines, advantages, loggers, presets."""
+    from quintet.cli.list import run
+
+    run()
+
+
+def _version(shown: bool) -> None:  # noqa: FBT001 - typer hands it over by position
+    if shown:
+        print(f"quintet {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Post-train language models by reinforcement learning."""
+
+
+def main() -> NoReturn:
+    """Run the command line; the user's faults end in one message and exit status 2."""
+    try:
+        app(standalone_mode=True)
+    except UserError as error:
+        print(f"quintet: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
+    except KeyboardInterrupt:
+        print("quintet: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(141)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""`quintet train`."""
+
+from __future__ import annotations
+
+import os
+
+from quintet.config import load_experiment
+
+__all__ = ["run"]
+
+
+def run(config: str | None, overrides: list[str]) -> int:
+    """Check everything, then load what is heavy and train."""
+    composed = load_experiment(config, overrides)
+    from quintet.tracking.run_directory import RunDirectory
+
+    RunDirectory.of(composed.experiment).create()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from rich.console import Console
+
+    from quintet.pipelines.rl import train
+
+    return train(composed, Console())

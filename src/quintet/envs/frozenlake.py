@@ -1,0 +1,163 @@
+"""FrozenLake: random maps of our own, gymnasium's dynamics."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import cached_property, lru_cache
+
+import numpy as np
+from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+
+from quintet.config.native import FrozenLakeConfig
+from quintet.envs import grid
+from quintet.envs.seeds import layout_split, split_of
+from quintet.records import Observation, Step
+
+__all__ = ["FrozenLake"]
+
+MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}
+"""In gymnasium's order: the position is its action number."""
+
+ICE, WATER = (236, 246, 252), (37, 99, 168)
+
+
+@lru_cache(maxsize=1)
+def _tiles() -> dict[str, np.ndarray]:
+    ice, hole = grid.plain(ICE), grid.disc(grid.plain(ICE), WATER, 0.42)
+    goal = grid.square(grid.plain((220, 252, 231)), (22, 163, 74), 0.4)
+    return {
+        "_": ice,
+        "O": hole,
+        "G": goal,
+        "P": grid.agent(ice),
+        "X": grid.agent(hole, sunk=True),
+        "√": grid.agent(goal),
+    }
+
+
+class FrozenLake:
+    """Start, goal and holes are random by seed; the goal can always be reached."""
+
+    actions = tuple(MOVES)
+
+    def __init__(self, config: FrozenLakeConfig) -> None:
+        self._config = config
+
+    def instruction(self) -> str:
+        """See `World.instruction`."""
+        slip = " The ice is slippery." if self._config.slippery else ""
+        return (
+            "Reach the goal G over the frozen lake. P is you, _ is ice, O is a hole, X is you in a hole,"
+            f" √ is you on the goal.{slip} Answer with Left, Down, Right or Up."
+        )
+
+    def reset(self, seed: int) -> Observation:
+        """See `World.reset`."""
+        config = self._config
+        rows = _draw_map(config, seed)
+        self._env = FrozenLakeEnv(desc=rows, is_slippery=config.slippery, success_rate=config.success_rate)
+        state, _ = self._env.reset(seed=seed)
+        self._rows = [row.replace("S", "F") for row in rows]
+        self._place = divmod(int(state), config.size)
+        self._steps = 0
+        self.__dict__.pop("_plan", None)
+        return Observation(self._text())
+
+    def step(self, action: str) -> Step:
+        """See `World.step`; 1 for reaching the goal, gymnasium's own reward."""
+        state, reward, terminated, _, _ = self._env.step(self.actions.index(action))
+        self._place = divmod(int(state), self._config.size)
+        self._steps += 1
+        truncated = not terminated and self._steps >= self._config.max_steps
+        won = self._cell(*self._place) == "G"
+        return Step(Observation(self._text()), float(reward), bool(terminated), truncated, {"success": won})
+
+    def render(self) -> np.ndarray:
+        """See `World.render`; shows the agent in the hole, which gymnasium's own frame doesn't."""
+        return grid.paint(self._symbols(), _tiles())
+
+    def close(self) -> None:
+        """See `World.close`."""
+
+    def expert_action(self) -> str:
+        """A best move from here: on the shortest way, or by value iteration on slippery ice."""
+        return self._plan[self._place[0] * self._config.size + self._place[1]]
+
+    def expert_thought(self) -> str:
+        """Where the goal lies, and which neighbours are holes."""
+        goal = next((r, row.index("G")) for r, row in enumerate(self._rows) if "G" in row)
+        down, right = goal[0] - self._place[0], goal[1] - self._place[1]
+        words = ["goal"]
+        if down:
+            words += [str(abs(down)), "Down" if down > 0 else "Up"]
+        if right:
+            words += [str(abs(right)), "Right" if right > 0 else "Left"]
+        holes = [name for name, (dy, dx) in MOVES.items() if self._cell(self._place[0] + dy, self._place[1] + dx) == "H"]
+        return " ".join([*words, *(["hole"] if holes else []), *holes])
+
+    def _cell(self, row: int, column: int) -> str | None:
+        inside = 0 <= row < self._config.size and 0 <= column < self._config.size
+        return self._rows[row][column] if inside else None
+
+    def _symbols(self) -> list[list[str]]:
+        symbols = [["_" if cell == "F" else "O" if cell == "H" else cell for cell in row] for row in self._rows]
+        row, column = self._place
+        symbols[row][column] = {"_": "P", "O": "X", "G": "√"}[symbols[row][column]]
+        return symbols
+
+    def _text(self) -> str:
+        return grid.grid_text(self._symbols())
+
+    @cached_property
+    def _plan(self) -> list[str]:
+        """The best action word in each cell."""
+        values = _state_values(self._env, 0.99)
+        best = [max(range(4), key=lambda a: (_worth(self._env.P[s][a], values, 0.99), -a)) for s in range(len(values))]
+        return [self.actions[action] for action in best]
+
+
+def _worth(branches: list[tuple[float, int, float, bool]], values: np.ndarray, gamma: float) -> float:
+    """Expected reward and discounted value of gymnasium's `(probability, state, reward, done)` branches."""
+    return float(sum(p * (reward + gamma * values[state] * (not done)) for p, state, reward, done in branches))
+
+
+def _state_values(env: FrozenLakeEnv, gamma: float) -> np.ndarray:
+    """Value iteration on gymnasium's transition table; on ice that doesn't slip it orders the cells
+    by their distance to the goal, as a breadth-first search does."""
+    values = np.zeros(env.observation_space.n)
+    for _ in range(1000):
+        new = np.array([max(_worth(env.P[s][a], values, gamma) for a in range(4)) for s in range(len(values))])
+        if np.abs(new - values).max() < 1e-9:
+            return new
+        values = new
+    return values
+
+
+def _draw_map(config: FrozenLakeConfig, seed: int) -> list[str]:
+    """Rows over S, F, H and G, of the split that the seed belongs to."""
+    rng = np.random.default_rng(seed)
+    size, wanted = config.size, split_of(seed)
+    while True:
+        cells = np.where(rng.random(size * size) < config.floor_density, "F", "H")
+        start, goal = rng.choice(size * size, 2, replace=False)
+        cells[start], cells[goal] = "S", "G"
+        rows = ["".join(row) for row in cells.reshape(size, size)]
+        if layout_split("\n".join(rows)) is wanted and _reachable(rows):
+            return rows
+
+
+def _reachable(rows: list[str]) -> bool:
+    """Breadth-first search from S to G around the holes."""
+    start = next((r, row.index("S")) for r, row in enumerate(rows) if "S" in row)
+    queue, seen = deque([start]), {start}
+    while queue:
+        row, column = queue.popleft()
+        if rows[row][column] == "G":
+            return True
+        for dy, dx in MOVES.values():
+            place = row + dy, column + dx
+            inside = 0 <= place[0] < len(rows) and 0 <= place[1] < len(rows)
+            if inside and place not in seen and rows[place[0]][place[1]] != "H":
+                seen.add(place)
+                queue.append(place)
+    return False

@@ -1,0 +1,60 @@
+"""Grids of symbols as text and as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+__all__ = ["TILE", "Tile", "grid_text", "paint"]
+
+TILE: Final = 32
+"""Pixels a side."""
+
+Tile = Callable[[], np.ndarray]
+
+
+def grid_text(rows: Sequence[Sequence[str]]) -> str:
+    """Each symbol behind a space, so that a tokenizer keeps it apart: ` P _ O`."""
+    return "\n".join("".join(f" {symbol}" for symbol in row) for row in rows)
+
+
+def paint(rows: Sequence[Sequence[str]], tiles: Mapping[str, np.ndarray]) -> np.ndarray:
+    """RGB `uint8[height * TILE, width * TILE, 3]` from one picture for each symbol."""
+    return np.concatenate([np.concatenate([tiles[symbol] for symbol in row], axis=1) for row in rows], axis=0)
+
+
+def _distance(row: float, column: float) -> np.ndarray:
+    y, x = np.mgrid[0:TILE, 0:TILE] + 0.5
+    return np.hypot(y - row * TILE, x - column * TILE)
+
+
+def plain(color: tuple[int, int, int], border: tuple[int, int, int] = (203, 213, 225)) -> np.ndarray:
+    """A tile of one color with a thin border."""
+    tile = np.empty((TILE, TILE, 3), np.uint8)
+    tile[:] = border
+    tile[1:-1, 1:-1] = color
+    return tile
+
+
+def disc(tile: np.ndarray, color: tuple[int, int, int], radius: float, row: float = 0.5) -> np.ndarray:
+    """The tile with a disc; `radius` and `row` as shares of the tile."""
+    out = tile.copy()
+    out[_distance(row, 0.5) < radius * TILE] = color
+    return out
+
+
+def square(tile: np.ndarray, color: tuple[int, int, int], share: float) -> np.ndarray:
+    """The tile with a centered square whose side is that share of it."""
+    out = tile.copy()
+    margin = round(TILE * (1 - share) / 2)
+    out[margin : TILE - margin, margin : TILE - margin] = color
+    return out
+
+
+def agent(tile: np.ndarray, *, sunk: bool = False) -> np.ndarray:
+    """The tile with the agent on it, or sunk into it up to the head."""
+    if sunk:
+        return disc(tile, (234, 88, 12), 0.16, row=0.6)
+    return disc(disc(tile, (234, 88, 12), 0.30, row=0.6), (254, 215, 170), 0.14, row=0.28)

@@ -1,0 +1,71 @@
+"""Fixtures that several test rooms share: a very small policy and batches made by hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+
+from quintet.records import Batch
+
+TEXTS = [
+    "system\nWalk to the goal G. P is you, _ is ice, O is a hole.",
+    "user\n P _ O _\n _ _ G _\n √ X # S\nassistant\n",
+    "<think> goal 1 Down </think><answer> Down </answer>",
+    "<think> goal 2 Right 1 Up </think><answer> Right </answer>",
+    "<answer> Left || Up </answer>",
+]
+
+
+@pytest.fixture(scope="session")
+def policy_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer policy of random weights with its tokenizer, as a Hugging Face directory."""
+    from quintet.policies import tiny
+
+    directory = tmp_path_factory.mktemp("policy")
+    shape = tiny.Preset(hidden=32, layers=2, heads=4, kv_heads=2, mlp=64, vocabulary=420, context=512)
+    tokenizer = tiny.make_tokenizer(shape.vocabulary, TEXTS)
+    model = tiny.make_model(shape, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed=7)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def make_batch() -> Callable[..., Batch]:
+    """A batch from lists: one mask, turn-end and reward list a sequence."""
+
+    def make(
+        masks: list[list[int]],
+        rewards: list[list[float]],
+        *,
+        ends: list[list[int]] | None = None,
+        values: list[list[float]] | None = None,
+        trajectory: list[int] | None = None,
+        group: list[int] | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> Batch:
+        lengths = torch.tensor([len(mask) for mask in masks])
+        owners = trajectory or list(range(len(masks)))
+        size = int(lengths.sum())
+        flat = lambda rows: torch.tensor([x for row in rows for x in row], dtype=dtype)  # noqa: E731
+        return Batch(
+            tokens=torch.arange(size) % 50,
+            positions=torch.cat([torch.arange(n) for n in lengths.tolist()]),
+            lengths=lengths,
+            loss_mask=flat(masks).bool(),
+            turn=torch.zeros(size, dtype=torch.long),
+            turn_end=flat(ends if ends is not None else [[0] * len(mask) for mask in masks]).bool(),
+            trajectory=torch.tensor(owners),
+            group=torch.tensor(group or [0] * (max(owners) + 1)),
+            logprobs=torch.zeros(size),
+            rewards=flat(rewards),
+            values=None if values is None else flat(values),
+        )
+
+    return make

@@ -1,0 +1,90 @@
+"""If these fail, clipping, value loss or aggregation push the weights the wrong way."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quintet.algorithms.aggregation import token_weights
+from quintet.algorithms.losses import ppo_clip, value_clip
+from quintet.algorithms.tokens import masked_mean, whiten
+
+
+def one(ratio: float, advantage: float, dual: float | None = 3.0) -> float:
+    new = torch.tensor([math.log(ratio)])
+    return float(ppo_clip(new, torch.zeros(1), torch.tensor([advantage]), 0.2, 0.28, dual).loss)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss"),
+    [
+        (1.0, 2.0, -2.0),
+        (1.5, 1.0, -1.28),  # a good token that grew enough is held at 1 + high
+        (0.5, 1.0, -0.5),  # a good token that shrank is not
+        (0.5, -1.0, 0.8),  # a bad token that shrank enough is held at 1 - low
+        (1.5, -1.0, 1.5),
+        (9.0, -1.0, 3.0),  # dual clip
+    ],
+)
+def test_ppo_clip_by_hand(ratio: float, advantage: float, loss: float) -> None:
+    assert one(ratio, advantage) == pytest.approx(loss, rel=1e-5)
+
+
+def test_without_dual_clip_a_bad_token_has_no_ceiling() -> None:
+    assert one(9.0, -1.0, dual=None) == pytest.approx(9.0, rel=1e-5)
+
+
+def test_ppo_clip_counts_what_it_clipped() -> None:
+    ratios = torch.tensor([1.5, 1.0, 9.0]).log()
+    parts = ppo_clip(ratios, torch.zeros(3), torch.tensor([1.0, 1.0, -1.0]), 0.2, 0.28, 3.0)
+    assert parts.clipped.tolist() == [True, False, False]
+    assert parts.clipped_lower.tolist() == [False, False, True]
+    torch.testing.assert_close(parts.kl, -ratios)
+
+
+def test_extreme_log_ratios_stay_finite() -> None:
+    parts = ppo_clip(torch.tensor([500.0, -500.0]), torch.zeros(2), torch.tensor([-1.0, 1.0]), 0.2, 0.2, None)
+    assert bool(torch.isfinite(parts.loss).all())
+
+
+def test_value_loss_takes_the_worse_of_free_and_clipped() -> None:
+    parts = value_clip(torch.tensor([2.0, 0.1]), torch.zeros(2), torch.tensor([2.0, 0.0]), 0.5)
+    torch.testing.assert_close(parts.loss, torch.tensor([0.5 * 1.5**2, 0.5 * 0.1**2]))
+    assert parts.clipped.tolist() == [True, False]
+    free = value_clip(torch.tensor([2.0]), torch.zeros(1), torch.tensor([2.0]), None)
+    assert float(free.loss) == 0.0
+
+
+MASK = torch.tensor([0, 1, 1, 1, 0, 1, 0, 0], dtype=torch.bool)
+OWNER = torch.tensor([3, 3, 3, 3, 5, 5, 6, 6])
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token-mean", [0, 1 / 4, 1 / 4, 1 / 4, 0, 1 / 4, 0, 0]),
+        ("seq-mean-token-sum", [0, 1 / 2, 1 / 2, 1 / 2, 0, 1 / 2, 0, 0]),
+        ("seq-mean-token-mean", [0, 1 / 6, 1 / 6, 1 / 6, 0, 1 / 2, 0, 0]),
+    ],
+)
+def test_aggregation_by_hand(mode: str, expected: list[float]) -> None:
+    torch.testing.assert_close(token_weights(mode, MASK, OWNER), torch.tensor(expected))
+
+
+def test_an_unknown_aggregation_is_refused() -> None:
+    with pytest.raises(ValueError, match="token-max"):
+        token_weights("token-max", MASK, OWNER)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.booleans()), min_size=1, max_size=20))
+def test_whitening_ignores_what_is_masked(cells: list[tuple[float, bool]]) -> None:
+    values = torch.tensor([v for v, _ in cells], dtype=torch.float64)
+    mask = torch.tensor([m for _, m in cells])
+    noisy = torch.where(mask, values, torch.full_like(values, 7e5))
+    torch.testing.assert_close(whiten(values, mask), whiten(noisy, mask))
+    assert float(masked_mean(values, mask & False)) == 0.0
