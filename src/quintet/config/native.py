@@ -87,6 +87,7 @@ class SokobanConfig(Section):
     height: Annotated[int, Field(ge=4, le=16)] = 6
     """Cells, walls included."""
     boxes: Annotated[int, Field(ge=1, le=6)] = 1
+    """Boxes, and as many targets."""
     max_steps: PositiveInt = 100
     """Actions until the world itself ends the game."""
     pull_steps: PositiveInt = 30
@@ -120,7 +121,9 @@ class RolloutConfig(Section):
     max_response_tokens: PositiveInt = 24
     """Tokens of one reply."""
     temperature: Annotated[float, Field(gt=0.0, le=10.0)] = 1.0
+    """Divides the logits while sampling and while learning."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Sample from the likeliest tokens that together reach this probability."""
     top_k: Annotated[int, Field(ge=0)] = 0
     """0 keeps the whole vocabulary."""
     max_concurrent: PositiveInt = 256
@@ -131,14 +134,19 @@ class OptimizerConfig(Section):
     """AdamW, linear warm-up, then constant, linear or cosine decay."""
 
     learning_rate: PositiveFloat = 1e-4
+    """Peak learning rate."""
     warmup_steps: Annotated[int, Field(ge=0)] = 5
     """Optimizer steps from 0 to `learning_rate`."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """Decay after the warm-up."""
     min_learning_rate_ratio: Share = 0.1
     """Share of `learning_rate` left at the end."""
     betas: tuple[Share, Share] = (0.9, 0.95)
+    """AdamW's decay rates of the two moments."""
     epsilon: PositiveFloat = 1e-8
+    """AdamW's term for stability."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    """AdamW's decoupled weight decay."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are scaled down to this global norm."""
 
@@ -147,6 +155,7 @@ class ActorConfig(Section):
     """How the policy learns."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
+    """Steps and schedule."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
 
@@ -155,6 +164,7 @@ class CriticConfig(Section):
     """The value model of `gae` and `bi_level_gae`; it starts from the policy's own weights."""
 
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4)
+    """Steps and schedule."""
     value_clip: PositiveFloat | None = 0.5
     """New values stay within this distance of the old ones in the loss; null doesn't clip."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
@@ -188,10 +198,13 @@ class BiLevelGaeConfig(Section):
     gamma: Share = 1.0
     """Discount a token, inside a turn."""
     lam: Share = 0.95
+    """Weight of longer returns (λ)."""
     turn_gamma: Share = 0.95
     """Discount a turn."""
     turn_lam: Share = 0.95
+    """Weight of longer returns over turns (λ)."""
     whiten: bool = True
+    """Advantages to mean 0 and deviation 1 over the batch."""
 
 
 AdvantageConfig = Annotated[GrpoConfig | GaeConfig | BiLevelGaeConfig, Field(discriminator="name")]
@@ -201,6 +214,7 @@ class AlgorithmConfig(Section):
     """What is optimised."""
 
     advantage: AdvantageConfig = GrpoConfig()
+    """How good each token was."""
     clip_low: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     """The probability ratio is clipped below 1 - clip_low …"""
     clip_high: PositiveFloat = 0.28
@@ -220,6 +234,7 @@ class TrainingConfig(Section):
     """The loop and its arithmetic: a step plays groups_per_step × samples_per_group games."""
 
     steps: Annotated[int, Field(ge=0)] = 100
+    """Rounds of playing and learning."""
     groups_per_step: PositiveInt = 32
     """Start states a step."""
     samples_per_group: PositiveInt = 8
@@ -242,13 +257,16 @@ class WarmStartConfig(Section):
     updates: Annotated[int, Field(ge=0)] = 250
     """Optimizer steps."""
     turns_per_update: PositiveInt = 128
+    """Demonstrated turns in one optimizer step."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-3, warmup_steps=20)
+    """Steps and schedule."""
 
 
 class ValidationConfig(Section):
     """Greedy games on maps that are in neither training nor demonstrations."""
 
     games: PositiveInt = 256
+    """Held-out start states, one game each."""
     every_steps: Annotated[int, Field(ge=0)] = 20
     """0 validates only before and after."""
 
@@ -257,6 +275,7 @@ class TrackingConfig(Section):
     """What a run writes for people."""
 
     loggers: tuple[str, ...] = ("console", "jsonl", "tensorboard")
+    """Where metrics go: names from `quintet list`."""
     trajectories_every_steps: Annotated[int, Field(ge=0)] = 10
     """Store the games of every n-th step; 0 stores only validation games."""
     report_games: Annotated[int, Field(ge=0, le=200)] = 12
@@ -280,20 +299,31 @@ class Experiment(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Every random draw follows from it."""
     output_dir: str = "runs"
+    """Where runs lie."""
     resume: str = "auto"
     """`auto` goes on from the last good checkpoint, `never` starts anew, a path starts from there."""
     policy: PolicyConfig = PolicyConfig()
+    """The model that acts."""
     world: WorldConfig = FrozenLakeConfig()
+    """What is played."""
     rollout: RolloutConfig = RolloutConfig()
+    """How it is played."""
     warm_start: WarmStartConfig | None = WarmStartConfig()
     """null starts reinforcement learning from the policy as it is."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    """What is optimised."""
     actor: ActorConfig = ActorConfig()
+    """How the policy learns."""
     critic: CriticConfig = CriticConfig()
+    """How the critic learns."""
     training: TrainingConfig = TrainingConfig()
+    """The loop."""
     validation: ValidationConfig = ValidationConfig()
+    """Held-out games."""
     tracking: TrackingConfig = TrackingConfig()
+    """What is written down."""
     checkpoint: CheckpointConfig = CheckpointConfig()
+    """What can be resumed."""
 
     @property
     def needs_critic(self) -> bool:

@@ -11,6 +11,7 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from quintet.config.native import FrozenLakeConfig
 from quintet.envs import grid
 from quintet.envs.seeds import layout_split, split_of
+from quintet.errors import ConfigError
 from quintet.records import Observation, Step
 
 __all__ = ["FrozenLake"]
@@ -18,6 +19,8 @@ __all__ = ["FrozenLake"]
 MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}
 """In gymnasium's order: the position is its action number."""
 
+DRAWS = 20_000
+"""Maps tried for one seed before the options are held to be impossible."""
 ICE, WATER = (236, 246, 252), (37, 99, 168)
 
 
@@ -137,13 +140,19 @@ def _draw_map(config: FrozenLakeConfig, seed: int) -> list[str]:
     """Rows over S, F, H and G, of the split that the seed belongs to."""
     rng = np.random.default_rng(seed)
     size, wanted = config.size, split_of(seed)
-    while True:
+    for _ in range(DRAWS):
         cells = np.where(rng.random(size * size) < config.floor_density, "F", "H")
         start, goal = rng.choice(size * size, 2, replace=False)
         cells[start], cells[goal] = "S", "G"
         rows = ["".join(row) for row in cells.reshape(size, size)]
         if layout_split("\n".join(rows)) is wanted and _reachable(rows):
             return rows
+    raise ConfigError(
+        f"no lake of {size}×{size} cells that can be crossed among {DRAWS} drawn",
+        key="world.floor_density",
+        value=config.floor_density,
+        hint="raise world.floor_density",
+    )
 
 
 def _reachable(rows: list[str]) -> bool:

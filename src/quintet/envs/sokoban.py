@@ -11,6 +11,7 @@ import numpy as np
 from quintet.config.native import SokobanConfig
 from quintet.envs import grid
 from quintet.envs.seeds import layout_split, split_of
+from quintet.errors import ConfigError
 from quintet.records import Observation, Step
 
 __all__ = ["Level", "Sokoban", "parse_level", "solve"]
@@ -20,6 +21,8 @@ STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
 """As in gym-sokoban: each action, a box onto a target (and back off it), all boxes on targets."""
 SEARCH_LIMIT = 500_000
 """States that the solver looks at before it gives a puzzle up."""
+DRAWS = 20_000
+"""Rooms tried for one puzzle before the options are held to be impossible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +223,18 @@ def _draw_level(config: SokobanConfig, seed: int) -> Level:
     """A puzzle of the split that the seed belongs to."""
     rng = np.random.default_rng(seed)
     wanted = split_of(seed)
-    while True:
+    for _ in range(DRAWS):
         level = _play_backwards(config, rng)
         if level is None or _pushes(level) < config.min_solution_pushes:
             continue
         if layout_split(grid.grid_text(level.symbols())) is wanted:
             return level
+    raise ConfigError(
+        f"no puzzle of {config.width}×{config.height} cells, {config.boxes} boxes and at least "
+        f"{config.min_solution_pushes} pushes among {DRAWS} drawn",
+        key="world",
+        hint="make the room larger, or world.boxes or world.min_solution_pushes smaller",
+    )
 
 
 def _pushes(level: Level) -> int:

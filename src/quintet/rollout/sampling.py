@@ -52,7 +52,7 @@ def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, dr
 
 def _truncate(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Zero what top-k or top-p drop; the token that crosses `top_p` stays."""
-    ordered, order = probabilities.sort(-1, descending=True, stable=True)
+    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[-1])
     limit = torch.where(top_k > 0, top_k, ordered.shape[-1])
     before = ordered.cumsum(-1) - ordered

@@ -1,0 +1,28 @@
+# One line from a clean machine: `make train` or `make test`.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PIP := .venv/bin/python -m pip install --quiet -c constraints.txt
+
+.PHONY: train test lint clean
+train: .venv/installed
+	.venv/bin/quintet train $(ARGS)
+
+test: lint
+	.venv/bin/python -m pytest
+
+lint: .venv/installed-dev
+	.venv/bin/ruff check src tests benchmarks
+	.venv/bin/mypy
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) torch && $(PIP) -e .
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	$(PIP) -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,216 @@
+"""If these fail, games can't be won, aren't reproducible, or leak from training into validation."""
+
+from __future__ import annotations
+
+import random
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quintet.config.native import FrozenLakeConfig, SokobanConfig
+from quintet.envs import grid
+from quintet.envs.catalogue import make_world
+from quintet.envs.frozenlake import FrozenLake, _draw_map, _reachable, _tiles
+from quintet.envs.seeds import Split, layout_split, split_of, split_seed
+from quintet.envs.sokoban import Sokoban, parse_level, solve
+from quintet.errors import ConfigError
+from quintet.envs.world import WORLDS
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_splits_share_no_seed(first: int, second: int) -> None:
+    seeds = {split: split_seed(split, index) for split, index in zip(Split, (first, second, first), strict=True)}
+    assert len(set(seeds.values())) == 3
+    assert all(split_of(seed) is split for split, seed in seeds.items())
+
+
+@pytest.mark.parametrize("world", [FrozenLakeConfig(size=2, floor_density=1.0), SokobanConfig(width=5, height=4)])
+def test_splits_share_no_map_even_where_there_are_few(world: FrozenLakeConfig | SokobanConfig) -> None:
+    """On a 2×2 lake there are a dozen maps: by seeds alone, training would see them all."""
+    seen = {split: {_start(world, split_seed(split, i)) for i in range(60)} for split in Split}
+    assert all(seen.values())
+    for one in Split:
+        for other in Split:
+            assert one is other or not seen[one] & seen[other]
+
+
+def _start(config: FrozenLakeConfig | SokobanConfig, seed: int) -> str:
+    return make_world(config).reset(seed).text
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**9), st.integers(2, 8), st.floats(0.3, 1.0))
+def test_every_lake_can_be_crossed(seed: int, size: int, density: float) -> None:
+    rows = _draw_map(FrozenLakeConfig(size=size, floor_density=density), seed)
+    assert _reachable(rows)
+    assert "".join(rows).count("S") == "".join(rows).count("G") == 1
+    assert layout_split("\n".join(rows)) is split_of(seed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**9), st.integers(1, 2))
+def test_every_puzzle_can_be_solved_and_none_is_at_the_start(seed: int, boxes: int) -> None:
+    world = Sokoban(SokobanConfig(boxes=boxes))
+    level = parse_level(world.reset(seed).text)
+    assert not level.solved
+    assert level.boxes.bit_count() == level.targets.bit_count() == boxes
+    plan = solve(level)
+    assert plan
+    steps = [world.step(action) for action in plan]
+    assert steps[-1].terminated
+    assert steps[-1].info["success"]
+    assert not any(step.terminated for step in steps[:-1])
+    total = sum(step.reward for step in steps)
+    assert total == pytest.approx(-0.1 * len(plan) + boxes - _placed(level) + 10.0)
+
+
+def _placed(level: object) -> int:
+    return (level.boxes & level.targets).bit_count()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("config", [FrozenLakeConfig(slippery=True), SokobanConfig()])
+def test_the_same_seed_plays_the_same_game(config: FrozenLakeConfig | SokobanConfig) -> None:
+    def game() -> list[str]:
+        world = make_world(config)
+        words = [world.reset(12).text]
+        for number in range(10):
+            step = world.step(world.actions[number % 4])
+            words.append(step.observation.text)
+            if step.terminated:
+                break
+        return words
+
+    assert game() == game()
+
+
+@pytest.mark.parametrize("config", [FrozenLakeConfig(slippery=True), SokobanConfig()])
+def test_worlds_leave_global_random_state_alone(config: FrozenLakeConfig | SokobanConfig) -> None:
+    before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    world = make_world(config)
+    world.reset(3)
+    world.step(world.actions[0])
+    assert before == (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
+
+
+@pytest.mark.parametrize(("slippery", "rate"), [(False, 1 / 3), (True, 0.7)])
+def test_dynamics_are_gymnasiums_own(slippery: bool, rate: float) -> None:
+    config = FrozenLakeConfig(slippery=slippery, success_rate=rate)
+    for seed in range(12):
+        world = FrozenLake(config)
+        world.reset(seed)
+        peer = gymnasium.make(
+            "FrozenLake-v1", desc=_draw_map(config, seed), is_slippery=slippery, success_rate=rate, max_episode_steps=500
+        )
+        peer.reset(seed=seed)
+        for number in range(20):
+            ours, (state, reward, terminated, _, _) = world.step(world.actions[number % 4]), peer.step(number % 4)
+            assert (ours.reward, ours.terminated, world._place) == (reward, terminated, divmod(state, 4))
+            if terminated:
+                break
+
+
+def test_success_rate_decides_how_often_a_move_succeeds() -> None:
+    """RAGEN documents its `p` as this and passes it as floor density: here they are two options."""
+    world = FrozenLake(FrozenLakeConfig(size=8, floor_density=1.0, slippery=True, success_rate=0.9))
+    moved = 0
+    for seed in range(300):
+        world.reset(seed)
+        row, column = world._place
+        world.step("Down")
+        moved += world._place == (min(row + 1, 7), column)
+    assert 0.84 < moved / 300 < 0.96
+
+
+def test_the_world_ends_by_itself() -> None:
+    world = FrozenLake(FrozenLakeConfig(max_steps=3, floor_density=1.0))
+    world.reset(0)
+    world._place = (0, 0)
+    steps = [world.step("Up") for _ in range(3)]
+    assert [step.truncated or step.terminated for step in steps][-1]
+
+
+@pytest.mark.parametrize("config", [FrozenLakeConfig(), SokobanConfig()])
+def test_frames_are_pictures_of_the_text(config: FrozenLakeConfig | SokobanConfig) -> None:
+    world = make_world(config)
+    rows = world.reset(5).text.splitlines()
+    frame = world.render()
+    assert frame.dtype == np.uint8
+    assert frame.shape == (len(rows) * grid.TILE, len(rows[0].split()) * grid.TILE, 3)
+
+
+def test_a_frame_shows_the_agent_in_the_hole() -> None:
+    """gymnasium's own frame shows an empty hole, and a vision policy can't tell that it lost."""
+    for seed in range(200):
+        world = FrozenLake(FrozenLakeConfig(floor_density=0.6))
+        world.reset(seed)
+        for action in world.actions:
+            row, column = world._place
+            step = world.step(action)
+            if step.terminated and not step.info["success"]:
+                row, column = world._place
+                cell = world.render()[row * 32 : (row + 1) * 32, column * 32 : (column + 1) * 32]
+                assert not np.array_equal(cell, _tiles()["O"])
+                assert " X" in step.observation.text
+                return
+    pytest.fail("nobody fell into a hole")
+
+
+LEVEL = """\
+ # # # # # #
+ # _ _ _ _ #
+ # _ X _ O #
+ # _ _ _ _ #
+ # P _ _ _ #
+ # # # # # #"""
+
+
+def test_a_puzzle_by_hand() -> None:
+    """Two steps up to stand left of the box, two pushes to the right."""
+    level = parse_level(LEVEL)
+    assert grid.grid_text(level.symbols()) == LEVEL
+    assert solve(level) == ["Up", "Up", "Right", "Right"]
+    assert solve(parse_level(LEVEL.replace("_ X _ O", "_ _ _ O").replace("# _ _ _ _ #\n # _", "# X _ _ _ #\n # _"))) is None
+
+
+def test_boxes_dont_go_through_walls_or_boxes() -> None:
+    level = parse_level(" # # # # #\n # P X X #\n # O O _ #\n # # # # #")
+    assert level.after(level.deltas["Right"]) == level
+    assert level.after(level.deltas["Up"]) == level
+
+
+def test_the_lakes_expert_walks_a_shortest_way() -> None:
+    for seed in range(30):
+        world = FrozenLake(FrozenLakeConfig(size=5))
+        world.reset(seed)
+        for number in range(1, 30):
+            step = world.step(world.expert_action())
+            if step.terminated:
+                break
+        assert step.info["success"]
+        assert number == _shortest(_draw_map(FrozenLakeConfig(size=5), seed))
+
+
+def _shortest(rows: list[str]) -> int:
+    places = {(r, c) for r, row in enumerate(rows) for c, cell in enumerate(row) if cell == "S"}
+    for length in range(100):
+        if any(rows[r][c] == "G" for r, c in places):
+            return length
+        near = {(r + a, c + b) for r, c in places for a, b in ((0, 1), (1, 0), (0, -1), (-1, 0))}
+        places |= {(r, c) for r, c in near if 0 <= r < len(rows) and 0 <= c < len(rows) and rows[r][c] != "H"}
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "config", [SokobanConfig(width=4, height=4, boxes=4), SokobanConfig(min_solution_pushes=90)]
+)
+def test_an_impossible_puzzle_is_refused_not_searched_forever(config: SokobanConfig) -> None:
+    with pytest.raises(ConfigError, match="no puzzle"):
+        Sokoban(config).reset(0)
+
+
+def test_an_unknown_world_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'sokoban'"):
+        WORLDS.get("sokobann")
