@@ -14,7 +14,18 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-__all__ = ["Batch", "Failure", "Generation", "Observation", "Outcome", "Request", "Step", "StopReason", "Trajectory", "Turn"]
+__all__ = [
+    "Batch",
+    "Failure",
+    "Generation",
+    "Observation",
+    "Outcome",
+    "Request",
+    "Step",
+    "StopReason",
+    "Trajectory",
+    "Turn",
+]
 
 
 class StopReason(StrEnum):

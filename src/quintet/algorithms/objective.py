@@ -36,7 +36,9 @@ class PolicyLearning(Protocol):
     """`(logprobs [M], entropy [M], targets) -> (loss, metrics)`: sums of `weight * value`, so that the
     parts of a mini-batch add up to its mean."""
 
-    def __call__(self, logprobs: Tensor, entropy: Tensor, targets: PolicyTargets, /) -> tuple[Tensor, dict[str, Tensor]]: ...
+    def __call__(
+        self, logprobs: Tensor, entropy: Tensor, targets: PolicyTargets, /
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
 @dataclass(frozen=True, slots=True)

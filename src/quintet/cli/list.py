@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from quintet.registry import Entry
 
@@ -27,7 +28,7 @@ def run() -> None:
         print(f"  {name:<14} {shape.layers} layers, hidden {shape.hidden}, context {shape.context}")
 
 
-def _show(title: str, entries: Iterable[Entry[object]]) -> None:
+def _show(title: str, entries: Iterable[Entry[Any]]) -> None:
     print(title)
     for entry in entries:
         missing = f" (needs {', '.join(entry.missing())})" if entry.missing() else ""

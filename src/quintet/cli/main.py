@@ -65,7 +65,7 @@ def list_entries() -> None:
     run()
 
 
-def _version(shown: bool) -> None:  # noqa: FBT001 - typer hands it over by position
+def _version(shown: bool) -> None:
     if shown:
         print(f"quintet {__version__}")
         raise typer.Exit
@@ -73,7 +73,9 @@ def _version(shown: bool) -> None:  # noqa: FBT001 - typer hands it over by posi
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     """Post-train language models by reinforcement learning."""
 

@@ -157,7 +157,8 @@ def _construct(node: yaml.Node) -> Any:
         return [_construct(item) for item in node.value]
     if isinstance(node, yaml.MappingNode):
         return {str(key.value): _construct(value) for key, value in node.value}
-    if node.tag == "tag:yaml.org,2002:str" and node.style is None and FLOAT.fullmatch(node.value):
+    plain = isinstance(node, yaml.ScalarNode) and node.style is None
+    if plain and node.tag == "tag:yaml.org,2002:str" and FLOAT.fullmatch(node.value):
         return float(node.value)
     return yaml.SafeLoader("").construct_object(node, deep=True)
 
@@ -194,7 +195,10 @@ def _value(dotted: str, text: str) -> Any:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError:
         raise ConfigError(
-            f"{dotted}={text}: the value can't be read", key=dotted, value=text, source="command line",
+            f"{dotted}={text}: the value can't be read",
+            key=dotted,
+            value=text,
+            source="command line",
             hint="quote it as YAML would want it",
         ) from None
     return None if node is None else _construct(node)

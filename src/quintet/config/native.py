@@ -32,6 +32,7 @@ __all__ = [
     "WorldConfig",
 ]
 
+Observed = Literal["grid", "grid_neighbors"]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -76,6 +77,8 @@ class FrozenLakeConfig(Section):
     between the two sides."""
     max_steps: PositiveInt = 100
     """Actions until the world itself ends the game."""
+    observation: Observed = "grid_neighbors"
+    """`grid` shows the map; `grid_neighbors` adds a line that says what lies next to the player."""
 
 
 class SokobanConfig(Section):
@@ -94,6 +97,8 @@ class SokobanConfig(Section):
     """Moves of the reverse play that makes a puzzle from its solution."""
     min_solution_pushes: PositiveInt = 1
     """Puzzles whose boxes all lie closer than this many pushes (in sum) to their targets are not used."""
+    observation: Observed = "grid_neighbors"
+    """`grid` shows the room; `grid_neighbors` adds a line that says what lies next to the player."""
 
 
 WorldConfig = Annotated[FrozenLakeConfig | SokobanConfig, Field(discriminator="name")]
@@ -154,7 +159,7 @@ class OptimizerConfig(Section):
 class ActorConfig(Section):
     """How the policy learns."""
 
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4)
     """Steps and schedule."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
@@ -256,7 +261,12 @@ class WarmStartConfig(Section):
     """Solved games to learn from."""
     updates: Annotated[int, Field(ge=0)] = 250
     """Optimizer steps."""
-    turns_per_update: PositiveInt = 128
+    until_success: Share | None = 0.45
+    """Ends early once the policy wins this share of training games, greedily: the rest is left to
+    reinforcement learning. null makes every update."""
+    check_every_updates: PositiveInt = 10
+    """Updates between two such trials, of 128 games."""
+    turns_per_update: PositiveInt = 64
     """Demonstrated turns in one optimizer step."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-3, warmup_steps=20)
     """Steps and schedule."""

@@ -90,7 +90,8 @@ def _play(world: Expert, seed: int, max_turns: int, max_actions: int) -> Demonst
 
 def _turn(world: Expert, observation: Observation, limit: int) -> tuple[DemonstratedTurn, Observation, bool, bool]:
     """One reply of up to `limit` actions; gives `(turn, next observation, done, won)`."""
-    seen, thought, actions = observation.text, world.expert_thought(), []
+    seen, thought = observation.text, world.expert_thought()
+    actions: list[str] = []
     done = won = False
     while not done and len(actions) < limit:
         actions.append(world.expert_action())

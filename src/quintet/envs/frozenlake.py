@@ -50,8 +50,8 @@ class FrozenLake:
         """See `World.instruction`."""
         slip = " The ice is slippery." if self._config.slippery else ""
         return (
-            "Reach the goal G over the frozen lake. P is you, _ is ice, O is a hole, X is you in a hole,"
-            f" √ is you on the goal.{slip} Answer with Left, Down, Right or Up."
+            "Reach the goal G over the frozen lake. P is you, _ is ice, O is a hole, # is the edge,"
+            f" X is you in a hole, √ is you on the goal.{slip} Answer with Left, Down, Right or Up."
         )
 
     def reset(self, seed: int) -> Observation:
@@ -72,7 +72,7 @@ class FrozenLake:
         self._place = divmod(int(state), self._config.size)
         self._steps += 1
         truncated = not terminated and self._steps >= self._config.max_steps
-        won = self._cell(*self._place) == "G"
+        won = self._rows[self._place[0]][self._place[1]] == "G"
         return Step(Observation(self._text()), float(reward), bool(terminated), truncated, {"success": won})
 
     def render(self) -> np.ndarray:
@@ -87,7 +87,7 @@ class FrozenLake:
         return self._plan[self._place[0] * self._config.size + self._place[1]]
 
     def expert_thought(self) -> str:
-        """Where the goal lies, and which neighbours are holes."""
+        """Where the goal lies."""
         goal = next((r, row.index("G")) for r, row in enumerate(self._rows) if "G" in row)
         down, right = goal[0] - self._place[0], goal[1] - self._place[1]
         words = ["goal"]
@@ -95,12 +95,7 @@ class FrozenLake:
             words += [str(abs(down)), "Down" if down > 0 else "Up"]
         if right:
             words += [str(abs(right)), "Right" if right > 0 else "Left"]
-        holes = [name for name, (dy, dx) in MOVES.items() if self._cell(self._place[0] + dy, self._place[1] + dx) == "H"]
-        return " ".join([*words, *(["hole"] if holes else []), *holes])
-
-    def _cell(self, row: int, column: int) -> str | None:
-        inside = 0 <= row < self._config.size and 0 <= column < self._config.size
-        return self._rows[row][column] if inside else None
+        return " ".join(words)
 
     def _symbols(self) -> list[list[str]]:
         symbols = [["_" if cell == "F" else "O" if cell == "H" else cell for cell in row] for row in self._rows]
@@ -109,7 +104,11 @@ class FrozenLake:
         return symbols
 
     def _text(self) -> str:
-        return grid.grid_text(self._symbols())
+        symbols = self._symbols()
+        text = grid.grid_text(symbols)
+        if self._config.observation == "grid":
+            return text
+        return f"{text}\n{grid.neighbors_text(symbols, *self._place, MOVES)}"
 
     @cached_property
     def _plan(self) -> list[str]:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
-__all__ = ["TILE", "Tile", "grid_text", "paint"]
+__all__ = ["TILE", "grid_text", "neighbors_text", "paint"]
 
 TILE: Final = 32
 """Pixels a side."""
-
-Tile = Callable[[], np.ndarray]
 
 
 def grid_text(rows: Sequence[Sequence[str]]) -> str:
     """Each symbol behind a space, so that a tokenizer keeps it apart: ` P _ O`."""
     return "\n".join("".join(f" {symbol}" for symbol in row) for row in rows)
+
+
+def neighbors_text(rows: Sequence[Sequence[str]], row: int, column: int, moves: Mapping[str, tuple[int, int]]) -> str:
+    """What lies next to a cell, a move and a symbol each, # beyond the edge: `Left _ Down O Right # Up _`."""
+    seen = []
+    for name, (down, right) in moves.items():
+        r, c = row + down, column + right
+        inside = 0 <= r < len(rows) and 0 <= c < len(rows[0])
+        seen.append(f"{name} {rows[r][c] if inside else '#'}")
+    return " ".join(seen)
 
 
 def paint(rows: Sequence[Sequence[str]], tiles: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -27,7 +35,8 @@ def paint(rows: Sequence[Sequence[str]], tiles: Mapping[str, np.ndarray]) -> np.
 
 def _distance(row: float, column: float) -> np.ndarray:
     y, x = np.mgrid[0:TILE, 0:TILE] + 0.5
-    return np.hypot(y - row * TILE, x - column * TILE)
+    distance: np.ndarray = np.hypot(y - row * TILE, x - column * TILE)
+    return distance
 
 
 def plain(color: tuple[int, int, int], border: tuple[int, int, int] = (203, 213, 225)) -> np.ndarray:

@@ -68,8 +68,8 @@ class Level:
 
 
 def parse_level(text: str) -> Level:
-    """The level that a text grid shows, as `Level.symbols` writes it."""
-    rows = [row.split() for row in text.splitlines()]
+    """The level that an observation shows."""
+    rows = [row.split() for row in text.splitlines() if row.startswith(" ")]
     cells = [symbol for row in rows for symbol in row]
 
     def where(symbols: str) -> int:
@@ -211,7 +211,11 @@ class Sokoban:
         return " ".join(words)
 
     def _text(self) -> str:
-        return grid.grid_text(self._level.symbols())
+        symbols = self._level.symbols()
+        text = grid.grid_text(symbols)
+        if self._config.observation == "grid":
+            return text
+        return f"{text}\n{grid.neighbors_text(symbols, *divmod(self._level.player, self._level.width), MOVES)}"
 
 
 def _first(cells: int) -> int:
@@ -260,7 +264,9 @@ def _play_backwards(config: SokobanConfig, rng: np.random.Generator) -> Level | 
     targets, player = sum(1 << cell for cell in chosen[:-1]), chosen[-1]
     boxes = targets
     deltas = [dy * config.width + dx for dy, dx in MOVES.values()]
-    for move, grip in zip(rng.integers(4, size=config.pull_steps).tolist(), rng.random(config.pull_steps).tolist(), strict=True):
+    for move, grip in zip(
+        rng.integers(4, size=config.pull_steps).tolist(), rng.random(config.pull_steps).tolist(), strict=True
+    ):
         boxes, player = _pulled(boxes, player, deltas[move], floor, grip=grip < 0.8)
     if boxes == targets:
         return None

@@ -11,7 +11,7 @@ import torch
 from quintet.algorithms.advantages import ADVANTAGES, group_statistics, trajectory_rewards
 from quintet.algorithms.objective import CriticObjective, PolicyObjective
 from quintet.config import Composed
-from quintet.config.native import Experiment
+from quintet.config.native import Experiment, WarmStartConfig
 from quintet.data.demonstrations import Demonstration, demonstrate
 from quintet.envs.catalogue import make_world
 from quintet.envs.seeds import Split, split_seed
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["train"]
 
+TRIAL_GAMES = 10**9
+"""Number of the first training game that decides about the end of the warm start: beyond any step's."""
 GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 
 
@@ -72,7 +74,11 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
                         batch = replace(batch, values=components.critic.values(batch))
                 with timings.phase("adv"):
                     batch, signal = estimate_advantages(batch, config)
-                metrics = {**summarize_games(trajectories), **summarize_batch(batch), "training/groups_with_signal": signal}
+                metrics = {
+                    **summarize_games(trajectories),
+                    **summarize_batch(batch),
+                    "training/groups_with_signal": signal,
+                }
                 metrics |= learn(components, batch, step, timings)
                 components.sync_weights(step)
             metrics |= _pace(timings, batch)
@@ -191,7 +197,7 @@ def _start(run: Run, stop: StopRequest) -> Components:
     demonstrations = _demonstrations(run)
     components = build(config, _policy(run, demonstrations))
     if config.warm_start:
-        _warm_start(run, components, demonstrations, stop)
+        _warm_start(run, components, config.warm_start, demonstrations, stop)
     if config.needs_critic:
         components.grow_critic()
     components.sync_weights(0)
@@ -225,24 +231,41 @@ def _policy(run: Run, demonstrations: list[Demonstration]) -> Path:
     return run.directory.policy
 
 
-def _warm_start(run: Run, components: Components, demonstrations: list[Demonstration], stop: StopRequest) -> None:
+def _warm_start(
+    run: Run,
+    components: Components,
+    warm_start: WarmStartConfig,
+    demonstrations: list[Demonstration],
+    stop: StopRequest,
+) -> None:
     config = run.config
-    assert config.warm_start is not None
     world = make_world(config.world)
     replies = reply_format(config, world.actions)
     window = config.rollout.window_size
     batch = demonstration_batch(demonstrations, components.chat, world.instruction(), replies, window)
     log = JsonlLogger(LoggerContext(run.directory.path, filename=run.directory.warm_start.name))
-    with run.progress.phase("warm start", config.warm_start.updates, unit="update") as progress:
+    with run.progress.phase("warm start", warm_start.updates, unit="update") as progress:
 
-        def report(update: int, metrics: dict[str, float]) -> None:
-            log.log(update, run.seconds, metrics)
-            progress.advance(metrics)
+        def report(update: int, metrics: dict[str, float]) -> bool:
             if stop:
                 raise _interrupted(run, stop, 0)
+            enough = _wins_enough(components, warm_start, update)
+            log.log(update, run.seconds, metrics)
+            progress.advance(metrics)
+            return enough
 
-        learn_demonstrations(components.actor_with(config.warm_start.optimizer), batch, config.warm_start, config.seed, report)
+        learn_demonstrations(components.actor_with(warm_start.optimizer), batch, warm_start, config.seed, report)
     log.close()
+
+
+def _wins_enough(components: Components, config: WarmStartConfig, update: int) -> bool:
+    """Whether the policy wins `until_success` of some training games that the steps don't use."""
+    if config.until_success is None or update % config.check_every_updates:
+        return False
+    components.sync_weights(0)
+    games = [Game(split_seed(Split.TRAIN, TRIAL_GAMES + index), index, 0) for index in range(128)]
+    won = sum(trajectory.success for trajectory in components.games.play(games, GREEDY))
+    return won >= config.until_success * len(games)
 
 
 def _finish(run: Run, console: Console) -> None:

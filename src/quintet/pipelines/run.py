@@ -81,9 +81,7 @@ class Run:
         """Make the checkpoint of this step."""
         state = {"seconds": self.seconds, "experiment": self.config.model_dump(mode="json")}
         with machine_errors(self.directory.checkpoints):
-            save_checkpoint(
-                self.directory.checkpoints, step, state, components.save, keep=self.config.checkpoint.keep
-            )
+            save_checkpoint(self.directory.checkpoints, step, state, components.save, keep=self.config.checkpoint.keep)
 
     def close(self) -> None:
         """Let go of the log files."""

@@ -87,9 +87,10 @@ def learn_demonstrations(
     batch: Batch,
     config: WarmStartConfig,
     seed: int,
-    report: Callable[[int, dict[str, float]], None],
+    report: Callable[[int, dict[str, float]], bool],
 ) -> None:
-    """`config.updates` steps of cross-entropy on random sequences; `report(update, metrics)` after each."""
+    """Up to `config.updates` steps of cross-entropy on random sequences; ends where
+    `report(update, metrics)`, called after each, says that it is enough."""
     order = torch.Generator().manual_seed(derive_seed(seed, "warm_start"))
     waiting = torch.empty(0, dtype=torch.long)
     for update in range(1, config.updates + 1):
@@ -98,4 +99,6 @@ def learn_demonstrations(
         chosen, waiting = waiting[: config.turns_per_update], waiting[config.turns_per_update :]
         rate = learning_rate(config.optimizer, update, config.updates)
         metrics = actor.update(select_sequences(batch, chosen), Imitation(), "token-mean", rate)
-        report(update, {name: metrics[name] for name in ("sft/loss", "sft/token_accuracy")} | {"sft/lr": rate, "sft/grad_norm": metrics["grad_norm"]})
+        named = {name: metrics[name] for name in ("sft/loss", "sft/token_accuracy")}
+        if report(update, {**named, "sft/lr": rate, "sft/grad_norm": metrics["grad_norm"]}):
+            return

@@ -77,9 +77,8 @@ class PackedLayout:
         rows = self._attend_rests(query, key, value, scale)
         if not p:
             return rows
-        head = F.scaled_dot_product_attention(
-            *(x[:p].transpose(0, 1)[None] for x in (query, key, value)), is_causal=True, scale=scale, enable_gqa=True
-        )
+        q, k, v = (x[:p].transpose(0, 1)[None] for x in (query, key, value))
+        head = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
         return torch.cat([head[0].transpose(0, 1), rows])
 
     def _attend_rests(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

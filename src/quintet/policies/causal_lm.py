@@ -76,12 +76,13 @@ def _exists(directory: str | Path) -> None:
         raise MachineError(f"no model at {directory}", "policy.path names a directory with config.json and weights")
 
 
-def hidden_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-    """Last hidden state of each token, [P] to [P, hidden]."""
-    out = model.model(
+def hidden_states(body: nn.Module, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    """Last hidden state of each token from a decoder without its head, [P] to [P, hidden]."""
+    out = body(
         input_ids=tokens[None], position_ids=positions[None], attention_mask=None, use_cache=False, layout=layout
     )
-    return out.last_hidden_state[0]
+    states: Tensor = out.last_hidden_state[0]
+    return states
 
 
 def token_statistics(model: PreTrainedModel, packed: Packed, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -89,7 +90,7 @@ def token_statistics(model: PreTrainedModel, packed: Packed, temperature: float 
 
     Logits are made for the M predicted places alone and divided by `temperature`, as while sampling.
     """
-    hidden = hidden_states(model, packed.tokens, packed.positions, packed.layout)
+    hidden = hidden_states(model.model, packed.tokens, packed.positions, packed.layout)
     logits = model.lm_head(hidden.index_select(0, packed.sources)).float() / temperature
     logprobs = logits.log_softmax(-1)
     entropy = -(logprobs.exp() * logprobs).sum(-1)
@@ -101,16 +102,13 @@ class ValueModel(nn.Module):
 
     def __init__(self, policy: PreTrainedModel) -> None:
         super().__init__()
-        self.policy_body = copy.deepcopy(policy.model)
+        self.body = copy.deepcopy(policy.model)
         self.head = nn.Linear(policy.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    @property
-    def model(self) -> nn.Module:
-        return self.policy_body
-
     def forward(self, packed: Packed) -> Tensor:
         """[M] values, in units of reward."""
-        hidden = hidden_states(self, packed.tokens, packed.positions, packed.layout)  # type: ignore[arg-type]
-        return self.head(hidden.index_select(0, packed.sources)).squeeze(-1).float()
+        hidden = hidden_states(self.body, packed.tokens, packed.positions, packed.layout)
+        values: Tensor = self.head(hidden.index_select(0, packed.sources))
+        return values.squeeze(-1).float()

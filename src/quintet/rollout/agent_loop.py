@@ -198,7 +198,7 @@ class AgentLoop:
         )
 
 
-def _outcome(success: bool, *, terminated: bool) -> Outcome:  # noqa: FBT001 - one flag, read from the world
+def _outcome(success: bool, *, terminated: bool) -> Outcome:
     if success:
         return Outcome.SUCCESS
     return Outcome.TERMINATED if terminated else Outcome.TRUNCATED

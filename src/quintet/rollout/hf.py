@@ -127,7 +127,9 @@ class HfEngine:
     def _admit(self) -> list[_Running]:
         """Move waiting requests into the free slots behind the running ones."""
         free = min(self._slots - len(self._running), len(self._waiting))
-        admitted = [_Running(request, len(request.prompt)) for request in (self._waiting.popleft() for _ in range(free))]
+        admitted = [
+            _Running(request, len(request.prompt)) for request in (self._waiting.popleft() for _ in range(free))
+        ]
         self._running.extend(admitted)
         return admitted
 
@@ -136,12 +138,14 @@ class HfEngine:
         cache = self._store()
         prompts = [run.request.prompt for run in admitted]
         past = self._share_prefix(prompts)
-        for store, shared in zip((*cache.keys, *cache.values), (*self._prefix.keys, *self._prefix.values), strict=False):
+        for store, shared in zip(
+            (*cache.keys, *cache.values), (*self._prefix.keys, *self._prefix.values), strict=False
+        ):
             store[first : first + len(prompts), :, :past] = shared[:, :past]
         lengths = torch.tensor([len(prompt) - past for prompt in prompts])
         tokens = torch.tensor([token for prompt in prompts for token in prompt[past:]])
         positions = torch.cat([torch.arange(past, len(prompt)) for prompt in prompts])
-        hidden = hidden_states(self._model, tokens, positions, PrefillLayout(cache, first, lengths, past))
+        hidden = hidden_states(self._model.model, tokens, positions, PrefillLayout(cache, first, lengths, past))
         return hidden[lengths.cumsum(0) - 1]
 
     def _share_prefix(self, prompts: list[tuple[int, ...]]) -> int:
@@ -154,7 +158,7 @@ class HfEngine:
             return min(kept, min(map(len, prompts)) - 1)
         recorder = _Recorder(common)
         tokens = torch.tensor(prompts[0][:common])
-        hidden_states(self._model, tokens, torch.arange(common), recorder)
+        hidden_states(self._model.model, tokens, torch.arange(common), recorder)
         self._prefix = _Prefix(prompts[0][:common], tuple(recorder.keys), tuple(recorder.values))
         return common
 
@@ -164,7 +168,7 @@ class HfEngine:
         places = torch.tensor([run.filled for run in self._running[:count]])
         for run in self._running[:count]:
             run.filled += 1
-        return hidden_states(self._model, tokens, places, DecodeLayout(self._store(), places))
+        return hidden_states(self._model.model, tokens, places, DecodeLayout(self._store(), places))
 
     def _draw(self, hidden: Tensor) -> None:
         """Sample one token for every running request from hidden states [n, hidden]."""

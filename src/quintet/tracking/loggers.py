@@ -96,8 +96,8 @@ class TensorboardLogger:
     """
 
     def __init__(self, context: LoggerContext) -> None:
-        from tensorboard.compat.proto import event_pb2  # type: ignore[import-untyped]
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
+        from tensorboard.compat.proto import event_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         stem = Path(context.filename).stem
         self._path = context.directory / "tensorboard" / ("" if stem == "metrics" else stem)
@@ -109,7 +109,7 @@ class TensorboardLogger:
             self._add(step=context.resume_step + 1, session_log=start)
 
     def log(self, step: int, time_seconds: float, metrics: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+        from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=metrics[name]) for name in sorted(metrics)]
         self._add(step=step, summary=Summary(value=values))

@@ -312,7 +312,13 @@ def _define_validation() -> None:
 def _define_warm_start() -> None:
     batch = "mean over the update's target tokens"
     define("sft/loss", "Cross-entropy of the demonstrations", "nats", "falls", batch)
-    define("sft/token_accuracy", "Share of demonstration tokens that the model ranks first", "share", (0.0, 1.0), batch)
+    define(
+        "sft/token_accuracy",
+        "Share of demonstration tokens whose probability is above one half",
+        "share",
+        (0.0, 1.0),
+        batch,
+    )
     define("sft/grad_norm", "Norm of the gradient before clipping", "norm", "falls, then steady", "value of the update")
     define("sft/lr", "Learning rate of the warm start", "1", "as scheduled", "value of the update")
 

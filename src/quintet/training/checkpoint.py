@@ -1,10 +1,10 @@
 """Checkpoints: directories made whole elsewhere and renamed in, with a manifest of hashes.
 
-    checkpoints/global_step_20/
-      hf/                        model, config and tokenizer, as transformers loads them
-      actor_optimizer.safetensors  critic.safetensors  critic_optimizer.safetensors
-      state.json                 step, counters
-      manifest.json              size and SHA-256 of every file, written last
+checkpoints/global_step_20/
+  hf/                        model, config and tokenizer, as transformers loads them
+  actor_optimizer.safetensors  critic.safetensors  critic_optimizer.safetensors
+  state.json                 step, counters
+  manifest.json              size and SHA-256 of every file, written last
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def save_checkpoint(
-    root: Path, step: int, state: dict[str, Any], write: Callable[[Path], None], *, keep: int
-) -> Path:
+def save_checkpoint(root: Path, step: int, state: dict[str, Any], write: Callable[[Path], None], *, keep: int) -> Path:
     """Write `root/global_step_<step>`: `write(directory)` puts the tensors, `state` goes to JSON.
 
     Until the last rename the checkpoint doesn't exist; after it the ones older than the newest

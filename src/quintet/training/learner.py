@@ -69,7 +69,9 @@ class _Plain:
     def load_state(self, state: dict[str, Tensor]) -> None:
         """See `Learner.load_state`."""
         for name, parameter in self.model.named_parameters():
-            fields = {key.removeprefix(f"{name}."): value for key, value in state.items() if key.rpartition(".")[0] == name}
+            fields = {
+                key.removeprefix(f"{name}."): value for key, value in state.items() if key.rpartition(".")[0] == name
+            }
             if fields:
                 self.optimizer.state[parameter] = {key: value.clone() for key, value in fields.items()}
 
@@ -85,7 +87,7 @@ class _Plain:
         sums: dict[str, float] = {}
         for micro in micro_batches(batch, self._micro_batch_tokens):
             loss, metrics = loss_of(micro)
-            loss.backward()
+            torch.autograd.backward(loss)
             for name, value in metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value.detach())
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)

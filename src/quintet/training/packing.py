@@ -12,7 +12,7 @@ from quintet.policies.attention import PackedLayout
 from quintet.policies.causal_lm import Packed
 from quintet.records import Batch
 
-__all__ = ["MicroBatch", "mini_batches", "micro_batches", "select_sequences", "select_trajectories"]
+__all__ = ["MicroBatch", "micro_batches", "mini_batches", "select_sequences", "select_trajectories"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,9 @@ def select_sequences(batch: Batch, sequences: Tensor) -> Batch:
     packed = {
         f.name: value[tokens]
         for f in fields(Batch)
-        if isinstance(value := getattr(batch, f.name), Tensor) and f.name not in {"lengths", "trajectory", "group"} and len(value) == size
+        if isinstance(value := getattr(batch, f.name), Tensor)
+        and f.name not in {"lengths", "trajectory", "group"}
+        and len(value) == size
     }
     return replace(batch, lengths=lengths, trajectory=batch.trajectory[sequences], **packed)
 

@@ -76,7 +76,10 @@ def test_grpo_compares_within_the_group(make_batch: MakeBatch) -> None:
     advantages, _ = grpo(batch, GrpoConfig(normalize_by_std=False))
     close(advantages, [0, 0.5, 0, -0.5, 0, -1, 0, 1])
     normalised, _ = grpo(batch, GrpoConfig())
-    close(normalised, [0, 0.5 / (0.5**0.5 + 1e-6), 0, -0.5 / (0.5**0.5 + 1e-6), 0, -1 / (2**0.5 + 1e-6), 0, 1 / (2**0.5 + 1e-6)])
+    close(
+        normalised,
+        [0, 0.5 / (0.5**0.5 + 1e-6), 0, -0.5 / (0.5**0.5 + 1e-6), 0, -1 / (2**0.5 + 1e-6), 0, 1 / (2**0.5 + 1e-6)],
+    )
 
 
 def test_a_group_of_one_keeps_its_score() -> None:

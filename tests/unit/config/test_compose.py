@@ -33,9 +33,7 @@ def test_every_value_says_where_it_came_from(tmp_path: Path) -> None:
     assert composed.provenance["seed"] == "default"
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("1e-4", 1e-4), ("3E-5", 3e-5), ("0.5", 0.5), ("2e-3", 2e-3)]
-)
+@pytest.mark.parametrize(("text", "value"), [("1e-4", 1e-4), ("3E-5", 3e-5), ("0.5", 0.5), ("2e-3", 2e-3)])
 def test_numbers_with_an_exponent_are_numbers(tmp_path: Path, text: str, value: float) -> None:
     """YAML 1.1 reads 1e-4 as text; so does RAGEN's own command line."""
     key = "actor.optimizer.learning_rate"
@@ -133,7 +131,7 @@ def test_broken_files_name_the_line(tmp_path: Path, text: str, words: list[str])
 
 def test_files_that_cant_be_read(tmp_path: Path) -> None:
     write(tmp_path, "seed: 1")
-    with pytest.raises(MachineError, match="did you mean .*run.yaml"):
+    with pytest.raises(MachineError, match=r"did you mean .*run\.yaml"):
         load_experiment(str(tmp_path / "runn.yaml"))
     with pytest.raises(MachineError, match="is a directory"):
         load_experiment(str(tmp_path))
