@@ -18,7 +18,10 @@ def run(config: str | None, overrides: list[str]) -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from rich.console import Console
+    from transformers.utils import logging
 
     from quintet.pipelines.rl import train
+
+    logging.disable_progress_bar()
 
     return train(composed, Console())

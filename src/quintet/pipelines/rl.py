@@ -263,7 +263,7 @@ def _wins_enough(components: Components, config: WarmStartConfig, update: int) -
     if config.until_success is None or update % config.check_every_updates:
         return False
     components.sync_weights(0)
-    games = [Game(split_seed(Split.TRAIN, TRIAL_GAMES + index), index, 0) for index in range(128)]
+    games = [Game(split_seed(Split.TRAIN, TRIAL_GAMES + index), index, 0) for index in range(256)]
     won = sum(trajectory.success for trajectory in components.games.play(games, GREEDY))
     return won >= config.until_success * len(games)
 

@@ -1,0 +1,202 @@
+"""If these fail, the first command of the README fails, or a stopped run isn't the run it would have been."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.tracking.metrics import describe, reproducible
+
+Command = Any
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines that have to be equal in two runs of one experiment: times and memory left out."""
+    return [reproducible(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(run: Path, step: int) -> dict[str, str]:
+    directory = run / "checkpoints" / f"global_step_{step}"
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in directory.rglob("*.safetensors")}
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "gae", "bi_level_gae"])
+def test_a_run_leaves_what_it_promises(quintet: Command, small: Path, tmp_path: Path, advantage: str) -> None:
+    done = quintet("train", str(small), f"algorithm.advantage.name={advantage}")
+    run = tmp_path / "runs/small"
+    assert "before RL" in done.stdout
+    assert "success" in done.stdout
+    for name in ("config.yaml", "metrics.jsonl", "report.html", "checkpoints/global_step_4/hf/model.safetensors"):
+        assert (run / name).stat().st_size > 0, name
+    assert list((run / "tensorboard").glob("events.*"))
+    assert (run / "trajectories/validation/step_000004.jsonl").read_text().count("\n") == 16
+    assert (run / "trajectories/train/step_000002.jsonl").read_text().count("\n") == 16
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    assert list(lines[1])[:2] == ["step", "time_seconds"]
+    for name in set(lines[-1]) - {"step", "time_seconds"}:
+        describe(name)
+    assert lines[1]["training/rollout_probs_diff_max"] < 1e-4
+    assert ("critic/vf_loss" in lines[1]) == (advantage != "grpo")
+    assert "val/frozenlake/success_rate" in lines[0]
+    assert "val/frozenlake/success_rate" in lines[2]
+
+
+def test_the_policy_loads_with_nothing_of_ours(quintet: Command, small: Path, tmp_path: Path) -> None:
+    quintet("train", str(small), "training.steps=1")
+    code = """
+import sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+text = "Ordinary text, ünïcödé and 漢字 too."
+assert tokenizer.decode(tokenizer.encode(text)) == text
+for symbol in (" P", " _", " O", " G", " #"):
+    assert len(tokenizer.encode(symbol)) == 1, symbol
+chat = tokenizer.apply_chat_template([{"role": "user", "content": " P"}], add_generation_prompt=True, return_tensors="pt", return_dict=True)
+model.generate(**chat, max_new_tokens=3)
+assert "quintet" not in sys.modules
+"""
+    directory = tmp_path / "runs/small/checkpoints/global_step_1/hf"
+    subprocess.run([sys.executable, "-c", code, str(directory)], check=True, timeout=120, cwd=tmp_path)
+
+
+def test_a_finished_run_says_so_and_does_nothing(quintet: Command, small: Path, tmp_path: Path) -> None:
+    quintet("train", str(small), "training.steps=1")
+    before = (tmp_path / "runs/small/metrics.jsonl").read_bytes()
+    done = quintet("train", str(small), "training.steps=1")
+    assert "finished" in done.stdout
+    assert (tmp_path / "runs/small/metrics.jsonl").read_bytes() == before
+
+
+def start(small: Path, directory: Path, *overrides: str) -> subprocess.Popen[bytes]:
+    log = (directory / "log").open("ab")
+    command = [sys.executable, "-m", "quintet", "train", str(small), *overrides]
+    return subprocess.Popen(command, cwd=directory, stdout=log, stderr=log)
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < end and process.poll() is None:
+        time.sleep(0.01)
+    assert path.exists(), f"{path} didn't come"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("advantage", ["grpo", "gae"])
+def test_a_stopped_run_ends_as_one_that_never_stopped(
+    quintet: Command, small: Path, tmp_path: Path, how: signal.Signals, advantage: str
+) -> None:
+    if advantage == "gae" and how is not signal.SIGKILL:
+        pytest.skip("the critic's state is the same whatever the signal")
+    choice = f"algorithm.advantage.name={advantage}"
+    quintet("train", str(small), choice, "name=whole")
+    process = start(small, tmp_path, choice, "name=stopped")
+    try:
+        wait_for(tmp_path / "runs/stopped/checkpoints/global_step_1", process)
+        time.sleep(0.05)
+        process.send_signal(how)
+        status = process.wait(timeout=60)
+    finally:
+        process.kill()
+    assert status == (-signal.SIGKILL if how is signal.SIGKILL else 130)
+    assert b"Traceback" not in (tmp_path / "log").read_bytes()
+    again = quintet("train", str(small), choice, "name=stopped")
+    assert "going on from" in again.stdout
+    whole, stopped = tmp_path / "runs/whole", tmp_path / "runs/stopped"
+    assert weights(whole, 4) == weights(stopped, 4)
+    assert metrics(whole) == metrics(stopped)
+
+
+def test_a_run_killed_in_its_warm_start_begins_it_again(quintet: Command, small: Path, tmp_path: Path) -> None:
+    process = start(small, tmp_path, "training.steps=1", "name=stopped")
+    try:
+        wait_for(tmp_path / "runs/stopped/warm_start.jsonl", process)
+        process.kill()
+        process.wait(timeout=60)
+    finally:
+        process.kill()
+    quintet("train", str(small), "training.steps=1", "name=stopped")
+    quintet("train", str(small), "training.steps=1", "name=whole")
+    assert weights(tmp_path / "runs/stopped", 1) == weights(tmp_path / "runs/whole", 1)
+    assert (tmp_path / "runs/stopped/warm_start.jsonl").read_text().count("\n") == 30
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    quintet: Command, small: Path, tmp_path: Path
+) -> None:
+    quintet("train", str(small), "name=whole")
+    quintet("train", str(small), "name=torn", "training.steps=3", "checkpoint.keep=3")
+    # The same experiment with one more step: what step 3 left is damaged on the disk.
+    newest = tmp_path / "runs/torn/checkpoints/global_step_3/actor_optimizer.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-5] ^= 1
+    newest.write_bytes(data)
+    done = quintet("train", str(small), "name=torn", "training.steps=3", "checkpoint.keep=3")
+    assert "global_step_3" in done.stdout
+    assert "hash" in done.stdout
+    assert "global_step_2" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["training.stesp=3"], ["training.stesp", "training.steps"]),
+        (["training.mini_batches=3"], ["training.mini_batches", "nearest"]),
+        (["world.size=1"], ["world.size", "1"]),
+        (["nothing.yaml"], ["no such file: nothing.yaml"]),
+        (["output_dir=/proc/nowhere"], ["/proc/nowhere"]),
+        (["policy.preset=null", "policy.path=/nowhere"], ["/nowhere", "policy.path"]),
+        (["policy.preset=grid-1x"], ["policy.preset", "grid-1m"]),
+        (["rollout.engine=vlm"], ["engine", "vlm"]),
+        (["tracking.loggers=[wandbb]"], ["wandbb"]),
+        (["resume=/nowhere"], ["/nowhere"]),
+    ],
+)
+def test_the_users_faults_end_in_one_message(
+    quintet: Command, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    done = quintet("train", *arguments, check=False)
+    assert done.returncode == 2, done.stderr
+    for word in words:
+        assert word in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("runs/*/*.jsonl"))
+
+
+def test_a_resumed_run_must_be_the_same_experiment(quintet: Command, small: Path) -> None:
+    quintet("train", str(small), "training.steps=1")
+    done = quintet("train", str(small), "training.steps=2", "rollout.temperature=0.5", check=False)
+    assert done.returncode == 2
+    assert "rollout.temperature" in done.stderr
+    assert "resume=never" in done.stderr
+
+
+def test_two_processes_dont_share_a_run(quintet: Command, small: Path, tmp_path: Path) -> None:
+    process = start(small, tmp_path)
+    try:
+        wait_for(tmp_path / "runs/small/config.yaml", process)
+        done = quintet("train", str(small), check=False)
+    finally:
+        process.kill()
+        process.wait()
+    assert done.returncode == 2
+    assert str(process.pid) in done.stderr
+
+
+@pytest.mark.parametrize("command", [["plan"], ["list"], ["explain", "rollout.window_size"], ["--version"], ["--help"]])
+def test_the_small_commands_answer(quintet: Command, command: list[str]) -> None:
+    assert quintet(*command).stdout.strip()
+
+
+def test_sokoban_runs_by_the_same_command(quintet: Command, small: Path, tmp_path: Path) -> None:
+    quintet("train", str(small), "world.name=sokoban", "training.steps=1", "rollout.window_size=null")
+    assert (tmp_path / "runs/small/report.html").exists()
