@@ -10,7 +10,7 @@ test: lint
 	.venv/bin/python -m pytest
 
 lint: .venv/installed-dev
-	.venv/bin/ruff check src tests benchmarks
+	.venv/bin/ruff check src tests benchmarks scripts
 	.venv/bin/mypy
 
 .venv/bin/python:
