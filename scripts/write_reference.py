@@ -37,7 +37,10 @@ def configuration() -> str:
 
 def metrics() -> str:
     """Every metric with its meaning, unit and healthy range."""
-    head = "# Metrics\n\nMade from the code by `scripts/write_reference.py`. What a run writes to `metrics.jsonl` and TensorBoard.\n\n"
+    head = (
+        "# Metrics\n\nMade from the code by `scripts/write_reference.py`."
+        " What a run writes to `metrics.jsonl` and TensorBoard.\n\n"
+    )
     return head + markdown_table().rstrip("\n") + "\n"
 
 

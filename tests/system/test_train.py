@@ -61,7 +61,8 @@ text = "Ordinary text, ünïcödé and 漢字 too."
 assert tokenizer.decode(tokenizer.encode(text)) == text
 for symbol in (" P", " _", " O", " G", " #"):
     assert len(tokenizer.encode(symbol)) == 1, symbol
-chat = tokenizer.apply_chat_template([{"role": "user", "content": " P"}], add_generation_prompt=True, return_tensors="pt", return_dict=True)
+messages = [{"role": "user", "content": " P"}]
+chat = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
 model.generate(**chat, max_new_tokens=3)
 assert "quintet" not in sys.modules
 """

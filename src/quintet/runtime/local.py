@@ -16,6 +16,7 @@ from quintet.policies.causal_lm import ValueModel, load_model, load_tokenizer
 from quintet.rollout.agent_loop import AgentLoop, derive_seed
 from quintet.rollout.dialogue import ChatFormat
 from quintet.rollout.engine import ENGINES, Engine
+from quintet.runtime.memory import keep_freed_memory
 from quintet.training.checkpoint import Checkpoint
 from quintet.training.learner import ActorLearner, CriticLearner
 
@@ -93,6 +94,7 @@ def build(config: Experiment, policy: Path) -> Components:
         MachineError: the directory isn't a model.
         ConfigError: its chat template can't carry a dialogue, or the engine is unknown.
     """
+    keep_freed_memory()
     torch.set_num_threads(config.training.threads or torch.get_num_threads())
     torch.manual_seed(derive_seed(config.seed, "torch"))
     trusted = config.policy.trust_remote_code

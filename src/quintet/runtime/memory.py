@@ -1,0 +1,25 @@
+"""How this process gives memory back."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+__all__ = ["keep_freed_memory"]
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Option numbers of glibc's mallopt(3)."""
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep the large blocks that tensors free instead of returning each to the kernel.
+
+    An update frees and takes the same megabytes again and again; without this the kernel clears them
+    anew every time, a quarter of the time of an update on a CPU. Does nothing on other systems.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)

@@ -1,0 +1,45 @@
+"""If these fail, a mistyped name or a missing package is met with a traceback."""
+
+from __future__ import annotations
+
+import pytest
+
+from quintet.errors import ConfigError, nearest
+from quintet.registry import Registry
+
+
+def make() -> Registry[float]:
+    registry: Registry[float] = Registry("number")
+    registry.add("one", lambda: 1.0, help="the first")
+    registry.add("root", "math:sqrt", help="by address")
+    registry.add("far", "nowhere:x", help="needs a package", requires=("no_such_package",), extra="far")
+    return registry
+
+
+def test_entries_load_objects_and_addresses() -> None:
+    assert make().get("one").load()() == 1.0
+    assert make().get("root").load()(9.0) == 3.0
+    assert [entry.name for entry in make()] == ["far", "one", "root"]
+
+
+def test_a_name_is_taken_once() -> None:
+    registry = make()
+    with pytest.raises(ValueError, match="twice"):
+        registry.add("one", lambda: 2.0, help="again")
+
+
+def test_an_unknown_name_lists_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'root'"):
+        make().get("roots")
+
+
+def test_a_missing_package_says_what_to_install() -> None:
+    entry = make().get("far")
+    assert entry.missing() == ("no_such_package",)
+    with pytest.raises(ConfigError, match=r"quintet\[far\]"):
+        entry.load()
+
+
+def test_nearest_gives_nothing_rather_than_nonsense() -> None:
+    assert nearest("stesp", ["steps", "seed"]) == "steps"
+    assert nearest("zzzz", ["steps", "seed"]) is None
