@@ -1,0 +1,190 @@
+"""If these fail, a run's numbers are lost, undocumented or misleading, or its report runs foreign code."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from quintet.errors import MachineError
+from quintet.records import Outcome, StopReason, Trajectory, Turn
+from quintet.tracking.loggers import LoggerContext, open_loggers, read_metrics, truncate
+from quintet.tracking.metrics import describe, markdown_table, reproducible
+from quintet.tracking.progress import PlainProgress, duration
+from quintet.tracking.report import ClosingRow, write_report
+from quintet.tracking.run_directory import RunDirectory, machine_errors, write_atomic
+from quintet.tracking.summaries import summarize_games, summarize_validation
+from quintet.tracking.trajectories import read_trajectories, write_trajectories
+
+
+def turn(text: str = "<answer> Right </answer>", **changes: object) -> Turn:
+    fields = {
+        "observation": " P G\n _ O\nLeft # Right G",
+        "prompt": (1, 2, 3),
+        "continues": False,
+        "tokens": (4, 5),
+        "logprobs": (-0.1, -0.2),
+        "weight_version": 1,
+        "text": text,
+        "actions": ("Right",),
+        "valid_format": True,
+        "reward": 1.0,
+        "stop": StopReason.STOP,
+        "frames": (" _ √\n _ O",),
+        **changes,
+    }
+    return Turn(**fields)
+
+
+def game(number: int = 0, *turns: Turn, outcome: Outcome = Outcome.SUCCESS) -> Trajectory:
+    return Trajectory("frozenlake", number, number, 0, turns or (turn(),), outcome)
+
+
+def test_every_metric_is_defined_or_refused(tmp_path: Path) -> None:
+    logger = open_loggers(["jsonl"], LoggerContext(tmp_path))
+    logger.log(1, 2.0, {"actor/entropy": 0.5, "val/frozenlake/success_rate": 0.25})
+    with pytest.raises(ValueError, match="actor/entropi"):
+        logger.log(2, 3.0, {"actor/entropi": 0.5})
+    logger.close()
+    assert read_metrics(tmp_path / "metrics.jsonl") == [
+        {"step": 1, "time_seconds": 2.0, "actor/entropy": 0.5, "val/frozenlake/success_rate": 0.25}
+    ]
+    assert "nats" in markdown_table()
+    assert describe("timing_s/gen").name == "timing_s/{phase}" or describe("timing_s/gen").unit == "s"
+
+
+def test_a_resumed_run_forgets_what_it_wont_go_on_from(tmp_path: Path) -> None:
+    logger = open_loggers(["jsonl"], LoggerContext(tmp_path))
+    for step in range(5):
+        logger.log(step, float(step), {"actor/entropy": float(step)})
+    logger.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "half')
+    truncate(tmp_path, 2)
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1, 2]
+
+
+def test_reproducible_lines_hold_no_times() -> None:
+    line = {"step": 1, "time_seconds": 3.0, "timing_s/gen": 1.0, "perf/throughput": 3.0, "actor/entropy": 0.1}
+    assert reproducible(line) == {"step": 1, "actor/entropy": 0.1}
+
+
+def test_not_a_number_is_written_as_null(tmp_path: Path) -> None:
+    logger = open_loggers(["jsonl"], LoggerContext(tmp_path))
+    logger.log(1, 0.0, {"actor/entropy": float("nan")})
+    logger.close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["actor/entropy"] is None
+
+
+def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logger = open_loggers(["tensorboard"], LoggerContext(tmp_path))
+    for step in (1, 2):
+        logger.log(step, 0.0, {"actor/entropy": step / 2})
+    logger.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("actor/entropy")] == [(1, 0.5), (2, 1.0)]
+
+
+def test_plain_lines_say_how_far_and_how_long() -> None:
+    out, times = io.StringIO(), iter(float(i) for i in range(100))
+    progress = PlainProgress(Console(file=out, width=200), every_seconds=0.0, clock=lambda: next(times))
+    with progress.phase("learning", 10) as phase:
+        for _ in range(3):
+            phase.advance({"critic/score/mean": 0.5})
+    text = out.getvalue()
+    assert "learning:3/10" in text
+    assert "critic/score/mean:0.5" in text
+    assert "left" in text
+    assert (duration(41.2), duration(125), duration(3900)) == ("41 s", "2 min", "1 h 5 min")
+
+
+def test_games_survive_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "validation/step_000001.jsonl"
+    write_trajectories(path, 1, "validation", [game(3), game(4, outcome=Outcome.TERMINATED)])
+    first, second = read_trajectories(path)
+    assert (first["seed"], first["outcome"], second["outcome"]) == (3, "success", "terminated")
+    assert first["turns"][0]["text"] == "<answer> Right </answer>"
+
+
+def test_summaries_by_hand() -> None:
+    games = [
+        game(0, turn(reward=0.0, tokens=(1, 2, 3, 4)), turn(prompt=(9,), continues=True)),
+        game(1, turn(reward=-0.1, valid_format=False, stop=StopReason.LENGTH), outcome=Outcome.MAX_TURNS),
+    ]
+    metrics = summarize_games(games)
+    assert metrics["critic/score/mean"] == pytest.approx(0.45)
+    assert metrics["num_turns/mean"] == 1.5
+    assert metrics["prompt_length/max"] == 3 + 4 + 1
+    assert metrics["response_length/clip_ratio"] == pytest.approx(1 / 3)
+    assert metrics["response/valid_format"] == pytest.approx(2 / 3)
+    assert metrics["trajectory/outcome/success"] == 0.5
+    assert sum(v for k, v in metrics.items() if k.startswith("trajectory/outcome/")) == 1.0
+    assert summarize_validation("frozenlake", games)["val/frozenlake/success_rate"] == 0.5
+    for name in (*metrics, *summarize_validation("frozenlake", games)):
+        describe(name)
+
+
+def test_the_report_stands_alone_and_escapes_the_policys_words(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    evil = '<script>alert("x")</script><img src=x onerror=alert(1)>'
+    write_trajectories(run.trajectories("validation", 4), 4, "validation", [game(0, turn(evil)), game(1)])
+    logger = open_loggers(["jsonl"], LoggerContext(tmp_path))
+    for step in range(5):
+        logger.log(step, float(step), {"val/frozenlake/success_rate": step / 5, "actor/entropy": float("nan")})
+    logger.close()
+    rows = [ClosingRow("success", 0.25, 0.75, share=True), ClosingRow("turns", None, 3.0)]
+    page = write_report(tmp_path, "a <b> run", {"world": "frozenlake"}, rows, games=2).read_text()
+    assert evil not in page
+    assert "<img" not in page
+    assert "a &lt;b&gt; run" in page
+    assert "&lt;script&gt;" in page
+    for outside in ("http://", "https://", "<link", "@import", "url(http"):
+        assert outside not in page.replace("http://www.w3.org", ""), outside
+
+
+def test_the_report_of_an_empty_run_is_still_a_page(tmp_path: Path) -> None:
+    assert "<html" in write_report(tmp_path, "empty", {}, [], games=12).read_text()
+
+
+def test_whole_files_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state"
+    write_atomic(path, b"old")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(MachineError, match="disk full"):
+        write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["state"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(errno.ENOSPC, "disk full"), (errno.EACCES, "no permission"), (errno.ENOENT, "no such file")]
+)
+def test_the_machines_refusals_are_messages(code: int, words: str) -> None:
+    with pytest.raises(MachineError, match=words), machine_errors(Path("/x")):
+        raise OSError(code, os.strerror(code))
+
+
+def test_a_directory_is_held_by_one(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    with run.lock(), pytest.raises(MachineError, match=str(os.getpid())), run.lock():
+        pass
+    with run.lock():
+        pass
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError, match="file"):
+        RunDirectory(tmp_path / "file" / "run").create()

@@ -1,0 +1,98 @@
+"""If these fail, a run that was killed can't go on, or goes on from something broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quintet.errors import MachineError
+from quintet.training.checkpoint import find_checkpoint, open_checkpoint, save_checkpoint
+
+
+def save(root: Path, step: int, keep: int = 3) -> Path:
+    def write(directory: Path) -> None:
+        (directory / "hf").mkdir()
+        (directory / "hf/model.safetensors").write_bytes(bytes([step]) * 100)
+
+    return save_checkpoint(root, step, {"seconds": 1.5}, write, keep=keep)
+
+
+def steps(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def never(path: Path, reason: str) -> None:
+    pytest.fail(f"{path} was rejected: {reason}")
+
+
+def test_the_newest_is_found_with_its_state(tmp_path: Path) -> None:
+    for step in (2, 10, 9):
+        save(tmp_path, step)
+    # 9 was saved last: what lies beyond it belongs to a run that went another way.
+    found = find_checkpoint(tmp_path, never)
+    assert found is not None
+    assert (found.step, found.state["seconds"]) == (9, 1.5)
+    assert steps(tmp_path) == ["global_step_2", "global_step_9"]
+
+
+def test_older_ones_are_removed(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        save(tmp_path, step, keep=2)
+    assert steps(tmp_path) == ["global_step_4", "global_step_5"]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "manifest"])
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_used(tmp_path: Path, damage: str) -> None:
+    save(tmp_path, 1)
+    target = save(tmp_path, 2) / "hf/model.safetensors"
+    if damage == "flip":
+        target.write_bytes(target.read_bytes()[:-1] + b"\0")
+    elif damage == "cut":
+        target.write_bytes(target.read_bytes()[:50])
+    elif damage == "remove":
+        target.unlink()
+    else:
+        (tmp_path / "global_step_2/manifest.json").write_text("{")
+    rejected: list[tuple[str, str]] = []
+    found = find_checkpoint(tmp_path, lambda path, reason: rejected.append((path.name, reason)))
+    assert found is not None
+    assert found.step == 1
+    assert [name for name, _ in rejected] == ["global_step_2"]
+    with pytest.raises(MachineError, match="damaged"):
+        open_checkpoint(tmp_path / "global_step_2")
+
+
+def test_an_interrupted_save_leaves_the_last_good_one(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+
+    def die(directory: Path) -> None:
+        (directory / "half").write_text("x")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, 2, {}, die, keep=2)
+    found = find_checkpoint(tmp_path, never)
+    assert found is not None
+    assert found.step == 1
+    save(tmp_path, 2)
+    assert steps(tmp_path) == ["global_step_1", "global_step_2"]
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 1)
+    assert steps(tmp_path) == ["global_step_1"]
+
+
+def test_the_manifest_names_every_file(tmp_path: Path) -> None:
+    directory = save(tmp_path, 7)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert set(manifest) == {"hf/model.safetensors", "state.json"}
+    assert manifest["hf/model.safetensors"]["size"] == 100
+
+
+def test_a_path_that_isnt_there_is_a_users_fault(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="global_step_N"):
+        open_checkpoint(tmp_path / "none")
