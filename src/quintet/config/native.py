@@ -1,12 +1,12 @@
 """The native configuration: what one run is. Frozen, every field documented in place.
 
 A value that makes no sense by itself is refused here; what needs several keys at once is in
-`Experiment._hangs_together`. Nothing here imports torch.
+`quintet.config.plan`. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
@@ -39,7 +39,29 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 class Section(BaseModel):
     """A part of the configuration: immutable, no unknown keys, types not bent."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, strict=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, strict=True, allow_inf_nan=False
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_this_place(cls, given: Any) -> Any:
+        """A section that is given in part keeps, for the rest, the defaults of its place: those of
+        `actor.optimizer` aren't those of `warm_start.optimizer`."""
+        if not isinstance(given, dict):
+            return given
+        defaults = {name: info.default for name, info in cls.model_fields.items()}
+        return {name: _over(defaults.get(name), value) for name, value in given.items()}
+
+
+def _over(default: Any, given: Any) -> Any:
+    """What is given laid over a default section; options of another kind (another `name`) stand alone."""
+    if not isinstance(default, Section) or not isinstance(given, dict):
+        return given
+    parts = {name: getattr(default, name) for name in type(default).model_fields}
+    if "name" in parts and given.get("name", parts["name"]) != parts["name"]:
+        return given
+    return parts | {name: _over(parts.get(name), value) for name, value in given.items()}
 
 
 class PolicyConfig(Section):
@@ -66,6 +88,7 @@ class FrozenLakeConfig(Section):
     """Cross a frozen lake from a random start to a random goal without falling into a hole."""
 
     name: Literal["frozenlake"] = "frozenlake"
+    """Which world."""
     size: Annotated[int, Field(ge=2, le=32)] = 4
     """Cells a side."""
     floor_density: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
@@ -85,6 +108,7 @@ class SokobanConfig(Section):
     """Push every box onto a target."""
 
     name: Literal["sokoban"] = "sokoban"
+    """Which world."""
     width: Annotated[int, Field(ge=4, le=16)] = 6
     """Cells, walls included."""
     height: Annotated[int, Field(ge=4, le=16)] = 6
@@ -146,7 +170,7 @@ class OptimizerConfig(Section):
     """Decay after the warm-up."""
     min_learning_rate_ratio: Share = 0.1
     """Share of `learning_rate` left at the end."""
-    betas: tuple[Share, Share] = (0.9, 0.95)
+    betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.95)
     """AdamW's decay rates of the two moments."""
     epsilon: PositiveFloat = 1e-8
     """AdamW's term for stability."""
@@ -180,6 +204,7 @@ class GrpoConfig(Section):
     """Reward of a game against the others that started from the same state."""
 
     name: Literal["grpo"] = "grpo"
+    """Which estimator of advantages."""
     normalize_by_std: bool = True
     """Divide by the group's deviation; false gives Dr. GRPO."""
 
@@ -188,6 +213,7 @@ class GaeConfig(Section):
     """Generalised advantage estimation over the policy's own tokens, with a critic."""
 
     name: Literal["gae"] = "gae"
+    """Which estimator of advantages."""
     gamma: Share = 1.0
     """Discount a token."""
     lam: Share = 0.95
@@ -200,6 +226,7 @@ class BiLevelGaeConfig(Section):
     """GAE over turns with a discount of its own, then over the tokens inside each turn."""
 
     name: Literal["bi_level_gae"] = "bi_level_gae"
+    """Which estimator of advantages."""
     gamma: Share = 1.0
     """Discount a token, inside a turn."""
     lam: Share = 0.95
@@ -284,7 +311,7 @@ class ValidationConfig(Section):
 class TrackingConfig(Section):
     """What a run writes for people."""
 
-    loggers: tuple[str, ...] = ("console", "jsonl", "tensorboard")
+    loggers: Annotated[tuple[str, ...], Field(strict=False)] = ("console", "jsonl", "tensorboard")
     """Where metrics go: names from `quintet list`."""
     trajectories_every_steps: Annotated[int, Field(ge=0)] = 10
     """Store the games of every n-th step; 0 stores only validation games."""

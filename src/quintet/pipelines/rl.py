@@ -39,6 +39,8 @@ __all__ = ["train"]
 
 TRIAL_GAMES = 10**9
 """Number of the first training game that decides about the end of the warm start: beyond any step's."""
+TRIAL_ACCURACY = 0.88
+"""Token accuracy below which a trial of the warm start isn't worth its time: nothing is won yet."""
 GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 
 
@@ -249,7 +251,7 @@ def _warm_start(
         def report(update: int, metrics: dict[str, float]) -> bool:
             if stop:
                 raise _interrupted(run, stop, 0)
-            enough = _wins_enough(components, warm_start, update)
+            enough = metrics["sft/token_accuracy"] > TRIAL_ACCURACY and _wins_enough(components, warm_start, update)
             log.log(update, run.seconds, metrics)
             progress.advance(metrics)
             return enough
