@@ -34,6 +34,7 @@ __all__ = [
 
 Observed = Literal["grid", "grid_neighbors"]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Section(BaseModel):
@@ -170,7 +171,7 @@ class OptimizerConfig(Section):
     """Decay after the warm-up."""
     min_learning_rate_ratio: Share = 0.1
     """Share of `learning_rate` left at the end."""
-    betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.95)
+    betas: Annotated[tuple[DecayRate, DecayRate], Field(strict=False)] = (0.9, 0.95)
     """AdamW's decay rates of the two moments."""
     epsilon: PositiveFloat = 1e-8
     """AdamW's term for stability."""
@@ -183,7 +184,7 @@ class OptimizerConfig(Section):
 class ActorConfig(Section):
     """How the policy learns."""
 
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4)
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=6e-4)
     """Steps and schedule."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
@@ -271,13 +272,13 @@ class TrainingConfig(Section):
     """Start states a step."""
     samples_per_group: PositiveInt = 8
     """Games from each start state."""
-    mini_batches: PositiveInt = 4
+    mini_batches: PositiveInt = 8
     """Optimizer steps for each pass over the games of a step; must divide groups_per_step."""
     epochs: PositiveInt = 1
     """Passes over the games of a step."""
     micro_batch_tokens: PositiveInt = 16384
     """Tokens of one forward and backward pass; changes memory, not the result."""
-    threads: PositiveInt | None = None
+    threads: Annotated[int, Field(gt=0, le=1024)] | None = None
     """CPU threads; null takes every core."""
 
 
@@ -288,11 +289,11 @@ class WarmStartConfig(Section):
     """Solved games to learn from."""
     updates: Annotated[int, Field(ge=0)] = 250
     """Optimizer steps."""
-    until_success: Share | None = 0.45
+    until_success: Share | None = 0.55
     """Ends early once the policy wins this share of training games, greedily: the rest is left to
     reinforcement learning. null makes every update."""
-    check_every_updates: PositiveInt = 10
-    """Updates between two such trials, of 128 games."""
+    check_every_updates: PositiveInt = 5
+    """Updates between two such trials, of 256 games."""
     turns_per_update: PositiveInt = 64
     """Demonstrated turns in one optimizer step."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-3, warmup_steps=20)
@@ -304,7 +305,7 @@ class ValidationConfig(Section):
 
     games: PositiveInt = 256
     """Held-out start states, one game each."""
-    every_steps: Annotated[int, Field(ge=0)] = 20
+    every_steps: Annotated[int, Field(ge=0)] = 25
     """0 validates only before and after."""
 
 

@@ -90,12 +90,8 @@ class FrozenLake:
         """Where the goal lies."""
         goal = next((r, row.index("G")) for r, row in enumerate(self._rows) if "G" in row)
         down, right = goal[0] - self._place[0], goal[1] - self._place[1]
-        words = ["goal"]
-        if down:
-            words += [str(abs(down)), "Down" if down > 0 else "Up"]
-        if right:
-            words += [str(abs(right)), "Right" if right > 0 else "Left"]
-        return " ".join(words)
+        words = ["goal", *(["Down"] if down > 0 else ["Up"] if down else [])]
+        return " ".join([*words, *(["Right"] if right > 0 else ["Left"] if right else [])])
 
     def _symbols(self) -> list[list[str]]:
         symbols = [["_" if cell == "F" else "O" if cell == "H" else cell for cell in row] for row in self._rows]

@@ -144,8 +144,8 @@ def test_files_that_cant_be_read(tmp_path: Path) -> None:
 def test_the_plan_by_hand() -> None:
     numbers = plan(load_experiment(None, ["training.steps=10", "validation.every_steps=4", "checkpoint.every_steps=5"]))
     assert numbers.games_per_step == 256
-    assert numbers.games_per_mini_batch == 64
-    assert numbers.optimizer_steps == 40
+    assert numbers.games_per_mini_batch == 32
+    assert numbers.optimizer_steps == 80
     assert numbers.validations == 4  # before, 4, 8, after
     assert numbers.checkpoints == 3
 
