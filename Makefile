@@ -13,10 +13,12 @@ lint: .venv/installed-dev
 	.venv/bin/ruff check src tests benchmarks scripts
 	.venv/bin/mypy
 
-.venv/bin/python:
-	$(PYTHON) -m venv .venv
+.venv/made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Quintet needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ...")'
+	$(PYTHON) -m venv --clear .venv
+	touch $@
 
-.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+.venv/installed: pyproject.toml constraints.txt | .venv/made
 	$(PIP) torch && $(PIP) -e .
 	touch $@
 

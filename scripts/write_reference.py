@@ -5,33 +5,28 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from quintet.config.faults import legal_keys
-from quintet.config.native import Experiment
+from quintet.config.keys import keys, show
 from quintet.tracking.metrics import markdown_table
 
 DOCS = Path(__file__).parent.parent / "docs"
 
 
 def configuration() -> str:
-    """Every key with its default and meaning."""
+    """Every key with what it takes, its default and meaning."""
     lines = [
         "# Configuration",
         "",
         "Made from the code by `scripts/write_reference.py`. Every key can stand in a YAML file or on the command line",
         "(`quintet train run.yaml training.steps=50`). A key that isn't listed here is refused.",
         "",
-        "| key | default | meaning |",
-        "| --- | --- | --- |",
+        "| key | takes | default | meaning |",
+        "| --- | --- | --- | --- |",
     ]
-    seen = set()
-    for key, info in legal_keys(Experiment):
-        section = hasattr(info.default, "model_dump")
-        if section or key in seen:
-            continue
-        seen.add(key)
-        default = "required" if info.is_required() else f"`{info.default}`"
-        meaning = " ".join((info.description or "").split()).replace("|", "\\|")
-        lines.append(f"| `{key}` | {default.replace('|', chr(92) + '|')} | {meaning} |")
+    for key in keys():
+        if not key.is_section:
+            only = f" Only with `{key.kind[0]}={key.kind[1]}`." if key.kind and not key.name.endswith(".name") else ""
+            cells = [f"`{key.name}`", key.takes, f"`{show(key.default)}`", f"{key.meaning}{only}"]
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 

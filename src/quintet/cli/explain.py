@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic_core import PydanticUndefined
-
-from quintet.config.faults import legal_keys
-from quintet.config.native import Experiment
-from quintet.errors import ConfigError, nearest
+from quintet.config.keys import Key, keys, nearest_keys, show
+from quintet.errors import ConfigError
 
 __all__ = ["run"]
 
 
-def run(key: str) -> None:
-    """Print the meaning, type, default and bounds of a key.
+def run(name: str) -> None:
+    """Print the meaning, type, range and default of a key, or the keys of a section.
 
     Raises:
         ConfigError: no such key; the message names the nearest.
     """
-    found = [(name, info) for name, info in legal_keys(Experiment) if name == key]
+    found = [key for key in keys() if key.name == name]
     if not found:
-        names = dict(legal_keys(Experiment))
-        close = nearest(key, names) or next((name for name in names if name.endswith(f".{key}")), None)
-        raise ConfigError(f"unknown key {key}", key=key, hint=f"did you mean {close}?" if close else None)
-    for name, info in found:
-        default: Any = info.default
-        print(name)
-        print(f"  {' '.join((info.description or 'no further meaning').split())}")
-        bounds = ", ".join(str(bound) for bound in info.metadata)
-        print(f"  type {_type(info.annotation)}{f' ({bounds})' if bounds else ''}")
-        if default is not PydanticUndefined:
-            print(f"  default {default if not hasattr(default, 'model_dump') else 'a section'}")
+        near = nearest_keys(name, list(keys()))
+        hint = f"did you mean {' or '.join(near)}?" if near else "`quintet explain world` shows a section"
+        raise ConfigError(f"unknown key {name}", key=name, hint=hint)
+    for key in found:
+        _explain(key)
 
 
-def _type(annotation: Any) -> str:
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+def _explain(key: Key) -> None:
+    print(_title(key))
+    if key.meaning:
+        print(f"  {key.meaning}")
+    print(f"  takes    {key.takes}")
+    if not key.is_section:
+        print(f"  default  {show(key.default)}")
+        return
+    print("  keys")
+    for other in keys():
+        if other.name.startswith(f"{key.name}.") and not other.is_section:
+            print(f"    {_title(other)}")
+
+
+def _title(key: Key) -> str:
+    return key.name if key.kind is None else f"{key.name}  (with {key.kind[0]}={key.kind[1]})"

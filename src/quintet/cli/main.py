@@ -21,8 +21,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Config = Annotated[str | None, typer.Argument(metavar="[CONFIG]", help="YAML file; without one, the defaults.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values set on the way.")]
+Config = Annotated[str | None, typer.Argument(metavar="CONFIG", help="YAML file; without one, the defaults.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values set on the way.")]
 
 
 def _split(config: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from quintet.cli.choices import check_choices
 from quintet.config import load_experiment
 
 __all__ = ["run"]
@@ -12,6 +13,7 @@ __all__ = ["run"]
 def run(config: str | None, overrides: list[str]) -> int:
     """Check everything, then load what is heavy and train."""
     composed = load_experiment(config, overrides)
+    check_choices(composed)
     from quintet.tracking.run_directory import RunDirectory
 
     RunDirectory.of(composed.experiment).create()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from quintet.records import Generation, Request
 from quintet.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["ENGINES", "Engine"]
 

@@ -1,0 +1,158 @@
+"""If these fail, a command ends in a traceback, in the wrong exit status, or reads its words wrongly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quintet import __version__
+from quintet.cli import main as command
+from quintet.errors import InterruptedRun, MachineError
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["quintet", *words])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    return int(end.value.code or 0)
+
+
+def test_version_and_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"quintet {__version__}\n"
+    assert call(monkeypatch, "--help") == 0
+    shown = capsys.readouterr().out
+    for name in ("train", "plan", "explain", "list"):
+        assert f"\n  {name} " in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "overrides"),
+    [
+        ([], None, []),
+        (["a.yaml"], "a.yaml", []),
+        (["a.yaml", "seed=1", "name=x=y"], "a.yaml", ["seed=1", "name=x=y"]),
+        (["seed=1", "name=x"], None, ["seed=1", "name=x"]),
+    ],
+)
+def test_the_first_word_is_a_file_unless_it_sets_a_key(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], config: str | None, overrides: list[str]
+) -> None:
+    from quintet.cli import train
+
+    seen: list[object] = []
+    monkeypatch.setattr(train, "run", lambda path, rest: seen.append((path, rest)) or 0)
+    assert call(monkeypatch, "train", *words) == 0
+    assert seen == [(config, overrides)]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(MachineError("disk full", "free some"), 2), (InterruptedRun("stopped"), 130)]
+)
+def test_a_users_fault_is_one_block_and_its_exit_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, status: int
+) -> None:
+    from quintet.cli import train
+
+    def fail(path: str | None, rest: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(train, "run", fail)
+    assert call(monkeypatch, "train") == status
+    assert capsys.readouterr() == ("", f"quintet: {error}\n")
+
+
+def test_a_keyboard_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from quintet.cli import plan
+
+    def interrupt(path: str | None, rest: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plan, "run", interrupt)
+    assert call(monkeypatch, "plan") == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What isn't the user's fault must be seen by those who can mend it."""
+    from quintet.cli import plan
+
+    def fail(path: str | None, rest: list[str]) -> None:
+        raise AssertionError("a defect")
+
+    monkeypatch.setattr(plan, "run", fail)
+    monkeypatch.setattr(sys, "argv", ["quintet", "plan"])
+    with pytest.raises(AssertionError, match="a defect"):
+        command.main()
+
+
+def test_a_reader_that_goes_away_is_no_fault() -> None:
+    """`quintet explain world | head -1`."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "quintet", "explain", "world"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+def test_explain_tells_type_range_and_default(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "explain", "warm_start.optimizer.learning_rate") == 0
+    shown = capsys.readouterr().out
+    assert "takes    a number > 0\n" in shown
+    assert "default  0.002\n" in shown
+    assert call(monkeypatch, "explain", "world.max_steps") == 0
+    assert capsys.readouterr().out.count("world.max_steps  (with world.name=") == 2
+    assert call(monkeypatch, "explain", "checkpoint") == 0
+    assert "    checkpoint.every_steps\n    checkpoint.keep\n" in capsys.readouterr().out
+
+
+def test_explain_names_the_nearest_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "explain", "rolout.window_size") == 2
+    assert "did you mean rollout.window_size?" in capsys.readouterr().err
+
+
+def test_plan_prints_the_arithmetic(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "plan", "training.steps=1000") == 0
+    assert "games                  256,000\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["plan", "train"])
+def test_everything_that_is_named_is_looked_up_before_anything_begins(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A logger's name that is mistyped must not be found after the warm start."""
+    (tmp_path / "policies").mkdir()
+    words = [
+        "rollout.engine=vlm",
+        "tracking.loggers=[jsonl, tensorbord]",
+        "policy.preset=null",
+        f"policy.path={tmp_path}/policis",
+        "resume=/nowhere/global_step_3",
+        f"output_dir={tmp_path}/runs",
+    ]
+    assert call(monkeypatch, name, *words) == 2
+    message = capsys.readouterr().err
+    for part in (
+        "rollout.engine = 'vlm' (command line)",
+        "known: hf",
+        "tracking.loggers = 'tensorbord' (command line)",
+        "did you mean 'tensorboard'?",
+        f"did you mean {tmp_path}/policies?",
+        "resume = '/nowhere/global_step_3' (command line): no such directory",
+    ):
+        assert part in message, message
+    assert not (tmp_path / "runs").exists()
+
+
+def test_list_shows_what_can_be_chosen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "list") == 0
+    shown = capsys.readouterr().out
+    for name in ("frozenlake", "sokoban", "bi_level_gae", "hf", "jsonl", "grid-1m"):
+        assert f"\n  {name} " in shown

@@ -1,0 +1,50 @@
+"""If these fail, the reference page and `quintet explain` say what isn't so."""
+
+from __future__ import annotations
+
+import pytest
+
+from quintet.config.compose import flatten
+from quintet.config.keys import keys, legal_keys, nearest_keys
+from quintet.config.native import Experiment
+
+
+def test_every_key_says_what_it_means() -> None:
+    assert [key.name for key in keys() if not key.meaning and not key.is_section] == []
+
+
+def test_defaults_are_those_of_their_place() -> None:
+    """The optimizers share a class, not their learning rates."""
+    told = {key.name: key.default for key in legal_keys({}) if not key.is_section}
+    assert told == flatten(Experiment().model_dump(mode="json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "takes"),
+    [
+        ("training.steps", "an integer ≥ 0"),
+        ("world.size", "an integer ≥ 2 and ≤ 32"),
+        ("seed", "an integer ≥ 0 and < 2147483648"),
+        ("critic.value_clip", "a number > 0 or null"),
+        ("policy.dtype", "one of float32, bfloat16"),
+        ("world.slippery", "true or false"),
+        ("tracking.loggers", "a list, each text"),
+        ("warm_start", "a section or null"),
+    ],
+)
+def test_ranges_are_told_in_words(name: str, takes: str) -> None:
+    assert [key.takes for key in keys() if key.name == name] == [takes]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("training.stesp", ["training.steps"]),
+        ("window_size", ["rollout.window_size"]),
+        ("windowsize", ["rollout.window_size"]),
+        ("training.temperature", ["rollout.temperature"]),
+        ("qqqqqq", []),
+    ],
+)
+def test_the_nearest_key_is_a_sibling_then_the_same_word_elsewhere(name: str, meant: list[str]) -> None:
+    assert nearest_keys(name, legal_keys({})) == meant
