@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count, islice
-from typing import Protocol, cast
+from itertools import count
+from typing import Final, Protocol, cast
 
 from quintet.envs.seeds import Split, split_seed
-from quintet.envs.world import World
+from quintet.envs.world import Unsolved, World
 from quintet.errors import ConfigError
 from quintet.records import Observation
 
 __all__ = ["DemonstratedTurn", "Demonstration", "Expert", "demonstrate"]
 
 
+PATIENCE: Final = 50
+"""Games tried for each that is won, before the world is held to be too hard."""
+
+
 class Expert(World, Protocol):
     """A world that can say what to do."""
 
     def expert_action(self) -> str:
-        """A best action in the present state."""
+        """A best action in the present state.
+
+        Raises:
+            Unsolved: the expert finds none that leads to success.
+        """
         ...
 
     def expert_thought(self) -> str:
@@ -61,12 +69,10 @@ def demonstrate(
     world = make_world()
     if not hasattr(world, "expert_action"):
         raise ConfigError("this world has no expert to learn from", key="warm_start", hint="set warm_start=null")
-    expert = cast("Expert", world)
-    played = (_play(expert, split_seed(split, index), max_turns, max_actions_per_turn) for index in count())
-    won = list(islice(_won(played, tries=50 * games + 100), games))
+    won, tries = _won(cast("Expert", world), split, games, max_turns, max_actions_per_turn)
     if len(won) < games:
         raise ConfigError(
-            f"the expert won {len(won)} games in {50 * games + 100} tries",
+            f"the expert won {len(won)} games in {tries} tries",
             key="rollout.max_turns",
             value=max_turns,
             hint="raise rollout.max_turns or make the world easier",
@@ -74,16 +80,27 @@ def demonstrate(
     return won
 
 
-def _won(played: Iterator[Demonstration | None], tries: int) -> Iterator[Demonstration]:
-    return (game for game in islice(played, tries) if game is not None)
+def _won(expert: Expert, split: Split, games: int, max_turns: int, max_actions: int) -> tuple[list[Demonstration], int]:
+    """The won games and how many were tried; gives up once fewer than one in `PATIENCE` is won."""
+    won: list[Demonstration] = []
+    for tries in count():
+        if len(won) == games or tries >= PATIENCE * (len(won) + 2):
+            return won, tries
+        game = _play(expert, split_seed(split, tries), max_turns, max_actions)
+        if game is not None:
+            won.append(game)
+    raise AssertionError("count() ends")
 
 
 def _play(world: Expert, seed: int, max_turns: int, max_actions: int) -> Demonstration | None:
-    """One game by the expert, None where it isn't won."""
+    """One game by the expert, None where it isn't won or the expert finds no solution."""
     observation, done, won = world.reset(seed), False, False
     turns: list[DemonstratedTurn] = []
     while not done and len(turns) < max_turns:
-        turn, observation, done, won = _turn(world, observation, max_actions)
+        try:
+            turn, observation, done, won = _turn(world, observation, max_actions)
+        except Unsolved:
+            return None
         turns.append(turn)
     return Demonstration(seed, tuple(turns)) if won else None
 

@@ -11,6 +11,7 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from quintet.config.native import FrozenLakeConfig
 from quintet.envs import grid
 from quintet.envs.seeds import layout_split, split_of
+from quintet.envs.solvers import shortest_policy, slippery_policy
 from quintet.errors import ConfigError
 from quintet.records import Observation, Step
 
@@ -109,26 +110,8 @@ class FrozenLake:
     @cached_property
     def _plan(self) -> list[str]:
         """The best action word in each cell."""
-        values = _state_values(self._env, 0.99)
-        best = [max(range(4), key=lambda a: (_worth(self._env.P[s][a], values, 0.99), -a)) for s in range(len(values))]
+        best = slippery_policy(self._env.P) if self._config.slippery else shortest_policy(self._env.P)
         return [self.actions[action] for action in best]
-
-
-def _worth(branches: list[tuple[float, int, float, bool]], values: np.ndarray, gamma: float) -> float:
-    """Expected reward and discounted value of gymnasium's `(probability, state, reward, done)` branches."""
-    return float(sum(p * (reward + gamma * values[state] * (not done)) for p, state, reward, done in branches))
-
-
-def _state_values(env: FrozenLakeEnv, gamma: float) -> np.ndarray:
-    """Value iteration on gymnasium's transition table; on ice that doesn't slip it orders the cells
-    by their distance to the goal, as a breadth-first search does."""
-    values = np.zeros(env.observation_space.n)
-    for _ in range(1000):
-        new = np.array([max(_worth(env.P[s][a], values, gamma) for a in range(4)) for s in range(len(values))])
-        if np.abs(new - values).max() < 1e-9:
-            return new
-        values = new
-    return values
 
 
 def _draw_map(config: FrozenLakeConfig, seed: int) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 from quintet.config.native import SokobanConfig
 from quintet.envs import grid
 from quintet.envs.seeds import layout_split, split_of
+from quintet.envs.world import Unsolved
 from quintet.errors import ConfigError
 from quintet.records import Observation, Step
 
@@ -95,10 +96,14 @@ def _moved(boxes: int, player: int, delta: int, floor: int) -> tuple[int, int]:
 def solve(level: Level, limit: int = SEARCH_LIMIT) -> list[str] | None:
     """A shortest solution as action words, by breadth-first search over packed states.
 
-    None where there is none, or none was found among `limit` states.
+    None where there is none, or none was found among `limit` states. Boxes on cells from which no
+    target can be reached are not looked at further; that changes no solution.
     """
     deltas = level.deltas
+    lost = ~_useful(level)
     start = (level.boxes, level.player)
+    if level.boxes & lost:
+        return None
     came: dict[tuple[int, int], tuple[tuple[int, int], str] | None] = {start: None}
     queue = deque([start])
     while queue and len(came) < limit:
@@ -107,10 +112,26 @@ def solve(level: Level, limit: int = SEARCH_LIMIT) -> list[str] | None:
             return _way(came, state)
         for name, delta in deltas.items():
             new = _moved(*state, delta, level.floor)
-            if new not in came:
+            if new not in came and not new[0] & lost:
                 came[new] = (state, name)
                 queue.append(new)
     return None
+
+
+def _useful(level: Level) -> int:
+    """The cells from which a box, alone in the room, can be pushed onto some target."""
+    useful, before = level.targets, 0
+    while useful != before:
+        before = useful
+        for delta in level.deltas.values():
+            stand = _shifted(level.floor, delta)
+            useful |= _shifted(before, -delta) & level.floor & stand
+    return useful
+
+
+def _shifted(cells: int, delta: int) -> int:
+    """Each cell of a set moved by `delta`."""
+    return cells << delta if delta > 0 else cells >> -delta
 
 
 def _way(came: dict[tuple[int, int], tuple[tuple[int, int], str] | None], state: tuple[int, int]) -> list[str]:
@@ -184,12 +205,13 @@ class Sokoban:
         """The next action of a shortest solution.
 
         Raises:
-            RuntimeError: the boxes stand so that it can't be solved any more.
+            Unsolved: the boxes stand so that it can't be solved any more, or it takes longer to
+                find out than `SEARCH_LIMIT` allows.
         """
         if not self._plan:
             self._plan = solve(self._level)
         if not self._plan:
-            raise RuntimeError("no solution from here")
+            raise Unsolved(f"no solution from here among {SEARCH_LIMIT} states")
         return self._plan[0]
 
     def expert_thought(self) -> str:

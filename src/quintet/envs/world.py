@@ -10,7 +10,11 @@ from quintet.registry import Registry
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["WORLDS", "World"]
+__all__ = ["WORLDS", "Unsolved", "World"]
+
+
+class Unsolved(Exception):
+    """A world's expert knows no way to success from here, or finds none within its limit."""
 
 
 class World(Protocol):
