@@ -49,55 +49,99 @@ def register_attention() -> str:
     return ATTENTION
 
 
-class PackedLayout:
-    """Sequences end to end, all starting with the same `prefix` tokens, which are computed once.
+class _Rows:
+    """Ragged sequences end to end, and the same as rows padded to the longest."""
 
-    The tokens are `[prefix][rest of sequence 1][rest of sequence 2]…`; every rest sees the prefix
-    and itself, causally. Linear layers so meet no padding and no prompt twice; only the attention
-    product itself is padded, to the longest rest.
+    def __init__(self, lengths: Tensor) -> None:
+        """`lengths` int64 [B], each at least 1."""
+        self.width = int(lengths.max())
+        columns = torch.arange(self.width)
+        self.valid = columns < lengths[:, None]
+        self.ragged = not bool(self.valid.all())
+        self._shape = (len(lengths), self.width)
+        starts = lengths.cumsum(0) - lengths
+        self._into = (starts[:, None] + columns).masked_fill(~self.valid, 0).flatten()
+        self._back = self.valid.flatten().nonzero().squeeze(-1)
+
+    def pad(self, packed: Tensor) -> Tensor:
+        """[N, heads, dim] to [B, heads, width, dim]."""
+        rows = packed.index_select(0, self._into) if self.ragged else packed
+        return rows.view(*self._shape, *packed.shape[1:]).transpose(1, 2)
+
+    def unpad(self, rows: Tensor) -> Tensor:
+        """[B, heads, width, dim] to [N, heads, dim]."""
+        packed = rows.transpose(1, 2).reshape(-1, rows.shape[1], rows.shape[3])
+        return packed.index_select(0, self._back) if self.ragged else packed
+
+
+class PackedLayout:
+    """Sequences end to end; what several of them begin with is computed once.
+
+    The tokens are `[prefix][stem 1]…[stem S][branch 1]…[branch B]`: all sequences start with the
+    prefix, each goes on with one of the stems (samples of one prompt share theirs) and ends with a
+    branch of its own. Every token sees what comes before it in its sequence. Linear layers so meet
+    no padding and no prompt twice; only the attention product is padded, to the longest row.
     """
 
-    def __init__(self, lengths: Tensor, prefix: int = 0) -> None:
-        """`lengths` int64 [B], tokens of each rest; `prefix` in tokens."""
-        self._prefix = prefix
-        width = int(lengths.max())
-        starts = lengths.cumsum(0) - lengths
-        columns = torch.arange(width)
-        valid = columns < lengths[:, None]
-        self._shape = (len(lengths), width)
-        self._ragged = not bool(valid.all())
-        self._into_rows = (starts[:, None] + columns).masked_fill(~valid, 0).flatten()
-        self._from_rows = valid.flatten().nonzero().squeeze(-1)
-        ones = torch.ones(width, prefix + width, dtype=torch.bool)
-        self._mask = ones.tril(prefix) if prefix else None
+    def __init__(
+        self, branches: Tensor, prefix: int = 0, stems: Tensor | None = None, parents: Tensor | None = None
+    ) -> None:
+        """`branches` int64 [B], tokens of each; `prefix` in tokens; `stems` int64 [S], tokens of each;
+        `parents` int64 [B], the stem of each branch. Without stems, branches follow the prefix.
+        """
+        self._sizes = [prefix, 0 if stems is None else int(stems.sum()), int(branches.sum())]
+        self._trunk = _Rows(torch.tensor([prefix])) if prefix else None
+        self._stems = None if stems is None else _Rows(stems)
+        self._branches = _Rows(branches) if len(branches) else None
+        self._parents = parents
+        self._stem_mask = _causal(self._stems.width, prefix) if self._stems else None
+        self._branch_mask = self._mask_of_branches(self._branches.width, prefix) if self._branches else None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """See `Layout.attend`."""
-        p = self._prefix
-        rows = self._attend_rests(query, key, value, scale)
-        if not p:
-            return rows
-        q, k, v = (x[:p].transpose(0, 1)[None] for x in (query, key, value))
-        head = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-        return torch.cat([head[0].transpose(0, 1), rows])
+        trunk, stems, branches = zip(*(torch.split(x, self._sizes) for x in (query, key, value)), strict=True)
+        out: list[Tensor] = []
+        before: list[tuple[Tensor, Tensor]] = []
+        if self._trunk:
+            out.append(_attend(self._trunk, trunk, before, None, scale))
+            before.append((self._trunk.pad(trunk[1]), self._trunk.pad(trunk[2])))
+        if self._stems:
+            out.append(_attend(self._stems, stems, before, self._stem_mask, scale))
+            if self._parents is not None:
+                key, value = (self._stems.pad(x).index_select(0, self._parents) for x in stems[1:])
+                before.append((key, value))
+        if self._branches:
+            out.append(_attend(self._branches, branches, before, self._branch_mask, scale))
+        return torch.cat(out) if len(out) > 1 else out[0]
 
-    def _attend_rests(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        p = self._prefix
-        q, k, v = (self._rows(x[p:]) for x in (query, key, value))
-        if p:
-            k, v = (self._behind_prefix(x[:p], rest) for x, rest in ((key, k), (value, v)))
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=self._mask, is_causal=not p, scale=scale, enable_gqa=True
-        )
-        packed = out.transpose(1, 2).reshape(-1, *out.shape[1::2])
-        return packed.index_select(0, self._from_rows) if self._ragged else packed
+    def _mask_of_branches(self, width: int, prefix: int) -> Tensor | None:
+        """What branches see, bool [width, keys] or [B, 1, width, keys]; None for themselves alone."""
+        if self._stems is None or self._parents is None:
+            return _causal(width, prefix) if prefix else None
+        plain = _causal(width, prefix + self._stems.width)
+        if not self._stems.ragged:
+            return plain
+        seen = F.pad(self._stems.valid[self._parents], (prefix, width), value=True)
+        return plain & seen[:, None, None]
 
-    def _rows(self, packed: Tensor) -> Tensor:
-        """[N, heads, dim] to [B, heads, width, dim]."""
-        rows = packed.index_select(0, self._into_rows) if self._ragged else packed
-        return rows.view(*self._shape, *packed.shape[1:]).transpose(1, 2)
 
-    def _behind_prefix(self, prefix: Tensor, rest: Tensor) -> Tensor:
-        """Put the prefix before every row, [B, heads, prefix + width, dim]."""
-        shared = prefix.transpose(0, 1)[None].expand(len(rest), -1, -1, -1)
-        return torch.cat([shared, rest], dim=2)
+def _causal(width: int, before: int) -> Tensor:
+    """Bool [width, before + width]: everything before, and oneself causally."""
+    return torch.ones(width, before + width, dtype=torch.bool).tril(before)
+
+
+def _attend(
+    rows: _Rows,
+    packed: tuple[Tensor, ...],
+    before: list[tuple[Tensor, Tensor]],
+    mask: Tensor | None,
+    scale: float,
+) -> Tensor:
+    """Attention of rows over what stands before them and themselves, [N, heads, dim]."""
+    q, k, v = (rows.pad(x) for x in packed)
+    if before:
+        count = len(q)
+        k = torch.cat([*(x.expand(count, -1, -1, -1) for x, _ in before), k], dim=2)
+        v = torch.cat([*(x.expand(count, -1, -1, -1) for _, x in before), v], dim=2)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True)
+    return rows.unpad(out)

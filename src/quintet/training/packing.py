@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,14 +55,23 @@ def mini_batches(batch: Batch, groups: int, generator: torch.Generator) -> Itera
 
 
 def micro_batches(batch: Batch, max_tokens: int) -> Iterator[MicroBatch]:
-    """All sequences, sorted by length, about `max_tokens` at a time and at least one."""
-    order = batch.lengths.argsort(stable=True)
-    filled = batch.lengths[order].cumsum(0)
+    """All sequences, about `max_tokens` at a time and at least one.
+
+    Sequences of the same prompt stand together, so that it is computed once; beyond that they are
+    sorted by length, so that little is padded.
+    """
+    lengths = batch.lengths
+    starts = lengths.cumsum(0) - lengths
+    prompts = _prompt_lengths(batch, starts)
+    stems = _number_prompts(batch, starts, prompts)
+    order = torch.from_numpy(np.lexsort((lengths.numpy(), stems.numpy(), prompts.numpy())))
+    first = torch.ones(len(order), dtype=torch.bool)
+    first[1:] = stems[order][1:] != stems[order][:-1]
+    filled = (lengths[order] - prompts[order] * ~first).cumsum(0)
     part = (filled - 1) // max_tokens
-    starts = batch.lengths.cumsum(0) - batch.lengths
     for number in torch.unique(part):
         chosen = order[part == number]
-        yield _pack(batch, starts[chosen], batch.lengths[chosen])
+        yield _pack(batch, starts[chosen], lengths[chosen], prompts[chosen], stems[chosen])
 
 
 def _ranges(starts: Tensor, lengths: Tensor) -> Tensor:
@@ -70,29 +80,70 @@ def _ranges(starts: Tensor, lengths: Tensor) -> Tensor:
     return torch.arange(int(lengths.sum())) - begins + starts.repeat_interleave(lengths)
 
 
-def _pack(batch: Batch, starts: Tensor, lengths: Tensor) -> MicroBatch:
-    prefix = _shared_prefix(batch, starts, lengths)
-    rests = _ranges(starts + prefix, lengths - prefix)
-    index = torch.cat([torch.arange(prefix) + starts[0], rests])
-    predicted = batch.loss_mask[rests].nonzero().squeeze(-1)
-    begins = torch.zeros(len(rests), dtype=torch.bool)
-    begins[(lengths - prefix).cumsum(0) - (lengths - prefix)] = True
-    sources = torch.where(begins[predicted], prefix - 1, prefix + predicted - 1)
+def _prompt_lengths(batch: Batch, starts: Tensor) -> Tensor:
+    """Tokens of each sequence before the first that is the policy's own, int64 [S]."""
+    own = batch.loss_mask.nonzero().squeeze(-1)
+    place = torch.searchsorted(own, starts)
+    found = own[place.clamp(max=max(len(own) - 1, 0))] if len(own) else starts
+    prompts = torch.where(place < len(own), found - starts, batch.lengths)
+    return torch.minimum(prompts, batch.lengths)
+
+
+def _number_prompts(batch: Batch, starts: Tensor, prompts: Tensor) -> Tensor:
+    """The same number for sequences of the same prompt, int64 [S]."""
+    tokens = batch.tokens.numpy()
+    seen: dict[bytes, int] = {}
+    numbers = [
+        seen.setdefault(tokens[start : start + length].tobytes(), len(seen))
+        for start, length in zip(starts.tolist(), prompts.tolist(), strict=True)
+    ]
+    return torch.tensor(numbers)
+
+
+def _pack(batch: Batch, starts: Tensor, lengths: Tensor, prompts: Tensor, stems: Tensor) -> MicroBatch:
+    """Sequences with equal `stems` next to each other, packed as `PackedLayout` has it.
+
+    The last token of a sequence predicts nothing and is left out, so a branch may be empty; it has
+    then no row, and its first and only target is predicted by the end of its prompt.
+    """
+    fresh = torch.ones(len(stems), dtype=torch.bool)
+    fresh[1:] = stems[1:] != stems[:-1]
+    prefix = _common_prefix(batch, starts[fresh], prompts[fresh])
+    grown = 1 < int(fresh.sum()) < len(stems)
+    base = prompts if grown else torch.full_like(prompts, prefix)
+    parent = fresh.cumsum(0) - 1
+    stem_lengths = (prompts - prefix)[fresh] if grown else None
+    stem_tokens = _ranges(starts[fresh] + prefix, stem_lengths) if stem_lengths is not None else starts[:0]
+    fed = (lengths - 1 - base).clamp(min=0)
+    index = torch.cat([torch.arange(prefix) + starts[0], stem_tokens, _ranges(starts + base, fed)])
+
+    before = prefix + stem_lengths.cumsum(0)[parent] - 1 if stem_lengths is not None else base - 1
+    begin = prefix + len(stem_tokens) + fed.cumsum(0) - fed
+    rows = torch.arange(len(lengths)).repeat_interleave(lengths)
+    tokens = _ranges(starts, lengths)
+    own = batch.loss_mask[tokens]
+    tokens, rows = tokens[own], rows[own]
+    offset = tokens - starts[rows] - 1 - base[rows]
     packed = Packed(
         tokens=batch.tokens[index],
         positions=batch.positions[index],
-        layout=PackedLayout(lengths - prefix, prefix),
-        sources=sources,
-        targets=batch.tokens[rests[predicted]],
+        layout=_layout(fed, prefix, stem_lengths, parent),
+        sources=torch.where(offset < 0, before[rows], begin[rows] + offset),
+        targets=batch.tokens[tokens],
     )
-    return MicroBatch(packed, rests[predicted])
+    return MicroBatch(packed, tokens)
 
 
-def _shared_prefix(batch: Batch, starts: Tensor, lengths: Tensor) -> int:
-    """Tokens that all sequences begin with, none of them the policy's own."""
-    if len(starts) < 2:
-        return 0
-    columns = torch.arange(int(lengths.min()) - 1)
-    places = starts[:, None] + columns
-    same = (batch.tokens[places] == batch.tokens[places[:1]]).all(0) & ~batch.loss_mask[places].any(0)
+def _layout(branches: Tensor, prefix: int, stems: Tensor | None, parents: Tensor) -> PackedLayout:
+    filled = branches > 0
+    return PackedLayout(branches[filled], prefix, stems, None if stems is None else parents[filled])
+
+
+def _common_prefix(batch: Batch, starts: Tensor, prompts: Tensor) -> int:
+    """Tokens that all distinct prompts begin with; of several, each keeps one to itself."""
+    shortest = int(prompts.min())
+    if len(starts) == 1:
+        return shortest
+    places = starts[:, None] + torch.arange(max(shortest - 1, 0))
+    same = (batch.tokens[places] == batch.tokens[places[:1]]).all(0)
     return int(same.long().cumprod(0).sum())

@@ -1,0 +1,123 @@
+"""If these fail, samples that share a prompt are scored as if they had another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from quintet.policies.causal_lm import load_model, token_statistics
+from quintet.records import Batch
+from quintet.training.packing import micro_batches
+
+Sequence = tuple[list[int], list[tuple[int, bool]]]
+"""A prompt, and what follows it: each token, and whether the policy wrote it."""
+
+
+def batch_of(sequences: list[Sequence]) -> Batch:
+    tokens = [[*prompt, *(token for token, _ in rest)] for prompt, rest in sequences]
+    masks = [[*(False for _ in prompt), *(own for _, own in rest)] for prompt, rest in sequences]
+    flat = torch.tensor([token for row in tokens for token in row])
+    return Batch(
+        tokens=flat,
+        positions=torch.cat([torch.arange(len(row)) for row in tokens]),
+        lengths=torch.tensor([len(row) for row in tokens]),
+        loss_mask=torch.tensor([own for row in masks for own in row]),
+        turn=torch.zeros_like(flat),
+        turn_end=torch.zeros_like(flat, dtype=torch.bool),
+        trajectory=torch.arange(len(tokens)),
+        group=torch.arange(len(tokens)),
+        logprobs=torch.zeros(len(flat)),
+        rewards=torch.zeros(len(flat)),
+    )
+
+
+def packed_logprobs(directory: Path, batch: Batch, max_tokens: int) -> Tensor:
+    model = load_model(directory)
+    out = torch.zeros(len(batch.tokens))
+    with torch.no_grad():
+        for micro in micro_batches(batch, max_tokens):
+            out[micro.index], _ = token_statistics(model, micro.packed)
+    return out
+
+
+def one_by_one(directory: Path, batch: Batch) -> Tensor:
+    """Each sequence on its own through transformers' attention."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    parts = []
+    for tokens, mask in zip(
+        batch.tokens.split(batch.lengths.tolist()), batch.loss_mask.split(batch.lengths.tolist()), strict=True
+    ):
+        with torch.no_grad():
+            logits = model(tokens[None]).logits[0].log_softmax(-1)
+        scored = logits[:-1].gather(-1, tokens[1:, None]).squeeze(-1)
+        parts.append(torch.cat([torch.zeros(1), scored]) * mask)
+    return torch.cat(parts)
+
+
+def own(*tokens: int) -> list[tuple[int, bool]]:
+    return [(token, True) for token in tokens]
+
+
+CASES: dict[str, list[Sequence]] = {
+    "samples of one prompt": [([1, 2, 3], own(4, 5)), ([1, 2, 3], own(6)), ([1, 2, 3], own(7, 8, 9))],
+    "one-token replies to one prompt": [([1, 2, 3], own(4)), ([1, 2, 3], own(5))],
+    "groups of prompts of unequal length": [
+        ([9, 9, 1, 2], own(3)),
+        ([9, 9, 1], own(4, 5, 6)),
+        ([9, 9, 1, 2], own(7, 8)),
+        ([9, 9, 1], own(4)),
+    ],
+    "a prompt that begins another": [([1, 2], own(3, 4)), ([1, 2, 5], own(6, 7)), ([1, 2], own(8, 9))],
+    "a prompt of one token": [([1], own(2, 3)), ([2], own(3, 4)), ([1], own(5))],
+    "nothing in common": [([1, 2], own(3, 4)), ([5, 6, 7], own(8)), ([9], own(1, 2, 3))],
+    "turns of others in between": [
+        ([1, 2, 3], [*own(4, 5), (6, False), (7, False), *own(8)]),
+        ([1, 2, 3], [*own(4), (6, False), *own(8, 9)]),
+        ([1, 2], [*own(4), (6, False), (6, False)]),
+    ],
+    "one sequence": [([1, 2, 3, 4], own(5, 6))],
+    "a sequence without own tokens": [([1, 2, 3], []), ([1, 2, 3], own(4, 5)), ([6, 2], own(4))],
+}
+
+
+@pytest.mark.parametrize("max_tokens", [1, 6, 1000])
+@pytest.mark.parametrize("name", CASES)
+def test_packed_sequences_score_as_they_would_alone(policy_directory: Path, name: str, max_tokens: int) -> None:
+    batch = batch_of(CASES[name])
+    expected = one_by_one(policy_directory, batch)
+    torch.testing.assert_close(packed_logprobs(policy_directory, batch, max_tokens), expected, atol=2e-5, rtol=0)
+
+
+PROMPTS = st.lists(st.integers(1, 3), min_size=1, max_size=5)
+RESTS = st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sequences=st.lists(st.tuples(PROMPTS, RESTS), min_size=1, max_size=8), max_tokens=st.integers(1, 60))
+def test_any_batch_scores_as_its_sequences_would_alone(
+    policy_directory: Path, sequences: list[Sequence], max_tokens: int
+) -> None:
+    batch = batch_of(sequences)
+    expected = one_by_one(policy_directory, batch)
+    torch.testing.assert_close(packed_logprobs(policy_directory, batch, max_tokens), expected, atol=2e-5, rtol=0)
+
+
+def test_every_prompt_is_computed_once() -> None:
+    prompt, other = list(range(1, 21)), [*range(1, 11), *range(50, 60)]
+    batch = batch_of([(p, own(100 + i, 200, 201)) for i in range(8) for p in (prompt, other)])
+    (micro,) = micro_batches(batch, 10_000)
+    # the ten tokens in common, ten more of each prompt, and of each reply all but its last token
+    assert len(micro.packed.tokens) == 10 + 2 * 10 + 16 * 2
+
+
+def test_each_own_token_is_scored_in_exactly_one_micro_batch() -> None:
+    batch = batch_of([case for cases in CASES.values() for case in cases])
+    scored = torch.cat([micro.index for micro in micro_batches(batch, 7)])
+    assert torch.equal(scored.sort().values, batch.loss_mask.nonzero().squeeze(-1))
