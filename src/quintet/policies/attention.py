@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["ATTENTION", "Layout", "PackedLayout", "register_attention"]
+__all__ = ["ATTENTION", "Layout", "PackedLayout", "Rows", "attend_rows", "causal_mask", "register_attention"]
 
 ATTENTION = "quintet"
 
@@ -49,7 +49,7 @@ def register_attention() -> str:
     return ATTENTION
 
 
-class _Rows:
+class Rows:
     """Ragged sequences end to end, and the same as rows padded to the longest."""
 
     def __init__(self, lengths: Tensor) -> None:
@@ -90,11 +90,11 @@ class PackedLayout:
         `parents` int64 [B], the stem of each branch. Without stems, branches follow the prefix.
         """
         self._sizes = [prefix, 0 if stems is None else int(stems.sum()), int(branches.sum())]
-        self._trunk = _Rows(torch.tensor([prefix])) if prefix else None
-        self._stems = None if stems is None else _Rows(stems)
-        self._branches = _Rows(branches) if len(branches) else None
+        self._trunk = Rows(torch.tensor([prefix])) if prefix else None
+        self._stems = None if stems is None else Rows(stems)
+        self._branches = Rows(branches) if len(branches) else None
         self._parents = parents
-        self._stem_mask = _causal(self._stems.width, prefix) if self._stems else None
+        self._stem_mask = causal_mask(self._stems.width, prefix) if self._stems else None
         self._branch_mask = self._mask_of_branches(self._branches.width, prefix) if self._branches else None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -103,41 +103,46 @@ class PackedLayout:
         out: list[Tensor] = []
         before: list[tuple[Tensor, Tensor]] = []
         if self._trunk:
-            out.append(_attend(self._trunk, trunk, before, None, scale))
+            out.append(attend_rows(self._trunk, trunk, before, None, scale))
             before.append((self._trunk.pad(trunk[1]), self._trunk.pad(trunk[2])))
         if self._stems:
-            out.append(_attend(self._stems, stems, before, self._stem_mask, scale))
+            out.append(attend_rows(self._stems, stems, before, self._stem_mask, scale))
             if self._parents is not None:
                 key, value = (self._stems.pad(x).index_select(0, self._parents) for x in stems[1:])
                 before.append((key, value))
         if self._branches:
-            out.append(_attend(self._branches, branches, before, self._branch_mask, scale))
+            out.append(attend_rows(self._branches, branches, before, self._branch_mask, scale))
         return torch.cat(out) if len(out) > 1 else out[0]
 
     def _mask_of_branches(self, width: int, prefix: int) -> Tensor | None:
         """What branches see, bool [width, keys] or [B, 1, width, keys]; None for themselves alone."""
         if self._stems is None or self._parents is None:
-            return _causal(width, prefix) if prefix else None
-        plain = _causal(width, prefix + self._stems.width)
+            return causal_mask(width, prefix) if prefix else None
+        plain = causal_mask(width, prefix + self._stems.width)
         if not self._stems.ragged:
             return plain
         seen = F.pad(self._stems.valid[self._parents], (prefix, width), value=True)
         return plain & seen[:, None, None]
 
 
-def _causal(width: int, before: int) -> Tensor:
+def causal_mask(width: int, before: int) -> Tensor:
     """Bool [width, before + width]: everything before, and oneself causally."""
     return torch.ones(width, before + width, dtype=torch.bool).tril(before)
 
 
-def _attend(
-    rows: _Rows,
+def attend_rows(
+    rows: Rows,
     packed: tuple[Tensor, ...],
     before: list[tuple[Tensor, Tensor]],
     mask: Tensor | None,
     scale: float,
 ) -> Tensor:
-    """Attention of rows over what stands before them and themselves, [N, heads, dim]."""
+    """Attention of rows over what stands before them and themselves, [N, heads, dim].
+
+    `packed` are query, key and value, [N, heads, dim] each; `before` the keys and values of earlier
+    parts, [B or 1, heads, length, dim]; `mask` bool [width, keys] or [B, 1, width, keys], None for
+    plain causal attention among the rows' own tokens.
+    """
     q, k, v = (rows.pad(x) for x in packed)
     if before:
         count = len(q)

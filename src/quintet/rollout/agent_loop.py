@@ -77,11 +77,13 @@ class AgentLoop:
         """Time spent in worlds, over all rounds."""
 
     def play(self, games: Sequence[Game], sampling: Sampling) -> Iterator[Trajectory]:
-        """Play all games; trajectories come as they end, in no particular order.
+        """Play all games; trajectories come as they end, in no particular order. A round's numbers are
+        its own, to the last bit: what the engine knows from earlier rounds is forgotten first.
 
         A world that raises costs its own trajectory: the fault is in `Trajectory.failure`.
         """
         players: dict[int, _Player] = {}
+        self._engine.forget()
         for number, game in enumerate(games):
             world = self._make_world()
             dialogue = Dialogue(self._chat, world.instruction(), self._config.window_size)

@@ -2,58 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["DecodeLayout", "PrefillLayout", "SlotCache"]
+from quintet.policies.attention import Rows, attend_rows, causal_mask
+
+__all__ = ["DecodeLayout", "PrefillLayout", "Prefix", "SlotCache"]
 
 
 class SlotCache:
-    """Keys and values, `[layers][2][slots, kv_heads, length, dim]`, allocated once."""
+    """Keys and values, `[layers][slots, kv_heads, length, dim]` each, allocated once."""
 
     def __init__(self, layers: int, slots: int, kv_heads: int, length: int, dim: int, dtype: torch.dtype) -> None:
         self.length = length
         self.keys = [torch.zeros(slots, kv_heads, length, dim, dtype=dtype) for _ in range(layers)]
         self.values = [torch.zeros(slots, kv_heads, length, dim, dtype=dtype) for _ in range(layers)]
 
-    def move(self, sources: list[int], targets: list[int], used: int) -> None:
+    def copy(self, sources: Sequence[int], targets: Sequence[int], used: int) -> None:
         """Copy whole slots, as far as `used` tokens."""
+        source, target = torch.tensor(sources), torch.tensor(targets)
         for store in (*self.keys, *self.values):
-            store[targets, :, :used] = store[sources, :, :used]
+            store[target, :, :used] = store[source, :, :used]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Tokens that prompts begin with, their keys and values `[layers][1, kv_heads, length, dim]`."""
+
+    tokens: tuple[int, ...] = ()
+    keys: tuple[Tensor, ...] = ()
+    values: tuple[Tensor, ...] = ()
 
 
 class PrefillLayout:
-    """New prompts, packed end to end, written into the slots from `first` on.
+    """Distinct prompts behind a prefix, packed end to end, written into the given slots."""
 
-    All of them have `past` tokens in their slots already: the shared prefix.
-    """
-
-    def __init__(self, cache: SlotCache, first: int, lengths: Tensor, past: int) -> None:
-        """`lengths` int64 [b], new tokens of each prompt."""
+    def __init__(self, cache: SlotCache, slots: Sequence[int], lengths: Tensor, prefix: Prefix, past: int) -> None:
+        """`lengths` int64 [b], new tokens of each prompt behind the first `past` of the prefix."""
         self._cache = cache
-        rows, width = len(lengths), int(lengths.max())
-        columns = torch.arange(width)
-        valid = columns < lengths[:, None]
-        starts = lengths.cumsum(0) - lengths
-        self._shape = (rows, width)
-        self._into_rows = (starts[:, None] + columns).masked_fill(~valid, 0).flatten()
-        self._from_rows = valid.flatten().nonzero().squeeze(-1)
-        self._slots = slice(first, first + rows)
-        self._span = slice(past, past + width)
-        self._end = past + width
-        self._mask = torch.ones(width, past + width, dtype=torch.bool).tril(past)
+        self._slots = torch.tensor(slots)
+        self._rows = Rows(lengths)
+        self._prefix = prefix
+        self._past = past
+        self._mask = causal_mask(self._rows.width, past) if past else None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """See `Layout.attend`. Padding written behind a short prompt is overwritten by its answer."""
-        q, k, v = (x[self._into_rows].view(*self._shape, *x.shape[1:]).transpose(1, 2) for x in (query, key, value))
-        keys, values = self._cache.keys[layer][self._slots], self._cache.values[layer][self._slots]
-        keys[:, :, self._span] = k
-        values[:, :, self._span] = v
-        out = F.scaled_dot_product_attention(
-            q, keys[:, :, : self._end], values[:, :, : self._end], attn_mask=self._mask, scale=scale, enable_gqa=True
-        )
-        return out.transpose(1, 2).reshape(-1, *out.shape[1::2])[self._from_rows]
+        past = self._past
+        span = slice(past, past + self._rows.width)
+        before = []
+        for store, new in ((self._cache.keys[layer], key), (self._cache.values[layer], value)):
+            store[self._slots, :, span] = self._rows.pad(new)
+        if past:
+            before = [(self._prefix.keys[layer][:, :, :past], self._prefix.values[layer][:, :, :past])]
+            for store, known in zip((self._cache.keys[layer], self._cache.values[layer]), before[0], strict=True):
+                store[self._slots, :, :past] = known
+        return attend_rows(self._rows, (query, key, value), before, self._mask, scale)
 
 
 class DecodeLayout:

@@ -40,6 +40,10 @@ class Engine(Protocol):
         """Take new weights, full tensors under Hugging Face names. Forgets cached prefixes."""
         ...
 
+    def forget(self) -> None:
+        """Drop computed prompts, so that nothing to come depends on what was asked before."""
+        ...
+
     def sleep(self) -> None:
         """Free the cache until `wake`."""
         ...

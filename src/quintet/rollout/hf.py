@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from torch import Tensor
 from quintet.policies.attention import PackedLayout
 from quintet.policies.causal_lm import hidden_states
 from quintet.records import Generation, Request, StopReason
-from quintet.rollout.cache import DecodeLayout, PrefillLayout, SlotCache
+from quintet.rollout.cache import DecodeLayout, PrefillLayout, Prefix, SlotCache
 from quintet.rollout.sampling import sample, uniform
 
 if TYPE_CHECKING:
@@ -43,20 +43,20 @@ class _Running:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prefix:
-    """Tokens that prompts share, with their keys and values, `[layers][kv_heads, length, dim]`."""
+class _Computed:
+    """A prompt that lies in the cache, and the hidden state of its last token, [hidden]."""
 
-    tokens: tuple[int, ...] = ()
-    keys: tuple[Tensor, ...] = ()
-    values: tuple[Tensor, ...] = ()
+    slot: int
+    hidden: Tensor
 
 
 class HfEngine:
     """Continuous batching over slots, in this process.
 
-    Requests are admitted as soon as slots are free; prompts are prefilled packed, their common
-    prefix only once; every step decodes one token for all. The model may be the learner's own
-    (then `load_weights` only counts the version) or a copy in another type.
+    Requests are admitted as soon as slots are free. A prompt is computed once for all requests that
+    bring it, now or later under the same weights, and what prompts have in common only once; every
+    step decodes one token for all. The model may be the learner's own (then `load_weights` only
+    counts the version) or a copy in another type.
     """
 
     def __init__(self, model: PreTrainedModel, *, slots: int, context: int, weight_version: int = 0) -> None:
@@ -67,7 +67,10 @@ class HfEngine:
         self.weight_version = weight_version
         self._waiting: deque[Request] = deque()
         self._running: list[_Running] = []
-        self._prefix = _Prefix()
+        self._prefix = Prefix()
+        self._computed: OrderedDict[tuple[int, ...], _Computed] = OrderedDict()
+        self._prompts = max(slots // 2, 1)
+        self._spare = list(range(slots, slots + self._prompts))
         self._cache: SlotCache | None = None
 
     @property
@@ -98,14 +101,22 @@ class HfEngine:
         with torch.no_grad():
             for name, tensor in weights:
                 parameters[name].copy_(tensor)
-        self._prefix = _Prefix()
+        self.forget()
         self.weight_version = version
+
+    def forget(self) -> None:
+        """See `Engine.forget`."""
+        self._spare += [known.slot for known in self._computed.values()]
+        self._spare.sort()
+        self._computed.clear()
+        self._prefix = Prefix()
 
     def sleep(self) -> None:
         """Free the cache; running requests must have ended."""
         if self.busy:
             raise RuntimeError("the engine can't sleep while requests run")
-        self._cache, self._prefix = None, _Prefix()
+        self.forget()
+        self._cache = None
 
     def wake(self) -> None:
         """The cache comes back with the next request."""
@@ -116,7 +127,7 @@ class HfEngine:
             heads, dim = config.num_attention_heads, getattr(config, "head_dim", None)
             self._cache = SlotCache(
                 config.num_hidden_layers,
-                self._slots,
+                self._slots + self._prompts,
                 config.num_key_value_heads,
                 self._context,
                 dim or config.hidden_size // heads,
@@ -126,40 +137,56 @@ class HfEngine:
 
     def _admit(self) -> list[_Running]:
         """Move waiting requests into the free slots behind the running ones."""
-        free = min(self._slots - len(self._running), len(self._waiting))
-        admitted = [
-            _Running(request, len(request.prompt)) for request in (self._waiting.popleft() for _ in range(free))
-        ]
+        free = self._slots - len(self._running)
+        prompts: set[tuple[int, ...]] = set()
+        admitted: list[_Running] = []
+        while self._waiting and len(admitted) < free:
+            prompts.add(self._waiting[0].prompt)
+            if len(prompts) > self._prompts:
+                break
+            request = self._waiting.popleft()
+            admitted.append(_Running(request, len(request.prompt)))
         self._running.extend(admitted)
         return admitted
 
     def _prefill(self, first: int, admitted: list[_Running]) -> Tensor:
-        """Compute the prompts of the slots from `first` on; hidden states of their last tokens, [b, hidden]."""
-        cache = self._store()
+        """Bring prompts into the slots from `first` on; hidden states of their last tokens, [b, hidden]."""
         prompts = [run.request.prompt for run in admitted]
+        for prompt in prompts:
+            if prompt in self._computed:
+                self._computed.move_to_end(prompt)
+        if fresh := [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._computed]:
+            self._compute(fresh)
+        known = [self._computed[prompt] for prompt in prompts]
+        slots = range(first, first + len(prompts))
+        self._store().copy([one.slot for one in known], slots, max(map(len, prompts)))
+        return torch.stack([one.hidden for one in known])
+
+    def _compute(self, prompts: list[tuple[int, ...]]) -> None:
+        """Keys and values of new prompts into spare slots; those not used for longest make room."""
+        while len(self._spare) < len(prompts):
+            self._spare.append(self._computed.popitem(last=False)[1].slot)
+        slots = [self._spare.pop() for _ in prompts]
         past = self._share_prefix(prompts)
-        for store, shared in zip(
-            (*cache.keys, *cache.values), (*self._prefix.keys, *self._prefix.values), strict=False
-        ):
-            store[first : first + len(prompts), :, :past] = shared[:, :past]
         lengths = torch.tensor([len(prompt) - past for prompt in prompts])
         tokens = torch.tensor([token for prompt in prompts for token in prompt[past:]])
         positions = torch.cat([torch.arange(past, len(prompt)) for prompt in prompts])
-        hidden = hidden_states(self._model.model, tokens, positions, PrefillLayout(cache, first, lengths, past))
-        return hidden[lengths.cumsum(0) - 1]
+        layout = PrefillLayout(self._store(), slots, lengths, self._prefix, past)
+        hidden = hidden_states(self._model.model, tokens, positions, layout)[lengths.cumsum(0) - 1]
+        for prompt, slot, last in zip(prompts, slots, hidden, strict=True):
+            self._computed[prompt] = _Computed(slot, last)
 
     def _share_prefix(self, prompts: list[tuple[int, ...]]) -> int:
         """Tokens that all prompts share with the kept prefix; makes a new one where that pays."""
+        longest = min(map(len, prompts)) - 1
         kept = _common([self._prefix.tokens, *prompts])
-        if kept == len(self._prefix.tokens) and kept:
-            return min(kept, min(map(len, prompts)) - 1)
-        common = min(_common(prompts), min(map(len, prompts)) - 1)
-        if len(prompts) < 2 or common < SHORTEST_PREFIX or common <= kept:
-            return min(kept, min(map(len, prompts)) - 1)
+        common = min(_common(prompts), longest)
+        if len(prompts) < 2 or common < SHORTEST_PREFIX or common <= kept or kept == len(self._prefix.tokens) > 0:
+            return min(kept, longest)
         recorder = _Recorder(common)
         tokens = torch.tensor(prompts[0][:common])
         hidden_states(self._model.model, tokens, torch.arange(common), recorder)
-        self._prefix = _Prefix(prompts[0][:common], tuple(recorder.keys), tuple(recorder.values))
+        self._prefix = Prefix(prompts[0][:common], tuple(recorder.keys), tuple(recorder.values))
         return common
 
     def _decode(self, count: int) -> Tensor:
@@ -198,7 +225,7 @@ class HfEngine:
         gaps = [slot for slot, reason in enumerate(reasons) if reason is not None and slot < len(stay)]
         movers = [slot for slot in stay if slot >= len(stay)]
         if movers:
-            self._store().move(movers, gaps, max(self._running[slot].filled for slot in movers))
+            self._store().copy(movers, gaps, max(self._running[slot].filled for slot in movers))
         for source, target in zip(movers, gaps, strict=True):
             self._running[target] = self._running[source]
         del self._running[len(stay) :]
@@ -214,8 +241,8 @@ class _Recorder(PackedLayout):
         self.values: list[Tensor] = []
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        self.keys.append(key.transpose(0, 1))
-        self.values.append(value.transpose(0, 1))
+        self.keys.append(key.transpose(0, 1)[None])
+        self.values.append(value.transpose(0, 1)[None])
         return super().attend(layer, query, key, value, scale)
 
 

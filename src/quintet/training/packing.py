@@ -55,7 +55,7 @@ def mini_batches(batch: Batch, groups: int, generator: torch.Generator) -> Itera
 
 
 def micro_batches(batch: Batch, max_tokens: int) -> Iterator[MicroBatch]:
-    """All sequences, about `max_tokens` at a time and at least one.
+    """All sequences that have own tokens, about `max_tokens` at a time and at least one.
 
     Sequences of the same prompt stand together, so that it is computed once; beyond that they are
     sorted by length, so that little is padded.
@@ -65,6 +65,7 @@ def micro_batches(batch: Batch, max_tokens: int) -> Iterator[MicroBatch]:
     prompts = _prompt_lengths(batch, starts)
     stems = _number_prompts(batch, starts, prompts)
     order = torch.from_numpy(np.lexsort((lengths.numpy(), stems.numpy(), prompts.numpy())))
+    order = order[prompts[order] < lengths[order]]
     first = torch.ones(len(order), dtype=torch.bool)
     first[1:] = stems[order][1:] != stems[order][:-1]
     filled = (lengths[order] - prompts[order] * ~first).cumsum(0)

@@ -116,6 +116,43 @@ def test_new_weights_are_used_at_once(policy_directory: Path) -> None:
     assert after[0].weight_version == 5
 
 
+def count_prefilled(engine: HfEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of every forward pass that isn't a decoding step, as they come."""
+    from quintet.rollout import hf
+
+    seen: list[int] = []
+
+    def counting(body: object, tokens: torch.Tensor, positions: torch.Tensor, layout: object) -> torch.Tensor:
+        if not isinstance(layout, hf.DecodeLayout):
+            seen.append(len(tokens))
+        return plain(body, tokens, positions, layout)
+
+    plain = hf.hidden_states
+    monkeypatch.setattr(hf, "hidden_states", counting)
+    return seen
+
+
+def test_a_prompt_is_computed_once(engine: HfEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = count_prefilled(engine, monkeypatch)
+    first = run(engine, [request(n, prompt=prompt(5), seed=n) for n in range(10)])
+    assert sum(seen) == len(prompt(5))
+    again = run(engine, [request(n, prompt=prompt(5), seed=n) for n in range(10)])
+    assert sum(seen) == len(prompt(5))
+    assert {n: g.tokens for n, g in first.items()} == {n: g.tokens for n, g in again.items()}
+    engine.forget()
+    run(engine, [request(0, prompt=prompt(5))])
+    assert sum(seen) == 2 * len(prompt(5))
+
+
+def test_prompts_used_long_ago_make_room(engine: HfEngine, policy_directory: Path) -> None:
+    """Four slots keep two prompts; forty requests of seven prompts come in changing order."""
+    numbers = [(3 * n * n + n // 3) % 7 for n in range(40)]
+    done = run(engine, [request(i, prompt=prompt(number)) for i, number in enumerate(numbers)])
+    for i, number in enumerate(numbers):
+        expected = reference_logprobs(policy_directory, prompt(number) + done[i].tokens, len(prompt(number)))
+        torch.testing.assert_close(torch.tensor(done[i].logprobs), expected, atol=1e-5, rtol=0)
+
+
 def test_sleep_frees_the_cache_and_work_goes_on(engine: HfEngine) -> None:
     before = run(engine, [request(n) for n in range(3)])
     engine.sleep()
