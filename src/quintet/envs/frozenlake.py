@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from copy import copy
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -58,8 +59,8 @@ class FrozenLake:
     def reset(self, seed: int) -> Observation:
         """See `World.reset`."""
         config = self._config
-        rows = _draw_map(config, seed)
-        self._env = FrozenLakeEnv(desc=rows, is_slippery=config.slippery, success_rate=config.success_rate)
+        rows, lake = _lake(config, seed)
+        self._env = copy(lake)
         state, _ = self._env.reset(seed=seed)
         self._rows = [row.replace("S", "F") for row in rows]
         self._place = divmod(int(state), config.size)
@@ -112,6 +113,16 @@ class FrozenLake:
         """The best action word in each cell."""
         best = slippery_policy(self._env.P) if self._config.slippery else shortest_policy(self._env.P)
         return [self.actions[action] for action in best]
+
+
+@lru_cache(maxsize=1024)
+def _lake(config: FrozenLakeConfig, seed: int) -> tuple[list[str], FrozenLakeEnv]:
+    """Map and gymnasium world of a seed, made once for all samples of its group.
+
+    A shallow copy of the world plays on its own: transitions are shared, position and slips are not.
+    """
+    rows = _draw_map(config, seed)
+    return rows, FrozenLakeEnv(desc=rows, is_slippery=config.slippery, success_rate=config.success_rate)
 
 
 def _draw_map(config: FrozenLakeConfig, seed: int) -> list[str]:

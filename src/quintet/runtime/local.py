@@ -41,14 +41,13 @@ class Components:
         self.engine.load_weights(version, () if shared else self.actor.weights())
 
     def actor_with(self, optimizer: OptimizerConfig) -> ActorLearner:
-        """The same policy under a fresh optimizer."""
+        """The same policy under a fresh optimizer, scored as it is, whatever temperature play has."""
         config = self.experiment
         return ActorLearner(
             self.actor.model,
             optimizer,
             micro_batch_tokens=config.training.micro_batch_tokens,
             dtype=_dtype(config),
-            temperature=config.rollout.temperature,
         )
 
     def grow_critic(self) -> None:
