@@ -184,7 +184,7 @@ class OptimizerConfig(Section):
 class ActorConfig(Section):
     """How the policy learns."""
 
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=6e-4)
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=6e-4, betas=(0.9, 0.99), max_grad_norm=0.4)
     """Steps and schedule."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
@@ -266,11 +266,11 @@ class AlgorithmConfig(Section):
 class TrainingConfig(Section):
     """The loop and its arithmetic: a step plays groups_per_step × samples_per_group games."""
 
-    steps: Annotated[int, Field(ge=0)] = 100
+    steps: Annotated[int, Field(ge=0)] = 70
     """Rounds of playing and learning."""
     groups_per_step: PositiveInt = 32
     """Start states a step."""
-    samples_per_group: PositiveInt = 8
+    samples_per_group: PositiveInt = 16
     """Games from each start state."""
     mini_batches: PositiveInt = 8
     """Optimizer steps for each pass over the games of a step; must divide groups_per_step."""
@@ -289,10 +289,10 @@ class WarmStartConfig(Section):
     """Solved games to learn from."""
     updates: Annotated[int, Field(ge=0)] = 250
     """Optimizer steps."""
-    until_success: Share | None = 0.55
+    until_success: Share | None = 0.5
     """Ends early once the policy wins this share of training games, greedily: the rest is left to
     reinforcement learning. null makes every update."""
-    check_every_updates: PositiveInt = 5
+    check_every_updates: PositiveInt = 2
     """Updates between two such trials, of 256 games."""
     turns_per_update: PositiveInt = 64
     """Demonstrated turns in one optimizer step."""

@@ -89,11 +89,11 @@ class FrozenLake:
         return self._plan[self._place[0] * self._config.size + self._place[1]]
 
     def expert_thought(self) -> str:
-        """Where the goal lies."""
-        goal = next((r, row.index("G")) for r, row in enumerate(self._rows) if "G" in row)
-        down, right = goal[0] - self._place[0], goal[1] - self._place[1]
-        words = ["goal", *(["Down"] if down > 0 else ["Up"] if down else [])]
-        return " ".join([*words, *(["Right"] if right > 0 else ["Left"] if right else [])])
+        """Where one may step."""
+        size, (row, column) = self._config.size, self._place
+        places = {word: (row + dy, column + dx) for word, (dy, dx) in MOVES.items()}
+        inside = {word: (y, x) for word, (y, x) in places.items() if 0 <= y < size and 0 <= x < size}
+        return " ".join(["safe", *(word for word, (y, x) in inside.items() if self._rows[y][x] != "H")])
 
     def _symbols(self) -> list[list[str]]:
         symbols = [["_" if cell == "F" else "O" if cell == "H" else cell for cell in row] for row in self._rows]

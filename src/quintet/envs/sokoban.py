@@ -215,22 +215,9 @@ class Sokoban:
         return self._plan[0]
 
     def expert_thought(self) -> str:
-        """Where the first misplaced box lies, and from it the first free target."""
+        """Which moves do anything: nothing is in the way, or it is a box with room behind it."""
         level = self._level
-        box = _first(level.boxes & ~level.targets)
-        target = _first(level.targets & ~level.boxes)
-        return f"box {self._way(level.player, box)} target {self._way(box, target)}"
-
-    def _way(self, start: int, end: int) -> str:
-        """The distance between two cells in words."""
-        (row, column), (to_row, to_column) = (divmod(cell, self._level.width) for cell in (start, end))
-        down, right = to_row - row, to_column - column
-        words = []
-        if down:
-            words += [str(abs(down)), "Down" if down > 0 else "Up"]
-        if right:
-            words += [str(abs(right)), "Right" if right > 0 else "Left"]
-        return " ".join(words)
+        return " ".join(["free", *(name for name, delta in level.deltas.items() if level.after(delta) != level)])
 
     def _text(self) -> str:
         symbols = self._level.symbols()
@@ -240,13 +227,9 @@ class Sokoban:
         return f"{text}\n{grid.neighbors_text(symbols, *divmod(self._level.player, self._level.width), MOVES)}"
 
 
-def _first(cells: int) -> int:
-    """Number of the lowest cell in a set."""
-    return (cells & -cells).bit_length() - 1
-
-
+@lru_cache(maxsize=1024)
 def _draw_level(config: SokobanConfig, seed: int) -> Level:
-    """A puzzle of the split that the seed belongs to."""
+    """A puzzle of the split that the seed belongs to, made once for all games of its group."""
     rng = np.random.default_rng(seed)
     wanted = split_of(seed)
     for _ in range(DRAWS):

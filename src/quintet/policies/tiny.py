@@ -26,6 +26,9 @@ CHAT_TEMPLATE = (
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>", "||")
 
+ROPE_THETA = 100.0
+"""A grid's rows lie a few tokens apart: fast rotations tell them apart, the slow ones of larger models don't."""
+
 
 @dataclass(frozen=True, slots=True)
 class Preset:
@@ -41,7 +44,7 @@ class Preset:
 
 
 PRESETS: Mapping[str, Preset] = {
-    "grid-1m": Preset(hidden=128, layers=4, heads=4, kv_heads=2, mlp=384, vocabulary=640, context=2048),
+    "grid-1m": Preset(hidden=128, layers=4, heads=8, kv_heads=2, mlp=384, vocabulary=640, context=2048),
     "grid-3m": Preset(hidden=256, layers=4, heads=8, kv_heads=4, mlp=704, vocabulary=640, context=4096),
 }
 
@@ -104,8 +107,8 @@ def make_model(shape: Preset, vocabulary: int, eos: int, pad: int, seed: int) ->
         num_key_value_heads=shape.kv_heads,
         max_position_embeddings=shape.context,
         tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        initializer_range=0.05,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        initializer_range=shape.hidden**-0.5,
         eos_token_id=eos,
         pad_token_id=pad,
         bos_token_id=None,
