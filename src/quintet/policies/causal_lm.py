@@ -10,13 +10,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from quintet.errors import MachineError
+from quintet.errors import ConfigError, MachineError
 from quintet.policies.attention import Layout, PackedLayout, register_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-__all__ = ["Packed", "ValueModel", "hidden_states", "load_model", "load_tokenizer", "token_statistics"]
+__all__ = [
+    "Packed",
+    "ValueModel",
+    "hidden_states",
+    "load_model",
+    "load_tokenizer",
+    "recompute_activations",
+    "token_statistics",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,27 @@ def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) ->
         return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError) as error:
         raise MachineError(f"can't load a tokenizer from {directory}: {error}") from error
+
+
+def recompute_activations(model: PreTrainedModel) -> None:
+    """From now on each layer's activations are computed again in the backward pass instead of kept.
+
+    transformers recomputes in layers that are in training mode; that mode is set for the layers
+    alone and not for what they hold, so that no dropout comes in.
+
+    Raises:
+        ConfigError: the model's class can't.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    if not model.supports_gradient_checkpointing:
+        raise ConfigError(
+            f"{type(model).__name__} can't recompute activations", key="actor.gradient_checkpointing", value=True
+        )
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.training = True
 
 
 def _exists(directory: str | Path) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from quintet.config.native import Experiment, OptimizerConfig
 from quintet.envs.catalogue import make_world
-from quintet.policies.causal_lm import ValueModel, load_model, load_tokenizer
+from quintet.policies.causal_lm import ValueModel, load_model, load_tokenizer, recompute_activations
 from quintet.rollout.agent_loop import AgentLoop, derive_seed
 from quintet.rollout.dialogue import ChatFormat
 from quintet.rollout.engine import ENGINES, Engine
@@ -104,6 +104,8 @@ def build(config: Experiment, policy: Path) -> Components:
     own = model if dtype is torch.float32 else copy.deepcopy(model).to(dtype)
     context = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     engine = ENGINES.get(config.rollout.engine).load()(own, slots=config.rollout.max_concurrent, context=context)
+    if config.actor.gradient_checkpointing:
+        recompute_activations(model)
     actor = ActorLearner(
         model,
         config.actor.optimizer,

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from quintet.algorithms.objective import CriticObjective, Imitation, PolicyObjective
 from quintet.config.native import AlgorithmConfig, CriticConfig, OptimizerConfig
-from quintet.policies.causal_lm import ValueModel, load_model
+from quintet.policies.causal_lm import ValueModel, load_model, recompute_activations, token_statistics
 from quintet.records import Batch
 from quintet.training.learner import ActorLearner, CriticLearner
 from quintet.training.optimizer import learning_rate
@@ -178,3 +179,25 @@ def test_the_schedule_by_hand() -> None:
     cosine = OptimizerConfig(learning_rate=1.0, warmup_steps=0, schedule="cosine", min_learning_rate_ratio=0.2)
     assert learning_rate(cosine, 5, 10) == pytest.approx(0.6)
     assert learning_rate(cosine, 10, 10) == pytest.approx(0.2)
+
+
+def test_recomputed_activations_take_less_memory_and_give_the_same_gradient(policy_directory: Path) -> None:
+    def learn(model: PreTrainedModel) -> tuple[int, list[torch.Tensor]]:
+        kept: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        (micro,) = micro_batches(ragged_batch(), 10_000)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            logprobs, _ = token_statistics(model, micro.packed)
+        held = sum(kept.values())
+        torch.autograd.backward(logprobs.sum())
+        return held, [p.grad for p in model.parameters() if p.grad is not None]
+
+    plain, saving = load_model(policy_directory), load_model(policy_directory)
+    recompute_activations(saving)
+    (held, expected), (held_less, found) = learn(plain), learn(saving)
+    assert held_less < held
+    torch.testing.assert_close(found, expected)
