@@ -51,6 +51,7 @@ class _Player:
     game: Game
     world: World
     dialogue: Dialogue
+    replies: ReplyFormat
     observation: str = ""
     new: tuple[int, ...] = ()
     continues: bool = False
@@ -87,13 +88,19 @@ class AgentLoop:
         for number, game in enumerate(games):
             world = self._make_world()
             dialogue = Dialogue(self._chat, world.instruction(), self._config.window_size)
-            player = players[number] = _Player(number, game, world, dialogue)
+            player = players[number] = _Player(number, game, world, dialogue, self._replies(world.actions))
             if ended := self._begin(player, sampling):
                 yield ended
         while self._engine.busy:
             for generation in self._engine.step():
                 if ended := self._continue(players[generation.id], generation, sampling):
                     yield ended
+
+    def _replies(self, actions: tuple[str, ...]) -> ReplyFormat:
+        config = self._config
+        return ReplyFormat(
+            actions, think=config.think, separator=config.action_separator, max_actions=config.max_actions_per_turn
+        )
 
     def _begin(self, player: _Player, sampling: Sampling) -> Trajectory | None:
         started = time.perf_counter()
@@ -144,17 +151,10 @@ class AgentLoop:
 
     def _execute(self, player: _Player, generation: Generation) -> tuple[Turn, Observation, Outcome | None]:
         """Step the world by each action of the reply until the game ends."""
-        config = self._config
-        replies = ReplyFormat(
-            player.world.actions,
-            think=config.think,
-            separator=config.action_separator,
-            max_actions=config.max_actions_per_turn,
-        )
         text = self._chat.decode(generation.tokens)
-        parsed = replies.parse(text)
+        parsed = player.replies.parse(text)
         valid = parsed.valid and generation.stop is StopReason.STOP
-        reward = 0.0 if valid else config.format_penalty
+        reward = 0.0 if valid else self._config.format_penalty
         observation = Observation(player.observation)
         outcome: Outcome | None = None
         frames: list[str] = []
