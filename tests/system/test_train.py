@@ -201,3 +201,54 @@ def test_the_small_commands_answer(quintet: Command, command: list[str]) -> None
 def test_sokoban_runs_by_the_same_command(quintet: Command, small: Path, tmp_path: Path) -> None:
     quintet("train", str(small), "world.name=sokoban", "training.steps=1", "rollout.window_size=null")
     assert (tmp_path / "runs/small/report.html").exists()
+
+
+def test_a_run_with_nothing_but_damaged_checkpoints_isnt_thrown_away(
+    quintet: Command, small: Path, tmp_path: Path
+) -> None:
+    quintet("train", str(small), "training.steps=1", "checkpoint.keep=1")
+    run = tmp_path / "runs/small"
+    (run / "checkpoints/global_step_1/hf/model.safetensors").write_bytes(b"torn")
+    before = (run / "metrics.jsonl").read_bytes()
+    done = quintet("train", str(small), "training.steps=1", "checkpoint.keep=1", check=False)
+    assert done.returncode == 2
+    assert "global_step_1: hf/model.safetensors has 4 bytes" in done.stderr
+    assert "resume=never" in done.stderr
+    assert (run / "metrics.jsonl").read_bytes() == before
+    quintet("train", str(small), "training.steps=1", "resume=never")
+    assert [line["step"] for line in metrics(run)] == [0, 1]
+
+
+def test_a_run_goes_on_from_the_checkpoint_it_is_given(quintet: Command, small: Path, tmp_path: Path) -> None:
+    quintet("train", str(small), "name=whole", "checkpoint.keep=5")
+    given = tmp_path / "runs/whole/checkpoints/global_step_2"
+    done = quintet("train", str(small), "name=branch", f"resume={given}")
+    assert f"going on from {given}" in done.stdout.replace("\n", "")
+    assert weights(tmp_path / "runs/branch", 4) == weights(tmp_path / "runs/whole", 4)
+    assert metrics(tmp_path / "runs/branch") == metrics(tmp_path / "runs/whole")[3:]
+
+
+def test_a_full_disk_ends_the_run_with_one_message_and_leaves_the_last_checkpoint(
+    quintet: Command, small: Path, tmp_path: Path
+) -> None:
+    quintet("train", str(small), "training.steps=1")
+    code = """
+import resource, sys
+from quintet.cli.main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # no file may outgrow a megabyte
+main()
+"""
+    command = [sys.executable, "-c", code, "train", str(small), "training.steps=2"]
+    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "disk full" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "going on from" in quintet("train", str(small), "training.steps=2").stdout
+    assert len(metrics(tmp_path / "runs/small")) == 3
+
+
+def test_weights_in_bfloat16_play_and_learn(quintet: Command, small: Path, tmp_path: Path) -> None:
+    quintet("train", str(small), "policy.dtype=bfloat16", "algorithm.advantage.name=gae")
+    lines = metrics(tmp_path / "runs/small")
+    assert lines[-1]["actor/grad_norm"] > 0
+    assert 0 < lines[1]["training/rollout_probs_diff_max"] < 0.2

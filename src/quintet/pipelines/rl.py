@@ -27,6 +27,7 @@ from quintet.runtime.local import Components, build
 from quintet.runtime.stop import StopRequest, stop_on_signals
 from quintet.tracking.loggers import JsonlLogger, LoggerContext
 from quintet.tracking.report import write_report
+from quintet.tracking.run_directory import machine_errors
 from quintet.tracking.summaries import summarize_batch, summarize_games, summarize_validation
 from quintet.tracking.trajectories import write_trajectories
 from quintet.training.optimizer import learning_rate
@@ -229,7 +230,8 @@ def _policy(run: Run, demonstrations: list[Demonstration]) -> Path:
     world = make_world(config.world)
     texts = corpus(demonstrations, world.instruction(), reply_format(config, world.actions))
     seed = derive_seed(config.seed, "policy")
-    make_policy(str(config.policy.preset), run.directory.policy, texts, seed)
+    with machine_errors(run.directory.policy):
+        make_policy(str(config.policy.preset), run.directory.policy, texts, seed)
     return run.directory.policy
 
 
@@ -300,6 +302,8 @@ def _is_finished(run: Run) -> bool:
 
 
 def _interrupted(run: Run, stop: StopRequest, step: int) -> InterruptedRun:
+    if step == 0:
+        return InterruptedRun(f"stopped by {stop.signal} in the warm start", "the same command begins it again")
     return InterruptedRun(
         f"stopped by {stop.signal} after step {step}; {run.directory.path} is ready to go on",
         "the same command goes on from there",

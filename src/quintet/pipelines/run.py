@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from quintet.config import Composed, dump_config
 from quintet.config.native import Experiment
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, MachineError
 from quintet.runtime.local import Components
 from quintet.tracking.loggers import LoggerContext, MetricLogger, open_loggers, truncate
 from quintet.tracking.progress import Progress, open_progress
@@ -27,6 +27,10 @@ __all__ = ["Run", "Timings", "open_run"]
 MAY_CHANGE = ("output_dir", "resume", "tracking.", "checkpoint.", "name", "training.steps")
 """Keys, and sections, that a resumed run may set anew: they don't touch the numbers; more steps only
 stretch the schedules."""
+
+MADE_POLICY_BYTES = 4 << 20
+LOG_BYTES = 16 << 20
+"""Metrics, games and the report of a run of the usual length."""
 
 
 class Timings:
@@ -99,7 +103,7 @@ def open_run(composed: Composed, console: Console) -> Iterator[Run]:
     """
     config = composed.experiment
     directory = RunDirectory.of(config)
-    directory.create()
+    directory.create(_needed_bytes(config))
     with directory.lock():
         progress = open_progress(console)
         run = Run(composed, directory, progress, _starting_point(config, directory, progress))
@@ -110,15 +114,32 @@ def open_run(composed: Composed, console: Console) -> Iterator[Run]:
             run.close()
 
 
+def _needed_bytes(config: Experiment) -> int:
+    """A lower bound of what a run writes: checkpoints of weights and their two Adam moments, in float32.
+
+    One more than are kept, because the new one is whole before the oldest goes.
+    """
+    path = Path(config.policy.path) if config.policy.path else None
+    weights = sum(file.stat().st_size for file in path.glob("*.safetensors")) if path else MADE_POLICY_BYTES
+    return 3 * weights * (config.checkpoint.keep + 1) + LOG_BYTES
+
+
 def _starting_point(config: Experiment, directory: RunDirectory, progress: Progress) -> Checkpoint | None:
     if config.resume == "never":
         return None
     if config.resume != "auto":
         checkpoint = open_checkpoint(Path(config.resume))
     else:
-        found = find_checkpoint(
-            directory.checkpoints, lambda path, why: progress.note(f"skipping checkpoint {path.name}: {why}")
-        )
+        damaged: dict[Path, str] = {}
+        found = find_checkpoint(directory.checkpoints, damaged.__setitem__)
+        if found is None and damaged:
+            faults = "; ".join(f"{path.name}: {why}" for path, why in damaged.items())
+            raise MachineError(
+                f"every checkpoint in {directory.checkpoints} is damaged ({faults})",
+                "mend them, or start anew with resume=never: that removes what the run has left so far",
+            )
+        for path, why in damaged.items():
+            progress.note(f"skipping checkpoint {path.name}: {why}")
         if found is None:
             return None
         checkpoint = found

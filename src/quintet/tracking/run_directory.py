@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from safetensors import SafetensorError
+
 from quintet.config.native import Experiment
 from quintet.errors import MachineError
 
 __all__ = ["RunDirectory", "machine_errors", "write_atomic"]
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _NOT_A_DIRECTORY = frozenset({errno.ENOTDIR, errno.EEXIST})
 _ELSEWHERE = "set `output_dir` to a directory that you can write"
@@ -35,6 +38,12 @@ def machine_errors(path: Path | str) -> Iterator[None]:
         yield
     except OSError as error:
         raise _machine_error(Path(path), error) from error
+    except SafetensorError as error:
+        # its writer tells the system's errors in words alone: "… (os error 28)"
+        if number := re.search(r"os error (\d+)", str(error)):
+            refused = OSError(int(number[1]), os.strerror(int(number[1])))
+            raise _machine_error(Path(path), refused) from error
+        raise
 
 
 def _machine_error(path: Path, error: OSError) -> MachineError:
