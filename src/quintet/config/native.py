@@ -261,6 +261,9 @@ class AlgorithmConfig(Section):
     drop_groups_without_signal: bool = True
     """Groups whose games all had the same reward give no gradient under `grpo`: leave them out of
     the update. Has no effect with a critic."""
+    signal_threshold: Annotated[float, Field(ge=0.0)] = 0.0
+    """Standard deviation of its rewards up to which a group counts as one without signal. Where each
+    move costs a little, games that all failed differ a little, and `grpo` would blow that up."""
 
 
 class TrainingConfig(Section):

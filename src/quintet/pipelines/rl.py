@@ -120,11 +120,12 @@ def estimate_advantages(batch: Batch, config: Experiment) -> tuple[Batch, float]
     """
     algorithm = config.algorithm
     _, deviation = group_statistics(trajectory_rewards(batch), batch.group)
-    signal = float(torch.isin(torch.unique(batch.group), batch.group[deviation > 0]).float().mean())
+    telling = deviation > algorithm.signal_threshold
+    signal = float(torch.isin(torch.unique(batch.group), batch.group[telling]).float().mean())
     advantages, returns = ADVANTAGES.get(algorithm.advantage.name).load()(batch, algorithm.advantage)
     batch = replace(batch, advantages=advantages, returns=returns)
     if algorithm.drop_groups_without_signal and not config.needs_critic and signal > 0:
-        batch = select_trajectories(batch, deviation > 0)
+        batch = select_trajectories(batch, telling)
     return batch, signal
 
 
