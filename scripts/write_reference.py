@@ -1,10 +1,12 @@
-"""Write docs/configuration.md and docs/metrics.md from the code: `python scripts/write_reference.py [--check]`."""
+"""Write the reference pages from the code: `python scripts/write_reference.py [--check]`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+from quintet.config.dialects.dialect import DIALECTS, Dialect
+from quintet.config.dialects.ledger import Row
 from quintet.config.keys import keys, show
 from quintet.tracking.metrics import markdown_table
 
@@ -26,7 +28,7 @@ def configuration() -> str:
         if not key.is_section:
             only = f" Only with `{key.kind[0]}={key.kind[1]}`." if key.kind and not key.name.endswith(".name") else ""
             cells = [f"`{key.name}`", key.takes, f"`{show(key.default)}`", f"{key.meaning}{only}"]
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            lines.append(_table_row(cells))
     return "\n".join(lines) + "\n"
 
 
@@ -39,8 +41,39 @@ def metrics() -> str:
     return head + markdown_table().rstrip("\n") + "\n"
 
 
+def dialect_page(dialect: Dialect) -> str:
+    """Every documented key of a dialect with what becomes of it."""
+    rows = [row for reference in dialect.references for row in reference.load()]
+    honoured = sum(row.pending is None for row in rows)
+    lines = [
+        f"# The {dialect.name} dialect",
+        "",
+        "Made from the code by `scripts/write_reference.py`. A honoured key does what its line says; a pending one",
+        "names what it waits for, and a run that sets it to anything else than the values in brackets is refused.",
+        "",
+        f"{len(rows)} keys, {honoured} honoured.",
+    ]
+    for reference in dialect.references:
+        lines += ["", f"## {reference.name}", "", "| key | takes | shown | effect | native | state |"]
+        lines += ["| --- | --- | --- | --- | --- | --- |", *map(_ledger_row, reference.load())]
+    return "\n".join(lines) + "\n"
+
+
+def _ledger_row(row: Row) -> str:
+    also = f" Also `{'`, `'.join(row.aliases)}`." if row.aliases else ""
+    without = f" [{', '.join(f'`{show(value)}`' for value in row.noop)}]" if row.noop else ""
+    state = "honoured" if row.pending is None else f"pending: {row.pending}{without}"
+    native = ", ".join(f"`{name}`" for name in row.native)
+    return _table_row([f"`{row.key}`", row.takes.words, f"`{show(row.default)}`", row.effect + also, native, state])
+
+
+def _table_row(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
 def main() -> int:
     pages = {"configuration.md": configuration(), "metrics.md": metrics()}
+    pages |= {f"reference/{dialect.name}.md": dialect_page(dialect) for dialect in DIALECTS.values()}
     if "--check" in sys.argv:
         return int(any((DOCS / name).read_text() != text for name, text in pages.items()))
     for name, text in pages.items():

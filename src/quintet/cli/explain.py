@@ -1,26 +1,109 @@
-"""`quintet explain KEY`."""
+"""`quintet explain`: what a key means, in the native schema and in the five dialects."""
 
 from __future__ import annotations
 
-from quintet.config.keys import Key, keys, nearest_keys, show
-from quintet.errors import ConfigError
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from quintet.config.dialects.dialect import DIALECTS
+from quintet.config.dialects.ledger import Row
+from quintet.config.dialects.typos import meant
+from quintet.config.keys import Key, keys, show
+from quintet.errors import ConfigError, nearest
 
 __all__ = ["run"]
 
+NATIVE = "native"
+Entry = tuple[str, str, Row]
+"""Dialect, reference, row."""
 
-def run(name: str) -> None:
-    """Print the meaning, type, range and default of a key, or the keys of a section.
+
+def run(name: str | None, dialect: str | None, *, every: bool, as_json: bool) -> None:
+    """Print the meaning, type, range and default of a key, the keys of a section, or the whole ledger.
 
     Raises:
-        ConfigError: no such key; the message names the nearest.
+        ConfigError: no such key or dialect; the message names the nearest.
     """
-    found = [key for key in keys() if key.name == name]
-    if not found:
-        near = nearest_keys(name, list(keys()))
+    if dialect is not None and dialect not in (NATIVE, *DIALECTS):
+        close = nearest(dialect, [NATIVE, *DIALECTS])
+        hint = (f"did you mean {close}? " if close else "") + f"there are {', '.join([NATIVE, *DIALECTS])}"
+        raise ConfigError(f"unknown dialect {dialect}", key="--dialect", value=dialect, hint=hint)
+    entries = [entry for entry in _ledger() if dialect in (None, entry[0])]
+    if every:
+        _print_ledger(entries, as_json=as_json)
+    elif name is None:
+        raise ConfigError("which key?", hint="quintet explain KEY, or quintet explain --list")
+    else:
+        _print_found(name, dialect, entries, as_json=as_json)
+
+
+def _ledger() -> Iterator[Entry]:
+    for dialect in DIALECTS.values():
+        for reference in dialect.references:
+            for row in reference.load():
+                yield dialect.name, reference.name, row
+
+
+def _print_ledger(entries: list[Entry], *, as_json: bool) -> None:
+    if as_json:
+        for entry in entries:
+            print(json.dumps(_as_object(entry)))
+        return
+    for dialect, reference, row in entries:
+        print(f"{row.state:<9} {dialect:<6} {reference:<20} {row.key}")
+    honoured = sum(row.state == "honoured" for _, _, row in entries)
+    print(f"{len(entries)} documented keys, {honoured} honoured, {len(entries) - honoured} pending")
+
+
+def _as_object(entry: Entry) -> dict[str, Any]:
+    dialect, reference, row = entry
+    return {
+        "dialect": dialect,
+        "file": reference,
+        "key": row.key,
+        "takes": row.takes.words,
+        "default": row.default,
+        "native": list(row.native),
+        "state": row.state,
+        "waits_for": row.pending,
+        "effect": row.effect,
+        "proof": row.proof,
+        "aliases": list(row.aliases),
+    }
+
+
+def _print_found(name: str, dialect: str | None, entries: list[Entry], *, as_json: bool) -> None:
+    native = [key for key in keys() if key.name == name] if dialect in (None, NATIVE) else []
+    foreign = [entry for entry in entries if name in (entry[2].key, *entry[2].aliases)]
+    if not native and not foreign:
+        legal = [key.name for key in keys()] if dialect in (None, NATIVE) else []
+        near = meant(name, legal) or meant(name, {row.key for _, _, row in entries})
         hint = f"did you mean {' or '.join(near)}?" if near else "`quintet explain world` shows a section"
         raise ConfigError(f"unknown key {name}", key=name, hint=hint)
-    for key in found:
+    for key in native:
         _explain(key)
+    for entry in foreign:
+        if as_json:
+            print(json.dumps(_as_object(entry)))
+        else:
+            _explain_row(*entry)
+
+
+def _explain_row(dialect: str, reference: str, row: Row) -> None:
+    print(f"{row.key}  ({dialect}, {reference})")
+    print(f"  {row.effect}")
+    print(f"  takes    {row.takes.words}")
+    print(f"  shown    {show(row.default)}")
+    if row.native:
+        print(f"  native   {', '.join(row.native)}")
+    if row.aliases:
+        print(f"  also     {', '.join(row.aliases)}")
+    print(f"  state    {row.state if row.pending is None else f'pending: waits for {row.pending}'}")
+    alike = [f"{d}: {other.key}" for d, _, other in _ledger() if row.native and other.native[:1] == row.native[:1]]
+    others = [word for word in alike if word != f"{dialect}: {row.key}"]
+    if others:
+        print(f"  alike    {', '.join(others)}")
 
 
 def _explain(key: Key) -> None:

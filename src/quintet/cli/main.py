@@ -50,11 +50,16 @@ def plan(config: Config = None, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def explain(key: Annotated[str, typer.Argument(help="A dotted key, such as rollout.window_size.")]) -> None:
+def explain(
+    key: Annotated[str | None, typer.Argument(help="A dotted key, such as rollout.window_size.")] = None,
+    dialect: Annotated[str | None, typer.Option(help="Whose key: native, ragen, verl, vagen, rlinf or roll.")] = None,
+    every: Annotated[bool, typer.Option("--list", help="Every documented key of every dialect.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a key.")] = False,
+) -> None:
     """Say what a key means."""
     from quintet.cli.explain import run
 
-    run(key)
+    run(key, dialect, every=every, as_json=as_json)
 
 
 @app.command(name="list")

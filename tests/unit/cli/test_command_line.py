@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -120,7 +121,7 @@ def test_explain_names_the_nearest_key(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_plan_prints_the_arithmetic(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "plan", "training.steps=1000") == 0
-    assert "games                  256,000\n" in capsys.readouterr().out
+    assert "games                  512,000\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["plan", "train"])
@@ -156,3 +157,25 @@ def test_list_shows_what_can_be_chosen(monkeypatch: pytest.MonkeyPatch, capsys: 
     shown = capsys.readouterr().out
     for name in ("frozenlake", "sokoban", "bi_level_gae", "hf", "jsonl", "grid-1m"):
         assert f"\n  {name} " in shown
+
+
+def test_explain_tells_the_dialects_keys_apart(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "explain", "rollout_manager.window_size", "--dialect", "vagen") == 0
+    told = capsys.readouterr().out
+    assert "(vagen, vagen)" in told
+    assert "rollout.window_size" in told
+    assert call(monkeypatch, "explain", "rollout_manager.window_size", "--dialect", "verl") == 2
+    assert call(monkeypatch, "explain", "x", "--dialect", "regen") == 2
+    assert "did you mean ragen?" in capsys.readouterr().err
+
+
+def test_the_whole_ledger_is_one_object_a_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "explain", "--list", "--json") == 0
+    objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(objects) == 643
+    assert {"dialect", "file", "key", "default", "native", "state", "effect", "proof"} <= set(objects[0])
+    assert all(one["state"] in ("honoured", "pending") for one in objects)

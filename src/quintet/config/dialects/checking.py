@@ -1,0 +1,102 @@
+"""Every fault of a foreign configuration at once: keys nobody knows, values of a wrong type, keys that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from quintet.config.dialects.dialect import Dialect
+from quintet.config.dialects.ledger import Row
+from quintet.config.dialects.reading import Written
+from quintet.config.dialects.takes import FREE
+from quintet.config.dialects.typos import meant
+from quintet.config.faults import Fault
+from quintet.config.keys import show
+
+__all__ = ["Unknown", "UnknownKey", "illegal_values", "pending_keys", "unknown_keys"]
+
+
+class Unknown(StrEnum):
+    """Why a key isn't known, in words."""
+
+    TYPO = "looks like a slip"
+    ELSEWHERE = "known to that framework, but not to its reference"
+    NOWHERE = "known to nobody"
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownKey:
+    """A key that the dialect's references don't have."""
+
+    key: str
+    source: str
+    why: Unknown
+    nearest: tuple[str, ...]
+
+    def __str__(self) -> str:
+        meant = f"; did you mean {' or '.join(self.nearest)}?" if self.nearest else ""
+        return f"{self.key} ({self.source}) {self.why}{meant}"
+
+
+def unknown_keys(written: Written, dialect: Dialect, elsewhere: frozenset[str]) -> list[UnknownKey]:
+    """What was given and isn't documented, those of `elsewhere` told apart."""
+    rows = dialect.rows()
+    sections = {part for key in rows for part in _above(key)}
+    open_sections = {key for key, row in rows.items() if row.takes is FREE}
+    legal = [*rows, *sections]
+
+    def known(key: str) -> bool:
+        other = _alike(key, dialect.alike)
+        inside = any(other == free or other.startswith(f"{free}.") for free in open_sections)
+        return other in rows or other in sections or inside
+
+    found = []
+    for key in written.leaves():
+        if not known(key):
+            near = tuple(meant(key, legal))
+            why = Unknown.ELSEWHERE if key in elsewhere else Unknown.TYPO if near else Unknown.NOWHERE
+            found.append(UnknownKey(key, written.sources[key], why, near[:1] if why is Unknown.TYPO else ()))
+    return found
+
+
+def illegal_values(written: Written, rows: Iterable[Row]) -> Iterator[Fault]:
+    """Values that their key doesn't take, interpolations that lead nowhere among them."""
+    for row in rows:
+        value = written.value(row.key)
+        source = written.sources.get(row.key, "reference")
+        if row.key in written.sources and not row.takes.accepts(value):
+            message = f"{row.key} = {show(value)} ({source}): must be {row.takes.words}"
+            yield Fault(row.key, value, source, message, f"{row.key}: {row.effect}")
+
+
+def pending_keys(written: Written, rows: Iterable[Row]) -> Iterator[Fault]:
+    """Keys that were given a value which asks for what isn't there yet."""
+    for row in rows:
+        if row.pending is None or row.key not in written.sources:
+            continue
+        value, source = written.value(row.key), written.sources[row.key]
+        if not any(value == noop and type(value) is type(noop) for noop in row.noop):
+            message = f"{row.key} = {show(value)} ({source}): waits for {row.pending}"
+            yield Fault(row.key, value, source, message, _instead(row))
+
+
+def _instead(row: Row) -> str:
+    if not row.noop:
+        return "leave the key out"
+    return f"leave the key out, or set it to {' or '.join(map(show, row.noop))}"
+
+
+def _above(key: str) -> Iterator[str]:
+    """The sections that a key stands in."""
+    while "." in key:
+        key = key.rpartition(".")[0]
+        yield key
+
+
+def _alike(key: str, alike: Mapping[str, str]) -> str:
+    """The documented key that a key of a like section stands for."""
+    for section, other in alike.items():
+        if key.startswith(f"{section}."):
+            return other + key.removeprefix(section)
+    return key

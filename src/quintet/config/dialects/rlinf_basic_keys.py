@@ -1,0 +1,456 @@
+"""Keys of RLinf's YAML reference that every kind of run has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from quintet.config.dialects.ledger import Capability, Row, row
+from quintet.config.dialects.takes import (
+    BOOLEAN,
+    POSITIVE,
+    POSITIVE_NUMBER,
+    TEXT,
+    Takes,
+    choice,
+    either,
+    integer,
+    list_of,
+    number,
+    optional,
+)
+
+__all__ = ["RLINF_BASIC_KEYS"]
+
+MODEL_TYPE = choice(
+    *("qwen2.5", "qwen2.5_vl", "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe"),
+    *("openvla", "openvla_oft", "openpi", "starvla", "gr00t", "gr00t_n1d6", "gr00t_n1d7", "dexbotic_pi"),
+    *("dexbotic_dm0", "dreamzero", "fastwam", "lingbotvla", "abot_m0", "cma"),
+    *("mlp_policy", "cnn_policy", "flow_policy", "resnet", "cfg_model", "value_model"),
+)
+KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+
+_LOGGER = choice("tensorboard", "wandb", "swanlab")
+_RANKS = re.compile(r"(part)(,(part))*,?".replace("part", r"(all|\d+(-\d+)?)(:\d+(-\d+)?)?"), re.IGNORECASE)
+
+
+def _is_placement(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return set(value) <= {"node_group", "placement"} and _is_placement(value.get("placement"))
+    if isinstance(value, str):
+        return _RANKS.fullmatch(value.replace(" ", "")) is not None
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+_PLACEMENT = Takes(
+    "ranks such as all, 3, 0-3, 0-3,5 or 0-1:0-3, or a section of node_group and placement", _is_placement
+)
+
+RLINF_BASIC_KEYS: tuple[Row, ...] = (
+    row(
+        "hydra.run.dir",
+        TEXT,
+        ".",
+        "Directory that Hydra uses for this run.",
+        pending=Capability.CONVERSION,
+        noop=(".",),
+    ),
+    row(
+        "hydra.output_subdir",
+        optional(TEXT),
+        None,
+        "Directory for Hydra's own copies of the configuration; null writes none.",
+        pending=Capability.CONVERSION,
+        noop=(None,),
+    ),
+    row(
+        "cluster.num_nodes",
+        POSITIVE,
+        1,
+        "Machines of the run; the start waits until that many are there.",
+        pending=Capability.CLUSTER,
+        noop=(1,),
+    ),
+    row(
+        "cluster.component_placement.actor,inference,rollout",
+        _PLACEMENT,
+        "all",
+        "GPUs of the components that the key names, counted from 0 over all nodes in order; all takes every one.",
+        pending=Capability.CLUSTER,
+        noop=("all", "0", 0),
+    ),
+    row(
+        "runner.task_type",
+        choice(
+            *("math", "reasoning", "reasoning_eval", "coding_online_rl"),
+            *("embodied", "embodied_eval", "sft", "offline"),
+        ),
+        "math",
+        "Kind of task, and with it the loop that runs; math is called reasoning in the framework's source.",
+        pending=Capability.CONVERSION,
+    ),
+    row(
+        "runner.logger.log_path",
+        TEXT,
+        "${runner.output_dir}/${runner.experiment_name}",
+        "Directory under which each logger writes to one of its own.",
+        native=("output_dir", "name"),
+        pending=Capability.CONVERSION,
+    ),
+    row(
+        "runner.logger.project_name",
+        TEXT,
+        "rlinf",
+        "Project under which an experiment tracker files the run.",
+        pending=Capability.LOGGERS,
+        noop=("rlinf",),
+    ),
+    row(
+        "runner.logger.experiment_name",
+        TEXT,
+        "${runner.experiment_name}",
+        "Name of the run in experiment trackers.",
+        native="name",
+        pending=Capability.CONVERSION,
+    ),
+    row(
+        "runner.logger.logger_backends",
+        optional(either(_LOGGER, list_of(_LOGGER))),
+        ["tensorboard"],
+        "Where metrics go; null or an empty list sends them nowhere.",
+        native="tracking.loggers",
+        pending=Capability.LOGGERS,
+        noop=(["tensorboard"], "tensorboard"),
+    ),
+    row(
+        "runner.max_epochs",
+        POSITIVE,
+        5,
+        "Passes over the training data, unless runner.max_steps ends sooner; in embodied runs a pass is one step.",
+        native="training.steps",
+        pending=Capability.CONVERSION,
+    ),
+    row(
+        "runner.max_steps",
+        integer(least=-1),
+        -1,
+        "Training steps at most; -1 leaves the end to runner.max_epochs.",
+        native="training.steps",
+        pending=Capability.CONVERSION,
+        noop=(-1,),
+    ),
+    row(
+        "runner.val_check_interval",
+        integer(least=-1),
+        1,
+        "Steps between two validations; -1 and 0 validate never.",
+        native="validation.every_steps",
+        pending=Capability.CONVERSION,
+        noop=(-1, 0),
+    ),
+    row(
+        "runner.save_interval",
+        integer(least=-1),
+        50,
+        "Steps between two checkpoints, with another one at the end; -1 and 0 write none.",
+        native="checkpoint.every_steps",
+        pending=Capability.CONVERSION,
+    ),
+    row(
+        "runner.seq_length",
+        POSITIVE,
+        2048,
+        "Tokens of prompt and reply together; what the prompt may not take is left to the reply.",
+        native=("rollout.max_prompt_tokens", "rollout.max_response_tokens"),
+        pending=Capability.CONVERSION,
+    ),
+    row(
+        "runner.resume_dir",
+        optional(TEXT),
+        None,
+        "Checkpoint directory (…/global_step_N) to go on from at step N; auto takes the newest, null starts anew.",
+        native="resume",
+        pending=Capability.CONVERSION,
+        noop=(None,),
+    ),
+    row(
+        "runner.experiment_name",
+        TEXT,
+        "grpo-1.5b",
+        "Name of the run and of its directory.",
+        native="name",
+        pending=Capability.CONVERSION,
+    ),
+    row(
+        "runner.output_dir",
+        TEXT,
+        "../results",
+        "Directory under which runs lie.",
+        native="output_dir",
+        pending=Capability.CONVERSION,
+    ),
+    row(
+        "algorithm.group_size",
+        POSITIVE,
+        2,
+        "Replies to one prompt, or games from one start state; estimators that compare within a group need two.",
+        native="training.samples_per_group",
+        pending=Capability.CONVERSION,
+    ),
+    row(
+        "algorithm.logprob_forward_micro_batch_size",
+        POSITIVE,
+        1,
+        "Sequences in one forward pass that recomputes log-probabilities; changes memory, not the result.",
+        pending=Capability.BATCHING,
+    ),
+    row(
+        "algorithm.val_rollout_batch_size_per_gpu",
+        optional(POSITIVE),
+        4,
+        "Validation prompts that one GPU answers at a time; null shares all of them out evenly.",
+        pending=Capability.BATCHING,
+        noop=(None,),
+    ),
+    row(
+        "algorithm.loss_type",
+        choice(
+            *("ppo", "actor", "actor_critic", "decoupled_actor_critic", "opd", "embodied_sac", "embodied_dagger"),
+            *("embodied_nft", "offline_iql", "rlt_ac", "rlt_td3"),
+        ),
+        "ppo",
+        "What is minimised; ppo is the clipped policy loss, which the framework's source calls actor.",
+        pending=Capability.ALGORITHMS,
+        noop=("ppo", "actor"),
+    ),
+    row(
+        "algorithm.loss_agg_func",
+        choice("token-mean", "seq-mean-token-sum", "seq-mean-token-mean"),
+        "token-mean",
+        "How token losses become one number: mean over all tokens, or mean over sequences of their sums or means.",
+        native="algorithm.aggregation",
+        pending=Capability.CONVERSION,
+    ),
+    row(
+        "algorithm.kl_beta",
+        number(least=0),
+        0.0,
+        "Weight of the KL penalty against the reference policy, on rewards (in the framework's source, a term of the "
+        "loss); 0 needs no reference policy.",
+        pending=Capability.ALGORITHMS,
+        noop=(0.0,),
+    ),
+    row(
+        "algorithm.kl_penalty_type",
+        choice(*KL_ESTIMATORS),
+        "low_var_kl",
+        "Estimator of the KL term from two log-probabilities a token; unused while algorithm.kl_beta is 0.",
+        pending=Capability.ALGORITHMS,
+        noop=KL_ESTIMATORS,
+    ),
+    row(
+        "algorithm.ratio_clip_eps",
+        POSITIVE_NUMBER,
+        0.2,
+        "The probability ratio is clipped this far below and above 1.",
+        native=("algorithm.clip_low", "algorithm.clip_high"),
+        pending=Capability.CONVERSION,
+    ),
+    row(
+        "algorithm.entropy_bonus",
+        number(least=0),
+        0.0,
+        "Weight of the entropy that the loss rewards; 0 gives no bonus, nor does anything while "
+        "algorithm.calculate_entropy is false.",
+        native="algorithm.entropy_coefficient",
+        pending=Capability.CONVERSION,
+        noop=(0.0,),
+    ),
+    row(
+        "algorithm.calculate_entropy",
+        BOOLEAN,
+        False,
+        "Entropy of the policy is computed and logged; without it there is no entropy bonus either.",
+        native="algorithm.entropy_coefficient",
+        pending=Capability.CONVERSION,
+        noop=(False, True),
+    ),
+    row(
+        "algorithm.clip_ratio_c",
+        optional(number(above=1)),
+        None,
+        "Bound on ratio × advantage where the advantage is negative, in multiples of the advantage; null for none.",
+        native="algorithm.clip_dual",
+        pending=Capability.CONVERSION,
+        noop=(None,),
+    ),
+    row(
+        "algorithm.adv_type",
+        optional(
+            choice(
+                *("grpo", "gae", "raw", "grpo_dynamic", "grpo_video", "reinpp", "reinpp_baseline"),
+                *("opd", "embodied_sac", "rlt_td3"),
+            )
+        ),
+        "grpo",
+        "Estimator of advantages; null where the loss needs none.",
+        native="algorithm.advantage.name",
+        pending=Capability.CONVERSION,
+    ),
+    row(
+        "algorithm.normalize_advantages",
+        BOOLEAN,
+        True,
+        "Advantages are brought to mean 0 and deviation 1 over the tokens of the whole batch.",
+        native="algorithm.advantage.whiten",
+        pending=Capability.ALGORITHMS,
+        noop=(False,),
+    ),
+    row(
+        "algorithm.early_stop_imp_ratio",
+        optional(POSITIVE_NUMBER),
+        5.0,
+        "A micro-batch whose mean probability ratio exceeds this gives no gradient; null never stops.",
+        pending=Capability.ALGORITHMS,
+        noop=(None,),
+    ),
+    row(
+        "algorithm.use_valid_token_scale",
+        BOOLEAN,
+        False,
+        "Each micro-batch's loss weighs as its share of the unmasked tokens of the whole batch.",
+        pending=Capability.ALGORITHMS,
+        noop=(False,),
+    ),
+    row(
+        "algorithm.sampling_params.do_sample",
+        BOOLEAN,
+        True,
+        "Tokens are sampled; false always takes the likeliest one.",
+        pending=Capability.SAMPLING,
+        noop=(True,),
+        aliases=("rollout.sampling_params.do_sample",),
+    ),
+    row(
+        "algorithm.sampling_params.temperature",
+        POSITIVE_NUMBER,
+        1.0,
+        "Divides the logits while sampling and while learning.",
+        native="rollout.temperature",
+        pending=Capability.CONVERSION,
+        aliases=("rollout.sampling_params.temperature",),
+    ),
+    row(
+        "algorithm.sampling_params.top_k",
+        integer(least=-1),
+        1000000,
+        "Tokens are sampled from this many of the likeliest; -1, 0 or more than the vocabulary keeps all.",
+        native="rollout.top_k",
+        pending=Capability.CONVERSION,
+        noop=(1000000, -1, 0),
+        aliases=("rollout.sampling_params.top_k",),
+    ),
+    row(
+        "algorithm.sampling_params.top_p",
+        number(above=0, most=1),
+        1.0,
+        "Tokens are sampled from the likeliest that together reach this probability; 1 keeps all.",
+        native="rollout.top_p",
+        pending=Capability.CONVERSION,
+        noop=(1.0,),
+        aliases=("rollout.sampling_params.top_p",),
+    ),
+    row(
+        "algorithm.sampling_params.repetition_penalty",
+        POSITIVE_NUMBER,
+        1.0,
+        "Above 1, tokens that occurred before become less likely; 1 leaves them alone.",
+        pending=Capability.SAMPLING,
+        noop=(1.0,),
+        aliases=("rollout.sampling_params.repetition_penalty",),
+    ),
+    row(
+        "rollout.group_name",
+        TEXT,
+        "RolloutGroup",
+        "Name of the group of processes that generate.",
+        pending=Capability.CLUSTER,
+        noop=("RolloutGroup",),
+    ),
+    row(
+        "rollout.gpu_memory_utilization",
+        number(above=0, most=1),
+        0.55,
+        "Share of each GPU's memory that the generation engine takes for itself.",
+        pending=Capability.ENGINES,
+    ),
+    row(
+        "rollout.model.model_path",
+        TEXT,
+        "../../model/DeepSeek-R1-Distill-Qwen-1.5B/",
+        "Hugging Face directory of the model that generates.",
+        native="policy.path",
+        pending=Capability.CONVERSION,
+        aliases=("rollout.model_dir",),
+    ),
+    row(
+        "rollout.model.model_type",
+        MODEL_TYPE,
+        "qwen2.5",
+        "Architecture of the model that generates.",
+        pending=Capability.CONVERSION,
+        noop=("qwen2.5", "qwen3"),
+        aliases=("rollout.model_arch",),
+    ),
+    row(
+        "rollout.recompute_logprobs",
+        BOOLEAN,
+        True,
+        "The learner computes the log-probabilities of sampled tokens anew; false takes those of the engine.",
+        pending=Capability.ALGORITHMS,
+        noop=(False,),
+        aliases=("algorithm.recompute_logprobs",),
+    ),
+    row(
+        "actor.group_name",
+        TEXT,
+        "ActorGroup",
+        "Name of the group of processes that learn.",
+        pending=Capability.CLUSTER,
+        noop=("ActorGroup",),
+    ),
+    row(
+        "actor.model.megatron_checkpoint",
+        optional(TEXT),
+        None,
+        "Megatron checkpoint that training starts from; null converts the Hugging Face model instead.",
+        pending=Capability.MEGATRON,
+        noop=(None,),
+    ),
+    row(
+        "actor.seed",
+        integer(least=0, most=2**32 - 1),
+        1234,
+        "Seed of every random draw of the run.",
+        native="seed",
+        pending=Capability.CONVERSION,
+    ),
+    row(
+        "reward.use_reward_model",
+        BOOLEAN,
+        False,
+        "A learned model judges replies; false leaves it to rules.",
+        pending=Capability.REWARDS,
+        noop=(False,),
+    ),
+    row(
+        "critic.use_critic_model",
+        BOOLEAN,
+        False,
+        "A value model of its own is trained beside the policy.",
+        native="algorithm.advantage.name",
+        pending=Capability.CONVERSION,
+        noop=(False,),
+    ),
+)

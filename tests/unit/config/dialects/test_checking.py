@@ -1,0 +1,65 @@
+"""If these fail, a foreign configuration runs with a key that does nothing, or is refused without saying why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quintet.config.dialects.checking import Unknown, illegal_values, pending_keys, unknown_keys
+from quintet.config.dialects.dialect import DIALECTS, detect
+from quintet.config.dialects.reading import Written, read
+
+RAGEN = """\
+system: {n_gpus: 1}
+training:
+  max_turns: five
+  n_rolout: 16
+  state_masking: false
+zebra: {crossing: 1}
+"""
+
+
+def written(tmp_path: Path, text: str = RAGEN) -> Written:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return read(path, [], {})
+
+
+def test_unknown_keys_are_all_listed_in_three_kinds(tmp_path: Path) -> None:
+    found = unknown_keys(written(tmp_path), DIALECTS["ragen"], frozenset({"zebra.crossing"}))
+    assert [(key.key, key.why, key.nearest) for key in found] == [
+        ("training.n_rolout", Unknown.TYPO, ("training.n_rollout",)),
+        ("zebra.crossing", Unknown.ELSEWHERE, ()),
+    ]
+    assert "run.yaml:4" in str(found[0])
+    assert "did you mean training.n_rollout?" in str(found[0])
+    nobodys = unknown_keys(written(tmp_path), DIALECTS["ragen"], frozenset())[1]
+    assert nobodys.why is Unknown.NOWHERE
+
+
+def test_a_type_is_checked_where_the_framework_doesnt(tmp_path: Path) -> None:
+    (fault,) = illegal_values(written(tmp_path), DIALECTS["ragen"].rows().values())
+    assert fault.key == "training.max_turns"
+    assert "'five'" in str(fault)
+    assert "run.yaml:3" in str(fault)
+    assert "an integer ≥ 1" in str(fault)
+
+
+def test_a_pending_key_says_what_it_waits_for_unless_it_asks_for_nothing(tmp_path: Path) -> None:
+    faults = {fault.key: str(fault) for fault in pending_keys(written(tmp_path), DIALECTS["ragen"].rows().values())}
+    assert "system.n_gpus" not in faults
+    assert "waits for" in faults["training.state_masking"]
+    assert "set it to true" in faults["training.state_masking"]
+
+
+def test_a_section_that_is_like_another_takes_its_keys(tmp_path: Path) -> None:
+    roll = written(tmp_path, "critic: {training_args: {learning_rate: 1.0e-5}, infer_batch_size: 2}\n")
+    assert unknown_keys(roll, DIALECTS["roll"], frozenset()) == []
+
+
+def test_a_file_is_recognised_by_its_dialects_own_sections() -> None:
+    assert detect({"rollout_manager": {}, "actor_rollout_ref": {}, "env1": {}})[0] == "vagen"
+    assert detect({"actor_rollout_ref": {}}) == ["verl"]
+    assert detect({"runner": {}, "cluster": {}})[0] == "rlinf"
+    assert detect({"actor_train": {}, "rollout_batch_size": 1}) == ["roll"]
+    assert detect({"training": {"n_rollout": 1}}) == ["ragen"]
+    assert detect({"training": {"steps": 1}}) == []
