@@ -1,0 +1,46 @@
+"""If these fail, games that teach nothing take part in the update, or games that teach are left out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quintet.config import load_experiment
+from quintet.pipelines.rl import estimate_advantages
+from quintet.records import Batch
+
+
+def batch(rewards: list[float], groups: list[int]) -> Batch:
+    """Games of two tokens, the second one the policy's own."""
+    count = len(rewards)
+    own = torch.tensor([False, True]).repeat(count)
+    return Batch(
+        tokens=torch.arange(2 * count),
+        positions=torch.tensor([0, 1]).repeat(count),
+        lengths=torch.full((count,), 2),
+        loss_mask=own,
+        turn=torch.zeros(2 * count, dtype=torch.long),
+        turn_end=own,
+        trajectory=torch.arange(count),
+        group=torch.tensor(groups),
+        logprobs=torch.zeros(2 * count),
+        rewards=torch.tensor(rewards).repeat_interleave(2) * own,
+    )
+
+
+GAMES = batch([-0.8, -0.6, 10.0, -0.8, 1.0, 1.0], [0, 0, 1, 1, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("words", "kept", "signal"),
+    [
+        ([], [0, 1, 2, 3], 2 / 3),
+        (["algorithm.signal_threshold=1.0"], [2, 3], 1 / 3),
+        (["algorithm.drop_groups_without_signal=false"], [0, 1, 2, 3, 4, 5], 2 / 3),
+        (["algorithm.signal_threshold=100.0"], [0, 1, 2, 3, 4, 5], 0.0),
+    ],
+)
+def test_groups_that_hardly_differ_are_left_out(words: list[str], kept: list[int], signal: float) -> None:
+    learnt, share = estimate_advantages(GAMES, load_experiment(None, words).experiment)
+    assert learnt.trajectory.tolist() == kept
+    assert share == pytest.approx(signal)
