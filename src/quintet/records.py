@@ -204,6 +204,8 @@ class Batch:
     """float32 [N], nats, as the engine sampled; 0 where the mask is false."""
     rewards: torch.Tensor
     """float32 [N], a turn's reward at its `turn_end`; 0 elsewhere."""
+    ref_logprobs: torch.Tensor | None = None
+    """float32 [N], nats, of the reference policy; 0 where the mask is false."""
     values: torch.Tensor | None = None
     """float32 [N], the critic's estimate before each token."""
     advantages: torch.Tensor | None = None

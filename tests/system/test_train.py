@@ -91,14 +91,22 @@ def wait_for(path: Path, process: subprocess.Popen[bytes], seconds: float = 120)
     assert path.exists(), f"{path} didn't come"
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("advantage", ["grpo", "gae"])
+STEERED = "algorithm.kl={place: reward, coefficient: 0.1, target: 0.01, horizon: 50, refresh_every_steps: 3}"
+
+
+@pytest.mark.parametrize(
+    ("how", "choice"),
+    [
+        (signal.SIGKILL, "algorithm.advantage.name=grpo"),
+        (signal.SIGTERM, "algorithm.advantage.name=grpo"),
+        (signal.SIGINT, "algorithm.advantage.name=grpo"),
+        (signal.SIGKILL, "algorithm.advantage.name=gae"),
+        (signal.SIGKILL, STEERED),
+    ],
+)
 def test_a_stopped_run_ends_as_one_that_never_stopped(
-    quintet: Command, small: Path, tmp_path: Path, how: signal.Signals, advantage: str
+    quintet: Command, small: Path, tmp_path: Path, how: signal.Signals, choice: str
 ) -> None:
-    if advantage == "gae" and how is not signal.SIGKILL:
-        pytest.skip("the critic's state is the same whatever the signal")
-    choice = f"algorithm.advantage.name={advantage}"
     quintet("train", str(small), choice, "name=whole")
     process = start(small, tmp_path, choice, "name=stopped")
     try:
@@ -245,6 +253,14 @@ main()
     assert "Traceback" not in done.stderr
     assert "going on from" in quintet("train", str(small), "training.steps=2").stdout
     assert len(metrics(tmp_path / "runs/small")) == 3
+
+
+def test_a_divergence_from_the_reference_holds_the_policy_back(quintet: Command, small: Path, tmp_path: Path) -> None:
+    for coefficient in (0.0, 10.0):
+        name = f"name=kl{coefficient:.0f}"
+        quintet("train", str(small), name, f"algorithm.kl={{coefficient: {coefficient}}}", "training.epochs=3")
+    free, held = (metrics(tmp_path / f"runs/kl{c}") for c in (0, 10))
+    assert held[-1]["actor/kl_loss"] < 0.5 * free[-1]["actor/kl_loss"]
 
 
 def test_weights_in_bfloat16_play_and_learn(quintet: Command, small: Path, tmp_path: Path) -> None:

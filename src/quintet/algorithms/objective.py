@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from quintet.algorithms.kl import kl_estimate
 from quintet.algorithms.losses import ppo_clip, value_clip
 from quintet.config.native import AlgorithmConfig, CriticConfig
 
@@ -21,6 +22,7 @@ class PolicyTargets:
     weights: Tensor
     old_logprobs: Tensor
     advantages: Tensor
+    ref_logprobs: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class PolicyLearning(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PolicyObjective:
-    """Clipped policy gradient minus the entropy bonus."""
+    """Clipped policy gradient minus the entropy bonus, plus the divergence from the reference where it
+    is a term of the loss."""
 
     config: AlgorithmConfig
 
@@ -60,7 +63,12 @@ class PolicyObjective:
             "actor/pg_clipfrac": (parts.clipped * targets.weights).sum(),
             "actor/pg_clipfrac_lower": (parts.clipped_lower * targets.weights).sum(),
         }
-        return policy - c.entropy_coefficient * spread, metrics
+        loss = policy - c.entropy_coefficient * spread
+        if c.kl and c.kl.place == "loss" and targets.ref_logprobs is not None:
+            divergence = (kl_estimate(logprobs, targets.ref_logprobs, c.kl.estimator) * targets.weights).sum()
+            metrics |= {"actor/kl_loss": divergence}
+            loss = loss + c.kl.coefficient * divergence
+        return loss, metrics
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ __all__ = [
     "FrozenLakeConfig",
     "GaeConfig",
     "GrpoConfig",
+    "KlConfig",
     "OptimizerConfig",
     "PolicyConfig",
     "RolloutConfig",
@@ -243,6 +244,25 @@ class BiLevelGaeConfig(Section):
 AdvantageConfig = Annotated[GrpoConfig | GaeConfig | BiLevelGaeConfig, Field(discriminator="name")]
 
 
+class KlConfig(Section):
+    """A reference, the policy as reinforcement learning found it, and what it costs to leave it."""
+
+    place: Literal["loss", "reward"] = "loss"
+    """A term of the loss, or a penalty on each token's reward."""
+    coefficient: Annotated[float, Field(ge=0.0)] = 0.001
+    """Weight of the divergence."""
+    estimator: Literal["k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"] = "k3"
+    """How the divergence is estimated from the tokens that were sampled; with `+`, the gradient is
+    that of `k2`."""
+    target: PositiveFloat | None = None
+    """Divergence, in nats, towards which the coefficient of a reward penalty is steered; null leaves it
+    fixed."""
+    horizon: PositiveInt = 10000
+    """Games over which the coefficient is steered."""
+    refresh_every_steps: Annotated[int, Field(ge=0)] = 0
+    """The reference becomes the present policy at every n-th step; 0 never."""
+
+
 class AlgorithmConfig(Section):
     """What is optimised."""
 
@@ -256,6 +276,8 @@ class AlgorithmConfig(Section):
     """Bound on ratio × advantage where the advantage is negative; null for none."""
     entropy_coefficient: Annotated[float, Field(ge=0.0)] = 0.0
     """Weight of the entropy bonus."""
+    kl: KlConfig | None = None
+    """null knows no reference."""
     aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
     """How token losses become one number, always over the whole mini-batch."""
     drop_groups_without_signal: bool = True

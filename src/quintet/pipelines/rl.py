@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from quintet.algorithms.advantages import ADVANTAGES, group_statistics, trajectory_rewards
+from quintet.algorithms.aggregation import token_weights
+from quintet.algorithms.kl import KlControl, kl_estimate, penalised
 from quintet.algorithms.objective import CriticObjective, PolicyObjective
 from quintet.config import Composed
 from quintet.config.native import Experiment, WarmStartConfig
@@ -75,13 +77,12 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
                 if components.critic:
                     with timings.phase("values"):
                         batch = replace(batch, values=components.critic.values(batch))
+                if components.reference:
+                    with timings.phase("ref"):
+                        batch = compare_with_reference(components, batch, step)
                 with timings.phase("adv"):
-                    batch, signal = estimate_advantages(batch, config)
-                metrics = {
-                    **summarize_games(trajectories),
-                    **summarize_batch(batch),
-                    "training/groups_with_signal": signal,
-                }
+                    batch, found = estimate_advantages(batch, config, components.kl)
+                metrics = {**summarize_games(trajectories), **summarize_batch(batch), **found}
                 metrics |= learn(components, batch, step, timings)
                 components.sync_weights(step)
             metrics |= _pace(timings, batch)
@@ -113,20 +114,50 @@ def play_training_games(components: Components, step: int) -> list[Trajectory]:
     return sorted(components.games.play(games, sampling), key=lambda t: (t.group, t.sample))
 
 
-def estimate_advantages(batch: Batch, config: Experiment) -> tuple[Batch, float]:
+def compare_with_reference(components: Components, batch: Batch, step: int) -> Batch:
+    """The batch with the reference's log-probs; the reference is renewed first where it is due."""
+    kl = components.experiment.algorithm.kl
+    if kl and _due(step, kl.refresh_every_steps):
+        components.keep_reference()
+    if components.reference is None:
+        return batch
+    return replace(batch, ref_logprobs=components.reference.logprobs(batch))
+
+
+def estimate_advantages(
+    batch: Batch, config: Experiment, kl: KlControl | None = None
+) -> tuple[Batch, dict[str, float]]:
     """The batch with advantages and returns, and the share of groups that teach anything.
 
-    Groups without signal are left out where the configuration says so and there is no critic to teach.
+    Groups without signal are left out where the configuration says so and there is no critic to
+    teach. A divergence that is a penalty comes off the rewards after that is known.
     """
     algorithm = config.algorithm
     _, deviation = group_statistics(trajectory_rewards(batch), batch.group)
     telling = deviation > algorithm.signal_threshold
     signal = float(torch.isin(torch.unique(batch.group), batch.group[telling]).float().mean())
+    metrics = {"training/groups_with_signal": signal}
+    if kl and kl.config.place == "reward":
+        batch, penalty = _penalise(batch, kl)
+        metrics |= penalty
     advantages, returns = ADVANTAGES.get(algorithm.advantage.name).load()(batch, algorithm.advantage)
     batch = replace(batch, advantages=advantages, returns=returns)
     if algorithm.drop_groups_without_signal and not config.needs_critic and signal > 0:
         batch = select_trajectories(batch, telling)
-    return batch, signal
+    return batch, metrics
+
+
+def _penalise(batch: Batch, control: KlControl) -> tuple[Batch, dict[str, float]]:
+    """Rewards less the divergence from the reference; the coefficient is steered by it."""
+    if batch.ref_logprobs is None:
+        raise ValueError("a divergence needs the reference's log-probs")
+    rewards = penalised(batch.rewards, batch.logprobs, batch.ref_logprobs, batch.loss_mask, control)
+    each = kl_estimate(batch.logprobs, batch.ref_logprobs, control.config.estimator)
+    weights = token_weights("seq-mean-token-mean", batch.loss_mask, batch.token_trajectory)
+    divergence = float((each * weights).sum())
+    metrics = {"actor/reward_kl_penalty": divergence, "actor/reward_kl_penalty_coeff": control.coefficient}
+    control.observe(divergence, len(batch.group))
+    return replace(batch, rewards=rewards), metrics
 
 
 def learn(components: Components, batch: Batch, step: int, timings: Timings) -> dict[str, float]:
@@ -204,6 +235,8 @@ def _start(run: Run, stop: StopRequest) -> Components:
         _warm_start(run, components, config.warm_start, demonstrations, stop)
     if config.needs_critic:
         components.grow_critic()
+    if config.algorithm.kl:
+        components.keep_reference()
     components.sync_weights(0)
     run.log(0, validate(run, components, 0))
     run.save(0, components)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from quintet.algorithms.kl import KlControl
 from quintet.config.native import Experiment, OptimizerConfig
 from quintet.envs.catalogue import make_world
 from quintet.policies.causal_lm import ValueModel, load_model, load_tokenizer, recompute_activations
@@ -18,7 +20,7 @@ from quintet.rollout.dialogue import ChatFormat
 from quintet.rollout.engine import ENGINES, Engine
 from quintet.runtime.memory import keep_freed_memory
 from quintet.training.checkpoint import Checkpoint
-from quintet.training.learner import ActorLearner, CriticLearner
+from quintet.training.learner import ActorLearner, CriticLearner, Scorer
 
 __all__ = ["Components", "build"]
 
@@ -34,6 +36,8 @@ class Components:
     engine: Engine
     games: AgentLoop
     critic: CriticLearner | None = None
+    reference: Scorer | None = None
+    kl: KlControl | None = None
 
     def sync_weights(self, version: int) -> None:
         """Give the learner's weights to the engine."""
@@ -60,6 +64,12 @@ class Components:
             dtype=_dtype(config),
         )
 
+    def keep_reference(self) -> None:
+        """The policy as it is now becomes the reference."""
+        self.reference = self.actor.scorer.frozen()
+        if self.kl is None and self.experiment.algorithm.kl is not None:
+            self.kl = KlControl.of(self.experiment.algorithm.kl)
+
     def save(self, directory: Path) -> None:
         """Write every tensor that a later run goes on from; the files a checkpoint is made of."""
         self.actor.model.save_pretrained(directory / "hf")
@@ -68,6 +78,9 @@ class Components:
         if self.critic is not None:
             save_file(dict(self.critic.weights()), directory / "critic.safetensors")
             save_file(self.critic.state(), directory / "critic_optimizer.safetensors")
+        if self.reference is not None and self.kl is not None:
+            save_file(dict(self.reference.model.named_parameters()), directory / "reference.safetensors")
+            (directory / "kl.json").write_text(json.dumps({"coefficient": self.kl.coefficient}))
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Take up what `save` wrote."""
@@ -79,7 +92,20 @@ class Components:
         if self.critic is not None and (checkpoint.directory / "critic.safetensors").exists():
             self.critic.model.load_state_dict(load_file(checkpoint.directory / "critic.safetensors"))
             self.critic.load_state(load_file(checkpoint.directory / "critic_optimizer.safetensors"))
+        self._load_reference(checkpoint.directory)
         self.sync_weights(checkpoint.step)
+
+    def _load_reference(self, directory: Path) -> None:
+        if self.experiment.algorithm.kl is None:
+            return
+        self.keep_reference()
+        path = directory / "reference.safetensors"
+        if self.reference is None or self.kl is None or not path.exists():
+            return
+        saved = load_file(path)
+        for name, parameter in self.reference.model.named_parameters():
+            parameter.copy_(saved[name])
+        self.kl.coefficient = float(json.loads((directory / "kl.json").read_text())["coefficient"])
 
 
 def _dtype(config: Experiment) -> torch.dtype:

@@ -263,6 +263,21 @@ def _define_learning() -> None:
         (-0.01, 0.1),
         f"mean of old minus new log-prob over {tokens}, {batches}",
     )
+    define(
+        "actor/kl_loss",
+        "Divergence of the policy from its reference, as the loss has it",
+        "nats",
+        "rises slowly; a jump says that the coefficient is too small",
+        batches,
+    )
+    define(
+        "actor/reward_kl_penalty",
+        "Divergence of the policy from its reference, as it comes off the rewards",
+        "nats",
+        "near the target, where there is one",
+        "mean over games of the mean over their tokens",
+    )
+    define("actor/reward_kl_penalty_coeff", "Weight of that divergence", "1", "steady", "value before it is steered")
     define("actor/pg_clipfrac", "Share of tokens whose probability ratio was clipped", "share", (0.0, 0.3), batches)
     define(
         "actor/pg_clipfrac_lower",
@@ -328,6 +343,7 @@ _PHASES = {
     "gen": "writing the policy's tokens",
     "world": "the worlds' own work",
     "values": "the critic's estimates before the update",
+    "ref": "the reference's log-probs",
     "adv": "advantages and returns",
     "update_actor": "learning of the policy",
     "update_critic": "learning of the critic",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -21,7 +21,7 @@ from quintet.training.packing import MicroBatch, micro_batches
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["ActorLearner", "CriticLearner", "Learner"]
+__all__ = ["ActorLearner", "CriticLearner", "Learner", "Scorer"]
 
 
 class Learner(Protocol):
@@ -38,6 +38,10 @@ class Learner(Protocol):
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Put back what `state` gave."""
         ...
+
+
+def _precision(dtype: torch.dtype) -> AbstractContextManager[object]:
+    return nullcontext() if dtype is torch.float32 else torch.autocast("cpu", dtype=dtype)
 
 
 class _Plain:
@@ -75,11 +79,6 @@ class _Plain:
             if fields:
                 self.optimizer.state[parameter] = {key: value.clone() for key, value in fields.items()}
 
-    def _precision(self) -> AbstractContextManager[object]:
-        if self._dtype is torch.float32:
-            return nullcontext()
-        return torch.autocast("cpu", dtype=self._dtype)
-
     def _step(
         self, batch: Batch, rate: float, loss_of: Callable[[MicroBatch], tuple[Tensor, dict[str, Tensor]]]
     ) -> dict[str, float]:
@@ -100,6 +99,44 @@ class _Plain:
         return {**sums, "grad_norm": float(norm), "skipped": float(not finite), "lr": rate}
 
 
+class Scorer:
+    """A policy that says how likely it is to write what somebody wrote."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        micro_batch_tokens: int,
+        dtype: torch.dtype = torch.float32,
+        temperature: float = 1.0,
+    ) -> None:
+        """`temperature` divides the logits, as while sampling."""
+        self.model = model
+        self._micro_batch_tokens = micro_batch_tokens
+        self._dtype = dtype
+        self._temperature = temperature
+
+    def frozen(self) -> Scorer:
+        """The policy as it is now, which stays as it is."""
+        model = copy.deepcopy(self.model).requires_grad_(requires_grad=False)
+        return Scorer(
+            model, micro_batch_tokens=self._micro_batch_tokens, dtype=self._dtype, temperature=self._temperature
+        )
+
+    def statistics(self, packed: Packed) -> tuple[Tensor, Tensor]:
+        """Log-probability of each target and entropy at its place, nats, both float32 [M]."""
+        with _precision(self._dtype):
+            return token_statistics(self.model, packed, self._temperature)
+
+    @torch.no_grad()
+    def logprobs(self, batch: Batch) -> Tensor:
+        """Log-probability of each own token, nats, float32 [N]; 0 outside the loss mask."""
+        out = torch.zeros(len(batch.tokens))
+        for micro in micro_batches(batch, self._micro_batch_tokens):
+            out[micro.index], _ = self.statistics(micro.packed)
+        return out
+
+
 class ActorLearner(_Plain):
     """Trains the policy."""
 
@@ -116,19 +153,7 @@ class ActorLearner(_Plain):
     ) -> None:
         """`temperature` divides the logits, as while sampling."""
         super().__init__(model, config, micro_batch_tokens=micro_batch_tokens, dtype=dtype)
-        self._temperature = temperature
-
-    def _statistics(self, packed: Packed) -> tuple[Tensor, Tensor]:
-        with self._precision():
-            return token_statistics(self.model, packed, self._temperature)
-
-    @torch.no_grad()
-    def logprobs(self, batch: Batch) -> Tensor:
-        """Log-probability of each own token, nats, float32 [N]; 0 outside the loss mask."""
-        out = torch.zeros(len(batch.tokens))
-        for micro in micro_batches(batch, self._micro_batch_tokens):
-            out[micro.index], _ = self._statistics(micro.packed)
-        return out
+        self.scorer = Scorer(model, micro_batch_tokens=micro_batch_tokens, dtype=dtype, temperature=temperature)
 
     def update(self, batch: Batch, objective: PolicyLearning, aggregation: str, rate: float) -> dict[str, float]:
         """One optimizer step on a mini-batch.
@@ -142,10 +167,11 @@ class ActorLearner(_Plain):
         gaps: list[Tensor] = []
 
         def loss_of(micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
-            logprobs, entropy = self._statistics(micro.packed)
+            logprobs, entropy = self.scorer.statistics(micro.packed)
             i = micro.index
             gaps.append((logprobs.detach().exp() - batch.logprobs[i].exp()).abs())
-            return objective(logprobs, entropy, PolicyTargets(weights[i], batch.logprobs[i], advantages[i]))
+            reference = None if batch.ref_logprobs is None else batch.ref_logprobs[i]
+            return objective(logprobs, entropy, PolicyTargets(weights[i], batch.logprobs[i], advantages[i], reference))
 
         metrics = self._step(batch, rate, loss_of)
         gap = torch.cat(gaps)
@@ -160,7 +186,7 @@ class CriticLearner(_Plain):
     def values(self, batch: Batch) -> Tensor:
         """The estimate before each own token, float32 [N]; 0 elsewhere."""
         out = torch.zeros(len(batch.tokens))
-        with torch.no_grad(), self._precision():
+        with torch.no_grad(), _precision(self._dtype):
             for micro in micro_batches(batch, self._micro_batch_tokens):
                 out[micro.index] = self.model(micro.packed).float()
         return out
@@ -174,13 +200,8 @@ class CriticLearner(_Plain):
 
         def loss_of(micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
             i = micro.index
-            with self._precision():
+            with _precision(self._dtype):
                 values = self.model(micro.packed).float()
             return objective(values, ValueTargets(weights[i], old[i], returns[i]))
 
         return self._step(batch, rate, loss_of)
-
-
-def with_values(batch: Batch, critic: CriticLearner) -> Batch:
-    """The batch with the critic's estimates."""
-    return replace(batch, values=critic.values(batch))

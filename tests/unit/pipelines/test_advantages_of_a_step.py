@@ -41,6 +41,6 @@ GAMES = batch([-0.8, -0.6, 10.0, -0.8, 1.0, 1.0], [0, 0, 1, 1, 2, 2])
     ],
 )
 def test_groups_that_hardly_differ_are_left_out(words: list[str], kept: list[int], signal: float) -> None:
-    learnt, share = estimate_advantages(GAMES, load_experiment(None, words).experiment)
+    learnt, found = estimate_advantages(GAMES, load_experiment(None, words).experiment)
     assert learnt.trajectory.tolist() == kept
-    assert share == pytest.approx(signal)
+    assert found["training/groups_with_signal"] == pytest.approx(signal)

@@ -60,7 +60,7 @@ def test_packed_logprobs_are_those_of_transformers(policy_directory: Path) -> No
     from transformers import AutoModelForCausalLM
 
     batch = ragged_batch()
-    ours = learner(policy_directory, 70).logprobs(batch)
+    ours = learner(policy_directory, 70).scorer.logprobs(batch)
     model = AutoModelForCausalLM.from_pretrained(policy_directory, dtype=torch.float32).eval()
     start = 0
     for length in batch.lengths.tolist():
@@ -98,17 +98,17 @@ def test_the_same_update_twice_gives_the_same_bits(policy_directory: Path) -> No
 
 def test_an_update_raises_the_probability_of_good_tokens(policy_directory: Path) -> None:
     actor, batch = learner(policy_directory, 64), ragged_batch()
-    before = actor.logprobs(batch)
+    before = actor.scorer.logprobs(batch)
     batch = replace(batch, logprobs=before)
     actor.update(batch, PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
-    change = (actor.logprobs(batch) - before)[batch.loss_mask]
+    change = (actor.scorer.logprobs(batch) - before)[batch.loss_mask]
     advantages = batch.advantages[batch.loss_mask]
     assert float((change * advantages).sum()) > 0
 
 
 def test_on_policy_tokens_show_no_gap(policy_directory: Path) -> None:
     actor, batch = learner(policy_directory, 64), ragged_batch()
-    batch = replace(batch, logprobs=actor.logprobs(batch))
+    batch = replace(batch, logprobs=actor.scorer.logprobs(batch))
     gap = actor.update(batch, PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
     assert gap["probs_diff_max"] < 1e-6
 
