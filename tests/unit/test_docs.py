@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet.config import load_experiment
+from quintet.cli.configuration import compose
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +20,7 @@ def test_the_reference_is_made_from_the_code_as_it_is() -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda p: p.name)
 def test_every_example_loads(path: Path) -> None:
-    load_experiment(str(path))
+    compose(str(path), [], None, "refuse")
 
 
 def test_links_and_pictures_of_the_readme_exist() -> None:
@@ -37,4 +37,4 @@ def test_the_commands_of_the_readme_are_commands() -> None:
         assert command in {"train", "plan", "explain", "list"}, line
         if command in {"train", "plan"}:
             config = next((word for word in rest if "=" not in word), None)
-            load_experiment(config and str(ROOT / config), [word for word in rest if "=" in word])
+            compose(config and str(ROOT / config), [word for word in rest if "=" in word], None, "refuse")

@@ -22,6 +22,11 @@ app = typer.Typer(
 )
 
 Config = Annotated[str | None, typer.Argument(metavar="CONFIG", help="YAML file; without one, the defaults.")]
+DialectName = Annotated[
+    str | None,
+    typer.Option("--dialect", help="Whose configuration it is; recognised from the file where it isn't said."),
+]
+UnknownKeys = Annotated[str, typer.Option(help="`refuse` them, or `warn` and go on without them.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values set on the way.")]
 
 
@@ -34,19 +39,29 @@ def _split(config: str | None, overrides: list[str] | None) -> tuple[str | None,
 
 
 @app.command()
-def train(config: Config = None, overrides: Overrides = None) -> None:
+def train(
+    config: Config = None,
+    overrides: Overrides = None,
+    dialect: DialectName = None,
+    unknown_keys: UnknownKeys = "refuse",
+) -> None:
     """Warm-start a policy, train it by reinforcement learning, report."""
     from quintet.cli.train import run
 
-    raise typer.Exit(run(*_split(config, overrides)))
+    raise typer.Exit(run(*_split(config, overrides), dialect, unknown_keys))
 
 
 @app.command()
-def plan(config: Config = None, overrides: Overrides = None) -> None:
+def plan(
+    config: Config = None,
+    overrides: Overrides = None,
+    dialect: DialectName = None,
+    unknown_keys: UnknownKeys = "refuse",
+) -> None:
     """Show what a run would do, in numbers, and check its configuration."""
     from quintet.cli.plan import run
 
-    run(*_split(config, overrides))
+    run(*_split(config, overrides), dialect, unknown_keys)
 
 
 @app.command()

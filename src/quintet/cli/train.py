@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 
 from quintet.cli.choices import check_choices
-from quintet.config import load_experiment
+from quintet.cli.configuration import compose
 
 __all__ = ["run"]
 
 
-def run(config: str | None, overrides: list[str]) -> int:
+def run(config: str | None, overrides: list[str], dialect: str | None, unknown_keys: str) -> int:
     """Check everything, then load what is heavy and train."""
-    composed = load_experiment(config, overrides)
+    composed = compose(config, overrides, dialect, unknown_keys)
     check_choices(composed)
     from quintet.tracking.run_directory import RunDirectory
 

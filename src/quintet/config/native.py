@@ -149,6 +149,10 @@ class RolloutConfig(Section):
     """Added to the reward of a turn whose text can't be parsed or names no legal action."""
     max_prompt_tokens: PositiveInt = 512
     """A longer context ends the game."""
+    max_start_tokens: PositiveInt | None = None
+    """Tokens of a game's first prompt; of a longer one the end is kept. null cuts nothing."""
+    max_observation_tokens: PositiveInt | None = None
+    """Tokens of one observation; a longer one loses its end. null cuts nothing."""
     max_response_tokens: PositiveInt = 24
     """Tokens of one reply."""
     temperature: Annotated[float, Field(gt=0.0, le=10.0)] = 1.0

@@ -70,10 +70,24 @@ class ChatFormat:
 
 
 class Dialogue:
-    """The context of one game: whole history, or its last `window` observations."""
+    """The context of one game: whole history, or its last `window` observations.
 
-    def __init__(self, chat: ChatFormat, system: str, window: int | None) -> None:
+    The end of an observation beyond `max_observation` tokens is left out, and so is the beginning of a
+    first prompt beyond `max_start` tokens; None cuts nothing.
+    """
+
+    def __init__(
+        self,
+        chat: ChatFormat,
+        system: str,
+        window: int | None,
+        *,
+        max_start: int | None = None,
+        max_observation: int | None = None,
+    ) -> None:
         self._chat = chat
+        self._max_start = max_start
+        self._max_observation = max_observation
         self._system = system
         self._window = window
         self._observations: list[str] = []
@@ -82,16 +96,23 @@ class Dialogue:
     def observe(self, text: str) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
         """Take the world's words. Gives `(whole prompt, new tokens, continues)`: the new tokens are
         the end of the prompt when the turn continues the sequence before, else all of it."""
-        self._observations.append(text)
+        self._observations.append(self._cut(text))
         turn = len(self._replies)
         oldest = 0 if self._window is None else max(0, turn + 1 - self._window)
         prompt = self._chat.first(self._system, self._observations[oldest])
+        prompt = prompt if self._max_start is None else prompt[-self._max_start :]
         new = prompt
         for reply, observation in zip(self._replies[oldest:], self._observations[oldest + 1 :], strict=True):
             new = self._chat.next(observation, closed=reply[-1:] == (self._chat.end_id,))
             prompt = prompt + reply + new
         continues = turn > 0 and oldest == 0
         return prompt, (new if continues else prompt), continues
+
+    def _cut(self, text: str) -> str:
+        tokens = self._chat.encode(text)
+        if self._max_observation is None or len(tokens) <= self._max_observation:
+            return text
+        return self._chat.decode(tokens[: self._max_observation])
 
     def reply(self, tokens: tuple[int, ...]) -> None:
         """Keep the policy's words as sampled."""

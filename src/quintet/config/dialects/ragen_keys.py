@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quintet.config.dialects.ledger import Capability, Row, row
-from quintet.config.dialects.ragen_sft_keys import LOCAL_LOGGERS, LOGGERS, RAGEN_SFT_KEYS
+from quintet.config.dialects.ragen_sft_keys import LOCAL_LOGGERS, LOGGERS, PROOF, RAGEN_SFT_KEYS
 from quintet.config.dialects.takes import (
     BOOLEAN,
     COUNT,
@@ -98,7 +98,7 @@ _RL_KEYS: tuple[Row, ...] = (
         "Qwen/Qwen2.5-0.5B-Instruct",
         "Model directory or hub name from which the policy starts, and with `gae` the critic too.",
         native="policy.path",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "model.experiment_name",
@@ -106,7 +106,7 @@ _RL_KEYS: tuple[Row, ...] = (
         "ragen-main-exp",
         "Name of the run: of its directory, of its pictures' folder and in loggers.",
         native="name",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "model.gradient_checkpointing",
@@ -114,7 +114,7 @@ _RL_KEYS: tuple[Row, ...] = (
         True,
         "The policy's activations are recomputed in the backward pass: less memory, more time. The critic's aren't.",
         native="actor.gradient_checkpointing",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "training.train_data_num",
@@ -130,7 +130,7 @@ _RL_KEYS: tuple[Row, ...] = (
         50,
         "Held-out start states for validation; null, 0 or more than there are take all.",
         native="validation.games",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "training.micro_batch_size",
@@ -139,7 +139,7 @@ _RL_KEYS: tuple[Row, ...] = (
         "Sequences of one forward pass, of policy, reference and critic alike, over all GPUs together. Changes memory, "
         "not the result.",
         native="training.micro_batch_tokens",
-        pending=Capability.BATCHING,
+        proof=PROOF,
     ),
     row(
         "training.train_batch_size",
@@ -147,7 +147,7 @@ _RL_KEYS: tuple[Row, ...] = (
         8,
         "Start states of a step; times `training.n_rollout` it gives the games of a step.",
         native="training.groups_per_step",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "training.val_batch_size",
@@ -155,7 +155,7 @@ _RL_KEYS: tuple[Row, ...] = (
         10,
         "Start states validated side by side; those that don't fill a last batch are left out.",
         native="validation.games",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "training.ppo_batch_size",
@@ -163,7 +163,7 @@ _RL_KEYS: tuple[Row, ...] = (
         128,
         "Games of one optimizer step; must divide the games of a step.",
         native="training.mini_batches",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "training.max_start_length",
@@ -171,7 +171,7 @@ _RL_KEYS: tuple[Row, ...] = (
         400,
         "Tokens of the first prompt; of a longer one the end is kept. Adds to the longest context.",
         native="rollout.max_prompt_tokens",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "training.max_response_length",
@@ -179,7 +179,7 @@ _RL_KEYS: tuple[Row, ...] = (
         400,
         "Tokens of one reply, not of the game. Counts in the longest context once for each turn but the last.",
         native=("rollout.max_response_tokens", "rollout.max_prompt_tokens"),
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "training.max_obs_length",
@@ -187,7 +187,7 @@ _RL_KEYS: tuple[Row, ...] = (
         200,
         "Tokens of one observation; a longer one loses its end. Counts in the longest context once for each turn.",
         native="rollout.max_prompt_tokens",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "training.max_turns",
@@ -195,7 +195,7 @@ _RL_KEYS: tuple[Row, ...] = (
         5,
         "Replies of the policy in one game; the game ends after the last.",
         native=("rollout.max_turns", "rollout.max_prompt_tokens"),
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "training.rollout_tp_size",
@@ -211,7 +211,7 @@ _RL_KEYS: tuple[Row, ...] = (
         16,
         "Games from each start state; with `grpo` they are the group that a game is compared with.",
         native="training.samples_per_group",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "training.total_epochs",
@@ -220,7 +220,7 @@ _RL_KEYS: tuple[Row, ...] = (
         "Passes over the training start states, from which the number of steps follows; "
         "`training.total_training_steps` overrides it.",
         native="training.steps",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "training.temperature",
@@ -228,7 +228,7 @@ _RL_KEYS: tuple[Row, ...] = (
         0.7,
         "Divides the logits while sampling in training games; validation is greedy.",
         native="rollout.temperature",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "training.use_sft",
@@ -246,8 +246,7 @@ _RL_KEYS: tuple[Row, ...] = (
         True,
         "The KL distance to the reference model is a term of the policy's loss; without it, it is taken off the "
         "reward.",
-        pending=Capability.ALGORITHMS,
-        noop=(False,),
+        proof=PROOF,
     ),
     row(
         "training.no_think_rl",
@@ -255,7 +254,7 @@ _RL_KEYS: tuple[Row, ...] = (
         False,
         "The policy learns without thoughts: a reply is cut down to its answer, before context and loss see it.",
         native="rollout.think",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "training.state_masking",
@@ -296,8 +295,7 @@ _RL_KEYS: tuple[Row, ...] = (
         None,
         "Steps after which the reference model becomes a copy of the policy, again and again; null keeps the first "
         "one.",
-        pending=Capability.ALGORITHMS,
-        noop=(None,),
+        proof=PROOF,
     ),
     row(
         "training.total_training_steps",
@@ -305,7 +303,7 @@ _RL_KEYS: tuple[Row, ...] = (
         None,
         "Steps of the run, of which RAGEN's loop omits the last; null or 0 takes them from `training.total_epochs`.",
         native="training.steps",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "optimization.actor_lr",
@@ -313,7 +311,7 @@ _RL_KEYS: tuple[Row, ...] = (
         1.0e-6,
         "The policy's learning rate, constant and without warm-up.",
         native=("actor.optimizer.learning_rate", "actor.optimizer.schedule", "actor.optimizer.warmup_steps"),
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "optimization.critic_lr",
@@ -321,7 +319,7 @@ _RL_KEYS: tuple[Row, ...] = (
         1.0e-5,
         "The critic's learning rate, where there is one. RAGEN's early code doesn't hand it on.",
         native=("critic.optimizer.learning_rate", "critic.optimizer.schedule", "critic.optimizer.warmup_steps"),
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "optimization.kl_coef",
@@ -329,8 +327,7 @@ _RL_KEYS: tuple[Row, ...] = (
         0.001,
         "Weight of the KL distance to the reference model, in the loss or the reward as `training.use_kl_loss` says; "
         "0 for none.",
-        pending=Capability.ALGORITHMS,
-        noop=(0.0,),
+        proof=PROOF,
     ),
     row(
         "optimization.kl_loss_type",
@@ -338,7 +335,7 @@ _RL_KEYS: tuple[Row, ...] = (
         "low_var_kl",
         "Estimate of the KL distance of a token, from the difference of log-probabilities: itself, its absolute value, "
         "half its square, or the unbiased one of low variance.",
-        pending=Capability.ALGORITHMS,
+        proof=PROOF,
     ),
     row(
         "optimization.adv_estimator",
@@ -397,7 +394,7 @@ _RL_KEYS: tuple[Row, ...] = (
         4,
         "Training games are stored at every n-th step; those of a validation always.",
         native="tracking.trajectories_every_steps",
-        pending=Capability.LOGGERS,
+        proof=PROOF,
     ),
     row(
         "logging.log_n_image_per_batch",
@@ -447,7 +444,7 @@ _RL_KEYS: tuple[Row, ...] = (
         100,
         "Steps between checkpoints; -1 or 0 saves none on the way.",
         native="checkpoint.every_steps",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "trainer.test_freq",
@@ -455,7 +452,7 @@ _RL_KEYS: tuple[Row, ...] = (
         200,
         "Steps between validations; -1 or 0 makes none on the way.",
         native="validation.every_steps",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "trainer.project_name",

@@ -18,7 +18,10 @@ from quintet.config.dialects.takes import (
     optional,
 )
 
-__all__ = ["LOCAL_LOGGERS", "LOGGERS", "RAGEN_SFT_KEYS"]
+__all__ = ["LOCAL_LOGGERS", "LOGGERS", "PROOF", "RAGEN_SFT_KEYS"]
+
+PROOF = "tests/unit/config/dialects/test_ragen.py::test_a_key_reaches_the_run"
+SOKOBAN_PROOF = "tests/unit/config/dialects/test_ragen.py::test_a_key_of_sokoban_reaches_the_run"
 
 LOGGERS = either(
     TEXT, list_of(choice("console", "wandb", "mlflow", "swanlab", "vemlp_wandb", "tensorboard", "clearml"))
@@ -44,7 +47,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "sokoban",
         "World whose solved games are learned from; RAGEN's command line puts the world of the run in its place.",
         native="world.name",
-        pending=Capability.SFT,
+        proof=PROOF,
     ),
     row(
         "sft.output_dir",
@@ -247,7 +250,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         6,
         "Rows of the Sokoban rooms that are solved, in cells, walls included.",
         native="world.height",
-        pending=Capability.CONVERSION,
+        proof=SOKOBAN_PROOF,
     ),
     row(
         "sft.sokoban.dim_y",
@@ -255,7 +258,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         6,
         "Columns of the Sokoban rooms that are solved, in cells, walls included.",
         native="world.width",
-        pending=Capability.CONVERSION,
+        proof=SOKOBAN_PROOF,
     ),
     row(
         "sft.sokoban.num_boxes",
@@ -263,7 +266,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         1,
         "Boxes in a room that is solved, and as many targets.",
         native="world.boxes",
-        pending=Capability.CONVERSION,
+        proof=SOKOBAN_PROOF,
     ),
     row(
         "sft.sokoban.max_steps",
@@ -271,7 +274,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         100,
         "Actions after which the world itself ends the game.",
         native="world.max_steps",
-        pending=Capability.CONVERSION,
+        proof=SOKOBAN_PROOF,
     ),
     row(
         "sft.sokoban.search_depth",
@@ -279,7 +282,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         30,
         "Moves of the reverse play that makes a room from its solution: more give harder rooms and take longer.",
         native="world.pull_steps",
-        pending=Capability.CONVERSION,
+        proof=SOKOBAN_PROOF,
     ),
     row(
         "sft.frozenlake.size",
@@ -287,16 +290,16 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         4,
         "Cells on each side of the lakes that are solved.",
         native="world.size",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "sft.frozenlake.p",
         number(above=0, most=1),
         0.8,
-        "Probability that a cell is frozen and no hole. The reference calls it that of a move going as meant, which is "
-        "wrong.",
-        native="world.floor_density",
-        pending=Capability.CONVERSION,
+        "On slippery ice, probability that a move goes where it was meant to. RAGEN's code takes it for the share of "
+        "cells that are no holes.",
+        native="world.success_rate",
+        proof=PROOF,
     ),
     row(
         "sft.frozenlake.is_slippery",
@@ -304,6 +307,6 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         True,
         "Two moves in three slide off to a side, instead of each going where it was meant to.",
         native="world.slippery",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
 )

@@ -152,6 +152,9 @@ def _composed(loader: ConfigLoader, path: Path | None, words: list[str]) -> tupl
         shown = name or COMMAND_LINE
         raise ConfigError(f"{shown} can't be composed: {_first_line(error)}", source=shown) from None
     roots = [Path(source.path) for source in config[HYDRA].runtime.config_sources if source.schema == "file"]
+    if path:
+        # the directory that was named stays as it was written
+        roots = [path.parent if root == path.parent.resolve() else root for root in roots]
     files = [
         (file, "" if default.package in (None, "_global_") else str(default.package))
         for default in defaults
