@@ -45,7 +45,7 @@ def test_the_first_word_is_a_file_unless_it_sets_a_key(
     from quintet.cli import train
 
     seen: list[object] = []
-    monkeypatch.setattr(train, "run", lambda path, rest: seen.append((path, rest)) or 0)
+    monkeypatch.setattr(train, "run", lambda path, rest, dialect, unknown: seen.append((path, rest)) or 0)
     assert call(monkeypatch, "train", *words) == 0
     assert seen == [(config, overrides)]
 
@@ -58,7 +58,7 @@ def test_a_users_fault_is_one_block_and_its_exit_status(
 ) -> None:
     from quintet.cli import train
 
-    def fail(path: str | None, rest: list[str]) -> int:
+    def fail(path: str | None, rest: list[str], dialect: str | None, unknown: str) -> int:
         raise error
 
     monkeypatch.setattr(train, "run", fail)
@@ -69,7 +69,7 @@ def test_a_users_fault_is_one_block_and_its_exit_status(
 def test_a_keyboard_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from quintet.cli import plan
 
-    def interrupt(path: str | None, rest: list[str]) -> None:
+    def interrupt(path: str | None, rest: list[str], dialect: str | None, unknown: str) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(plan, "run", interrupt)
@@ -81,7 +81,7 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     """What isn't the user's fault must be seen by those who can mend it."""
     from quintet.cli import plan
 
-    def fail(path: str | None, rest: list[str]) -> None:
+    def fail(path: str | None, rest: list[str], dialect: str | None, unknown: str) -> None:
         raise AssertionError("a defect")
 
     monkeypatch.setattr(plan, "run", fail)
