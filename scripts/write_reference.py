@@ -64,7 +64,9 @@ def _ledger_row(row: Row) -> str:
     without = f" [{', '.join(f'`{show(value)}`' for value in row.noop)}]" if row.noop else ""
     state = "honoured" if row.pending is None else f"pending: {row.pending}{without}"
     native = ", ".join(f"`{name}`" for name in row.native)
-    return _table_row([f"`{row.key}`", row.takes.words, f"`{show(row.default)}`", row.effect + also, native, state])
+    where = f" Only where `{row.only_if[0]}` is `{show(row.only_if[1])}`." if row.only_if else ""
+    effect = f"{row.effect}{where}{also}"
+    return _table_row([f"`{row.key}`", row.takes.words, f"`{show(row.default)}`", effect, native, state])
 
 
 def _table_row(cells: list[str]) -> str:

@@ -77,6 +77,16 @@ def explain(
     run(key, dialect, every=every, as_json=as_json)
 
 
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of the native configuration, for editors."""
+    import json
+
+    from quintet.config import Experiment
+
+    print(json.dumps(Experiment.model_json_schema(), indent=1))
+
+
 @app.command(name="list")
 def list_entries() -> None:
     """Show what can be chosen: worlds, engines, advantages, loggers, presets."""

@@ -179,3 +179,10 @@ def test_the_whole_ledger_is_one_object_a_key(
     assert len(objects) == 643
     assert {"dialect", "file", "key", "default", "native", "state", "effect", "proof"} <= set(objects[0])
     assert all(one["state"] in ("honoured", "pending") for one in objects)
+
+
+def test_the_schema_knows_every_section(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "schema") == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert set(schema["properties"]) >= {"policy", "world", "rollout", "algorithm", "training"}
+    assert schema["additionalProperties"] is False

@@ -75,6 +75,8 @@ def pending_keys(written: Written, rows: Iterable[Row]) -> Iterator[Fault]:
     for row in rows:
         if row.pending is None or row.key not in written.sources:
             continue
+        if row.only_if is not None and written.value(row.only_if[0]) != row.only_if[1]:
+            continue
         value, source = written.value(row.key), written.sources[row.key]
         if not any(value == noop and type(value) is type(noop) for noop in row.noop):
             message = f"{row.key} = {show(value)} ({source}): waits for {row.pending}"

@@ -64,6 +64,8 @@ class Row:
     """The test that shows a honoured key at work."""
     aliases: tuple[str, ...] = ()
     """Other spellings that the framework's source takes or took for it."""
+    only_if: tuple[str, Any] | None = None
+    """`("logging.log_images", True)`: it asks for something only where that key has that value."""
 
     @property
     def state(self) -> str:
@@ -81,6 +83,7 @@ def row(
     noop: Iterable[Any] = (),
     proof: str | None = None,
     aliases: Iterable[str] = (),
+    only_if: tuple[str, Any] | None = None,
 ) -> Row:
     """A `Row`, written short.
 
@@ -92,7 +95,7 @@ def row(
     if not (isinstance(default, str) and "${" in default) and not takes.accepts(default):
         raise ValueError(f"{key}: its default {default!r} is not {takes.words}")
     fields = (native,) if isinstance(native, str) else tuple(native)
-    return Row(key, takes, default, effect, fields, pending, tuple(noop), proof, tuple(aliases))
+    return Row(key, takes, default, effect, fields, pending, tuple(noop), proof, tuple(aliases), only_if)
 
 
 def by_key(rows: Iterable[Row]) -> Mapping[str, Row]:

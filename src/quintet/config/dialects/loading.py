@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
@@ -67,7 +67,8 @@ def load_foreign(
             source=str(path),
             hint="`quintet explain KEY` tells what each of its keys waits for",
         )
-    return Loaded(_converted(written, dialect), dialect.name, tuple(strangers))
+    composed = replace(_converted(written, dialect), left_out=tuple(map(str, strangers)))
+    return Loaded(composed, dialect.name, tuple(strangers))
 
 
 def _converted(written: Written, dialect: Dialect) -> Composed:

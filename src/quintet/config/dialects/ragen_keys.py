@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quintet.config.dialects.ledger import Capability, Row, row
 from quintet.config.dialects.ragen_sft_keys import LOCAL_LOGGERS, LOGGERS, PROOF, RAGEN_SFT_KEYS
 from quintet.config.dialects.takes import (
@@ -387,6 +389,7 @@ _RL_KEYS: tuple[Row, ...] = (
         "log/trajectory",
         "Folder of the stored games; below it, one for the run, for training and each validation, and for the step.",
         pending=Capability.LOGGERS,
+        only_if=("logging.log_images", True),
     ),
     row(
         "logging.log_image_step_size",
@@ -402,6 +405,7 @@ _RL_KEYS: tuple[Row, ...] = (
         32,
         "Games stored from one batch, the first ones; 0 stores none.",
         pending=Capability.LOGGERS,
+        only_if=("logging.log_images", True),
         noop=(0,),
     ),
     row(
@@ -464,4 +468,7 @@ _RL_KEYS: tuple[Row, ...] = (
     ),
 )
 
-RAGEN_KEYS: tuple[Row, ...] = (*_RL_KEYS, *RAGEN_SFT_KEYS)
+_STAGES = tuple(replace(row, only_if=("rl_or_sft", "sft")) if row.pending else row for row in RAGEN_SFT_KEYS)
+"""The stages of `sft` are only run where they are asked for; the worlds among them describe those that are played."""
+
+RAGEN_KEYS: tuple[Row, ...] = (*_RL_KEYS, *_STAGES)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from quintet.config.compose import Composed, flatten
+from quintet.config.compose import Composed, dump_config, flatten
 from quintet.config.dialects.dialect import DIALECTS
 from quintet.config.dialects.loading import load_foreign
 from quintet.errors import ConfigError
@@ -126,3 +126,13 @@ def test_unknown_keys_can_be_let_go_but_never_silently(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(changed("training.zebra", 1)))
     loaded = load_foreign(path, [], DIALECTS["ragen"], unknown="warn")
     assert [key.key for key in loaded.ignored] == ["training.zebra"]
+    assert "# Unknown and left out: training.zebra (" in dump_config(loaded.composed)
+
+
+def test_what_a_section_that_isnt_run_says_asks_for_nothing(tmp_path: Path) -> None:
+    tree = changed("sft.training.lora_rank", 64, **{"logging.log_images": False, "logging.log_n_image_per_batch": 32})
+    load(tmp_path, tree)
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, tree | {"rl_or_sft": "sft"}, "logging.log_images=true")
+    for word in ("sft.training.lora_rank", "log_n_image_per_batch", "rl_or_sft"):
+        assert word in str(error.value)
