@@ -35,13 +35,13 @@ def test_a_ragen_configuration_trains_on_a_local_model(quintet: Command, small: 
     path.write_text(RAGEN.replace("MODEL", str(tmp_path / "runs/made/checkpoints/global_step_0/hf")))
     done = quintet("train", "base.yaml", "training.temperature=0.9")
     assert "a configuration of ragen" in done.stderr
-    lines = [json.loads(line) for line in (tmp_path / "runs/lake/metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "runs/RAGEN/lake/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2]
     assert lines[1]["actor/kl_loss"] >= 0
     assert lines[1]["actor/lr"] == 1e-4
-    games = (tmp_path / "runs/lake/trajectories/validation/step_000002.jsonl").read_text().splitlines()
+    games = (tmp_path / "runs/RAGEN/lake/trajectories/validation/step_000002.jsonl").read_text().splitlines()
     assert len(games) == 6
-    written = (tmp_path / "runs/lake/config.yaml").read_text()
+    written = (tmp_path / "runs/RAGEN/lake/config.yaml").read_text()
     assert "temperature: 0.9  # training.temperature: command line" in written
     assert "max_turns: 3  # training.max_turns: base.yaml:7" in written
 

@@ -145,6 +145,8 @@ class RolloutConfig(Section):
     """Between the actions of one answer."""
     think: bool = True
     """The policy writes `<think>…</think>` before `<answer>…</answer>`."""
+    binary_reward: bool = False
+    """A game's reward is 1 for success and 0 otherwise, in place of the world's own and of penalties."""
     format_penalty: float = -0.1
     """Added to the reward of a turn whose text can't be parsed or names no legal action."""
     max_prompt_tokens: PositiveInt = 512

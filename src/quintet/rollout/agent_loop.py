@@ -160,17 +160,19 @@ class AgentLoop:
         text = self._chat.decode(generation.tokens)
         parsed = player.replies.parse(text)
         valid = parsed.valid and generation.stop is StopReason.STOP
-        reward = 0.0 if valid else self._config.format_penalty
+        binary = self._config.binary_reward
+        reward = 0.0 if valid or binary else self._config.format_penalty
         observation = Observation(player.observation)
         outcome: Outcome | None = None
         frames: list[str] = []
         for action in parsed.actions:
             step = player.world.step(action)
-            reward += step.reward
+            success = bool(step.info.get("success"))
+            reward += (float(success) if step.terminated or step.truncated else 0.0) if binary else step.reward
             observation = step.observation
             frames.append(observation.text)
             if step.terminated or step.truncated:
-                outcome = _outcome(bool(step.info.get("success")), terminated=step.terminated)
+                outcome = _outcome(success, terminated=step.terminated)
                 break
         turn = Turn(
             observation=player.observation,

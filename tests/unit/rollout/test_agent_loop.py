@@ -202,3 +202,29 @@ def test_derived_seeds_differ_and_stay() -> None:
     assert derive_seed(1, "a", 2) == derive_seed(1, "a", 2)
     assert len({derive_seed(i, j) for i in range(50) for j in range(50)}) == 2500
     assert all(0 <= derive_seed(i) < 2**63 for i in range(100))
+
+
+class Toll(Corridor):
+    """Each step costs one, winning brings ten."""
+
+    def step(self, action: str) -> Step:
+        done = super().step(action)
+        return Step(done.observation, 10.0 * done.reward - 1.0, done.terminated, done.truncated, done.info)
+
+
+@pytest.mark.parametrize(("binary", "rewards"), [(False, [-0.1, -1.0, -1.0, 9.0]), (True, [0.0, 0.0, 0.0, 1.0])])
+def test_a_binary_reward_knows_neither_the_worlds_nor_penalties(
+    chat: ChatFormat, binary: bool, rewards: list[float]
+) -> None:
+    config = RolloutConfig(max_turns=5, window_size=None, max_prompt_tokens=900, binary_reward=binary)
+    loop = AgentLoop(Script(chat, ["nonsense", RIGHT, RIGHT, RIGHT]), chat, Toll, config, "corridor")
+    (game,) = loop.play([Game(10, 0, 0)], GREEDY)
+    assert [turn.reward for turn in game.turns] == rewards
+
+
+def test_long_observations_lose_their_end_and_a_long_start_its_beginning(chat: ChatFormat) -> None:
+    whole, _, _ = Dialogue(chat, "Walk.", None).observe(" P _ _ G")
+    cut, _, _ = Dialogue(chat, "Walk.", None, max_observation=2).observe(" P _ _ G")
+    assert chat.decode(cut).count(" _") == chat.decode(whole).count(" _") - 1
+    short, new, _ = Dialogue(chat, "Walk.", None, max_start=5).observe(" P _ _ G")
+    assert short == new == whole[-5:]

@@ -76,6 +76,7 @@ def _rollout(values: Values, native: Native) -> None:
     longest = start + reply * (turns - 1) + seen * turns
     native.put("rollout.max_prompt_tokens", longest, *lengths, "training.max_turns")
     native.put("rollout.window_size", None)
+    native.take({"rollout.binary_reward": "training.binary_reward"})
     native.put("rollout.top_p", 0.95)
     native.put("rollout.think", not values["training.no_think_rl"], "training.no_think_rl")
 
@@ -134,6 +135,7 @@ def _surroundings(values: Values, native: Native) -> None:
     for ours, theirs in {"checkpoint": "save_freq", "validation": "test_freq"}.items():
         native.put(f"{ours}.every_steps", max(0, values[f"trainer.{theirs}"]), f"trainer.{theirs}")
     native.put("tracking.loggers", ["jsonl", *_loggers(values["logging.mode"])], "logging.mode")
+    native.put("output_dir", f"runs/{values['trainer.project_name']}", "trainer.project_name")
     native.take({"tracking.trajectories_every_steps": "logging.log_image_step_size"})
 
 

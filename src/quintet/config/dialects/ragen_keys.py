@@ -272,8 +272,8 @@ _RL_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "A game's reward is 1 for success and 0 otherwise, in place of the world's own. RAGEN's code never reads it.",
-        pending=Capability.ALGORITHMS,
-        noop=(False,),
+        native="rollout.binary_reward",
+        proof=PROOF,
     ),
     row(
         "training.mask_state",
@@ -464,7 +464,7 @@ _RL_KEYS: tuple[Row, ...] = (
         "RAGEN",
         "Name that several runs share: of the directory above theirs and of the project in loggers.",
         native="output_dir",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
 )
 

@@ -39,6 +39,8 @@ REACHED: list[tuple[str, Any, Any, str, Any]] = [
     ("training.temperature", 1.0, 0, "rollout.temperature", 1.0),
     ("training.use_kl_loss", False, 1, "algorithm.kl.place", "reward"),
     ("training.no_think_rl", True, "yes", "rollout.think", False),
+    ("training.binary_reward", True, 1, "rollout.binary_reward", True),
+    ("trainer.project_name", "mine", None, "output_dir", "runs/mine"),
     ("training.ref_update_steps", 5, 0, "algorithm.kl.refresh_every_steps", 5),
     ("optimization.actor_lr", 3e-4, 0, "actor.optimizer.learning_rate", 3e-4),
     ("optimization.critic_lr", 3e-4, "1", "critic.optimizer.learning_rate", 3e-4),
@@ -113,11 +115,11 @@ def test_a_coefficient_of_zero_needs_no_reference(tmp_path: Path) -> None:
 
 
 def test_everything_that_waits_or_is_wrong_is_told_at_once(tmp_path: Path) -> None:
-    tree = changed("training.binary_reward", True, **{"system.n_gpus": 4, "training.max_turn": 3})
+    tree = changed("training.length_penalty", True, **{"system.n_gpus": 4, "training.max_turn": 3})
     with pytest.raises(ConfigError) as error:
         load(tmp_path, tree)
     told = str(error.value)
-    for word in ("training.binary_reward", "system.n_gpus", "training.max_turn ", "did you mean training.max_turns"):
+    for word in ("training.length_penalty", "system.n_gpus", "training.max_turn ", "did you mean training.max_turns"):
         assert word in told
 
 
