@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from quintet.config.dialects.dialect import DIALECTS
+from quintet.cli.configuration import NATIVE, compose
+from quintet.config.compose import flatten
+from quintet.config.dialects.dialect import DIALECTS, detect
 from quintet.config.dialects.ledger import Row
+from quintet.config.dialects.reading import read, reference_values
 from quintet.config.dialects.typos import meant
 from quintet.config.keys import Key, keys, show
+from quintet.config.source import read_file
 from quintet.errors import ConfigError, nearest
 
 __all__ = ["run"]
 
-NATIVE = "native"
 Entry = tuple[str, str, Row]
 """Dialect, reference, row."""
 
 
-def run(name: str | None, dialect: str | None, *, every: bool, as_json: bool) -> None:
-    """Print the meaning, type, range and default of a key, the keys of a section, or the whole ledger.
+def run(words: list[str], dialect: str | None, *, every: bool, as_json: bool) -> None:
+    """Print the meaning, type, range and default of a key, the keys of a section, or the whole ledger; of a
+    file and a key, the value that a run will use and where it comes from.
 
     Raises:
         ConfigError: no such key or dialect; the message names the nearest.
@@ -32,10 +37,33 @@ def run(name: str | None, dialect: str | None, *, every: bool, as_json: bool) ->
     entries = [entry for entry in _ledger() if dialect in (None, entry[0])]
     if every:
         _print_ledger(entries, as_json=as_json)
-    elif name is None:
-        raise ConfigError("which key?", hint="quintet explain KEY, or quintet explain --list")
+    elif len(words) not in (1, 2):
+        hint = "quintet explain KEY, quintet explain CONFIG KEY, or quintet explain --list"
+        raise ConfigError("which key?", hint=hint)
+    elif len(words) == 1:
+        _print_found(words[0], dialect, entries, as_json=as_json)
     else:
-        _print_found(name, dialect, entries, as_json=as_json)
+        _print_value(Path(words[0]), words[1], dialect)
+
+
+def _print_value(path: Path, key: str, dialect: str | None) -> None:
+    """What a run of the file uses; the file need not be one that can run."""
+    found = dialect or next(iter(detect(read_file(path, {}))), NATIVE)
+    if found != NATIVE:
+        row = DIALECTS[found].rows().get(key)
+        if row is not None:
+            written = read(path, [], reference_values(DIALECTS[found]))
+            print(f"{key} = {show(written.value(key))}  ({written.sources.get(key, 'the reference')})")
+            _explain_row(found, found, row)
+            return
+    composed = compose(str(path), [], dialect, "refuse")
+    values = flatten(composed.experiment.model_dump(mode="json"))
+    if key not in values:
+        legal = [*values, *(DIALECTS[found].rows() if found != NATIVE else ())]
+        near = meant(key, legal)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`quintet explain --list` shows every key"
+        raise ConfigError(f"{key} has no value in {path}", key=key, hint=hint)
+    print(f"{key} = {show(values[key])}  ({composed.provenance[key]})")
 
 
 def _ledger() -> Iterator[Entry]:

@@ -66,7 +66,9 @@ def plan(
 
 @app.command()
 def explain(
-    key: Annotated[str | None, typer.Argument(help="A dotted key, such as rollout.window_size.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[CONFIG] KEY", help="A dotted key; with a file, its value there.")
+    ] = None,
     dialect: Annotated[str | None, typer.Option(help="Whose key: native, ragen, verl, vagen, rlinf or roll.")] = None,
     every: Annotated[bool, typer.Option("--list", help="Every documented key of every dialect.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a key.")] = False,
@@ -74,7 +76,7 @@ def explain(
     """Say what a key means."""
     from quintet.cli.explain import run
 
-    run(key, dialect, every=every, as_json=as_json)
+    run(words or [], dialect, every=every, as_json=as_json)
 
 
 @app.command()

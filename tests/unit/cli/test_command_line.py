@@ -186,3 +186,19 @@ def test_the_schema_knows_every_section(monkeypatch: pytest.MonkeyPatch, capsys:
     schema = json.loads(capsys.readouterr().out)
     assert set(schema["properties"]) >= {"policy", "world", "rollout", "algorithm", "training"}
     assert schema["additionalProperties"] is False
+
+
+def test_explain_tells_a_files_own_value_and_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "verl.yaml").write_text("data:\n  max_prompt_length: 99\nactor_rollout_ref: {}\n")
+    (tmp_path / "own.yaml").write_text("seed: 7\n")
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "explain", "verl.yaml", "actor_rollout_ref.rollout.prompt_length") == 0
+    assert "actor_rollout_ref.rollout.prompt_length = 99  (the reference)" in capsys.readouterr().out
+    assert call(monkeypatch, "explain", "verl.yaml", "data.max_prompt_length") == 0
+    assert "data.max_prompt_length = 99  (verl.yaml:2)" in capsys.readouterr().out
+    assert call(monkeypatch, "explain", "own.yaml", "seed") == 0
+    assert "seed = 7  (own.yaml:1)" in capsys.readouterr().out
+    assert call(monkeypatch, "explain", "own.yaml", "sed") == 2
+    assert "did you mean seed?" in capsys.readouterr().err

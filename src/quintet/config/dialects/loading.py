@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Literal, Protocol, cast
 
 from pydantic import ValidationError
 
@@ -14,7 +14,7 @@ from quintet.config.compose import Composed, flatten
 from quintet.config.dialects.checking import UnknownKey, illegal_values, pending_keys, unknown_keys
 from quintet.config.dialects.conversion import Native, Values
 from quintet.config.dialects.dialect import Dialect
-from quintet.config.dialects.reading import Written, read
+from quintet.config.dialects.reading import Written, read, reference_values
 from quintet.config.faults import Fault, describe_faults, raise_faults, source_of
 from quintet.config.native import Experiment
 from quintet.config.plan import plan
@@ -52,7 +52,7 @@ def load_foreign(
         MachineError: a file is missing or can't be read.
     """
     rows = dialect.rows()
-    written = read(path, overrides, _reference(dialect))
+    written = read(path, overrides, reference_values(dialect))
     strangers = unknown_keys(written, dialect, frozenset())
     refused = strangers if unknown == "refuse" else []
     faults = [
@@ -87,15 +87,3 @@ def _converted(written: Written, dialect: Dialect) -> Composed:
     composed = Composed(experiment, provenance)
     plan(composed)
     return composed
-
-
-def _reference(dialect: Dialect) -> dict[str, Any]:
-    """The values that the dialect's reference shows, as a tree."""
-    tree: dict[str, Any] = {}
-    for row in dialect.rows().values():
-        *sections, last = row.key.split(".")
-        place = tree
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = row.default
-    return tree

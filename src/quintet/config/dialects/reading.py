@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quintet.config.dialects.dialect import Dialect
 from quintet.config.source import COMMAND_LINE, read_file
 from quintet.errors import ConfigError
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
-__all__ = ["Written", "read"]
+__all__ = ["Written", "read", "reference_values"]
 
 REFERENCE = "default"
 HYDRA = "hydra"
@@ -219,3 +220,15 @@ def _register_resolvers() -> None:
 def _first_line(error: Exception) -> str:
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def reference_values(dialect: Dialect) -> dict[str, Any]:
+    """The values that the dialect's reference shows, as a tree."""
+    tree: dict[str, Any] = {}
+    for row in dialect.rows().values():
+        *sections, last = row.key.split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = row.default
+    return tree
