@@ -44,12 +44,12 @@ def unknown_keys(written: Written, dialect: Dialect, elsewhere: frozenset[str]) 
     rows = dialect.rows()
     sections = {part for key in rows for part in _above(key)}
     open_sections = {key for key, row in rows.items() if row.takes is FREE}
-    legal = [*rows, *sections]
+    legal = [*rows, *sections, *_in_like_sections(rows, dialect.alike)]
 
     def known(key: str) -> bool:
         other = _alike(key, dialect.alike)
-        inside = any(other == free or other.startswith(f"{free}.") for free in open_sections)
-        return other in rows or other in sections or inside
+        inside = any(name == free or name.startswith(f"{free}.") for name in (key, other) for free in open_sections)
+        return any(name in rows or name in sections for name in (key, other)) or inside
 
     found = []
     for key in written.leaves():
@@ -96,9 +96,16 @@ def _above(key: str) -> Iterator[str]:
         yield key
 
 
+def _in_like_sections(keys: Iterable[str], alike: Mapping[str, str]) -> Iterator[str]:
+    """Documented keys as they are written in the sections that take them, too."""
+    for section, other in alike.items():
+        prefix = f"{other}." if other else ""
+        yield from (f"{section}.{key.removeprefix(prefix)}" for key in keys if key.startswith(prefix))
+
+
 def _alike(key: str, alike: Mapping[str, str]) -> str:
     """The documented key that a key of a like section stands for."""
     for section, other in alike.items():
         if key.startswith(f"{section}."):
-            return other + key.removeprefix(section)
+            return (other + key.removeprefix(section)).removeprefix(".")
     return key

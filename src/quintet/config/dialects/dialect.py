@@ -30,7 +30,9 @@ class Dialect:
     marks: tuple[str, ...]
     """Sections and keys by which its files are told from the others'."""
     alike: Mapping[str, str]
-    """Sections that take the keys of another: `critic` those of `actor_train`."""
+    """Sections that take the keys of another, the longest first: `critic` those of `actor_train`."""
+    over: str | None = None
+    """The dialect whose keys it takes as well, below its own."""
 
     def rows(self) -> dict[str, Row]:
         """Every key of all its references; where two documents have the same key, the first says what it takes."""
@@ -38,7 +40,7 @@ class Dialect:
         for reference in self.references:
             for row in reference.load():
                 table.setdefault(row.key, row)
-        return table
+        return table if self.over is None else {**DIALECTS[self.over].rows(), **table}
 
 
 def _rows(*places: str) -> Callable[[], tuple[Row, ...]]:
@@ -58,6 +60,9 @@ def _references(**places: Iterable[str]) -> tuple[Reference, ...]:
     return tuple(Reference(name, _rows(*of)) for name, of in places.items())
 
 
+_CRITIC = {"critic.model": "actor_rollout_ref.model", "critic": "actor_rollout_ref.actor"}
+"""verl documents the critic's keys as those of the actor."""
+
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
@@ -74,7 +79,8 @@ DIALECTS: Mapping[str, Dialect] = {
                 vagen_env_config=["vagen_keys:VAGEN_ENV_KEYS"],
             ),
             marks=("rollout_manager", "algorithm.high_level_gamma", "data.max_trajectory_length", "env1"),
-            alike={},
+            alike=_CRITIC,
+            over="verl",
         ),
         Dialect(
             "verl",
@@ -85,7 +91,7 @@ DIALECTS: Mapping[str, Dialect] = {
                 verl_evaluation=["verl_other_keys:VERL_EVALUATION_KEYS"],
             ),
             marks=("actor_rollout_ref", "model.partial_pretrain", "custom_reward_function"),
-            alike={},
+            alike=_CRITIC,
         ),
         Dialect(
             "rlinf",
@@ -96,7 +102,7 @@ DIALECTS: Mapping[str, Dialect] = {
                 rlinf_env=["rlinf_embodied_keys:RLINF_ENV_KEYS"],
             ),
             marks=("cluster", "runner", "env_type", "actor.group_name"),
-            alike={},
+            alike={"env.train": "", "env.eval": ""},
         ),
         Dialect(
             "roll",

@@ -63,3 +63,19 @@ def test_a_file_is_recognised_by_its_dialects_own_sections() -> None:
     assert detect({"actor_train": {}, "rollout_batch_size": 1}) == ["roll"]
     assert detect({"training": {"n_rollout": 1}}) == ["ragen"]
     assert detect({"training": {"steps": 1}}) == []
+
+
+def test_a_dialect_over_another_takes_its_keys_and_a_critic_those_of_the_actor(tmp_path: Path) -> None:
+    text = """\
+rollout_manager: {max_turns: 2}
+data: {shuffle: true}
+critic: {optim: {lr: 1.0e-5, lr_warmup_steps: 3}, model: {path: x, external_lib: null}, grad_clip: 1.0, gradclip: 1}
+"""
+    found = unknown_keys(written(tmp_path, text), DIALECTS["vagen"], frozenset())
+    assert [(key.key, key.nearest) for key in found] == [("critic.gradclip", ("critic.grad_clip",))]
+
+
+def test_the_files_of_worlds_take_their_keys_where_they_are_put(tmp_path: Path) -> None:
+    text = "env: {train: {env_type: libero, total_num_envs: 8, init_params: {camera_heights: 64, camera_hight: 64}}}\n"
+    found = unknown_keys(written(tmp_path, text), DIALECTS["rlinf"], frozenset())
+    assert [key.key for key in found] == ["env.train.init_params.camera_hight"]
