@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Literal
 
 from quintet.config import Composed, load_experiment
 from quintet.config.dialects.dialect import DIALECTS, detect
@@ -35,12 +36,11 @@ def compose(config: str | None, overrides: list[str], dialect: str | None, unkno
 
     if dialect is None:
         print(f"{config}: a configuration of {found}", file=sys.stderr)
-    loaded = load_foreign(
-        Path(config), overrides, DIALECTS[found], unknown="warn" if unknown_keys == "warn" else "refuse"
-    )
-    for key in loaded.ignored:
-        print(f"warning: unknown key left out: {key}", file=sys.stderr)
-    return loaded.composed
+    unknown: Literal["refuse", "warn"] = "warn" if unknown_keys == "warn" else "refuse"
+    composed = load_foreign(Path(config), overrides, DIALECTS[found], unknown=unknown)
+    for remark in composed.remarks:
+        print(f"warning: {remark}", file=sys.stderr)
+    return composed
 
 
 def _check(option: str, word: str, legal: list[str]) -> None:

@@ -26,8 +26,8 @@ class Composed:
 
     experiment: Experiment
     provenance: Mapping[str, str]
-    left_out: tuple[str, ...] = ()
-    """Unknown keys that somebody allowed to be left out, each as it is told to people."""
+    remarks: tuple[str, ...] = ()
+    """What the run does otherwise than its configuration would elsewhere, each as it is told to people."""
 
 
 def load_experiment(path: str | None, overrides: Sequence[str] = ()) -> Composed:
@@ -55,7 +55,7 @@ def load_experiment(path: str | None, overrides: Sequence[str] = ()) -> Composed
 def dump_config(composed: Composed) -> str:
     """The whole configuration as YAML, each value with a comment that says where it came from."""
     lines = ["# Resolved configuration of this run. `quintet train THIS_FILE` runs it again."]
-    lines += [f"# Unknown and left out: {key}" for key in composed.left_out]
+    lines += [f"# Remark: {remark}" for remark in composed.remarks]
     _dump(composed.experiment.model_dump(mode="json"), "", 0, composed.provenance, lines)
     return "\n".join(lines) + "\n"
 

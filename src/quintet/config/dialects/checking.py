@@ -14,7 +14,7 @@ from quintet.config.dialects.typos import meant
 from quintet.config.faults import Fault
 from quintet.config.keys import show
 
-__all__ = ["Unknown", "UnknownKey", "illegal_values", "pending_keys", "unknown_keys"]
+__all__ = ["Unknown", "UnknownKey", "illegal_values", "pending_defaults", "pending_keys", "unknown_keys"]
 
 
 class Unknown(StrEnum):
@@ -60,27 +60,53 @@ def unknown_keys(written: Written, dialect: Dialect, elsewhere: frozenset[str]) 
     return found
 
 
-def illegal_values(written: Written, rows: Iterable[Row]) -> Iterator[Fault]:
-    """Values that their key doesn't take, interpolations that lead nowhere among them."""
-    for row in rows:
-        value = written.value(row.key)
-        source = written.sources.get(row.key, "reference")
-        if row.key in written.sources and not row.takes.accepts(value):
-            message = f"{row.key} = {show(value)} ({source}): must be {row.takes.words}"
-            yield Fault(row.key, value, source, message, f"{row.key}: {row.effect}")
+def illegal_values(written: Written, dialect: Dialect) -> Iterator[Fault]:
+    """Values that their key doesn't take, interpolations that lead nowhere among them, and sections that hold none."""
+    rows = dialect.rows()
+    sections = {part for key in rows for part in _above(key)} - set(rows)
+    for key, row in _given(written, dialect):
+        value, source = written.value(key), written.sources[key]
+        if not row.takes.accepts(value):
+            message = f"{key} = {show(value)} ({source}): must be {row.takes.words}"
+            yield Fault(key, value, source, message, f"{key}: {row.effect}")
+    for key, source in written.sources.items():
+        value = written.value(key) if key in sections else {}
+        if not isinstance(value, Mapping):
+            message = f"{key} = {show(value)} ({source}): must be a section"
+            yield Fault(key, value, source, message, "set the keys in it, or leave it out")
 
 
-def pending_keys(written: Written, rows: Iterable[Row]) -> Iterator[Fault]:
+def pending_keys(written: Written, dialect: Dialect) -> Iterator[Fault]:
     """Keys that were given a value which asks for what isn't there yet."""
-    for row in rows:
-        if row.pending is None or row.key not in written.sources:
-            continue
-        if row.only_if is not None and written.value(row.only_if[0]) != row.only_if[1]:
-            continue
-        value, source = written.value(row.key), written.sources[row.key]
-        if not any(value == noop and type(value) is type(noop) for noop in row.noop):
-            message = f"{row.key} = {show(value)} ({source}): waits for {row.pending}"
-            yield Fault(row.key, value, source, message, _instead(row))
+    for key, row in _given(written, dialect):
+        value, source = written.value(key), written.sources[key]
+        if _waits(written, row, value):
+            message = f"{key} = {show(value)} ({source}): waits for {row.pending}"
+            yield Fault(key, value, source, message, _instead(row))
+
+
+def pending_defaults(written: Written, dialect: Dialect) -> Iterator[str]:
+    """Keys that nobody gave and whose value in the reference waits, each as it is told to people."""
+    for key, row in dialect.rows().items():
+        if key not in written.sources and _waits(written, row, written.value(key)):
+            yield f"{key} = {show(written.value(key))} waits for {row.pending}"
+
+
+def _given(written: Written, dialect: Dialect) -> Iterator[tuple[str, Row]]:
+    """Each documented key that somebody gave, as they wrote it, and what is documented of it."""
+    rows = dialect.rows()
+    for key in written.sources:
+        row = rows.get(key) or rows.get(_alike(key, dialect.alike))
+        if row is not None:
+            yield key, row
+
+
+def _waits(written: Written, row: Row, value: object) -> bool:
+    """Whether the value asks for what isn't there yet, in the run as it is configured."""
+    if row.pending is None or (row.only_if is not None and written.value(row.only_if[0]) != row.only_if[1]):
+        return False
+    # 0 and 0.0 ask for the same, 0 and false don't
+    return not any(value == noop and isinstance(value, bool) == isinstance(noop, bool) for noop in row.noop)
 
 
 def _instead(row: Row) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Literal, Protocol, cast
@@ -11,7 +11,7 @@ from typing import Literal, Protocol, cast
 from pydantic import ValidationError
 
 from quintet.config.compose import Composed, flatten
-from quintet.config.dialects.checking import UnknownKey, illegal_values, pending_keys, unknown_keys
+from quintet.config.dialects.checking import illegal_values, pending_defaults, pending_keys, unknown_keys
 from quintet.config.dialects.conversion import Native, Values
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.reading import Written, read, reference_values
@@ -20,7 +20,7 @@ from quintet.config.native import Experiment
 from quintet.config.plan import plan
 from quintet.errors import ConfigError
 
-__all__ = ["Loaded", "load_foreign"]
+__all__ = ["CONVERTED", "load_foreign"]
 
 CONVERTED = frozenset({"ragen"})
 """Dialects whose runs can be converted; of the others all keys are known, and some pending for any run."""
@@ -33,32 +33,23 @@ class _Conversion(Protocol):
     convert: Callable[[Values, Native], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The experiment, and the keys that nobody knows and that the user let go."""
-
-    composed: Composed
-    dialect: str
-    ignored: tuple[UnknownKey, ...]
-
-
 def load_foreign(
     path: Path, overrides: Sequence[str], dialect: Dialect, *, unknown: Literal["refuse", "warn"] = "refuse"
-) -> Loaded:
-    """Compose, check every key, convert, check natively and do the batch arithmetic.
+) -> Composed:
+    """Compose, check every key, convert, check natively and do the batch arithmetic. What was left out, and where
+    the reference's own values wait, stands in the remarks.
 
     Raises:
         ConfigError: everything that is wrong or waits, in one message, in the dialect's own words.
         MachineError: a file is missing or can't be read.
     """
-    rows = dialect.rows()
     written = read(path, overrides, reference_values(dialect))
     strangers = unknown_keys(written, dialect, frozenset())
     refused = strangers if unknown == "refuse" else []
     faults = [
         *(Fault(key.key, None, key.source, f"unknown key {key}") for key in refused),
-        *illegal_values(written, rows.values()),
-        *pending_keys(written, rows.values()),
+        *illegal_values(written, dialect),
+        *pending_keys(written, dialect),
     ]
     raise_faults(faults)
     if dialect.name not in CONVERTED:
@@ -67,8 +58,10 @@ def load_foreign(
             source=str(path),
             hint="`quintet explain KEY` tells what each of its keys waits for",
         )
-    composed = replace(_converted(written, dialect), left_out=tuple(map(str, strangers)))
-    return Loaded(composed, dialect.name, tuple(strangers))
+    waiting = tuple(pending_defaults(written, dialect))
+    left_out = tuple(f"unknown key left out: {key}" for key in strangers)
+    differing = tuple(f"nobody set it, and the reference's {told}" for told in waiting)
+    return replace(_converted(written, dialect), remarks=(*left_out, *differing))
 
 
 def _converted(written: Written, dialect: Dialect) -> Composed:

@@ -41,11 +41,8 @@ class Written:
 
     def leaves(self) -> Iterator[str]:
         """Every dotted key that they gave and that holds no further keys."""
-        given = sorted(self.sources)
-        for number, key in enumerate(given):
-            inner = number + 1 < len(given) and given[number + 1].startswith(f"{key}.")
-            if not inner:
-                yield key
+        above = {key.rpartition(".")[0] for key in self.sources}
+        yield from sorted(key for key in self.sources if key not in above)
 
     def value(self, dotted: str) -> Any:
         """The interpolated value of a key as plain data, None where there is none.
@@ -91,7 +88,29 @@ def read(path: Path | None, overrides: Sequence[str], reference: Mapping[str, An
         _note(override, sources)
     tree = OmegaConf.create(dict(reference))
     tree.merge_with(config)
-    return Written(tree, sources)
+    written = Written(tree, sources)
+    for key in list(written.leaves()):
+        if OmegaConf.is_interpolation(_parent(tree, key), key.rpartition(".")[2]):
+            _note_inner(written, key, sources)
+    return written
+
+
+def _parent(tree: DictConfig, key: str) -> Any:
+    """The section that a key stands in."""
+    place: Any = tree
+    for part in key.split(".")[:-1]:
+        place = place._get_node(part)
+    return place
+
+
+def _note_inner(written: Written, key: str, sources: dict[str, str]) -> None:
+    """A section that was given as `${another}` gives each of that one's keys."""
+    try:
+        value = written.value(key)
+    except ConfigError:
+        return  # told by whoever reads the key
+    for dotted in _dotted(key, value):
+        sources.setdefault(dotted, sources[key])
 
 
 @contextmanager

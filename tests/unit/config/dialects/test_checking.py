@@ -37,7 +37,7 @@ def test_unknown_keys_are_all_listed_in_three_kinds(tmp_path: Path) -> None:
 
 
 def test_a_type_is_checked_where_the_framework_doesnt(tmp_path: Path) -> None:
-    (fault,) = illegal_values(written(tmp_path), DIALECTS["ragen"].rows().values())
+    (fault,) = illegal_values(written(tmp_path), DIALECTS["ragen"])
     assert fault.key == "training.max_turns"
     assert "'five'" in str(fault)
     assert "run.yaml:3" in str(fault)
@@ -45,7 +45,7 @@ def test_a_type_is_checked_where_the_framework_doesnt(tmp_path: Path) -> None:
 
 
 def test_a_pending_key_says_what_it_waits_for_unless_it_asks_for_nothing(tmp_path: Path) -> None:
-    faults = {fault.key: str(fault) for fault in pending_keys(written(tmp_path), DIALECTS["ragen"].rows().values())}
+    faults = {fault.key: str(fault) for fault in pending_keys(written(tmp_path), DIALECTS["ragen"])}
     assert "system.n_gpus" not in faults
     assert "waits for" in faults["training.state_masking"]
     assert "set it to true" in faults["training.state_masking"]
@@ -79,3 +79,20 @@ def test_the_files_of_worlds_take_their_keys_where_they_are_put(tmp_path: Path) 
     text = "env: {train: {env_type: libero, total_num_envs: 8, init_params: {camera_heights: 64, camera_hight: 64}}}\n"
     found = unknown_keys(written(tmp_path, text), DIALECTS["rlinf"], frozenset())
     assert [key.key for key in found] == ["env.train.init_params.camera_hight"]
+
+
+def test_keys_of_like_and_interpolated_sections_are_checked_too(tmp_path: Path) -> None:
+    text = """\
+critic: {infer_batch_size: eight, strategy_args: {strategy_name: megatron_train}}
+actor_train: {infer_batch_size: many}
+reference: ${actor_train}
+"""
+    roll = written(tmp_path, text)
+    faults = {fault.key for fault in illegal_values(roll, DIALECTS["roll"])}
+    assert faults == {"critic.infer_batch_size", "actor_train.infer_batch_size", "reference.infer_batch_size"}
+    assert "critic.strategy_args.strategy_name" in {fault.key for fault in pending_keys(roll, DIALECTS["roll"])}
+
+
+def test_a_zero_is_a_zero_and_false_is_none(tmp_path: Path) -> None:
+    text = "actor_rollout_ref: {actor: {entropy_coeff: 0, kl_loss_coef: 0}}\n"
+    assert list(pending_keys(written(tmp_path, text), DIALECTS["verl"])) == []

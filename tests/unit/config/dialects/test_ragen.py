@@ -66,7 +66,7 @@ SOKOBAN = [
 def load(tmp_path: Path, tree: dict[str, Any], *overrides: str) -> Composed:
     path = tmp_path / "base.yaml"
     path.write_text(yaml.safe_dump(tree))
-    return load_foreign(path, overrides, DIALECTS["ragen"]).composed
+    return load_foreign(path, overrides, DIALECTS["ragen"])
 
 
 def changed(key: str, value: Any, **others: Any) -> dict[str, Any]:
@@ -126,9 +126,27 @@ def test_everything_that_waits_or_is_wrong_is_told_at_once(tmp_path: Path) -> No
 def test_unknown_keys_can_be_let_go_but_never_silently(tmp_path: Path) -> None:
     path = tmp_path / "base.yaml"
     path.write_text(yaml.safe_dump(changed("training.zebra", 1)))
-    loaded = load_foreign(path, [], DIALECTS["ragen"], unknown="warn")
-    assert [key.key for key in loaded.ignored] == ["training.zebra"]
-    assert "# Unknown and left out: training.zebra (" in dump_config(loaded.composed)
+    composed = load_foreign(path, [], DIALECTS["ragen"], unknown="warn")
+    assert "unknown key left out: training.zebra (" in composed.remarks[0]
+    assert "# Remark: unknown key left out: training.zebra (" in dump_config(composed)
+
+
+def test_where_the_references_own_value_waits_it_is_said(tmp_path: Path) -> None:
+    remarks = "\n".join(load(tmp_path, PLAIN).remarks)
+    assert "training.state_masking = false waits for" in remarks
+    assert "training.state_masking" not in "\n".join(load(tmp_path, PLAIN, "training.state_masking=true").remarks)
+    assert "sft.training.lora_rank" not in remarks
+
+
+@pytest.mark.parametrize("section", [None, 5, "yes"])
+def test_a_section_that_holds_no_keys_is_refused(tmp_path: Path, section: Any) -> None:
+    with pytest.raises(ConfigError, match=r"optimization = .*must be a section"):
+        load(tmp_path, PLAIN | {"optimization": section})
+
+
+def test_each_honoured_key_has_a_row_in_these_tables() -> None:
+    honoured = {row.key for row in DIALECTS["ragen"].rows().values() if row.pending is None}
+    assert honoured == {one[0] for one in (*REACHED, *SOKOBAN)}
 
 
 def test_what_a_section_that_isnt_run_says_asks_for_nothing(tmp_path: Path) -> None:
