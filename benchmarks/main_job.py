@@ -103,7 +103,7 @@ def main() -> None:
     arguments, overrides = parser.parse_known_args()
     result: dict[str, Any] = {
         "machine": machine(),
-        "config": arguments.config or "defaults",
+        "config": os.path.relpath(arguments.config, ROOT) if arguments.config else "defaults",
         "overrides": overrides,
         "seeds": [],
     }

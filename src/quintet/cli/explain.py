@@ -54,7 +54,9 @@ def _print_value(path: Path, key: str, dialect: str | None) -> None:
         if row is not None:
             written = read(path, [], reference_values(DIALECTS[found]))
             print(f"{key} = {show(written.value(key))}  ({written.sources.get(key, 'the reference')})")
-            _explain_row(found, found, row)
+            for entry in _ledger():
+                if entry[2] is row:
+                    _explain_row(*entry)
             return
     composed = compose(str(path), [], dialect, "refuse")
     values = flatten(composed.experiment.model_dump(mode="json"))

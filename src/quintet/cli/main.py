@@ -26,7 +26,9 @@ DialectName = Annotated[
     str | None,
     typer.Option("--dialect", help="Whose configuration it is; recognised from the file where it isn't said."),
 ]
-UnknownKeys = Annotated[str, typer.Option(help="`refuse` them, or `warn` and go on without them.")]
+UnknownKeys = Annotated[
+    str, typer.Option(help="Of another framework's configuration: `refuse`, or `warn` and go on without.")
+]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values set on the way.")]
 
 

@@ -268,6 +268,12 @@ class KlConfig(Section):
     refresh_every_steps: Annotated[int, Field(ge=0)] = 0
     """The reference becomes the present policy at every n-th step; 0 never."""
 
+    @model_validator(mode="after")
+    def _steers_a_penalty(self) -> Self:
+        if self.target is not None and self.place == "loss":
+            raise ValueError("only a reward penalty is steered to a `target`: set `place` to reward, or leave it out")
+        return self
+
 
 class AlgorithmConfig(Section):
     """What is optimised."""

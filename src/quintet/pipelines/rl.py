@@ -155,9 +155,14 @@ def _penalise(batch: Batch, control: KlControl) -> tuple[Batch, dict[str, float]
     each = kl_estimate(batch.logprobs, batch.ref_logprobs, control.config.estimator)
     weights = token_weights("seq-mean-token-mean", batch.loss_mask, batch.token_trajectory)
     divergence = float((each * weights).sum())
-    metrics = {"actor/reward_kl_penalty": divergence, "actor/reward_kl_penalty_coeff": control.coefficient}
+    penalised_batch = replace(batch, rewards=rewards)
+    metrics = {
+        "actor/reward_kl_penalty": divergence,
+        "actor/reward_kl_penalty_coeff": control.coefficient,
+        "critic/rewards/mean": float(trajectory_rewards(penalised_batch).mean()),
+    }
     control.observe(divergence, len(batch.group))
-    return replace(batch, rewards=rewards), metrics
+    return penalised_batch, metrics
 
 
 def learn(components: Components, batch: Batch, step: int, timings: Timings) -> dict[str, float]:
@@ -279,8 +284,7 @@ def _warm_start(
     config = run.config
     world = make_world(config.world)
     replies = reply_format(config, world.actions)
-    window = config.rollout.window_size
-    batch = demonstration_batch(demonstrations, components.chat, world.instruction(), replies, window)
+    batch = demonstration_batch(demonstrations, components.chat, world.instruction(), replies, config.rollout)
     log = JsonlLogger(LoggerContext(run.directory.path, filename=run.directory.warm_start.name))
     with run.progress.phase("warm start", warm_start.updates, unit="update") as progress:
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from quintet.algorithms.objective import Imitation
-from quintet.config.native import Experiment, WarmStartConfig
+from quintet.config.native import Experiment, RolloutConfig, WarmStartConfig
 from quintet.data.demonstrations import Demonstration
 from quintet.records import Batch, Outcome, StopReason, Trajectory, Turn
 from quintet.rollout.agent_loop import derive_seed
@@ -43,10 +43,10 @@ def demonstration_batch(
     chat: ChatFormat,
     instruction: str,
     replies: ReplyFormat,
-    window: int | None,
+    rollout: RolloutConfig,
 ) -> Batch:
     """Demonstrations as the policy would have played them, the replies under the loss mask."""
-    return assemble(_as_trajectory(d, i, chat, instruction, replies, window) for i, d in enumerate(demonstrations))
+    return assemble(_as_trajectory(d, i, chat, instruction, replies, rollout) for i, d in enumerate(demonstrations))
 
 
 def _as_trajectory(
@@ -55,9 +55,9 @@ def _as_trajectory(
     chat: ChatFormat,
     instruction: str,
     replies: ReplyFormat,
-    window: int | None,
+    rollout: RolloutConfig,
 ) -> Trajectory:
-    dialogue = Dialogue(chat, instruction, window)
+    dialogue = Dialogue.under(rollout, chat, instruction)
     turns: list[Turn] = []
     for shown in demonstration.turns:
         _, new, continues = dialogue.observe(shown.observation)

@@ -87,13 +87,7 @@ class AgentLoop:
         self._engine.forget()
         for number, game in enumerate(games):
             world = self._make_world()
-            dialogue = Dialogue(
-                self._chat,
-                world.instruction(),
-                self._config.window_size,
-                max_start=self._config.max_start_tokens,
-                max_observation=self._config.max_observation_tokens,
-            )
+            dialogue = Dialogue.under(self._config, self._chat, world.instruction())
             player = players[number] = _Player(number, game, world, dialogue, self._replies(world.actions))
             if ended := self._begin(player, sampling):
                 yield ended

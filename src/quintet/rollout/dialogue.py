@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from quintet.config.native import RolloutConfig
 from quintet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,6 +93,17 @@ class Dialogue:
         self._window = window
         self._observations: list[str] = []
         self._replies: list[tuple[int, ...]] = []
+
+    @classmethod
+    def under(cls, config: RolloutConfig, chat: ChatFormat, system: str) -> Dialogue:
+        """A dialogue as the configuration wants it, for games that are played and for demonstrated ones alike."""
+        return cls(
+            chat,
+            system,
+            config.window_size,
+            max_start=config.max_start_tokens,
+            max_observation=config.max_observation_tokens,
+        )
 
     def observe(self, text: str) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
         """Take the world's words. Gives `(whole prompt, new tokens, continues)`: the new tokens are

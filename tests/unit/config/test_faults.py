@@ -88,3 +88,8 @@ def test_every_kind_of_world_and_algorithm_can_be_chosen_with_its_own_keys() -> 
         from quintet.config.keys import show
 
         load_experiment(None, [*choice, f"{key.name}={show(key.default)}"])
+
+
+def test_a_target_that_steers_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="only a reward penalty is steered"):
+        load_experiment(None, ["algorithm.kl={target: 0.1}"])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from quintet.algorithms.kl import KlControl
 from quintet.config import load_experiment
+from quintet.config.native import KlConfig
 from quintet.pipelines.rl import estimate_advantages
 from quintet.records import Batch
 
@@ -44,3 +48,13 @@ def test_groups_that_hardly_differ_are_left_out(words: list[str], kept: list[int
     learnt, found = estimate_advantages(GAMES, load_experiment(None, words).experiment)
     assert learnt.trajectory.tolist() == kept
     assert found["training/groups_with_signal"] == pytest.approx(signal)
+
+
+def test_a_penalty_comes_off_the_rewards_after_the_signal_is_known() -> None:
+    """By hand: k1 of one own token is logp - ref = 0.5, times 2."""
+    games = replace(GAMES, ref_logprobs=torch.full((12,), -0.5) * GAMES.loss_mask)
+    kl = KlConfig(place="reward", coefficient=2.0, estimator="k1")
+    _, found = estimate_advantages(games, load_experiment(None).experiment, KlControl.of(kl))
+    assert found["training/groups_with_signal"] == pytest.approx(2 / 3)
+    assert found["actor/reward_kl_penalty"] == pytest.approx(0.5)
+    assert found["critic/rewards/mean"] == pytest.approx((-0.8 - 0.6 + 10.0 - 0.8 + 1.0 + 1.0) / 6 - 1.0)

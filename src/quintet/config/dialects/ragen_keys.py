@@ -114,7 +114,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "model.gradient_checkpointing",
         BOOLEAN,
         True,
-        "The policy's activations are recomputed in the backward pass: less memory, more time. The critic's aren't.",
+        "The policy's activations are recomputed in the backward pass: less memory, more time. "
+        "So are the critic's, which RAGEN's code leaves alone.",
         native="actor.gradient_checkpointing",
         proof=PROOF,
     ),
@@ -254,7 +255,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "training.no_think_rl",
         BOOLEAN,
         False,
-        "The policy learns without thoughts: a reply is cut down to its answer, before context and loss see it.",
+        "The policy learns without thoughts: a reply is an answer and nothing else. RAGEN's code cuts thoughts out "
+        "afterwards.",
         native="rollout.think",
         proof=PROOF,
     ),
