@@ -7,11 +7,9 @@ from pathlib import Path
 
 from quintet.config.dialects.dialect import DIALECTS, Dialect
 from quintet.config.dialects.ledger import Row
-from quintet.config.dialects.loading import CONVERTED
 from quintet.config.keys import keys, show
 from quintet.tracking.metrics import markdown_table
 
-NOT_YET = " Files of this dialect are read, checked and explained; their runs can't be converted yet."
 DOCS = Path(__file__).parent.parent / "docs"
 
 
@@ -53,7 +51,7 @@ def dialect_page(dialect: Dialect) -> str:
         "Made from the code by `scripts/write_reference.py`. A honoured key does what its line says; a pending one",
         "names what it waits for, and a run that sets it to anything else than the values in brackets is refused.",
         "",
-        f"{len(rows)} keys, {honoured} honoured." + ("" if dialect.name in CONVERTED else NOT_YET),
+        f"{len(rows)} keys, {honoured} honoured.",
     ]
     for reference in dialect.references:
         lines += ["", f"## {reference.name}", "", "| key | takes | shown | effect | native | state |"]

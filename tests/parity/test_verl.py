@@ -105,7 +105,7 @@ def test_clipped_value_loss(mode: str) -> None:
 
 def test_a_steered_coefficient_moves_by_a_fifth_at_most() -> None:
     """Worked out by hand: β (1 + clip(KL / target - 1, ±0.2) n / horizon)."""
-    control = KlControl.of(KlConfig(coefficient=0.2, target=0.1, horizon=100))
+    control = KlControl.of(KlConfig(place="reward", coefficient=0.2, target=0.1, horizon=100))
     control.observe(0.11, 10)
     assert control.coefficient == pytest.approx(0.2 * 1.01)
     control.observe(5.0, 10)

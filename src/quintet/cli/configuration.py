@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from quintet.config import Composed, load_experiment
-from quintet.config.dialects.dialect import DIALECTS, detect
+from quintet.config.dialects.dialect import DIALECTS, Dialect, detect
 from quintet.config.source import read_file
+from quintet.config.waiting import refuse_waiting
 from quintet.errors import ConfigError, nearest
 
 __all__ = ["NATIVE", "compose"]
@@ -16,8 +17,11 @@ __all__ = ["NATIVE", "compose"]
 NATIVE = "native"
 
 
-def compose(config: str | None, overrides: list[str], dialect: str | None, unknown_keys: str) -> Composed:
-    """Load it, and say whose it is where that was recognised and not told.
+def compose(
+    config: str | None, overrides: list[str], dialect: str | None, unknown_keys: str, *, whole: bool = False
+) -> Composed:
+    """Load it, and say whose it is where that was recognised and not told. `whole` keeps what this version can't
+    do, to be looked at; else such a configuration is refused.
 
     Raises:
         ConfigError: whatever is wrong in it, or an unknown dialect.
@@ -25,22 +29,32 @@ def compose(config: str | None, overrides: list[str], dialect: str | None, unkno
     """
     _check("--dialect", dialect or NATIVE, [NATIVE, *DIALECTS])
     _check("--unknown-keys", unknown_keys, ["refuse", "warn"])
-    if config is None:
-        if dialect not in (None, NATIVE):
-            raise ConfigError("which file?", key="--dialect", hint=f"quintet train CONFIG --dialect {dialect}")
-        return load_experiment(None, overrides)
-    found = dialect or next(iter(detect(read_file(Path(config), {}))), NATIVE)
-    if found == NATIVE:
-        return load_experiment(config, overrides)
-    from quintet.config.dialects.loading import load_foreign
-
+    if config is None and dialect not in (None, NATIVE):
+        raise ConfigError("which file?", key="--dialect", hint=f"quintet train CONFIG --dialect {dialect}")
+    found = dialect or (next(iter(detect(read_file(Path(config), {}))), NATIVE) if config else NATIVE)
+    if config is None or found == NATIVE:
+        native = load_experiment(config, overrides)
+        if not whole:
+            refuse_waiting(native)
+        return native
     if dialect is None:
         print(f"{config}: a configuration of {found}", file=sys.stderr)
     unknown: Literal["refuse", "warn"] = "warn" if unknown_keys == "warn" else "refuse"
-    composed = load_foreign(Path(config), overrides, DIALECTS[found], unknown=unknown)
+    composed = _foreign(Path(config), overrides, DIALECTS[found], unknown, whole=whole)
     for remark in composed.remarks:
         print(f"warning: {remark}", file=sys.stderr)
     return composed
+
+
+def _foreign(
+    path: Path, overrides: list[str], dialect: Dialect, unknown: Literal["refuse", "warn"], *, whole: bool
+) -> Composed:
+    from quintet.config.dialects.loading import convert, load_foreign
+    from quintet.config.dialects.reading import composed
+
+    if whole:
+        return convert(composed(path, overrides), dialect, unknown=unknown).composed
+    return load_foreign(path, overrides, dialect, unknown=unknown)
 
 
 def _check(option: str, word: str, legal: list[str]) -> None:

@@ -11,7 +11,8 @@ from quintet.cli.configuration import NATIVE, compose
 from quintet.config.compose import flatten
 from quintet.config.dialects.dialect import DIALECTS, detect
 from quintet.config.dialects.ledger import Row
-from quintet.config.dialects.reading import read, reference_values
+from quintet.config.dialects.loading import written_over_reference
+from quintet.config.dialects.reading import composed
 from quintet.config.dialects.typos import meant
 from quintet.config.keys import Key, keys, show
 from quintet.config.source import read_file
@@ -37,35 +38,36 @@ def run(words: list[str], dialect: str | None, *, every: bool, as_json: bool) ->
     entries = [entry for entry in _ledger() if dialect in (None, entry[0])]
     if every:
         _print_ledger(entries, as_json=as_json)
-    elif len(words) not in (1, 2):
+    elif not words:
         hint = "quintet explain KEY, quintet explain CONFIG KEY, or quintet explain --list"
         raise ConfigError("which key?", hint=hint)
     elif len(words) == 1:
         _print_found(words[0], dialect, entries, as_json=as_json)
     else:
-        _print_value(Path(words[0]), words[1], dialect)
+        _print_value(Path(words[0]), words[1], words[2:], dialect)
 
 
-def _print_value(path: Path, key: str, dialect: str | None) -> None:
+def _print_value(path: Path, key: str, overrides: list[str], dialect: str | None) -> None:
     """What a run of the file uses; the file need not be one that can run."""
     found = dialect or next(iter(detect(read_file(path, {}))), NATIVE)
     if found != NATIVE:
-        row = DIALECTS[found].rows().get(key)
+        written, here, _ = written_over_reference(composed(path, overrides), DIALECTS[found])
+        row = here.rows().get(key)
         if row is not None:
-            written = read(path, [], reference_values(DIALECTS[found]))
             print(f"{key} = {show(written.value(key))}  ({written.sources.get(key, 'the reference')})")
+            names = {reference.name for reference in here.references}
             for entry in _ledger():
-                if entry[2] is row:
+                if entry[0] == found and entry[1] in names and key.endswith(entry[2].key):
                     _explain_row(*entry)
             return
-    composed = compose(str(path), [], dialect, "refuse")
-    values = flatten(composed.experiment.model_dump(mode="json"))
+    asked = compose(str(path), overrides, dialect, "refuse", whole=True)
+    values = flatten(asked.experiment.model_dump(mode="json"))
     if key not in values:
         legal = [*values, *(DIALECTS[found].rows() if found != NATIVE else ())]
         near = meant(key, legal)
         hint = f"did you mean {' or '.join(near)}?" if near else "`quintet explain --list` shows every key"
         raise ConfigError(f"{key} has no value in {path}", key=key, hint=hint)
-    print(f"{key} = {show(values[key])}  ({composed.provenance[key]})")
+    print(f"{key} = {show(values[key])}  ({asked.provenance[key]})")
 
 
 def _ledger() -> Iterator[Entry]:

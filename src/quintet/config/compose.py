@@ -16,7 +16,7 @@ from quintet.config.native import Experiment
 from quintet.config.plan import plan
 from quintet.config.source import COMMAND_LINE, FLOAT, parse_override, read_file
 
-__all__ = ["Composed", "dump_config", "load_experiment"]
+__all__ = ["Composed", "dump_config", "flatten", "load_experiment", "yaml_lines"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,33 @@ def load_experiment(path: str | None, overrides: Sequence[str] = ()) -> Composed
 
 
 def dump_config(composed: Composed) -> str:
-    """The whole configuration as YAML, each value with a comment that says where it came from."""
+    """The whole configuration as YAML, each value with a comment that says where it came from. What this version
+    can't do and nobody asked for is left out."""
     lines = ["# Resolved configuration of this run. `quintet train THIS_FILE` runs it again."]
     lines += [f"# Remark: {remark}" for remark in composed.remarks]
-    _dump(composed.experiment.model_dump(mode="json"), "", 0, composed.provenance, lines)
+    unasked = {key.name: key.default for key in keys() if key.waits and not key.is_section}
+    tree = _without(composed.experiment.model_dump(mode="json"), unasked, "")
+    lines += yaml_lines(tree, composed.provenance)
     return "\n".join(lines) + "\n"
+
+
+def yaml_lines(tree: Mapping[str, Any], sources: Mapping[str, str] | None = None) -> list[str]:
+    """A tree as YAML lines, each value with its source as a comment where sources are given."""
+    lines: list[str] = []
+    _dump(tree, "", 0, sources, lines)
+    return lines
+
+
+def _without(tree: Mapping[str, Any], unasked: Mapping[str, object], prefix: str) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and value:
+            if inner := _without(value, unasked, f"{key}."):
+                kept[name] = inner
+        elif key not in unasked or unasked[key] != value:
+            kept[name] = value
+    return kept
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -68,18 +90,21 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _dump(tree: Mapping[str, Any], prefix: str, depth: int, sources: Mapping[str, str], lines: list[str]) -> None:
+def _dump(
+    tree: Mapping[str, Any], prefix: str, depth: int, sources: Mapping[str, str] | None, lines: list[str]
+) -> None:
     for key, value in tree.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             lines.append(f"{'  ' * depth}{key}:")
             _dump(value, f"{prefix}{key}.", depth + 1, sources, lines)
         else:
-            lines.append(f"{'  ' * depth}{key}: {_yaml(value)}  # {sources.get(prefix + key, 'default')}")
+            place = "" if sources is None else f"  # {sources.get(prefix + key, 'default')}"
+            lines.append(f"{'  ' * depth}{key}: {_yaml(value)}{place}")
 
 
 def _yaml(value: object) -> str:
     """On one line, and the same value for every reader: text that some take for a number is quoted."""
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return f"[{', '.join(map(_yaml_in_list, value))}]"
     quoted = isinstance(value, str) and (not value.isprintable() or FLOAT.fullmatch(value))
     return _scalar(value, '"' if quoted else None)

@@ -14,6 +14,13 @@ from quintet.errors import nearest
 __all__ = ["Key", "chosen", "keys", "legal_keys", "nearest_keys", "show"]
 
 JsonSchema = Mapping[str, Any]
+WORDS = {
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "string": "text",
+    "object": "a mapping",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +38,15 @@ class Key:
     is_section: bool = False
     is_choice: bool = False
     """A section of which there are several kinds, told apart by its `name`."""
+    waits: str | None = None
+    """What this version lacks for other values than the default, in words."""
 
 
 @cache
 def keys() -> tuple[Key, ...]:
     """Every key of the schema in its order, of all kinds of world and algorithm."""
     schema = Experiment.model_json_schema()
-    return tuple(_walk(schema, schema["$defs"], "", {}, None))
+    return tuple(_walk(schema, schema["$defs"], "", {}, None, None))
 
 
 def chosen(tree: Mapping[str, Any], choice: str) -> str:
@@ -81,19 +90,27 @@ def _by_name() -> Mapping[str, tuple[Key, ...]]:
 
 
 def _walk(
-    section: JsonSchema, sections: JsonSchema, prefix: str, defaults: Mapping[str, Any], kind: tuple[str, str] | None
+    section: JsonSchema,
+    sections: JsonSchema,
+    prefix: str,
+    defaults: Mapping[str, Any],
+    kind: tuple[str, str] | None,
+    of_section: str | None,
 ) -> Iterator[Key]:
     for name, field in section["properties"].items():
         dotted, default = f"{prefix}{name}", defaults.get(name, field.get("default"))
         inner = [sections[ref.rpartition("/")[2]] for ref in _references(field)]
         takes = _takes(field, inner)
         meaning = " ".join(field.get("description", "").split())
-        yield Key(dotted, takes, default, meaning, kind, is_section=bool(inner), is_choice="oneOf" in field)
+        waits = field.get("waits") or of_section
+        is_section = bool(inner)
+        yield Key(dotted, takes, default, meaning, kind, is_section, "oneOf" in field, waits)
         for part in inner:
             own = part["properties"].get("name", {}).get("const") if "oneOf" in field else None
             same = own is None or (default or {}).get("name") == own
             below = (f"{dotted}.name", own) if own else kind
-            yield from _walk(part, sections, f"{dotted}.", (default or {}) if same else {}, below)
+            waiting = waits or part.get("waits")
+            yield from _walk(part, sections, f"{dotted}.", (default or {}) if same else {}, below, waiting)
 
 
 def _references(field: JsonSchema) -> list[str]:
@@ -118,7 +135,13 @@ def _type(field: JsonSchema) -> str:
         return "a list: " + ", ".join(_type(item) for item in field["prefixItems"])
     if "items" in field:
         return f"a list, each {_type(field['items'])}"
-    word = {"integer": "an integer", "number": "a number", "boolean": "true or false", "string": "text"}[field["type"]]
+    word = {
+        "integer": "an integer",
+        "number": "a number",
+        "boolean": "true or false",
+        "string": "text",
+        "object": "a mapping",
+    }[field["type"]]
     if "pattern" in field:
         return f"{word} that matches {field['pattern']}"
     if field.get("minLength"):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from quintet.config.dialects.dialect import Dialect
+from quintet.config.dialects.ledger import Row
 from quintet.config.dialects.reading import Written
 from quintet.config.faults import Fault
 from quintet.config.keys import show
 
-__all__ = ["Native", "Values"]
+__all__ = ["Native", "Values", "foreign_word"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,8 @@ class Values:
     """The values of a foreign configuration: those given, over those of the reference."""
 
     written: Written
+    dialect: Dialect
+    """With the references that this configuration is written by."""
 
     def __getitem__(self, key: str) -> Any:
         return self.written.value(key)
@@ -62,8 +66,56 @@ class Native:
         for native, foreign in pairs.items():
             self.put(native, self.values[foreign], foreign)
 
+    def take_rows(self, rows: Iterable[Row]) -> None:
+        """Set the native key of every direct row to the row's value, by its words; rows that only count where
+        another key has a certain value are left out elsewhere."""
+        for row in rows:
+            if row.direct and (row.only_if is None or self.values[row.only_if[0]] == row.only_if[1]):
+                self.put(row.native[0], _native_word(row, self.values[row.key]), row.key)
+
+    def take_given(self, rows: Iterable[Row], here: str, there: str, native: Mapping[str, str]) -> None:
+        """The same for those keys of a section `here` that somebody gave, where it takes the keys of `there`;
+        `native` says which native section takes the place of which."""
+        for row in rows:
+            key = here + row.key.removeprefix(there)
+            if row.direct and row.key.startswith(f"{there}.") and self.values.given(key):
+                field = row.native[0]
+                for theirs, ours in native.items():
+                    if field.startswith(f"{theirs}."):
+                        self.put(ours + field.removeprefix(theirs), _native_word(row, self.values[key]), key)
+
     def provenance(self) -> Iterator[tuple[str, str]]:
         """Of each native key that was put: where its value was written, and as what."""
         for native, origins in self.origins.items():
             told = ", ".join(f"{origin}: {self.values.source(origin)}" for origin in origins)
             yield native, told or "this dialect"
+
+    def origins_of(self, native: str) -> tuple[str, ...]:
+        """The foreign keys that a native key, or what lies in its section, follows from."""
+        found = [
+            origin
+            for key, origins in self.origins.items()
+            if key == native or key.startswith(f"{native}.") or native.startswith(f"{key}.")
+            for origin in origins
+        ]
+        return tuple(dict.fromkeys(found))
+
+
+def foreign_word(row: Row, value: Any) -> Any:
+    """A native value as a row's key has it."""
+    if isinstance(value, list | tuple):
+        return [foreign_word(row, item) for item in value]
+    for theirs, ours in row.words.items():
+        if ours == value and isinstance(ours, bool) == isinstance(value, bool):
+            return theirs
+    return value
+
+
+def _native_word(row: Row, value: Any) -> Any:
+    """A value of a row as its native key has it."""
+    if isinstance(value, list):
+        return [_native_word(row, item) for item in value]
+    for theirs, ours in row.words.items():
+        if theirs == value and isinstance(theirs, bool) == isinstance(value, bool):
+            return ours
+    return value

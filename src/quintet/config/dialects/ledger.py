@@ -7,38 +7,13 @@ for. There is no third state.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field
 from typing import Any
 
+from quintet.config.capability import Capability
 from quintet.config.dialects.takes import Takes
 
 __all__ = ["Capability", "Row", "by_key", "row"]
-
-
-class Capability(StrEnum):
-    """What a pending key waits for, as it is told to people."""
-
-    CONVERSION = "the conversion of this dialect"
-    ALGORITHMS = "KL terms, further advantage estimators, losses and filters"
-    REWARDS = "verified rewards and reward models"
-    DATA = "prompts from data files"
-    SFT = "supervised fine-tuning from a configuration of its own"
-    EVALUATION = "evaluation of stored answers"
-    LORA = "LoRA adapters"
-    ENGINES = "the vLLM and SGLang engines"
-    SAMPLING = "further sampling options"
-    SHARDING = "sharded learners (FSDP, FSDP2) and their options"
-    MEMORY = "offloading and memory options of learners"
-    BATCHING = "micro-batches by sequence or token budget over several ranks"
-    SCHEDULES = "further optimizers and learning-rate schedules"
-    MEGATRON = "the Megatron learner"
-    CHECKPOINTS = "checkpoints of sharded learners, chosen contents, other stores"
-    CLUSTER = "Ray, several processes and placement on devices"
-    LOGGERS = "further loggers and stored pictures"
-    VISION = "images in turns and vision-language policies"
-    EMBODIED = "vision-language-action policies and simulators"
-    WORLDS = "the environment service and further worlds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +41,18 @@ class Row:
     """Other spellings that the framework's source takes or took for it."""
     only_if: tuple[str, Any] | None = None
     """`("logging.log_images", True)`: it asks for something only where that key has that value."""
+    words: Mapping[Any, Any] = field(default_factory=dict)
+    """The native value of each of its values that is called otherwise there: `{-1: 0}`."""
+    computed: bool = False
+    """What the native keys become follows from other keys too, in the dialect's module; else the one
+    native key takes the value as it is, or by `words`."""
+    unit: str | None = None
+    """What its numbers count: `tokens`, `prompts`, `seconds`."""
+
+    @property
+    def direct(self) -> bool:
+        """Whether its one native key takes its value, with nothing else to be known."""
+        return len(self.native) == 1 and not self.computed
 
     @property
     def state(self) -> str:
@@ -84,6 +71,9 @@ def row(
     proof: str | None = None,
     aliases: Iterable[str] = (),
     only_if: tuple[str, Any] | None = None,
+    words: Mapping[Any, Any] | None = None,
+    computed: bool = False,
+    unit: str | None = None,
 ) -> Row:
     """A `Row`, written short.
 
@@ -95,7 +85,21 @@ def row(
     if not (isinstance(default, str) and "${" in default) and not takes.accepts(default):
         raise ValueError(f"{key}: its default {default!r} is not {takes.words}")
     fields = (native,) if isinstance(native, str) else tuple(native)
-    return Row(key, takes, default, effect, fields, pending, tuple(noop), proof, tuple(aliases), only_if)
+    return Row(
+        key,
+        takes,
+        default,
+        effect,
+        fields,
+        pending,
+        tuple(noop),
+        proof,
+        tuple(aliases),
+        only_if,
+        words or {},
+        computed,
+        unit,
+    )
 
 
 def by_key(rows: Iterable[Row]) -> Mapping[str, Row]:

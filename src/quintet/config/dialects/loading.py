@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 from pydantic import ValidationError
 
 from quintet.config.compose import Composed, flatten
 from quintet.config.dialects.checking import illegal_values, pending_defaults, pending_keys, unknown_keys
 from quintet.config.dialects.conversion import Native, Values
-from quintet.config.dialects.dialect import Dialect
-from quintet.config.dialects.reading import Written, read, reference_values
+from quintet.config.dialects.dialect import Dialect, narrowed
+from quintet.config.dialects.elsewhere import known_elsewhere
+from quintet.config.dialects.reading import Given, Written, composed, reference_values
+from quintet.config.dialects.spelling import respelt
 from quintet.config.faults import Fault, describe_faults, raise_faults, source_of
+from quintet.config.keys import show
 from quintet.config.native import Experiment
 from quintet.config.plan import plan
-from quintet.errors import ConfigError
+from quintet.config.waiting import Waiting, waiting
 
-__all__ = ["CONVERTED", "load_foreign"]
+__all__ = ["Converted", "convert", "load_foreign", "written_over_reference"]
 
-CONVERTED = frozenset({"ragen"})
-"""Dialects whose runs can be converted; of the others all keys are known, and some pending for any run."""
+Unknown = Literal["refuse", "warn"]
 
 
 class _Conversion(Protocol):
@@ -33,9 +35,21 @@ class _Conversion(Protocol):
     convert: Callable[[Values, Native], None]
 
 
-def load_foreign(
-    path: Path, overrides: Sequence[str], dialect: Dialect, *, unknown: Literal["refuse", "warn"] = "refuse"
-) -> Composed:
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A foreign configuration as a native one, with what this version can't do of it."""
+
+    composed: Composed
+    """All that it asks for, whether this version can do it or not."""
+    waits: tuple[Fault, ...]
+    """What somebody asked for and this version can't do."""
+    replaced: Mapping[str, Any]
+    """Native keys whose value nobody asked for and this version can't do, with the value that a run has instead."""
+    remarks: tuple[str, ...]
+    """The latter, as it is told to people."""
+
+
+def load_foreign(path: Path, overrides: Sequence[str], dialect: Dialect, *, unknown: Unknown = "refuse") -> Composed:
     """Compose, check every key, convert, check natively and do the batch arithmetic. What was left out, and where
     the reference's own values wait, stands in the remarks.
 
@@ -43,40 +57,96 @@ def load_foreign(
         ConfigError: everything that is wrong or waits, in one message, in the dialect's own words.
         MachineError: a file is missing or can't be read.
     """
-    written = read(path, overrides, reference_values(dialect))
-    strangers = unknown_keys(written, dialect, frozenset())
+    given = composed(path, overrides)
+    found = convert(given, dialect, unknown=unknown)
+    raise_faults(found.waits)
+    tree = found.composed.experiment.model_dump()
+    for key, value in found.replaced.items():
+        _set(tree, key, value)
+    experiment = Experiment.model_validate(tree)
+    provenance = dict(found.composed.provenance) | dict.fromkeys(found.replaced, "this version")
+    ready = Composed(experiment, provenance, (*found.composed.remarks, *found.remarks))
+    plan(ready)
+    return ready
+
+
+def convert(given: Given, dialect: Dialect, *, unknown: Unknown = "refuse") -> Converted:
+    """Check every key and convert.
+
+    Raises:
+        ConfigError: everything that is wrong, in one message, in the dialect's own words.
+    """
+    written, here, remarks = written_over_reference(given, dialect)
+    strangers = unknown_keys(written, here, known_elsewhere(dialect.name))
     refused = strangers if unknown == "refuse" else []
-    faults = [
-        *(Fault(key.key, None, key.source, f"unknown key {key}") for key in refused),
-        *illegal_values(written, dialect),
-        *pending_keys(written, dialect),
-    ]
-    raise_faults(faults)
-    if dialect.name not in CONVERTED:
-        raise ConfigError(
-            f"{path} is a configuration of {dialect.name}, which can be read but not run yet",
-            source=str(path),
-            hint="`quintet explain KEY` tells what each of its keys waits for",
-        )
-    waiting = tuple(pending_defaults(written, dialect))
-    left_out = tuple(f"unknown key left out: {key}" for key in strangers)
-    differing = tuple(f"nobody set it, and the reference's {told}" for told in waiting)
-    return replace(_converted(written, dialect), remarks=(*left_out, *differing))
-
-
-def _converted(written: Written, dialect: Dialect) -> Composed:
-    conversion = cast("_Conversion", import_module(f"quintet.config.dialects.{dialect.name}"))
-    values = Values(written)
-    raise_faults(conversion.disagreements(values))
-    native = Native(values)
-    conversion.convert(values, native)
+    raise_faults(
+        [
+            *(Fault(key.key, None, key.source, f"unknown key {key}") for key in refused),
+            *illegal_values(written, here),
+        ]
+    )
+    native = _natively(written, here)
     sources = dict(native.provenance())
     try:
         experiment = Experiment.model_validate(native.tree)
     except ValidationError as error:
         raise_faults(describe_faults(error, native.tree, sources))
         raise
+    left_out = tuple(f"unknown key left out: {key}" for key in strangers)
     provenance = {key: source_of(key, sources) for key in flatten(experiment.model_dump())}
-    composed = Composed(experiment, provenance)
-    plan(composed)
-    return composed
+    done = Composed(experiment, provenance, (*remarks, *left_out))
+    return _what_waits(done, native, written, here)
+
+
+def written_over_reference(given: Given, dialect: Dialect) -> tuple[Written, Dialect, tuple[str, ...]]:
+    """What was given, under documented names and over the values of the references that such a file is written
+    by; the dialect with those references; and which names were others."""
+    here = narrowed(dialect, given.plain())
+    spelt = respelt(given, here.rows())
+    return spelt.given.over(reference_values(here)), here, spelt.remarks
+
+
+def _natively(written: Written, dialect: Dialect) -> Native:
+    conversion = cast("_Conversion", import_module(f"quintet.config.dialects.{dialect.name}"))
+    values = Values(written, dialect)
+    raise_faults(conversion.disagreements(values))
+    native = Native(values)
+    conversion.convert(values, native)
+    return native
+
+
+def _what_waits(done: Composed, native: Native, written: Written, dialect: Dialect) -> Converted:
+    """What was asked for and can't be done, told by the keys that asked for it; and what nobody asked for."""
+    faults = {fault.key: fault for fault in pending_keys(written, dialect)}
+    replaced: dict[str, Any] = {}
+    remarks = []
+    for each in waiting(done.experiment):
+        origins = native.origins_of(each.key)
+        asked = [origin for origin in origins if native.values.given(origin)]
+        if not origins or asked:
+            if not any(origin in faults for origin in asked):
+                faults[each.key] = _fault(each, asked, native.values)
+        else:
+            replaced[each.key] = each.instead
+            told = ", ".join(f"{origin} = {show(native.values[origin])}" for origin in origins)
+            remarks.append(f"nobody set it, and the reference's {told} waits for {each.capability}")
+    for told in pending_defaults(written, dialect):
+        if not any(told.split(" = ")[0] in native.origins_of(key) for key in native.origins):
+            remarks.append(f"nobody set it, and the reference's {told}")
+    return Converted(done, tuple(faults.values()), replaced, tuple(dict.fromkeys(remarks)))
+
+
+def _fault(each: Waiting, asked: Sequence[str], values: Values) -> Fault:
+    """A native value that waits, told by the foreign keys that it follows from."""
+    if not asked:
+        message = f"{each.key} = {show(each.value)}, as this configuration wants it: waits for {each.capability}"
+        return Fault(each.key, each.value, "this dialect", message)
+    told = ", ".join(map(values.told, asked))
+    return Fault(asked[0], values[asked[0]], values.source(asked[0]), f"{told}: waits for {each.capability}")
+
+
+def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
+    *sections, last = dotted.split(".")
+    for section in sections:
+        tree = tree[section]
+    tree[last] = value

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from quintet.config.dialects.conversion import Native, Values
 from quintet.config.faults import Fault
+from quintet.config.native import Experiment
+from quintet.errors import ConfigError
 
-__all__ = ["convert", "disagreements"]
+if TYPE_CHECKING:
+    from quintet.config.translate import Foreign
+
+__all__ = ["convert", "disagreements", "express", "frame"]
 
 TRAINING_GAMES = 10_000
 """Start states of RAGEN's training file where nothing limits them."""
 KL = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "k3"}
+ESTIMATORS = {"masked_gae": "gae", "reinforce++": "reinforce_plus_plus"}
+"""RAGEN's names for estimators that are called otherwise here; `gae` leaps over observations in any case."""
+LENGTH_PENALTY = 1.0
+"""RAGEN's code never reads `length_penalty`; switched on, all of a reply beyond its budget counts."""
 
 
 def disagreements(values: Values) -> Iterator[Fault]:
@@ -26,39 +36,22 @@ def disagreements(values: Values) -> Iterator[Fault]:
         others = f"{values.told('training.train_batch_size')} and {values.told('training.n_rollout')}"
         problem = f"the {total} games of a step, from {others}, must be a multiple of it"
         yield values.fault("training.ppo_batch_size", problem, f"nearest: training.ppo_batch_size={nearest}")
+    try:
+        _devices(values["system.cuda_visible_devices"])
+    except ValueError:
+        yield values.fault("system.cuda_visible_devices", "must be a number, or numbers with commas such as 0,1,2,3")
 
 
 def convert(values: Values, native: Native) -> None:
     """What a RAGEN run is, natively."""
-    _policy(native)
-    _world(values, native)
+    native.put("policy.preset", None, "model.base_model")
+    native.put("warm_start", None, "rl_or_sft")
+    native.take_rows(values.dialect.rows().values())
     _rollout(values, native)
     _training(values, native)
     _algorithm(values, native)
     _surroundings(values, native)
-
-
-def _policy(native: Native) -> None:
-    native.put("policy.preset", None, "model.base_model")
-    native.put("warm_start", None, "rl_or_sft")
-    native.take(
-        {
-            "policy.path": "model.base_model",
-            "name": "model.experiment_name",
-            "actor.gradient_checkpointing": "model.gradient_checkpointing",
-        }
-    )
-
-
-def _world(values: Values, native: Native) -> None:
-    """RAGEN keeps the worlds in files of their own; this reference describes them in the section `sft`."""
-    native.take({"world.name": "sft.env_type"})
-    if values["sft.env_type"] == "sokoban":
-        names = {"height": "dim_x", "width": "dim_y", "boxes": "num_boxes", "max_steps": "max_steps"}
-        names["pull_steps"] = "search_depth"
-    else:
-        names = {"size": "size", "success_rate": "p", "slippery": "is_slippery"}
-    native.take({f"world.{ours}": f"sft.{values['sft.env_type']}.{theirs}" for ours, theirs in names.items()})
+    _supervised(values, native)
 
 
 def _rollout(values: Values, native: Native) -> None:
@@ -70,53 +63,56 @@ def _rollout(values: Values, native: Native) -> None:
             "rollout.max_start_tokens": "training.max_start_length",
             "rollout.max_observation_tokens": "training.max_obs_length",
             "rollout.max_response_tokens": "training.max_response_length",
-            "rollout.temperature": "training.temperature",
         }
     )
     longest = start + reply * (turns - 1) + seen * turns
     native.put("rollout.max_prompt_tokens", longest, *lengths, "training.max_turns")
     native.put("rollout.window_size", None)
-    native.take({"rollout.binary_reward": "training.binary_reward"})
     native.put("rollout.top_p", 0.95)
-    native.put("rollout.think", not values["training.no_think_rl"], "training.no_think_rl")
 
 
 def _training(values: Values, native: Native) -> None:
     prompts, games, batch = (values[f"training.{name}"] for name in ("train_batch_size", "n_rollout", "ppo_batch_size"))
-    native.take(
-        {
-            "training.groups_per_step": "training.train_batch_size",
-            "training.samples_per_group": "training.n_rollout",
-        }
-    )
     of_a_step = ("training.train_batch_size", "training.n_rollout")
     native.put("training.mini_batches", prompts * games // batch, "training.ppo_batch_size", *of_a_step)
     steps = values["training.total_training_steps"] or TRAINING_GAMES // prompts * values["training.total_epochs"]
     native.put("training.steps", steps, "training.total_training_steps", "training.total_epochs", of_a_step[0])
-    longest = native.tree["rollout"]["max_prompt_tokens"] + native.tree["rollout"]["max_response_tokens"]
-    micro = values["training.micro_batch_size"] * longest
-    native.put("training.micro_batch_tokens", micro, "training.micro_batch_size")
+    for component in ("actor", "critic", "reference"):
+        for budget in ("budget", "inference_budget"):
+            native.put(
+                f"{component}.{budget}.sequences", values["training.micro_batch_size"], "training.micro_batch_size"
+            )
     whole, side_by_side = values["training.val_data_num"] or TRAINING_GAMES, values["training.val_batch_size"]
     native.put("validation.games", whole - whole % side_by_side, "training.val_data_num", "training.val_batch_size")
+    if values["training.train_data_num"]:
+        native.put("data.train_rows", values["training.train_data_num"], "training.train_data_num")
 
 
 def _algorithm(values: Values, native: Native) -> None:
-    estimator = values["optimization.adv_estimator"]
+    written = values["optimization.adv_estimator"]
+    estimator = ESTIMATORS.get(written, written)
     native.put("algorithm.advantage", {"name": estimator}, "optimization.adv_estimator")
     if estimator == "gae":
         native.put("algorithm.advantage.lam", 1.0)
     _divergence(values, native)
+    _masks(values, native)
     native.put("algorithm.clip_high", 0.2)
     native.put("algorithm.clip_dual", None)
     native.put("algorithm.entropy_coefficient", 0.001)
+    if values["training.length_penalty"]:
+        native.put("algorithm.length_penalty", LENGTH_PENALTY, "training.length_penalty")
     for part in ("actor", "critic"):
-        rate = f"optimization.{part}_lr"
-        native.put(f"{part}.optimizer.learning_rate", float(values[rate]), rate)
         native.put(f"{part}.optimizer.schedule", "constant")
         native.put(f"{part}.optimizer.warmup_steps", 0)
         native.put(f"{part}.optimizer.betas", [0.9, 0.999])
         native.put(f"{part}.optimizer.weight_decay", 0.01)
         native.put(f"{part}.optimizer.max_grad_norm", 1.0)
+
+
+def _masks(values: Values, native: Native) -> None:
+    """`mask_state` is another name for `state_masking`: either of them takes observations out of the loss."""
+    masked = values["training.state_masking"] or values["training.mask_state"]
+    native.put("algorithm.train_on_observations", not masked, "training.state_masking", "training.mask_state")
 
 
 def _divergence(values: Values, native: Native) -> None:
@@ -132,14 +128,120 @@ def _divergence(values: Values, native: Native) -> None:
 
 
 def _surroundings(values: Values, native: Native) -> None:
-    for ours, theirs in {"checkpoint": "save_freq", "validation": "test_freq"}.items():
-        native.put(f"{ours}.every_steps", max(0, values[f"trainer.{theirs}"]), f"trainer.{theirs}")
     native.put("tracking.loggers", ["jsonl", *_loggers(values["logging.mode"])], "logging.mode")
+    native.put("tracking.project", values["trainer.project_name"], "trainer.project_name")
     native.put("output_dir", f"runs/{values['trainer.project_name']}", "trainer.project_name")
-    native.take({"tracking.trajectories_every_steps": "logging.log_image_step_size"})
+    if values["logging.log_images"]:
+        native.put(
+            "tracking.pictures",
+            values["logging.log_n_image_per_batch"],
+            "logging.log_images",
+            "logging.log_n_image_per_batch",
+        )
+        native.put("tracking.pictures_dir", values["logging.log_image_dir"], "logging.log_image_dir")
+    visible = _devices(values["system.cuda_visible_devices"])
+    native.put("placement.visible_devices", visible, "system.cuda_visible_devices")
+    if native.tree["rollout"].get("engine", "hf") == "vllm":
+        kernels = "system.vllm_attention_backend"
+        native.put("rollout.engine_options.attention_backend", values[kernels], kernels)
+
+
+def _supervised(values: Values, native: Native) -> None:
+    """The stages of `sft`: in place of reinforcement learning, or before it."""
+    if values["rl_or_sft"] != "sft":
+        return
+    native.put("sft.loggers", ["jsonl", *_loggers(values["sft.training.logger"])], "sft.training.logger")
+    if values["sft.training.lora_rank"]:
+        for ours, theirs in {"rank": "lora_rank", "alpha": "lora_alpha", "target_modules": "target_modules"}.items():
+            value = values[f"sft.training.{theirs}"]
+            native.put(
+                f"sft.lora.{ours}",
+                [value] if theirs == "target_modules" and isinstance(value, str) else value,
+                f"sft.training.{theirs}",
+            )
 
 
 def _loggers(mode: str | list[str]) -> list[str]:
     """RAGEN takes a list, or the text of one."""
     read = yaml.safe_load(mode) if isinstance(mode, str) else mode
     return [read] if isinstance(read, str) else list(read)
+
+
+def _devices(visible: int | str) -> list[int] | None:
+    """The numbers of the devices; none where -1 hides them all."""
+    numbers = [int(number) for number in str(visible).split(",")]
+    if numbers == [-1]:
+        return []
+    if min(numbers) < 0:
+        raise ValueError(visible)
+    return numbers
+
+
+def frame(experiment: Experiment) -> dict[str, Any]:
+    """RAGEN writes every run by one reference.
+
+    Raises:
+        ConfigError: RAGEN knows no such world.
+    """
+    if experiment.world.name not in ("frozenlake", "sokoban"):
+        raise ConfigError(f"RAGEN's reference has no world {experiment.world.name}", key="world.name")
+    return {}
+
+
+def express(foreign: Foreign) -> None:
+    """A native run in RAGEN's words, as far as it has them."""
+    run = foreign.experiment
+    total = run.training.groups_per_step * run.training.samples_per_group
+    foreign.put("training.ppo_batch_size", total // run.training.mini_batches)
+    foreign.put("training.total_training_steps", run.training.steps)
+    foreign.put("training.max_start_length", run.rollout.max_start_tokens or run.rollout.max_prompt_tokens)
+    foreign.put("training.max_obs_length", run.rollout.max_observation_tokens or run.rollout.max_prompt_tokens)
+    foreign.put("training.max_response_length", run.rollout.max_response_tokens)
+    foreign.put("training.max_turns", run.rollout.max_turns)
+    foreign.put("training.val_data_num", run.validation.games)
+    foreign.put("training.val_batch_size", 1 if run.validation.games % 10 else 10)
+    if run.actor.budget.sequences:
+        foreign.put("training.micro_batch_size", run.actor.budget.sequences)
+    _express_algorithm(foreign)
+    visible = run.placement.visible_devices
+    if visible is not None:
+        foreign.put(
+            "system.cuda_visible_devices", ",".join(map(str, visible)) if len(visible) > 1 else (*visible, -1)[0]
+        )
+    foreign.put("logging.mode", [name for name in run.tracking.loggers if name != "jsonl"])
+    foreign.put("trainer.project_name", run.tracking.project or run.output_dir.removeprefix("runs/"))
+    foreign.put("logging.log_images", run.tracking.pictures > 0)
+    if run.tracking.pictures:
+        foreign.put("logging.log_n_image_per_batch", run.tracking.pictures)
+    if run.tracking.pictures_dir:
+        foreign.put("logging.log_image_dir", run.tracking.pictures_dir)
+    if run.data and run.data.train_rows:
+        foreign.put("training.train_data_num", run.data.train_rows)
+    _express_supervised(foreign)
+
+
+def _express_algorithm(foreign: Foreign) -> None:
+    algorithm = foreign.experiment.algorithm
+    names = {ours: theirs for theirs, ours in ESTIMATORS.items() if theirs != "masked_gae"}
+    foreign.put("optimization.adv_estimator", names.get(algorithm.advantage.name, algorithm.advantage.name))
+    foreign.put("optimization.kl_coef", algorithm.kl.coefficient if algorithm.kl else 0)
+    foreign.put("training.state_masking", not algorithm.train_on_observations)
+    foreign.put("training.length_penalty", algorithm.length_penalty > 0)
+    if algorithm.kl:
+        estimators = {ours: theirs for theirs, ours in KL.items()}
+        foreign.put("training.use_kl_loss", algorithm.kl.place == "loss")
+        foreign.put("optimization.kl_loss_type", estimators.get(algorithm.kl.estimator, "low_var_kl"))
+        foreign.put("training.ref_update_steps", algorithm.kl.refresh_every_steps or None)
+
+
+def _express_supervised(foreign: Foreign) -> None:
+    sft = foreign.experiment.sft
+    foreign.put("rl_or_sft", "sft" if sft else "rl")
+    if sft is None:
+        return
+    if sft.loggers is not None:
+        foreign.put("sft.training.logger", [name for name in sft.loggers if name != "jsonl"])
+    foreign.put("sft.training.lora_rank", sft.lora.rank if sft.lora else 0)
+    if sft.lora:
+        foreign.put("sft.training.lora_alpha", int(sft.lora.alpha))
+        foreign.put("sft.training.target_modules", list(sft.lora.target_modules))

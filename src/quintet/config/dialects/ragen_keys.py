@@ -62,6 +62,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "validate.",
         pending=Capability.SFT,
         noop=("rl",),
+        native="sft",
+        computed=True,
     ),
     row(
         "system.cuda_visible_devices",
@@ -70,6 +72,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "GPUs that the run may see: one number, or text such as 0,1,2,3; -1 hides all of them.",
         pending=Capability.CLUSTER,
         noop=(0, "0", -1, "-1"),
+        native="placement.visible_devices",
+        computed=True,
     ),
     row(
         "system.n_gpus",
@@ -78,6 +82,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "GPUs used on every node, for playing and for learning.",
         pending=Capability.CLUSTER,
         noop=(1,),
+        native="placement.devices_per_node",
+        unit="devices",
     ),
     row(
         "system.multi_processing",
@@ -93,6 +99,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "XFORMERS",
         "Attention kernels with which vLLM generates, as its environment variable VLLM_ATTENTION_BACKEND names them.",
         pending=Capability.ENGINES,
+        native="rollout.engine_options.attention_backend",
+        computed=True,
     ),
     row(
         "model.base_model",
@@ -126,6 +134,9 @@ _RL_KEYS: tuple[Row, ...] = (
         "Start states drawn once from the training file, and no others are played; null, 0 or too many take all.",
         pending=Capability.DATA,
         noop=(None, 0),
+        native="data.train_rows",
+        computed=True,
+        unit="start states",
     ),
     row(
         "training.val_data_num",
@@ -134,6 +145,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "Held-out start states for validation; null, 0 or more than there are take all.",
         native="validation.games",
         proof=PROOF,
+        computed=True,
+        unit="games",
     ),
     row(
         "training.micro_batch_size",
@@ -143,6 +156,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "not the result.",
         native="training.micro_batch_tokens",
         proof=PROOF,
+        computed=True,
+        unit="sequences",
     ),
     row(
         "training.train_batch_size",
@@ -151,6 +166,7 @@ _RL_KEYS: tuple[Row, ...] = (
         "Start states of a step; times `training.n_rollout` it gives the games of a step.",
         native="training.groups_per_step",
         proof=PROOF,
+        unit="start states",
     ),
     row(
         "training.val_batch_size",
@@ -159,6 +175,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "Start states validated side by side; those that don't fill a last batch are left out.",
         native="validation.games",
         proof=PROOF,
+        computed=True,
+        unit="games",
     ),
     row(
         "training.ppo_batch_size",
@@ -167,14 +185,17 @@ _RL_KEYS: tuple[Row, ...] = (
         "Games of one optimizer step; must divide the games of a step.",
         native="training.mini_batches",
         proof=PROOF,
+        computed=True,
+        unit="games",
     ),
     row(
         "training.max_start_length",
         POSITIVE,
         400,
         "Tokens of the first prompt; of a longer one the end is kept. Adds to the longest context.",
-        native="rollout.max_prompt_tokens",
+        native=("rollout.max_start_tokens", "rollout.max_prompt_tokens"),
         proof=PROOF,
+        unit="tokens",
     ),
     row(
         "training.max_response_length",
@@ -183,14 +204,16 @@ _RL_KEYS: tuple[Row, ...] = (
         "Tokens of one reply, not of the game. Counts in the longest context once for each turn but the last.",
         native=("rollout.max_response_tokens", "rollout.max_prompt_tokens"),
         proof=PROOF,
+        unit="tokens",
     ),
     row(
         "training.max_obs_length",
         POSITIVE,
         200,
         "Tokens of one observation; a longer one loses its end. Counts in the longest context once for each turn.",
-        native="rollout.max_prompt_tokens",
+        native=("rollout.max_observation_tokens", "rollout.max_prompt_tokens"),
         proof=PROOF,
+        unit="tokens",
     ),
     row(
         "training.max_turns",
@@ -199,6 +222,7 @@ _RL_KEYS: tuple[Row, ...] = (
         "Replies of the policy in one game; the game ends after the last.",
         native=("rollout.max_turns", "rollout.max_prompt_tokens"),
         proof=PROOF,
+        unit="replies",
     ),
     row(
         "training.rollout_tp_size",
@@ -207,6 +231,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "GPUs over which one copy of the generation engine splits its weights (tensor parallelism).",
         pending=Capability.ENGINES,
         noop=(1,),
+        native="rollout.engine_options.tensor_parallel",
+        unit="devices",
     ),
     row(
         "training.n_rollout",
@@ -215,6 +241,7 @@ _RL_KEYS: tuple[Row, ...] = (
         "Games from each start state; with `grpo` they are the group that a game is compared with.",
         native="training.samples_per_group",
         proof=PROOF,
+        unit="games",
     ),
     row(
         "training.total_epochs",
@@ -224,6 +251,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "`training.total_training_steps` overrides it.",
         native="training.steps",
         proof=PROOF,
+        computed=True,
+        unit="passes",
     ),
     row(
         "training.temperature",
@@ -242,6 +271,7 @@ _RL_KEYS: tuple[Row, ...] = (
         native="policy.path",
         pending=Capability.SFT,
         noop=(False,),
+        computed=True,
     ),
     row(
         "training.use_kl_loss",
@@ -250,6 +280,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "The KL distance to the reference model is a term of the policy's loss; without it, it is taken off the "
         "reward.",
         proof=PROOF,
+        native="algorithm.kl.place",
+        computed=True,
     ),
     row(
         "training.no_think_rl",
@@ -259,6 +291,7 @@ _RL_KEYS: tuple[Row, ...] = (
         "afterwards.",
         native="rollout.think",
         proof=PROOF,
+        words={True: False, False: True},
     ),
     row(
         "training.state_masking",
@@ -268,6 +301,9 @@ _RL_KEYS: tuple[Row, ...] = (
         "inverted.",
         pending=Capability.ALGORITHMS,
         noop=(True,),
+        native="algorithm.train_on_observations",
+        words={True: False, False: True},
+        computed=True,
     ),
     row(
         "training.binary_reward",
@@ -284,6 +320,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "Another name for `training.state_masking`; false leaves the matter to that key. RAGEN's code never reads it.",
         pending=Capability.ALGORITHMS,
         noop=(True, False),
+        native="algorithm.train_on_observations",
+        computed=True,
     ),
     row(
         "training.length_penalty",
@@ -292,6 +330,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "Long replies, counted in tokens, cost a game some of its reward. RAGEN's code never reads it.",
         pending=Capability.ALGORITHMS,
         noop=(False,),
+        native="algorithm.length_penalty",
+        computed=True,
     ),
     row(
         "training.ref_update_steps",
@@ -300,6 +340,9 @@ _RL_KEYS: tuple[Row, ...] = (
         "Steps after which the reference model becomes a copy of the policy, again and again; null keeps the first "
         "one.",
         proof=PROOF,
+        native="algorithm.kl.refresh_every_steps",
+        computed=True,
+        unit="steps",
     ),
     row(
         "training.total_training_steps",
@@ -308,6 +351,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "Steps of the run, of which RAGEN's loop omits the last; null or 0 takes them from `training.total_epochs`.",
         native="training.steps",
         proof=PROOF,
+        computed=True,
+        unit="steps",
     ),
     row(
         "optimization.actor_lr",
@@ -332,6 +377,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "Weight of the KL distance to the reference model, in the loss or the reward as `training.use_kl_loss` says; "
         "0 for none.",
         proof=PROOF,
+        native="algorithm.kl.coefficient",
+        computed=True,
     ),
     row(
         "optimization.kl_loss_type",
@@ -340,6 +387,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "Estimate of the KL distance of a token, from the difference of log-probabilities: itself, its absolute value, "
         "half its square, or the unbiased one of low variance.",
         proof=PROOF,
+        native="algorithm.kl.estimator",
+        computed=True,
     ),
     row(
         "optimization.adv_estimator",
@@ -360,6 +409,7 @@ _RL_KEYS: tuple[Row, ...] = (
         native="algorithm.advantage.name",
         pending=Capability.ALGORITHMS,
         noop=("grpo", "gae", "bi_level_gae"),
+        computed=True,
     ),
     row(
         "optimization.gpu_memory_utilization",
@@ -367,6 +417,8 @@ _RL_KEYS: tuple[Row, ...] = (
         0.4,
         "Share of a GPU's memory that vLLM takes for weights and key-value cache.",
         pending=Capability.ENGINES,
+        native="rollout.engine_options.memory_share",
+        unit="share",
     ),
     row(
         "logging.mode",
@@ -376,6 +428,7 @@ _RL_KEYS: tuple[Row, ...] = (
         native="tracking.loggers",
         pending=Capability.LOGGERS,
         noop=LOCAL_LOGGERS,
+        computed=True,
     ),
     row(
         "logging.log_images",
@@ -384,6 +437,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "Stores played games as HTML pages with a picture of every state beside the reply to it.",
         pending=Capability.LOGGERS,
         noop=(False,),
+        native="tracking.pictures",
+        computed=True,
     ),
     row(
         "logging.log_image_dir",
@@ -392,6 +447,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "Folder of the stored games; below it, one for the run, for training and each validation, and for the step.",
         pending=Capability.LOGGERS,
         only_if=("logging.log_images", True),
+        native="tracking.pictures_dir",
+        computed=True,
     ),
     row(
         "logging.log_image_step_size",
@@ -400,6 +457,7 @@ _RL_KEYS: tuple[Row, ...] = (
         "Training games are stored at every n-th step; those of a validation always.",
         native="tracking.trajectories_every_steps",
         proof=PROOF,
+        unit="steps",
     ),
     row(
         "logging.log_n_image_per_batch",
@@ -409,13 +467,16 @@ _RL_KEYS: tuple[Row, ...] = (
         pending=Capability.LOGGERS,
         only_if=("logging.log_images", True),
         noop=(0,),
+        native="tracking.pictures",
+        computed=True,
+        unit="games",
     ),
     row(
         "trainer.val_before_train",
         BOOLEAN,
         True,
         "Validates before the first step.",
-        native="validation.every_steps",
+        native="validation.before_training",
         pending=Capability.CONVERSION,
         noop=(True,),
     ),
@@ -424,7 +485,7 @@ _RL_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "Ends after the first validation, nothing is learned; it takes `trainer.val_before_train` for that.",
-        native=("training.steps", "warm_start.updates"),
+        native="validation.only",
         pending=Capability.CONVERSION,
         noop=(False,),
     ),
@@ -435,6 +496,7 @@ _RL_KEYS: tuple[Row, ...] = (
         "Directory of a Hadoop file system to which checkpoints are copied; null copies none.",
         pending=Capability.CHECKPOINTS,
         noop=(None,),
+        native="checkpoint.remote_dir",
     ),
     row(
         "trainer.nnodes",
@@ -443,6 +505,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "Machines of the run, each with `system.n_gpus` GPUs.",
         pending=Capability.CLUSTER,
         noop=(1,),
+        native="placement.nodes",
+        unit="machines",
     ),
     row(
         "trainer.save_freq",
@@ -451,6 +515,8 @@ _RL_KEYS: tuple[Row, ...] = (
         "Steps between checkpoints; -1 or 0 saves none on the way.",
         native="checkpoint.every_steps",
         proof=PROOF,
+        words={-1: 0},
+        unit="steps",
     ),
     row(
         "trainer.test_freq",
@@ -459,13 +525,15 @@ _RL_KEYS: tuple[Row, ...] = (
         "Steps between validations; -1 or 0 makes none on the way.",
         native="validation.every_steps",
         proof=PROOF,
+        words={-1: 0},
+        unit="steps",
     ),
     row(
         "trainer.project_name",
         TEXT,
         "RAGEN",
         "Name that several runs share: of the directory above theirs and of the project in loggers.",
-        native="output_dir",
+        native=("output_dir", "tracking.project"),
         proof=PROOF,
     ),
 )

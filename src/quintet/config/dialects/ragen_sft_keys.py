@@ -54,7 +54,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         TEXT,
         "models/sft",
         "Directory of the fine-tuned weights, one folder for the adapters and one for the merged model.",
-        native="output_dir",
+        native="sft.output_dir",
         pending=Capability.SFT,
     ),
     row(
@@ -63,6 +63,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "sft/data",
         "Directory into which solved games are written, in a folder named for the world.",
         pending=Capability.SFT,
+        native="sft.games.directory",
     ),
     row(
         "sft.data_generation.algo",
@@ -71,6 +72,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "How games are solved: breadth first, which finds a shortest solution.",
         pending=Capability.SFT,
         noop=("bfs",),
+        native="sft.games.algorithm",
     ),
     row(
         "sft.data_generation.seed",
@@ -79,14 +81,16 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "Seed of the first solved game; each further one counts up, those for testing last. Keep clear of the seeds "
         "that are played.",
         pending=Capability.SFT,
+        native="sft.games.seed",
     ),
     row(
         "sft.data_generation.train_size",
         POSITIVE,
         1000,
         "Solved games to learn from, each giving one example for every action.",
-        native="warm_start.games",
+        native="sft.games.games",
         pending=Capability.CONVERSION,
+        unit="games",
     ),
     row(
         "sft.data_generation.test_size",
@@ -94,6 +98,8 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         100,
         "Further solved games, on which the loss is measured and the best checkpoint chosen.",
         pending=Capability.SFT,
+        native="sft.games.validation_games",
+        unit="games",
     ),
     row(
         "sft.data_generation.bfs_max_depths",
@@ -101,6 +107,8 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         100,
         "Longest solution that is searched for, in actions.",
         pending=Capability.SFT,
+        native="sft.games.max_depth",
+        unit="moves",
     ),
     row(
         "sft.data_generation.prefix",
@@ -109,6 +117,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "Form of the examples: chat messages, or plain text in Qwen's chat format or that of a base model.",
         pending=Capability.SFT,
         noop=("message",),
+        native="sft.games.form",
     ),
     row(
         "sft.data_generation.num_processes",
@@ -117,6 +126,8 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "Processes that solve games side by side. Changes the time, not the result.",
         pending=Capability.SFT,
         noop=(1,),
+        native="sft.games.processes",
+        unit="processes",
     ),
     row(
         "sft.training.num_gpus",
@@ -125,6 +136,8 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "GPUs that share each batch of fine-tuning.",
         pending=Capability.CLUSTER,
         noop=(1,),
+        native="sft.devices",
+        unit="devices",
     ),
     row(
         "sft.training.max_length",
@@ -132,13 +145,15 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         2048,
         "Tokens of one example, prompt and reply together; a longer one is refused.",
         pending=Capability.SFT,
+        native="sft.max_tokens",
+        unit="tokens",
     ),
     row(
         "sft.training.learning_rate",
         POSITIVE_NUMBER,
         1.0e-4,
         "Peak learning rate of fine-tuning, after a warm-up of a tenth of the updates and before a cosine decay.",
-        native="warm_start.optimizer.learning_rate",
+        native="sft.optimizer.learning_rate",
         pending=Capability.CONVERSION,
     ),
     row(
@@ -146,16 +161,18 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         POSITIVE,
         128,
         "Examples of one optimizer step, an example being one turn, over all GPUs together.",
-        native="warm_start.turns_per_update",
+        native="sft.batch",
         pending=Capability.CONVERSION,
+        unit="sequences",
     ),
     row(
         "sft.training.micro_batch_size",
         POSITIVE,
         4,
         "Examples of one forward and backward pass, over all GPUs together. Changes memory, not the result.",
-        native="training.micro_batch_tokens",
+        native="sft.sequences_per_pass",
         pending=Capability.BATCHING,
+        unit="sequences",
     ),
     row(
         "sft.training.experiment_name",
@@ -163,23 +180,26 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "test_sft_lora",
         "Name of the fine-tuning run in loggers.",
         pending=Capability.LOGGERS,
+        native="sft.name",
     ),
     row(
         "sft.training.logger",
         LOGGERS,
         "['console','wandb']",
         "Where metrics of fine-tuning go: a list of loggers, or its text as YAML would write it.",
-        native="tracking.loggers",
+        native="sft.loggers",
         pending=Capability.LOGGERS,
         noop=LOCAL_LOGGERS,
+        computed=True,
     ),
     row(
         "sft.training.epochs",
         POSITIVE,
         5,
         "Passes over the examples, each followed by a validation and a checkpoint.",
-        native="warm_start.updates",
+        native="sft.epochs",
         pending=Capability.SFT,
+        unit="passes",
     ),
     row(
         "sft.training.hdfs_dir",
@@ -189,6 +209,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "ignores it.",
         pending=Capability.CHECKPOINTS,
         noop=(None,),
+        native="sft.remote_dir",
     ),
     row(
         "sft.training.validate_before_training",
@@ -197,6 +218,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "Measures the loss on the test games before the first update.",
         pending=Capability.SFT,
         noop=(False,),
+        native="sft.validate_before",
     ),
     row(
         "sft.training.lora_rank",
@@ -205,6 +227,8 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "Rank of the low-rank adapters that are trained in place of the weights; 0 trains the weights themselves.",
         pending=Capability.LORA,
         noop=(0,),
+        native="sft.lora.rank",
+        computed=True,
     ),
     row(
         "sft.training.lora_alpha",
@@ -212,6 +236,8 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         32,
         "Scale of the adapters: what they add is multiplied by this over the rank.",
         pending=Capability.LORA,
+        native="sft.lora.alpha",
+        computed=True,
     ),
     row(
         "sft.training.target_modules",
@@ -219,13 +245,15 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "all-linear",
         "Modules that get adapters, by name; `all-linear` takes every linear layer but the output.",
         pending=Capability.LORA,
+        native="sft.lora.target_modules",
+        computed=True,
     ),
     row(
         "sft.training.enable_gradient_checkpointing",
         BOOLEAN,
         False,
         "Activations are recomputed in the backward pass of fine-tuning: less memory, more time.",
-        native="actor.gradient_checkpointing",
+        native="sft.gradient_checkpointing",
         pending=Capability.SFT,
         noop=(False,),
     ),
@@ -234,7 +262,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         TEXT,
         "Qwen/Qwen2.5-0.5B-Instruct",
         "Model that is fine-tuned; the adapters are merged into `model.base_model`, so both should be the same.",
-        native="policy.path",
+        native="sft.path",
         pending=Capability.CONVERSION,
     ),
     row(
@@ -243,6 +271,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "RAGEN",
         "Project of the fine-tuning run in loggers.",
         pending=Capability.LOGGERS,
+        native="sft.project",
     ),
     row(
         "sft.sokoban.dim_x",
@@ -251,6 +280,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "Rows of the Sokoban rooms that are solved, in cells, walls included.",
         native="world.height",
         proof=SOKOBAN_PROOF,
+        only_if=("sft.env_type", "sokoban"),
     ),
     row(
         "sft.sokoban.dim_y",
@@ -259,6 +289,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "Columns of the Sokoban rooms that are solved, in cells, walls included.",
         native="world.width",
         proof=SOKOBAN_PROOF,
+        only_if=("sft.env_type", "sokoban"),
     ),
     row(
         "sft.sokoban.num_boxes",
@@ -267,6 +298,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "Boxes in a room that is solved, and as many targets.",
         native="world.boxes",
         proof=SOKOBAN_PROOF,
+        only_if=("sft.env_type", "sokoban"),
     ),
     row(
         "sft.sokoban.max_steps",
@@ -275,6 +307,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "Actions after which the world itself ends the game.",
         native="world.max_steps",
         proof=SOKOBAN_PROOF,
+        only_if=("sft.env_type", "sokoban"),
     ),
     row(
         "sft.sokoban.search_depth",
@@ -283,6 +316,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "Moves of the reverse play that makes a room from its solution: more give harder rooms and take longer.",
         native="world.pull_steps",
         proof=SOKOBAN_PROOF,
+        only_if=("sft.env_type", "sokoban"),
     ),
     row(
         "sft.frozenlake.size",
@@ -291,6 +325,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "Cells on each side of the lakes that are solved.",
         native="world.size",
         proof=PROOF,
+        only_if=("sft.env_type", "frozenlake"),
     ),
     row(
         "sft.frozenlake.p",
@@ -300,6 +335,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "cells that are no holes.",
         native="world.success_rate",
         proof=PROOF,
+        only_if=("sft.env_type", "frozenlake"),
     ),
     row(
         "sft.frozenlake.is_slippery",
@@ -308,5 +344,6 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "Two moves in three slide off to a side, instead of each going where it was meant to.",
         native="world.slippery",
         proof=PROOF,
+        only_if=("sft.env_type", "frozenlake"),
     ),
 )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
-__all__ = ["Written", "read", "reference_values"]
+__all__ = ["Given", "Written", "composed", "given_tree", "read", "reference_values"]
 
 REFERENCE = "default"
 HYDRA = "hydra"
@@ -66,15 +66,55 @@ class Written:
         return place
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What somebody's files and words say by themselves."""
+
+    tree: DictConfig
+    sources: Mapping[str, str]
+
+    def over(self, reference: Mapping[str, Any]) -> Written:
+        """The same over the values that a reference shows."""
+        from omegaconf import OmegaConf
+
+        tree, sources = OmegaConf.create(dict(reference)), dict(self.sources)
+        tree.merge_with(self.tree)
+        written = Written(tree, sources)
+        for key in list(written.leaves()):
+            if OmegaConf.is_interpolation(_parent(tree, key), key.rpartition(".")[2]):
+                _note_inner(written, key, sources)
+        return written
+
+    def plain(self) -> dict[str, Any]:
+        """Its sections and values, interpolations as they were written."""
+        from omegaconf import OmegaConf
+
+        tree = OmegaConf.to_container(self.tree, resolve=False)
+        return {str(key): value for key, value in tree.items()} if isinstance(tree, dict) else {}
+
+
+def given_tree(tree: Mapping[str, Any]) -> Given:
+    """A tree as if somebody had written it."""
+    from omegaconf import OmegaConf
+
+    _register_resolvers()
+    sources = {dotted: "translation" for name, value in tree.items() for dotted in _dotted(name, value)}
+    return Given(OmegaConf.create(dict(tree)), sources)
+
+
 def read(path: Path | None, overrides: Sequence[str], reference: Mapping[str, Any]) -> Written:
-    """Compose the file at `path`, with what its defaults list names, and `overrides` over `reference`.
+    """`composed(path, overrides)` over the values of `reference`."""
+    return composed(path, overrides).over(reference)
+
+
+def composed(path: Path | None, overrides: Sequence[str], places: Sequence[str] = ()) -> Given:
+    """Compose the file at `path`, with what its defaults list names, and `overrides`. `places` says where each
+    override was written; those beyond it come from the command line.
 
     Raises:
         ConfigError: a file isn't YAML that holds keys; Hydra can't compose it; an override can't be read.
         MachineError: the file is missing or can't be read.
     """
-    from omegaconf import OmegaConf
-
     _register_resolvers()
     if path is not None:
         read_file(path, {})
@@ -84,15 +124,9 @@ def read(path: Path | None, overrides: Sequence[str], reference: Mapping[str, An
     sources: dict[str, str] = {}
     for file, package in files:
         _locate(file, package, sources)
-    for override in _parsed(words):
-        _note(override, sources)
-    tree = OmegaConf.create(dict(reference))
-    tree.merge_with(config)
-    written = Written(tree, sources)
-    for key in list(written.leaves()):
-        if OmegaConf.is_interpolation(_parent(tree, key), key.rpartition(".")[2]):
-            _note_inner(written, key, sources)
-    return written
+    for number, override in enumerate(_parsed(words)):
+        _note(override, sources, places[number] if number < len(places) else COMMAND_LINE)
+    return Given(config, sources)
 
 
 def _parent(tree: DictConfig, key: str) -> Any:
@@ -200,8 +234,8 @@ def _locate(file: Path, package: str, sources: dict[str, str]) -> None:
             sources[f"{package}.{key}" if package else key] = place
 
 
-def _note(override: Override, sources: dict[str, str]) -> None:
-    """Note where a word of the command line set something, or took it away."""
+def _note(override: Override, sources: dict[str, str], place: str) -> None:
+    """Note where a word set something, or took it away."""
     from hydra.core.override_parser.types import OverrideType
 
     key = str(override.key_or_group)
@@ -211,7 +245,7 @@ def _note(override: Override, sources: dict[str, str]) -> None:
         del sources[below]
     if override.type is not OverrideType.DEL:
         for dotted in _dotted(key, override.value()):
-            sources[dotted] = COMMAND_LINE
+            sources[dotted] = place
 
 
 def _dotted(key: str, value: Any) -> Iterator[str]:

@@ -1,0 +1,47 @@
+"""The native configuration: what one run is. Frozen, every field documented in place.
+
+A value that makes no sense by itself is refused here; what needs several keys at once is in
+`quintet.config.plan`. A field that this version can't honour yet is marked by `Waits`. Nothing here
+imports torch.
+"""
+
+from quintet.config.native.algorithm import (
+    AdvantageConfig,
+    AlgorithmConfig,
+    BiLevelGaeConfig,
+    GaeConfig,
+    GrpoConfig,
+    KlConfig,
+)
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.learners import ActorConfig, CriticConfig, OptimizerConfig
+from quintet.config.native.policy import PolicyConfig
+from quintet.config.native.rollout import RolloutConfig, ValidationConfig
+from quintet.config.native.section import Section
+from quintet.config.native.tracking import CheckpointConfig, TrackingConfig
+from quintet.config.native.training import TrainingConfig, WarmStartConfig
+from quintet.config.native.worlds import FrozenLakeConfig, SokobanConfig, WorldConfig
+
+__all__ = [
+    "ActorConfig",
+    "AdvantageConfig",
+    "AlgorithmConfig",
+    "BiLevelGaeConfig",
+    "CheckpointConfig",
+    "CriticConfig",
+    "Experiment",
+    "FrozenLakeConfig",
+    "GaeConfig",
+    "GrpoConfig",
+    "KlConfig",
+    "OptimizerConfig",
+    "PolicyConfig",
+    "RolloutConfig",
+    "Section",
+    "SokobanConfig",
+    "TrackingConfig",
+    "TrainingConfig",
+    "ValidationConfig",
+    "WarmStartConfig",
+    "WorldConfig",
+]

@@ -1,0 +1,74 @@
+"""One run, from its parts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from quintet.config.capability import Capability, Waits
+from quintet.config.native.algorithm import AlgorithmConfig
+from quintet.config.native.data import DataConfig, EvaluationConfig, RewardConfig
+from quintet.config.native.learners import ActorConfig, CriticConfig, ReferenceConfig
+from quintet.config.native.placement import PlacementConfig
+from quintet.config.native.policy import PolicyConfig
+from quintet.config.native.rollout import RolloutConfig, ValidationConfig
+from quintet.config.native.section import Section, Texts
+from quintet.config.native.tracking import CheckpointConfig, TrackingConfig
+from quintet.config.native.training import SftConfig, TrainingConfig, WarmStartConfig
+from quintet.config.native.worlds import FrozenLakeConfig, WorldConfig
+
+__all__ = ["Experiment"]
+
+
+class Experiment(Section):
+    """One run."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "frozenlake"
+    """The run's directory under `output_dir`."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Every random draw follows from it."""
+    output_dir: str = "runs"
+    """Where runs lie."""
+    resume: str = "auto"
+    """`auto` goes on from the last good checkpoint, `never` starts anew, a path starts from there."""
+    external_libs: Annotated[Texts, Waits(Capability.MODELS)] = ()
+    """Modules that are imported before anything is built."""
+    policy: PolicyConfig = PolicyConfig(overrides={})
+    """The model that acts."""
+    world: WorldConfig = FrozenLakeConfig()
+    """What is played."""
+    data: Annotated[DataConfig | None, Waits(Capability.DATA)] = None
+    """Prompts from files; null where the world makes its own."""
+    reward: Annotated[RewardConfig | None, Waits(Capability.REWARDS)] = None
+    """What judges answers; null where the world does."""
+    rollout: RolloutConfig = RolloutConfig()
+    """How it is played."""
+    warm_start: WarmStartConfig | None = WarmStartConfig()
+    """null starts reinforcement learning from the policy as it is."""
+    sft: SftConfig | None = None
+    """Supervised fine-tuning in place of reinforcement learning; null for none."""
+    evaluation: Annotated[EvaluationConfig | None, Waits(Capability.EVALUATION)] = None
+    """Stored answers are judged and nothing is trained; null trains."""
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    """What is optimised."""
+    actor: ActorConfig = ActorConfig()
+    """How the policy learns."""
+    critic: CriticConfig = CriticConfig()
+    """How the critic learns."""
+    reference: ReferenceConfig = ReferenceConfig()
+    """Where the reference of `algorithm.kl` lies."""
+    training: TrainingConfig = TrainingConfig()
+    """The loop."""
+    validation: ValidationConfig = ValidationConfig()
+    """Held-out games."""
+    placement: PlacementConfig = PlacementConfig()
+    """On which devices it runs."""
+    tracking: TrackingConfig = TrackingConfig()
+    """What is written down."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """What can be resumed."""
+
+    @property
+    def needs_critic(self) -> bool:
+        return self.algorithm.advantage.name in ("gae", "bi_level_gae", "turn_wise_gae")

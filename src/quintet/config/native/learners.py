@@ -1,0 +1,213 @@
+"""How policy and critic learn: optimizer, micro-batches, and how one learner lies on several devices."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from quintet.config.capability import Capability, Waits
+from quintet.config.native.megatron import MegatronConfig
+from quintet.config.native.section import Count, DecayRate, NonNegative, Section, Share
+
+__all__ = [
+    "ActorConfig",
+    "BudgetConfig",
+    "CriticConfig",
+    "MemoryConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "ReferenceConfig",
+    "ShardingConfig",
+]
+
+Backend = Annotated[Literal["fsdp", "fsdp2", "megatron"], Waits(Capability.MEGATRON, lacks=("megatron",))]
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
+class OptimizerConfig(Section):
+    """AdamW, linear warm-up, then constant, linear or cosine decay."""
+
+    kind: Annotated[Literal["adamw", "sgd", "muon"], Waits(Capability.SCHEDULES)] = "adamw"
+    """Which optimizer."""
+    learning_rate: PositiveFloat = 1e-4
+    """Peak learning rate."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 5
+    """Optimizer steps from 0 to `learning_rate`."""
+    warmup_start: Annotated[NonNegative, Waits(Capability.SCHEDULES)] = 0.0
+    """Learning rate with which the warm-up begins."""
+    schedule: Annotated[
+        Literal["constant", "linear", "cosine", "wsd", "inverse_square_root"],
+        Waits(Capability.SCHEDULES, lacks=("wsd", "inverse_square_root")),
+    ] = "linear"
+    """Decay after the warm-up."""
+    decay_steps: Annotated[PositiveInt | None, Waits(Capability.SCHEDULES)] = None
+    """Steps until the decay ends; null takes all."""
+    cycles: Annotated[PositiveFloat, Waits(Capability.SCHEDULES)] = 0.5
+    """Waves of the cosine."""
+    stable_decay: Annotated[
+        Literal["constant", "exponential", "cosine", "linear", "minus_sqrt"], Waits(Capability.SCHEDULES)
+    ] = "exponential"
+    """How `wsd` decays at its end."""
+    stable_decay_steps: Annotated[PositiveInt | None, Waits(Capability.SCHEDULES)] = None
+    """Steps of that decay."""
+    min_learning_rate_ratio: Share = 0.1
+    """Share of `learning_rate` left at the end."""
+    betas: Annotated[tuple[DecayRate, DecayRate], Field(strict=False)] = (0.9, 0.95)
+    """AdamW's decay rates of the two moments."""
+    epsilon: PositiveFloat = 1e-8
+    """AdamW's term for stability."""
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    """AdamW's decoupled weight decay."""
+    weight_decay_schedule: Annotated[Literal["constant", "linear", "cosine"], Waits(Capability.SCHEDULES)] = "constant"
+    """How the weight decay grows."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradients are scaled down to this global norm."""
+
+
+class BudgetConfig(Section):
+    """What one forward pass on one device may hold; where both are null, `training.micro_batch_tokens` holds."""
+
+    sequences: Annotated[PositiveInt | None, Waits(Capability.BATCHING)] = None
+    """At most so many sequences; null for no limit of that kind."""
+    tokens: Annotated[PositiveInt | None, Waits(Capability.BATCHING)] = None
+    """At most so many tokens; null for no limit of that kind."""
+
+
+class ParallelConfig(Section):
+    """How many devices share one model, and what they share out."""
+
+    tensor: Annotated[PositiveInt, Waits(Capability.MEGATRON)] = 1
+    """Devices among which each layer is split."""
+    pipeline: Annotated[PositiveInt, Waits(Capability.MEGATRON)] = 1
+    """Groups of devices among which the layers are shared out."""
+    virtual_pipeline: Annotated[PositiveInt, Waits(Capability.MEGATRON)] = 1
+    """Parts of the layers that each of those groups holds."""
+    context: Annotated[PositiveInt, Waits(Capability.MEGATRON)] = 1
+    """Devices among which each sequence is split, by ring attention."""
+    expert: Annotated[PositiveInt, Waits(Capability.MEGATRON)] = 1
+    """Devices among which the experts are shared out."""
+    sequence: Annotated[bool, Waits(Capability.MEGATRON)] = False
+    """Norms and dropout of tensor-parallel layers are split along the sequence."""
+    ulysses: Annotated[PositiveInt, Waits(Capability.SHARDING)] = 1
+    """Devices among which each sequence is split, by heads."""
+
+
+class ShardingConfig(Section):
+    """FSDP and FSDP2: who holds which part of the weights, and when they are fetched."""
+
+    group_size: Annotated[PositiveInt | None, Waits(Capability.SHARDING)] = None
+    """Devices that share one copy of the weights; null takes all, fewer than all give hybrid sharding."""
+    policy: Annotated[
+        Literal["full_shard", "shard_grad_op", "hybrid_shard", "no_shard"], Waits(Capability.SHARDING, ("no_shard",))
+    ] = "full_shard"
+    """What is shared out: weights, gradients and optimizer; the latter two; or nothing."""
+    min_parameters: Annotated[Count, Waits(Capability.SHARDING)] = 0
+    """Modules with at least so many parameters are units of their own; 0 takes the model's layers."""
+    parameter_dtype: Annotated[Precision | None, Waits(Capability.SHARDING)] = None
+    """Type in which weights are gathered and multiplied; null takes `policy.dtype`."""
+    reduce_dtype: Annotated[Precision, Waits(Capability.SHARDING)] = "float32"
+    """Type in which gradients are summed."""
+    buffer_dtype: Annotated[Precision, Waits(Capability.SHARDING)] = "float32"
+    """Type of buffers."""
+    reshard_after_forward: Annotated[bool | None, Waits(Capability.SHARDING, (True, False))] = None
+    """Weights are given back after the forward pass; null does so everywhere but at the root."""
+    sync_every_micro_batch: Annotated[bool, Waits(Capability.SHARDING, (True, False))] = False
+    """Gradients are summed over devices after each micro-batch rather than once at the end."""
+    forward_prefetch: Annotated[bool, Waits(Capability.SHARDING)] = False
+    """The next layer's weights are fetched while this one computes, going forward …"""
+    backward_prefetch: Annotated[Literal["pre", "post"] | None, Waits(Capability.SHARDING)] = None
+    """… and going back, before or after this one's gradients."""
+    limit_all_gathers: Annotated[bool, Waits(Capability.SHARDING)] = False
+    """No more than two layers' weights are under way."""
+    keep_original_parameters: Annotated[bool, Waits(Capability.SHARDING)] = False
+    """The optimizer sees the model's own parameters rather than flat ones."""
+    grad_scaler: Annotated[bool, Waits(Capability.SHARDING)] = False
+    """Losses are scaled up so that float16 gradients don't vanish."""
+    grad_scaler_start: Annotated[PositiveFloat | None, Waits(Capability.SHARDING)] = None
+    """The first such factor; null takes torch's."""
+    grad_scaler_growth_steps: Annotated[PositiveInt | None, Waits(Capability.SHARDING)] = None
+    """Steps without overflow after which it grows; null takes torch's."""
+    autocast: Annotated[Precision | None, Waits(Capability.SHARDING)] = None
+    """Type of matrix products under torch's autocast; null leaves them to `policy.dtype`."""
+
+
+class MemoryConfig(Section):
+    """What is moved away or computed again to save memory."""
+
+    offload_parameters: Annotated[bool, Waits(Capability.MEMORY)] = False
+    """Weights move to the CPU while others compute."""
+    offload_optimizer: Annotated[bool, Waits(Capability.MEMORY)] = False
+    """The optimizer's moments do."""
+    offload_gradients: Annotated[bool, Waits(Capability.MEMORY)] = False
+    """Gradients do."""
+    offload_activations: Annotated[bool, Waits(Capability.MEMORY)] = False
+    """Activations do, until the backward pass wants them."""
+    sharded_offload: Annotated[bool, Waits(Capability.MEMORY)] = False
+    """FSDP keeps its shards on the CPU at all times and fetches what it computes with."""
+    pin: Annotated[bool, Waits(Capability.MEMORY)] = False
+    """Memory for it is pinned."""
+    liger: Annotated[bool, Waits(Capability.MEMORY)] = False
+    """Liger's fused kernels."""
+    remove_padding: Annotated[bool, Waits(Capability.BATCHING, (False,))] = True
+    """Sequences are computed end to end; without it they are filled up to the longest."""
+    torch_compile: Annotated[bool, Waits(Capability.SHARDING)] = False
+    """Log-probs and entropy are compiled."""
+    padding_side: Annotated[Literal["left", "right"], Waits(Capability.BATCHING, ("left", "right"))] = "right"
+    """Where sequences are filled up, where something fills them up."""
+
+
+class _Learner(Section):
+    """What actor, critic and reference have in common: where their weights lie and what one pass may hold."""
+
+    backend: Backend = "fsdp2"
+    """What spreads the learner over several devices; on one device nothing is spread."""
+    parallel: ParallelConfig = ParallelConfig()
+    """How many devices share one model."""
+    sharding: ShardingConfig = ShardingConfig()
+    """How FSDP shares it out."""
+    memory: MemoryConfig = MemoryConfig()
+    """What saves memory."""
+    megatron: MegatronConfig | None = None
+    """Options of Megatron by its own names; null leaves them all as they are."""
+    budget: BudgetConfig = BudgetConfig()
+    """What a pass with gradients may hold."""
+    inference_budget: BudgetConfig = BudgetConfig()
+    """What a pass without gradients may hold."""
+
+
+class ActorConfig(_Learner):
+    """How the policy learns."""
+
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=6e-4, betas=(0.9, 0.99), max_grad_norm=0.4)
+    """Steps and schedule."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, a third more time."""
+    shuffle: Annotated[bool, Waits(Capability.BATCHING, (True,))] = True
+    """Games are dealt anew into mini-batches at each pass."""
+    shuffle_seed: Annotated[Count | None, Waits(Capability.MEGATRON)] = None
+    """Of that shuffling; null takes the run's."""
+    balance_ranks: Annotated[bool, Waits(Capability.BATCHING)] = False
+    """Games are shared out so that all ranks have as many tokens."""
+
+
+class CriticConfig(_Learner):
+    """The value model of `gae` and `bi_level_gae`; it starts from the policy's own weights."""
+
+    path: Annotated[str | None, Waits(Capability.MODELS)] = None
+    """Model directory that the critic starts from; null takes the policy's."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4)
+    """Steps and schedule."""
+    gradient_checkpointing: Annotated[bool | None, Waits(Capability.MEMORY)] = None
+    """Recompute activations in the backward pass; null does as the actor does."""
+    value_clip: PositiveFloat | None = 0.5
+    """New values stay within this distance of the old ones in the loss; null doesn't clip."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps in which only the critic learns."""
+
+
+class ReferenceConfig(_Learner):
+    """Where the reference of `algorithm.kl` lies."""
+
+    dtype: Annotated[Precision | None, Waits(Capability.MEMORY)] = None
+    """Type of its weights; null takes `policy.dtype`."""

@@ -1,0 +1,160 @@
+"""What is played."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, PositiveInt
+
+from quintet.config.capability import Capability, Waits
+from quintet.config.native.section import Section
+
+__all__ = [
+    "FrozenLakeConfig",
+    "NavigationConfig",
+    "PrimitiveSkillConfig",
+    "PromptsConfig",
+    "SimulatorConfig",
+    "SokobanConfig",
+    "SvgConfig",
+    "WorldConfig",
+]
+
+Observed = Literal["grid", "grid_neighbors"]
+Rendered = Annotated[Literal["text", "vision"], Waits(Capability.VISION)]
+
+
+class FrozenLakeConfig(Section):
+    """Cross a frozen lake from a random start to a random goal without falling into a hole."""
+
+    name: Literal["frozenlake"] = "frozenlake"
+    """Which world."""
+    size: Annotated[int, Field(ge=2, le=32)] = 4
+    """Cells a side."""
+    floor_density: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
+    """Probability that a cell is frozen rather than a hole (RAGEN's `p`)."""
+    slippery: bool = False
+    """The ice moves the agent sideways now and then."""
+    success_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0 / 3.0
+    """On slippery ice, probability that a move goes where it was meant to; the rest is split
+    between the two sides."""
+    max_steps: PositiveInt = 100
+    """Actions until the world itself ends the game."""
+    observation: Observed = "grid_neighbors"
+    """`grid` shows the map; `grid_neighbors` adds a line that says what lies next to the player."""
+    render: Rendered = "text"
+    """`vision` shows a picture in place of the text."""
+
+
+class SokobanConfig(Section):
+    """Push every box onto a target."""
+
+    name: Literal["sokoban"] = "sokoban"
+    """Which world."""
+    width: Annotated[int, Field(ge=4, le=16)] = 6
+    """Cells, walls included."""
+    height: Annotated[int, Field(ge=4, le=16)] = 6
+    """Cells, walls included."""
+    boxes: Annotated[int, Field(ge=1, le=6)] = 1
+    """Boxes, and as many targets."""
+    max_steps: PositiveInt = 100
+    """Actions until the world itself ends the game."""
+    pull_steps: PositiveInt = 30
+    """Moves of the reverse play that makes a puzzle from its solution."""
+    min_solution_pushes: PositiveInt = 1
+    """Puzzles whose boxes all lie closer than this many pushes (in sum) to their targets are not used."""
+    observation: Observed = "grid_neighbors"
+    """`grid` shows the room; `grid_neighbors` adds a line that says what lies next to the player."""
+    render: Rendered = "text"
+    """`vision` shows a picture in place of the text."""
+
+
+class PromptsConfig(Section):
+    """A question from a data file and one answer, which a reward function judges."""
+
+    waits: ClassVar = Waits(Capability.DATA)
+
+    name: Literal["prompts"]
+    """Which world."""
+
+
+class SvgConfig(Section):
+    """Draw a picture as SVG code."""
+
+    waits: ClassVar = Waits(Capability.WORLDS)
+
+    name: Literal["svg"]
+    """Which world."""
+    render: Literal["text", "vision"] = "vision"
+    """`vision` shows the target as a picture."""
+
+
+class NavigationConfig(Section):
+    """Walk through a house to what is asked for."""
+
+    waits: ClassVar = Waits(Capability.WORLDS)
+
+    name: Literal["navigation"]
+    """Which world."""
+    render: Literal["text", "vision"] = "vision"
+    """`vision` shows what the agent sees."""
+
+
+class PrimitiveSkillConfig(Section):
+    """Move objects on a table by pick, place and push."""
+
+    waits: ClassVar = Waits(Capability.WORLDS)
+
+    name: Literal["primitive_skill"]
+    """Which world."""
+    render: Literal["text", "vision"] = "vision"
+    """`vision` shows the table."""
+
+
+class SimulatorConfig(Section):
+    """A robot in a vectorised simulator, played in chunks of continuous actions."""
+
+    waits: ClassVar = Waits(Capability.EMBODIED)
+
+    name: Literal["simulator"] = "simulator"
+    """Which world."""
+    simulator: str = "libero"
+    """Which simulator: `libero`, `maniskill`, `robotwin`."""
+    task_suite: str | None = None
+    """Which of its collections of tasks."""
+    max_steps: PositiveInt = 512
+    """Actions until the simulator itself ends the game."""
+    auto_reset: bool = False
+    """A game that ended is followed by another in the same step."""
+    ignore_terminations: bool = False
+    """A game goes on to `max_steps` though the task is done."""
+    relative_reward: bool = False
+    """The reward is the difference from the step before."""
+    reward_coefficient: float = 1.0
+    """Factor on every reward."""
+    fixed_start_states: bool = True
+    """Every step plays the same start states."""
+    environments: PositiveInt | None = None
+    """Games side by side; null takes those of a step."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Of the simulator's own draws."""
+    camera_height: PositiveInt = 256
+    """Pixels, as the simulator renders."""
+    camera_width: PositiveInt = 256
+    """Pixels, as the simulator renders."""
+    pipeline_stages: PositiveInt = 1
+    """Parts of the games that are simulated while the policy thinks about the others."""
+    epochs: PositiveInt = 1
+    """Times that all environments are played in one step."""
+
+
+WorldConfig = Annotated[
+    FrozenLakeConfig
+    | SokobanConfig
+    | PromptsConfig
+    | SvgConfig
+    | NavigationConfig
+    | PrimitiveSkillConfig
+    | SimulatorConfig,
+    Field(discriminator="name"),
+]
