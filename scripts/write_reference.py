@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from quintet.config.dialects.checking import noop_words
 from quintet.config.dialects.dialect import DIALECTS, Dialect
 from quintet.config.dialects.ledger import Row
 from quintet.config.keys import keys, show
@@ -61,7 +62,7 @@ def dialect_page(dialect: Dialect) -> str:
 
 def _ledger_row(row: Row) -> str:
     also = f" Also `{'`, `'.join(row.aliases)}`." if row.aliases else ""
-    without = f" [{', '.join(f'`{show(value)}`' for value in row.noop)}]" if row.noop else ""
+    without = f" [{', '.join(f'`{noop_words(value)}`' for value in row.noop)}]" if row.noop else ""
     state = "honoured" if row.pending is None else f"pending: {row.pending}{without}"
     native = ", ".join(f"`{name}`" for name in row.native)
     where = f" Only where `{row.only_if[0]}` is `{show(row.only_if[1])}`." if row.only_if else ""

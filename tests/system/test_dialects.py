@@ -46,6 +46,27 @@ def test_a_ragen_configuration_trains_on_a_local_model(quintet: Command, small: 
     assert "max_turns: 3  # training.max_turns: base.yaml:7" in written
 
 
+def test_ragens_own_base_yaml_trains(quintet: Command, small: Path, tmp_path: Path) -> None:
+    """Every key of the reference as it stands, the model alone put in its place; fewer and shorter games here."""
+    quintet("train", str(small), "training.steps=0", "name=made", "world.name=sokoban")
+    reference = Path(__file__).parents[1] / "unit/config/dialects/keys/ragen.yaml"
+    (tmp_path / "base.yaml").write_text(reference.read_text())
+    shorter = ["train_batch_size=2", "n_rollout=4", "ppo_batch_size=4", "max_turns=2", "max_response_length=24"]
+    done = quintet(
+        "train",
+        "base.yaml",
+        f"model.base_model={tmp_path / 'runs/made/checkpoints/global_step_0/hf'}",
+        "logging.log_image_step_size=1",
+        *(f"training.{word}" for word in (*shorter, "total_training_steps=2", "val_data_num=10")),
+    )
+    run = tmp_path / "runs/RAGEN/ragen-main-exp"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2], done.stderr
+    assert lines[1]["timing_s/old_log_prob"] > 0, "observations are learnt, too"
+    assert len(list((tmp_path / "log/trajectory/ragen-main-exp/train/step_2").glob("*.html"))) == 8
+    assert list(run.glob("wandb/offline-run-*"))
+
+
 def test_what_waits_is_told_before_anything_begins(quintet: Command, tmp_path: Path) -> None:
     (tmp_path / "verl.yaml").write_text("actor_rollout_ref: {rollout: {name: vllm}, actor: {stratgy: fsdp}}\n")
     done = quintet("train", "verl.yaml", check=False)

@@ -39,8 +39,8 @@ class Capability(StrEnum):
 class Waits:
     """Marks a field of the schema that this version can't honour.
 
-    The field's default asks for nothing, nor do the values in `works`; where `lacks` is given, only its values
-    ask for what isn't there. The JSON schema says so too.
+    The field's default asks for nothing, nor do the values in `works`; where `lacks` is given, only its values,
+    or lists that hold one of them, ask for what isn't there. The JSON schema says so too.
     """
 
     capability: Capability
@@ -50,7 +50,7 @@ class Waits:
     def asked_by(self, value: Any) -> bool:
         """Whether a value that isn't the default asks for what isn't there."""
         if self.lacks is not None:
-            return value in self.lacks
+            return any(item in self.lacks for item in (value if isinstance(value, tuple) else (value,)))
         # 0 and 0.0 ask for the same, 0 and false don't
         return not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.works)
 

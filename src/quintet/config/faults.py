@@ -106,7 +106,7 @@ def _meant(key: str, tree: Mapping[str, Any]) -> str:
 
 def _no_such_choice(key: str, tree: Mapping[str, Any], sources: Mapping[str, str]) -> Fault:
     value, source = _value(tree, key), source_of(key, sources)
-    kinds = [str(other.kind[1]) for other in keys() if other.name == key and other.kind]
+    kinds = [kind for other in keys() if other.name == key and other.kind for kind in other.kind[1].split(" | ")]
     close = nearest(value, kinds) if isinstance(value, str) else None
     hint = (f"did you mean {close}? " if close else "") + f"legal: {', '.join(kinds)}"
     return Fault(key, value, source, f"{key} = {show(value)} ({source}): no such choice", hint)

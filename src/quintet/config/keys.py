@@ -34,12 +34,19 @@ class Key:
     """A JSON value; a mapping for a section."""
     meaning: str
     kind: tuple[str, str] | None = None
-    """`("world.name", "sokoban")` where the key exists only for that choice."""
+    """`("world.name", "sokoban")` where the key exists only for that choice, or for those with ` | ` between them."""
     is_section: bool = False
     is_choice: bool = False
     """A section of which there are several kinds, told apart by its `name`."""
     waits: str | None = None
     """What this version lacks for other values than the default, in words."""
+
+
+OR = " | "
+
+
+def _is_one_of(kind: str, kinds: str) -> bool:
+    return kind in kinds.split(OR)
 
 
 @cache
@@ -60,7 +67,9 @@ def chosen(tree: Mapping[str, Any], choice: str) -> str:
 def legal_keys(tree: Mapping[str, Any]) -> list[Key]:
     """The keys that are legal beside what the tree chooses."""
     kinds = {key.name: chosen(tree, key.name) for key in keys() if key.is_choice}
-    return [key for key in keys() if key.kind is None or kinds[key.kind[0].removesuffix(".name")] == key.kind[1]]
+    return [
+        key for key in keys() if key.kind is None or _is_one_of(kinds[key.kind[0].removesuffix(".name")], key.kind[1])
+    ]
 
 
 def nearest_keys(name: str, legal: list[Key]) -> list[str]:
@@ -106,11 +115,17 @@ def _walk(
         is_section = bool(inner)
         yield Key(dotted, takes, default, meaning, kind, is_section, "oneOf" in field, waits)
         for part in inner:
-            own = part["properties"].get("name", {}).get("const") if "oneOf" in field else None
+            own = _names(part) if "oneOf" in field else None
             same = own is None or (default or {}).get("name") == own
             below = (f"{dotted}.name", own) if own else kind
             waiting = waits or part.get("waits")
             yield from _walk(part, sections, f"{dotted}.", (default or {}) if same else {}, below, waiting)
+
+
+def _names(part: JsonSchema) -> str:
+    """Of one kind of a choice: the names under which it is chosen."""
+    name = part["properties"]["name"]
+    return OR.join(name.get("enum", [name.get("const")]))
 
 
 def _references(field: JsonSchema) -> list[str]:

@@ -27,12 +27,13 @@ def closing_rows(run: Run) -> list[ClosingRow]:
     """Before and after, from the first and last validation of the run."""
     world = run.config.world.name
     lines = [line for line in read_metrics(run.directory.metrics) if f"val/{world}/success_rate" in line]
-    if not lines:
-        return []
-    first, last = lines[0], lines[-1]
+    nothing: dict[str, float] = {}
+    before = next((line for line in lines if line["step"] == 0), nothing)
+    after = next((line for line in reversed(lines) if line["step"] > 0), nothing)
     return [
-        ClosingRow(label, float(first[f"val/{world}/{key}"]), float(last[f"val/{world}/{key}"]), share)
+        ClosingRow(label, before.get(f"val/{world}/{key}"), after.get(f"val/{world}/{key}"), share)
         for key, label, share in ROWS
+        if lines
     ]
 
 
@@ -44,9 +45,13 @@ def rich_table(run: Run, rows: list[ClosingRow]) -> Table:
     for column, align in (("", "left"), ("before RL", "right"), ("after RL", "right"), ("change", "right")):
         table.add_column(column, justify=align)  # type: ignore[arg-type]
     for row in rows:
-        before, after = row.before or 0.0, row.after or 0.0
-        table.add_row(row.label, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
+        change = "" if row.before is None or row.after is None else f"{row.after - row.before:+.3f}"
+        table.add_row(row.label, _number(row.before), _number(row.after), change)
     return table
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
 
 
 def config_summary(config: Experiment) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -24,10 +24,11 @@ from quintet.pipelines.warm_start import corpus, demonstration_batch, learn_demo
 from quintet.policies.tiny import make_policy
 from quintet.records import Batch, Outcome, Trajectory
 from quintet.rollout.agent_loop import Game, Sampling, derive_seed
-from quintet.rollout.assemble import assemble
+from quintet.rollout.assemble import assemble, learn_observations
 from quintet.runtime.local import Components, build
 from quintet.runtime.stop import StopRequest, stop_on_signals
 from quintet.tracking.loggers import JsonlLogger, LoggerContext
+from quintet.tracking.pictures import draw_games
 from quintet.tracking.report import write_report
 from quintet.tracking.run_directory import machine_errors
 from quintet.tracking.summaries import summarize_batch, summarize_games, summarize_validation
@@ -58,7 +59,8 @@ def train(composed: Composed, console: Console) -> int:
             run.progress.note(f"{run.directory.path} is finished: {run.checkpoint.step} steps. Nothing to do.")
             return 0
         components = _start(run, stop)
-        reinforce(run, components, stop)
+        if not run.config.validation.only:
+            reinforce(run, components, stop)
         _finish(run, console)
     return 0
 
@@ -74,6 +76,8 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
                 with timings.phase("gen"):
                     trajectories = play_training_games(components, step)
                 batch = assemble(t for t in trajectories if t.outcome is not Outcome.FAILED)
+                with timings.phase("old_log_prob"):
+                    batch, gap = complete_logprobs(components, batch)
                 if components.critic:
                     with timings.phase("values"):
                         batch = replace(batch, values=components.critic.values(batch))
@@ -83,14 +87,14 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
                 with timings.phase("adv"):
                     batch, found = estimate_advantages(batch, config, components.kl)
                 metrics = {**summarize_games(trajectories), **summarize_batch(batch), **found}
-                metrics |= learn(components, batch, step, timings)
+                metrics |= {**learn(components, batch, step, timings), **gap}
                 components.sync_weights(step)
             metrics |= _pace(timings, batch)
             if _due(step, config.validation.every_steps) or step == steps:
                 with timings.phase("testing"):
                     metrics |= validate(run, components, step)
             if _due(step, config.tracking.trajectories_every_steps):
-                write_trajectories(run.directory.trajectories("train", step), step, "train", trajectories)
+                _store(run, step, "train", trajectories)
             run.log(step, {**metrics, **timings.metrics, "training/global_step": step})
             if _due(step, config.checkpoint.every_steps) or step == steps or stop:
                 run.save(step, components)
@@ -112,6 +116,25 @@ def play_training_games(components: Components, step: int) -> list[Trajectory]:
     seed = derive_seed(config.seed, "train", step)
     sampling = Sampling(rollout.temperature, rollout.top_k, rollout.top_p, seed)
     return sorted(components.games.play(games, sampling), key=lambda t: (t.group, t.sample))
+
+
+def complete_logprobs(components: Components, batch: Batch) -> tuple[Batch, dict[str, float]]:
+    """The batch with the learner's own log-probs where the engine's aren't wanted or there are none: of the
+    world's words, where those are learnt. Their gap to the engine's is told, since it is lost with them."""
+    config = components.experiment
+    played, recompute = batch.loss_mask, config.rollout.recompute_logprobs
+    if config.algorithm.train_on_observations:
+        batch = learn_observations(batch)
+    elif not recompute:
+        return batch, {}
+    logprobs = components.actor.scorer.logprobs(batch)
+    gaps = (logprobs.exp() - batch.logprobs.exp()).abs()[played]
+    if not recompute:
+        return replace(batch, logprobs=torch.where(played, batch.logprobs, logprobs)), {}
+    names = {"max": float(gaps.max()), "mean": float(gaps.mean())}
+    return replace(batch, logprobs=logprobs), {
+        f"training/rollout_probs_diff_{kind}": gap for kind, gap in names.items()
+    }
 
 
 def compare_with_reference(components: Components, batch: Batch, step: int) -> Batch:
@@ -169,7 +192,9 @@ def learn(components: Components, batch: Batch, step: int, timings: Timings) -> 
     """Every optimizer step on the batch of one training step."""
     config = components.experiment
     training, algorithm = config.training, config.algorithm
-    groups = training.groups_per_step // training.mini_batches
+    size, rest = divmod(training.groups_per_step, training.mini_batches)
+    if rest:
+        size = training.groups_per_step * training.samples_per_group // training.mini_batches
     rates = {
         part: learning_rate(optimizer, step, training.steps)
         for part, optimizer in (("actor", config.actor.optimizer), ("critic", config.critic.optimizer))
@@ -178,7 +203,7 @@ def learn(components: Components, batch: Batch, step: int, timings: Timings) -> 
     seen: list[dict[str, float]] = []
     for epoch in range(training.epochs):
         order = torch.Generator().manual_seed(derive_seed(config.seed, "order", step, epoch))
-        for part in mini_batches(batch, groups, order):
+        for part in mini_batches(batch, size, order, whole_groups=not rest):
             if components.critic:
                 with timings.phase("update_critic"):
                     update = components.critic.update(part, critic, algorithm.aggregation, rates["critic"])
@@ -222,8 +247,19 @@ def validate(run: Run, components: Components, step: int) -> dict[str, float]:
             trajectories.append(trajectory)
             progress.advance()
     trajectories.sort(key=lambda t: t.group)
-    write_trajectories(run.directory.trajectories("validation", step), step, "validation", trajectories)
+    _store(run, step, "validation", trajectories)
     return summarize_validation(config.world.name, trajectories)
+
+
+def _store(run: Run, step: int, split: Literal["train", "validation"], trajectories: list[Trajectory]) -> None:
+    """Played games as data and, where that is wanted, as drawings."""
+    tracking = run.config.tracking
+    write_trajectories(run.directory.trajectories(split, step), step, split, trajectories)
+    if tracking.pictures:
+        shelf = (
+            Path(tracking.pictures_dir) / run.config.name if tracking.pictures_dir else run.directory.path / "pictures"
+        )
+        draw_games(shelf / split, step, trajectories[: tracking.pictures])
 
 
 def _start(run: Run, stop: StopRequest) -> Components:
@@ -243,7 +279,8 @@ def _start(run: Run, stop: StopRequest) -> Components:
     if config.algorithm.kl:
         components.keep_reference()
     components.sync_weights(0)
-    run.log(0, validate(run, components, 0))
+    if config.validation.before_training or config.validation.only:
+        run.log(0, validate(run, components, 0))
     run.save(0, components)
     return components
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from quintet.config import Composed, dump_config
 from quintet.config.native import Experiment
 from quintet.errors import ConfigError, MachineError
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "Timings", "open_run"]
 
-MAY_CHANGE = ("output_dir", "resume", "tracking.", "checkpoint.", "name", "training.steps")
+MAY_CHANGE = ("output_dir", "resume", "tracking.", "checkpoint.", "name", "training.steps", "placement.")
 """Keys, and sections, that a resumed run may set anew: they don't touch the numbers; more steps only
 stretch the schedules."""
 
@@ -76,6 +78,8 @@ class Run:
                 self.directory.path,
                 resume_step=self.checkpoint.step if self.checkpoint else None,
                 reporter=self.progress,
+                name=self.config.name,
+                project=self.config.tracking.project or "quintet",
             )
             self._logger = open_loggers(self.config.tracking.loggers, context)
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
@@ -148,7 +152,7 @@ def _starting_point(config: Experiment, directory: RunDirectory, progress: Progr
 
 
 def _same_experiment(config: Experiment, checkpoint: Checkpoint) -> None:
-    now, then = (_flat(part) for part in (config.model_dump(mode="json"), checkpoint.state["experiment"]))
+    now, then = (_flat(part) for part in (config.model_dump(mode="json"), _as_now(checkpoint.state["experiment"])))
     changed = [key for key in sorted(now | then) if now.get(key) != then.get(key) and not key.startswith(MAY_CHANGE)]
     if changed:
         key = changed[0]
@@ -158,6 +162,14 @@ def _same_experiment(config: Experiment, checkpoint: Checkpoint) -> None:
             value=now.get(key),
             hint="set it back, give the run another `name`, or start anew with resume=never",
         )
+
+
+def _as_now(experiment: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a checkpoint; keys that came since have the value that means as before."""
+    try:
+        return Experiment.model_validate(experiment, strict=False).model_dump(mode="json")
+    except ValidationError:
+        return experiment
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from quintet.records import Batch, Trajectory
 
-__all__ = ["assemble"]
+__all__ = ["assemble", "learn_observations"]
 
 
 @dataclass(slots=True)
@@ -48,6 +48,15 @@ class _Columns:
         self.loss_mask += [own] * len(tokens)
         self.turn += [turn] * len(tokens)
         self.lengths[-1] += len(tokens)
+
+
+def learn_observations(batch: Batch) -> Batch:
+    """The batch with what the world said under the loss mask, too: every token of a sequence behind the
+    prompt that the policy first answered. Their log-probs are unknown and stay 0."""
+    own = batch.loss_mask.long().cumsum(0)
+    starts = batch.lengths.cumsum(0) - batch.lengths
+    before = torch.where(starts > 0, own[(starts - 1).clamp(min=0)], 0)
+    return replace(batch, loss_mask=own > before.repeat_interleave(batch.lengths))
 
 
 def assemble(trajectories: Iterable[Trajectory]) -> Batch:

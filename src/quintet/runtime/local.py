@@ -18,9 +18,11 @@ from quintet.policies.causal_lm import ValueModel, load_model, load_tokenizer, r
 from quintet.rollout.agent_loop import AgentLoop, derive_seed
 from quintet.rollout.dialogue import ChatFormat
 from quintet.rollout.engine import ENGINES, Engine
+from quintet.rollout.memory import slots_within
 from quintet.runtime.memory import keep_freed_memory
 from quintet.training.checkpoint import Checkpoint
 from quintet.training.learner import ActorLearner, CriticLearner, Scorer
+from quintet.training.packing import Budget
 
 __all__ = ["Components", "build"]
 
@@ -50,7 +52,8 @@ class Components:
         return ActorLearner(
             self.actor.model,
             optimizer,
-            micro_batch_tokens=config.training.micro_batch_tokens,
+            budget=Budget.of(config.actor.budget, config.training),
+            inference_budget=Budget.of(config.actor.inference_budget, config.training),
             dtype=_dtype(config),
         )
 
@@ -60,13 +63,16 @@ class Components:
         self.critic = CriticLearner(
             ValueModel(self.actor.model),
             config.critic.optimizer,
-            micro_batch_tokens=config.training.micro_batch_tokens,
+            budget=Budget.of(config.critic.budget, config.training),
+            inference_budget=Budget.of(config.critic.inference_budget, config.training),
             dtype=_dtype(config),
         )
 
     def keep_reference(self) -> None:
         """The policy as it is now becomes the reference."""
-        self.reference = self.actor.scorer.frozen()
+        self.reference = self.actor.scorer.frozen(
+            Budget.of(self.experiment.reference.inference_budget, self.experiment.training)
+        )
         if self.kl is None and self.experiment.algorithm.kl is not None:
             self.kl = KlControl.of(self.experiment.algorithm.kl)
 
@@ -129,13 +135,15 @@ def build(config: Experiment, policy: Path) -> Components:
     chat = ChatFormat(tokenizer)
     own = model if dtype is torch.float32 else copy.deepcopy(model).to(dtype)
     context = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
-    engine = ENGINES.get(config.rollout.engine).load()(own, slots=config.rollout.max_concurrent, context=context)
+    slots = slots_within(own, context, config.rollout.max_concurrent, config.rollout.engine_options.memory_share)
+    engine = ENGINES.get(config.rollout.engine).load()(own, slots=slots, context=context)
     if config.actor.gradient_checkpointing:
         recompute_activations(model)
     actor = ActorLearner(
         model,
         config.actor.optimizer,
-        micro_batch_tokens=config.training.micro_batch_tokens,
+        budget=Budget.of(config.actor.budget, config.training),
+        inference_budget=Budget.of(config.actor.inference_budget, config.training),
         dtype=dtype,
         temperature=config.rollout.temperature,
     )

@@ -56,6 +56,10 @@ class LoggerContext:
     """The last step that a resumed run keeps; None for a new run."""
     reporter: Reporter = field(default_factory=NullProgress)
     """Shows the metrics to people."""
+    name: str = "run"
+    """As people call the run."""
+    project: str = "quintet"
+    """As people call what the run belongs to."""
 
 
 LOGGERS: Registry[Logger] = Registry("logger", entry_points="quintet.loggers")
@@ -228,6 +232,13 @@ def truncate(directory: Path, step: int, filename: str = "metrics.jsonl") -> Non
     write_atomic(path, b"".join(kept))
 
 
+def _wandb(context: LoggerContext) -> Logger:
+    from quintet.tracking.wandb import WandbLogger
+
+    return WandbLogger(context)
+
+
 LOGGERS.add("jsonl", JsonlLogger, help="one JSON line a step in metrics.jsonl")
 LOGGERS.add("tensorboard", TensorboardLogger, help="TensorBoard events", requires=("tensorboard",))
+LOGGERS.add("wandb", _wandb, help="Weights & Biases; offline where nobody is logged in", requires=("wandb",))
 LOGGERS.add("console", ConsoleLogger, help="key metrics beside the progress bar, or as plain lines")

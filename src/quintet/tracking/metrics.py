@@ -342,6 +342,7 @@ _PHASES = {
     "step": "the whole step",
     "gen": "writing the policy's tokens",
     "world": "the worlds' own work",
+    "old_log_prob": "the policy's own log-probs before the update, where the engine's aren't used",
     "values": "the critic's estimates before the update",
     "ref": "the reference's log-probs",
     "adv": "advantages and returns",

@@ -16,7 +16,7 @@ from quintet.config.native import OptimizerConfig
 from quintet.policies.causal_lm import Packed, ValueModel, token_statistics
 from quintet.records import Batch
 from quintet.training.optimizer import make_optimizer
-from quintet.training.packing import MicroBatch, micro_batches
+from quintet.training.packing import Budget, MicroBatch, micro_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,11 +49,20 @@ class _Plain:
     finite is skipped and counted."""
 
     def __init__(
-        self, model: nn.Module, config: OptimizerConfig, *, micro_batch_tokens: int, dtype: torch.dtype
+        self,
+        model: nn.Module,
+        config: OptimizerConfig,
+        *,
+        budget: Budget,
+        inference_budget: Budget | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
+        """`budget` holds for passes with gradients, `inference_budget` for those without; the former for both
+        where it is alone."""
         self.model = model
         self._config = config
-        self._micro_batch_tokens = micro_batch_tokens
+        self._budget = budget
+        self._inference_budget = inference_budget or budget
         self._dtype = dtype
         self.optimizer = make_optimizer(config, model.parameters())
 
@@ -84,7 +93,7 @@ class _Plain:
     ) -> dict[str, float]:
         """One optimizer step on the whole batch; metrics are sums over micro-batches."""
         sums: dict[str, float] = {}
-        for micro in micro_batches(batch, self._micro_batch_tokens):
+        for micro in micro_batches(batch, self._budget):
             loss, metrics = loss_of(micro)
             torch.autograd.backward(loss)
             for name, value in metrics.items():
@@ -106,22 +115,20 @@ class Scorer:
         self,
         model: PreTrainedModel,
         *,
-        micro_batch_tokens: int,
+        budget: Budget,
         dtype: torch.dtype = torch.float32,
         temperature: float = 1.0,
     ) -> None:
         """`temperature` divides the logits, as while sampling."""
         self.model = model
-        self._micro_batch_tokens = micro_batch_tokens
+        self._budget = budget
         self._dtype = dtype
         self._temperature = temperature
 
-    def frozen(self) -> Scorer:
+    def frozen(self, budget: Budget) -> Scorer:
         """The policy as it is now, which stays as it is."""
         model = copy.deepcopy(self.model).requires_grad_(requires_grad=False)
-        return Scorer(
-            model, micro_batch_tokens=self._micro_batch_tokens, dtype=self._dtype, temperature=self._temperature
-        )
+        return Scorer(model, budget=budget, dtype=self._dtype, temperature=self._temperature)
 
     def statistics(self, packed: Packed) -> tuple[Tensor, Tensor]:
         """Log-probability of each target and entropy at its place, nats, both float32 [M]."""
@@ -132,7 +139,7 @@ class Scorer:
     def logprobs(self, batch: Batch) -> Tensor:
         """Log-probability of each own token, nats, float32 [N]; 0 outside the loss mask."""
         out = torch.zeros(len(batch.tokens))
-        for micro in micro_batches(batch, self._micro_batch_tokens):
+        for micro in micro_batches(batch, self._budget):
             out[micro.index], _ = self.statistics(micro.packed)
         return out
 
@@ -147,13 +154,14 @@ class ActorLearner(_Plain):
         model: PreTrainedModel,
         config: OptimizerConfig,
         *,
-        micro_batch_tokens: int,
+        budget: Budget,
+        inference_budget: Budget | None = None,
         dtype: torch.dtype = torch.float32,
         temperature: float = 1.0,
     ) -> None:
         """`temperature` divides the logits, as while sampling."""
-        super().__init__(model, config, micro_batch_tokens=micro_batch_tokens, dtype=dtype)
-        self.scorer = Scorer(model, micro_batch_tokens=micro_batch_tokens, dtype=dtype, temperature=temperature)
+        super().__init__(model, config, budget=budget, inference_budget=inference_budget, dtype=dtype)
+        self.scorer = Scorer(model, budget=self._inference_budget, dtype=dtype, temperature=temperature)
 
     def update(self, batch: Batch, objective: PolicyLearning, aggregation: str, rate: float) -> dict[str, float]:
         """One optimizer step on a mini-batch.
@@ -187,7 +195,7 @@ class CriticLearner(_Plain):
         """The estimate before each own token, float32 [N]; 0 elsewhere."""
         out = torch.zeros(len(batch.tokens))
         with torch.no_grad(), _precision(self._dtype):
-            for micro in micro_batches(batch, self._micro_batch_tokens):
+            for micro in micro_batches(batch, self._inference_budget):
                 out[micro.index] = self.model(micro.packed).float()
         return out
 

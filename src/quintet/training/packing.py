@@ -9,11 +9,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quintet.config.native.learners import BudgetConfig
+from quintet.config.native.training import TrainingConfig
 from quintet.policies.attention import PackedLayout
 from quintet.policies.causal_lm import Packed
 from quintet.records import Batch
 
-__all__ = ["MicroBatch", "micro_batches", "mini_batches", "select_sequences", "select_trajectories"]
+__all__ = ["Budget", "MicroBatch", "micro_batches", "mini_batches", "select_sequences", "select_trajectories"]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one forward pass may hold: about so many tokens, at most so many sequences; None sets no limit."""
+
+    tokens: int | None = None
+    sequences: int | None = None
+
+    @classmethod
+    def of(cls, own: BudgetConfig, training: TrainingConfig) -> Budget:
+        """A component's own limits, or the run's where it has none."""
+        if own.tokens is None and own.sequences is None:
+            return cls(training.micro_batch_tokens)
+        return cls(own.tokens, own.sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +62,17 @@ def select_trajectories(batch: Batch, keep: Tensor) -> Batch:
     return select_sequences(batch, keep[batch.trajectory].nonzero().squeeze(-1))
 
 
-def mini_batches(batch: Batch, groups: int, generator: torch.Generator) -> Iterator[Batch]:
-    """Whole groups in random order, `groups` at a time; the last may be smaller."""
-    owner = batch.group[batch.trajectory]
+def mini_batches(batch: Batch, size: int, generator: torch.Generator, *, whole_groups: bool = True) -> Iterator[Batch]:
+    """Whole groups in random order, or single trajectories, `size` at a time; the last may be smaller."""
+    owner = batch.group[batch.trajectory] if whole_groups else batch.trajectory
     present = torch.unique(owner)
     order = present[torch.randperm(len(present), generator=generator)]
-    for chosen in order.split(groups):
+    for chosen in order.split(size):
         yield select_sequences(batch, torch.isin(owner, chosen).nonzero().squeeze(-1))
 
 
-def micro_batches(batch: Batch, max_tokens: int) -> Iterator[MicroBatch]:
-    """All sequences that have own tokens, about `max_tokens` at a time and at least one.
+def micro_batches(batch: Batch, budget: Budget) -> Iterator[MicroBatch]:
+    """All sequences that have own tokens, as many at a time as the budget holds and at least one.
 
     Sequences of the same prompt stand together, so that it is computed once; beyond that they are
     sorted by length, so that little is padded.
@@ -68,11 +85,21 @@ def micro_batches(batch: Batch, max_tokens: int) -> Iterator[MicroBatch]:
     order = order[prompts[order] < lengths[order]]
     first = torch.ones(len(order), dtype=torch.bool)
     first[1:] = stems[order][1:] != stems[order][:-1]
-    filled = (lengths[order] - prompts[order] * ~first).cumsum(0)
-    part = (filled - 1) // max_tokens
+    part = _parts(lengths[order] - prompts[order] * ~first, budget)
     for number in torch.unique(part):
         chosen = order[part == number]
         yield _pack(batch, starts[chosen], lengths[chosen], prompts[chosen], stems[chosen])
+
+
+def _parts(costs: Tensor, budget: Budget) -> Tensor:
+    """To which pass each sequence belongs, int64 [S]; `costs` are the tokens that each adds."""
+    by_tokens = torch.zeros_like(costs) if budget.tokens is None else (costs.cumsum(0) - 1) // budget.tokens
+    if budget.sequences is None:
+        return by_tokens
+    place = torch.arange(len(costs))
+    first = torch.searchsorted(by_tokens, by_tokens)
+    # the number of a token pass, then of the sequences' pass inside it
+    return by_tokens * (len(costs) + 1) + (place - first) // budget.sequences
 
 
 def _ranges(starts: Tensor, lengths: Tensor) -> Tensor:

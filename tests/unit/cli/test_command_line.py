@@ -109,7 +109,7 @@ def test_explain_tells_type_range_and_default(
     assert "takes    a number > 0\n" in shown
     assert "default  0.002\n" in shown
     assert call(monkeypatch, "explain", "world.max_steps") == 0
-    assert capsys.readouterr().out.count("world.max_steps  (with world.name=") == 2
+    assert capsys.readouterr().out.count("world.max_steps  (with world.name=") == 3
     assert call(monkeypatch, "explain", "checkpoint") == 0
     assert "    checkpoint.every_steps\n    checkpoint.keep\n" in capsys.readouterr().out
 

@@ -41,7 +41,7 @@ def fault(overrides: list[str], path: str | None = None) -> ConfigError:
         (["actor.optimizer.betas=[0.9]"], ["actor.optimizer.betas = [0.9]", "a list"]),
         (["actor.optimizer.betas=[0.9, 1.0]"], ["actor.optimizer.betas = [0.9, 1.0]", "< 1"]),
         (["tracking.loggers=jsonl"], ["tracking.loggers = 'jsonl'", "a list, each text"]),
-        (["policy.dtype=float16"], ["one of float32, bfloat16"]),
+        (["policy.dtype=float64"], ["one of float32, bfloat16"]),
         (["policy.path=x"], ["policy.path = 'x' (command line)", "preset"]),
         (["name=../x"], ["name = '../x'", "text that matches"]),
         (["name=2026"], ["name = 2026", "quotes"]),
@@ -84,7 +84,9 @@ def test_every_kind_of_world_and_algorithm_can_be_chosen_with_its_own_keys() -> 
     for key in keys():
         if key.is_section or key.default is None:
             continue
-        choice = [f"{key.kind[0]}={key.kind[1]}"] if key.kind else []
+        choice = [f"{key.kind[0]}={key.kind[1].split(' | ')[0]}"] if key.kind else []
+        needed = ("reward.model.path", "evaluation.path")
+        choice += [f"{one}=x" for one in needed if key.name.startswith(f"{one.rpartition('.')[0]}.")]
         from quintet.config.keys import show
 
         load_experiment(None, [*choice, f"{key.name}={show(key.default)}"])

@@ -16,7 +16,7 @@ from quintet.policies.causal_lm import ValueModel, load_model, recompute_activat
 from quintet.records import Batch
 from quintet.training.learner import ActorLearner, CriticLearner
 from quintet.training.optimizer import learning_rate
-from quintet.training.packing import micro_batches, mini_batches, select_trajectories
+from quintet.training.packing import Budget, micro_batches, mini_batches, select_trajectories
 
 
 def ragged_batch(seed: int = 0) -> Batch:
@@ -51,16 +51,16 @@ def ragged_batch(seed: int = 0) -> Batch:
     )
 
 
-def learner(directory: Path, micro_batch_tokens: int) -> ActorLearner:
+def learner(directory: Path, budget: Budget) -> ActorLearner:
     config = OptimizerConfig(learning_rate=1e-3)
-    return ActorLearner(load_model(directory), config, micro_batch_tokens=micro_batch_tokens)
+    return ActorLearner(load_model(directory), config, budget=budget)
 
 
 def test_packed_logprobs_are_those_of_transformers(policy_directory: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     batch = ragged_batch()
-    ours = learner(policy_directory, 70).scorer.logprobs(batch)
+    ours = learner(policy_directory, Budget(70)).scorer.logprobs(batch)
     model = AutoModelForCausalLM.from_pretrained(policy_directory, dtype=torch.float32).eval()
     start = 0
     for length in batch.lengths.tolist():
@@ -74,12 +74,10 @@ def test_packed_logprobs_are_those_of_transformers(policy_directory: Path) -> No
 
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
-@pytest.mark.parametrize("micro_batch_tokens", [1, 40])
-def test_gradient_doesnt_depend_on_micro_batches(
-    policy_directory: Path, aggregation: str, micro_batch_tokens: int
-) -> None:
+@pytest.mark.parametrize("budget", [Budget(1), Budget(40), Budget(sequences=1), Budget(40, 2)])
+def test_gradient_doesnt_depend_on_micro_batches(policy_directory: Path, aggregation: str, budget: Budget) -> None:
     batch, objective = ragged_batch(), PolicyObjective(AlgorithmConfig(entropy_coefficient=0.01))
-    whole, cut = learner(policy_directory, 10_000), learner(policy_directory, micro_batch_tokens)
+    whole, cut = learner(policy_directory, Budget(10_000)), learner(policy_directory, budget)
     one = whole.update(batch, objective, aggregation, 1e-3)
     many = cut.update(batch, objective, aggregation, 1e-3)
     for name in ("actor/pg_loss", "actor/entropy", "grad_norm", "probs_diff_mean"):
@@ -90,14 +88,14 @@ def test_the_same_update_twice_gives_the_same_bits(policy_directory: Path) -> No
     batch, objective = ragged_batch(), PolicyObjective(AlgorithmConfig())
     results = []
     for _ in range(2):
-        actor = learner(policy_directory, 64)
+        actor = learner(policy_directory, Budget(64))
         actor.update(batch, objective, "token-mean", 1e-3)
         results.append(dict(actor.weights()))
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
 def test_an_update_raises_the_probability_of_good_tokens(policy_directory: Path) -> None:
-    actor, batch = learner(policy_directory, 64), ragged_batch()
+    actor, batch = learner(policy_directory, Budget(64)), ragged_batch()
     before = actor.scorer.logprobs(batch)
     batch = replace(batch, logprobs=before)
     actor.update(batch, PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
@@ -107,14 +105,14 @@ def test_an_update_raises_the_probability_of_good_tokens(policy_directory: Path)
 
 
 def test_on_policy_tokens_show_no_gap(policy_directory: Path) -> None:
-    actor, batch = learner(policy_directory, 64), ragged_batch()
+    actor, batch = learner(policy_directory, Budget(64)), ragged_batch()
     batch = replace(batch, logprobs=actor.scorer.logprobs(batch))
     gap = actor.update(batch, PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
     assert gap["probs_diff_max"] < 1e-6
 
 
 def test_a_gradient_that_isnt_finite_is_skipped_and_counted(policy_directory: Path) -> None:
-    actor, batch = learner(policy_directory, 64), ragged_batch()
+    actor, batch = learner(policy_directory, Budget(64)), ragged_batch()
     before = {name: value.clone() for name, value in actor.weights()}
     broken = replace(batch, advantages=batch.advantages * float("nan"))
     assert actor.update(broken, PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)["skipped"] == 1.0
@@ -122,14 +120,14 @@ def test_a_gradient_that_isnt_finite_is_skipped_and_counted(policy_directory: Pa
 
 
 def test_imitation_lowers_its_loss(policy_directory: Path) -> None:
-    actor, batch = learner(policy_directory, 64), ragged_batch()
+    actor, batch = learner(policy_directory, Budget(64)), ragged_batch()
     losses = [actor.update(batch, Imitation(), "token-mean", 1e-3)["sft/loss"] for _ in range(5)]
     assert losses[-1] < losses[0]
 
 
 def test_the_critic_learns_its_returns(policy_directory: Path) -> None:
     config = OptimizerConfig(learning_rate=1e-3)
-    critic = CriticLearner(ValueModel(load_model(policy_directory)), config, micro_batch_tokens=64, dtype=torch.float32)
+    critic = CriticLearner(ValueModel(load_model(policy_directory)), config, budget=Budget(64), dtype=torch.float32)
     batch = replace(ragged_batch(), values=torch.zeros(149))
     assert bool((critic.values(batch) == 0).all())  # the head starts at zero
     objective = CriticObjective(CriticConfig(value_clip=None))
@@ -139,9 +137,9 @@ def test_the_critic_learns_its_returns(policy_directory: Path) -> None:
 
 def test_optimizer_state_survives_a_round_trip(policy_directory: Path) -> None:
     batch, objective = ragged_batch(), PolicyObjective(AlgorithmConfig())
-    first = learner(policy_directory, 64)
+    first = learner(policy_directory, Budget(64))
     first.update(batch, objective, "token-mean", 1e-3)
-    second = learner(policy_directory, 64)
+    second = learner(policy_directory, Budget(64))
     second.model.load_state_dict(copy.deepcopy(first.model.state_dict()))
     second.load_state({name: value.clone() for name, value in first.state().items()})
     for actor in (first, second):
@@ -161,7 +159,7 @@ def test_mini_batches_keep_groups_whole_and_lose_nothing() -> None:
 
 def test_micro_batches_predict_every_own_token_once() -> None:
     batch = ragged_batch()
-    seen = torch.cat([micro.index for micro in micro_batches(batch, 40)])
+    seen = torch.cat([micro.index for micro in micro_batches(batch, Budget(40))])
     assert sorted(seen.tolist()) == batch.loss_mask.nonzero().squeeze(-1).tolist()
 
 
@@ -189,7 +187,7 @@ def test_recomputed_activations_take_less_memory_and_give_the_same_gradient(poli
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        (micro,) = micro_batches(ragged_batch(), 10_000)
+        (micro,) = micro_batches(ragged_batch(), Budget(10_000))
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             logprobs, _ = token_statistics(model, micro.packed)
         held = sum(kept.values())
@@ -201,3 +199,11 @@ def test_recomputed_activations_take_less_memory_and_give_the_same_gradient(poli
     (held, expected), (held_less, found) = learn(plain), learn(saving)
     assert held_less < held
     torch.testing.assert_close(found, expected)
+
+
+def test_mini_batches_of_games_may_cut_groups() -> None:
+    """Where a step's games fill its updates but its groups don't."""
+    batch = ragged_batch()
+    parts = list(mini_batches(batch, 2, torch.Generator().manual_seed(0), whole_groups=False))
+    assert [len(torch.unique(part.trajectory)) for part in parts] == [2, 2, 1]
+    assert sum(len(part.tokens) for part in parts) == len(batch.tokens)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quintet.policies.causal_lm import load_model, token_statistics
 from quintet.records import Batch
-from quintet.training.packing import micro_batches
+from quintet.training.packing import Budget, micro_batches
 
 Sequence = tuple[list[int], list[tuple[int, bool]]]
 """A prompt, and what follows it: each token, and whether the policy wrote it."""
@@ -40,7 +40,7 @@ def packed_logprobs(directory: Path, batch: Batch, max_tokens: int) -> Tensor:
     model = load_model(directory)
     out = torch.zeros(len(batch.tokens))
     with torch.no_grad():
-        for micro in micro_batches(batch, max_tokens):
+        for micro in micro_batches(batch, Budget(max_tokens)):
             out[micro.index], _ = token_statistics(model, micro.packed)
     return out
 
@@ -112,12 +112,25 @@ def test_any_batch_scores_as_its_sequences_would_alone(
 def test_every_prompt_is_computed_once() -> None:
     prompt, other = list(range(1, 21)), [*range(1, 11), *range(50, 60)]
     batch = batch_of([(p, own(100 + i, 200, 201)) for i in range(8) for p in (prompt, other)])
-    (micro,) = micro_batches(batch, 10_000)
+    (micro,) = micro_batches(batch, Budget(10_000))
     # the ten tokens in common, ten more of each prompt, and of each reply all but its last token
     assert len(micro.packed.tokens) == 10 + 2 * 10 + 16 * 2
 
 
 def test_each_own_token_is_scored_in_exactly_one_micro_batch() -> None:
     batch = batch_of([case for cases in CASES.values() for case in cases])
-    scored = torch.cat([micro.index for micro in micro_batches(batch, 7)])
+    scored = torch.cat([micro.index for micro in micro_batches(batch, Budget(7))])
     assert torch.equal(scored.sort().values, batch.loss_mask.nonzero().squeeze(-1))
+
+
+def test_a_pass_never_holds_more_sequences_or_tokens_than_it_may() -> None:
+    """A `micro_batch_size` counts sequences, a token budget tokens: each holds by itself and beside the other."""
+    batch = batch_of([([n, n + 1], [(n, True)] * 3) for n in range(7)])
+
+    def sizes(budget: Budget) -> list[int]:
+        return [len(torch.unique(batch.tokens[micro.index])) for micro in micro_batches(batch, budget)]
+
+    assert sizes(Budget(sequences=3)) == [3, 3, 1]
+    assert sizes(Budget(tokens=10)) == [2, 2, 2, 1]
+    assert sizes(Budget(tokens=20, sequences=3)) == [3, 1, 3]
+    assert sizes(Budget()) == [7]

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.ledger import Row
-from quintet.config.dialects.reading import Written
-from quintet.config.dialects.takes import FREE
+from quintet.config.dialects.reading import HYDRA, Written
+from quintet.config.dialects.takes import FREE, Takes
 from quintet.config.dialects.typos import meant
 from quintet.config.faults import Fault
 from quintet.config.keys import show
 
-__all__ = ["Unknown", "UnknownKey", "illegal_values", "pending_defaults", "pending_keys", "unknown_keys"]
+__all__ = ["Unknown", "UnknownKey", "illegal_values", "noop_words", "pending_defaults", "pending_keys", "unknown_keys"]
 
 
 class Unknown(StrEnum):
@@ -47,17 +48,26 @@ def unknown_keys(written: Written, dialect: Dialect, elsewhere: frozenset[str]) 
     legal = [*rows, *sections, *_in_like_sections(rows, dialect.alike)]
 
     def known(key: str) -> bool:
-        other = _alike(key, dialect.alike)
+        other = dialect.documented(key)
         inside = any(name == free or name.startswith(f"{free}.") for name in (key, other) for free in open_sections)
         return any(name in rows or name in sections for name in (key, other)) or inside
 
     found = []
     for key in written.leaves():
-        if not known(key):
-            near = tuple(meant(key, legal))
+        if key.split(".")[0] != HYDRA and not known(key):
+            near = (*_names_meant(key, dialect), *meant(key, legal))
             why = Unknown.ELSEWHERE if key in elsewhere else Unknown.TYPO if near else Unknown.NOWHERE
             found.append(UnknownKey(key, written.sources[key], why, near[:1] if why is Unknown.TYPO else ()))
     return found
+
+
+def _names_meant(key: str, dialect: Dialect) -> Iterator[str]:
+    """A list of names with each misspelt one mended, where that makes a key of it."""
+    section, _, names = key.rpartition(".")
+    legal = dialect.listed.get(section, ())
+    mended = [name if name in legal else next(iter(meant(name, legal)), name) for name in names.split(",")]
+    if set(mended) <= set(legal):
+        yield f"{section}.{','.join(mended)}"
 
 
 def illegal_values(written: Written, dialect: Dialect) -> Iterator[Fault]:
@@ -96,7 +106,7 @@ def _given(written: Written, dialect: Dialect) -> Iterator[tuple[str, Row]]:
     """Each documented key that somebody gave, as they wrote it, and what is documented of it."""
     rows = dialect.rows()
     for key in written.sources:
-        row = rows.get(key) or rows.get(_alike(key, dialect.alike))
+        row = rows.get(key) or rows.get(dialect.documented(key))
         if row is not None:
             yield key, row
 
@@ -105,14 +115,25 @@ def _waits(written: Written, row: Row, value: object) -> bool:
     """Whether the value asks for what isn't there yet, in the run as it is configured."""
     if row.pending is None or (row.only_if is not None and written.value(row.only_if[0]) != row.only_if[1]):
         return False
+    return not any(_is(value, written.interpolated(noop)) for noop in row.noop)
+
+
+def _is(value: object, noop: Any) -> bool:
+    if isinstance(noop, Takes):
+        return noop.accepts(value)
     # 0 and 0.0 ask for the same, 0 and false don't
-    return not any(value == noop and isinstance(value, bool) == isinstance(noop, bool) for noop in row.noop)
+    return bool(value == noop) and isinstance(value, bool) == isinstance(noop, bool)
 
 
 def _instead(row: Row) -> str:
     if not row.noop:
         return "leave the key out"
-    return f"leave the key out, or set it to {' or '.join(map(show, row.noop))}"
+    return f"leave the key out, or set it to {' or '.join(map(noop_words, row.noop))}"
+
+
+def noop_words(noop: Any) -> str:
+    """A value of a pending key that works, as people are told."""
+    return noop.words if isinstance(noop, Takes) else show(noop)
 
 
 def _above(key: str) -> Iterator[str]:
@@ -127,11 +148,3 @@ def _in_like_sections(keys: Iterable[str], alike: Mapping[str, str]) -> Iterator
     for section, other in alike.items():
         prefix = f"{other}." if other else ""
         yield from (f"{section}.{key.removeprefix(prefix)}" for key in keys if key.startswith(prefix))
-
-
-def _alike(key: str, alike: Mapping[str, str]) -> str:
-    """The documented key that a key of a like section stands for."""
-    for section, other in alike.items():
-        if key.startswith(f"{section}."):
-            return (other + key.removeprefix(section)).removeprefix(".")
-    return key

@@ -34,7 +34,7 @@ class Row:
     """Keys of the native schema that it feeds."""
     pending: Capability | None = None
     noop: tuple[Any, ...] = ()
-    """Values of a pending key that ask for nothing which isn't there."""
+    """Values of a pending key that ask for nothing which isn't there; a `Takes` stands for all that it accepts."""
     proof: str | None = None
     """The test that shows a honoured key at work."""
     aliases: tuple[str, ...] = ()

@@ -58,7 +58,7 @@ def load_foreign(path: Path, overrides: Sequence[str], dialect: Dialect, *, unkn
         MachineError: a file is missing or can't be read.
     """
     given = composed(path, overrides)
-    found = convert(given, dialect, unknown=unknown)
+    found = convert(given, dialect, unknown=unknown, to_run=True)
     raise_faults(found.waits)
     tree = found.composed.experiment.model_dump()
     for key, value in found.replaced.items():
@@ -70,8 +70,8 @@ def load_foreign(path: Path, overrides: Sequence[str], dialect: Dialect, *, unkn
     return ready
 
 
-def convert(given: Given, dialect: Dialect, *, unknown: Unknown = "refuse") -> Converted:
-    """Check every key and convert.
+def convert(given: Given, dialect: Dialect, *, unknown: Unknown = "refuse", to_run: bool = False) -> Converted:
+    """Check every key and convert. `to_run` tells beside what is wrong also what waits, all in one message.
 
     Raises:
         ConfigError: everything that is wrong, in one message, in the dialect's own words.
@@ -79,12 +79,11 @@ def convert(given: Given, dialect: Dialect, *, unknown: Unknown = "refuse") -> C
     written, here, remarks = written_over_reference(given, dialect)
     strangers = unknown_keys(written, here, known_elsewhere(dialect.name))
     refused = strangers if unknown == "refuse" else []
-    raise_faults(
-        [
-            *(Fault(key.key, None, key.source, f"unknown key {key}") for key in refused),
-            *illegal_values(written, here),
-        ]
-    )
+    wrong = [
+        *(Fault(key.key, None, key.source, f"unknown key {key}") for key in refused),
+        *illegal_values(written, here),
+    ]
+    raise_faults([*wrong, *(pending_keys(written, here) if to_run and wrong else ())])
     native = _natively(written, here)
     sources = dict(native.provenance())
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import yaml
+
 from quintet.config.dialects.ledger import Capability, Row, row
 from quintet.config.dialects.takes import (
     BOOLEAN,
@@ -10,10 +12,9 @@ from quintet.config.dialects.takes import (
     POSITIVE_NUMBER,
     TEXT,
     TEXTS,
+    Takes,
     choice,
-    either,
     integer,
-    list_of,
     number,
     optional,
 )
@@ -23,22 +24,26 @@ __all__ = ["LOCAL_LOGGERS", "LOGGERS", "PROOF", "RAGEN_SFT_KEYS"]
 PROOF = "tests/unit/config/dialects/test_ragen.py::test_a_key_reaches_the_run"
 SOKOBAN_PROOF = "tests/unit/config/dialects/test_ragen.py::test_a_key_of_sokoban_reaches_the_run"
 
-LOGGERS = either(
-    TEXT, list_of(choice("console", "wandb", "mlflow", "swanlab", "vemlp_wandb", "tensorboard", "clearml"))
-)
-"""The loggers of its trainer, as a list or as the text of one."""
+_NAMES = ("console", "wandb", "mlflow", "swanlab", "vemlp_wandb", "tensorboard", "clearml")
 
-LOCAL_LOGGERS = (
-    ["console"],
-    ["tensorboard"],
-    ["console", "tensorboard"],
-    "console",
-    "tensorboard",
-    "['console']",
-    "['tensorboard']",
-    "['console','tensorboard']",
-)
-"""Values of a list of loggers that name only those which are there."""
+
+def _loggers(*names: str) -> Takes:
+    """Those loggers, as a list or as the text of one."""
+
+    def accepts(mode: object) -> bool:
+        try:
+            read = yaml.safe_load(mode) if isinstance(mode, str) else mode
+        except yaml.YAMLError:
+            return False
+        return all(name in names for name in (read if isinstance(read, list) else [read]))
+
+    return Takes(f"a list, or the text of one, of {', '.join(names)}", accepts, names)
+
+
+LOGGERS = _loggers(*_NAMES)
+"""The loggers of its trainer."""
+LOCAL_LOGGERS = (_loggers("console", "wandb", "tensorboard"),)
+"""Those of them that this version has."""
 
 RAGEN_SFT_KEYS: tuple[Row, ...] = (
     row(

@@ -154,7 +154,7 @@ class AlgorithmConfig(Section):
     signal_threshold: Annotated[float, Field(ge=0.0)] = 0.0
     """Standard deviation of its rewards up to which a group counts as one without signal. Where each
     move costs a little, games that all failed differ a little, and `grpo` would blow that up."""
-    train_on_observations: Annotated[bool, Waits(Capability.ALGORITHMS)] = False
+    train_on_observations: bool = False
     """The world's words are learnt like the policy's own."""
     turn_rewards: Annotated[bool, Waits(Capability.ALGORITHMS)] = True
     """Each turn's reward lies on that turn's last token; without it their sum lies on the game's last."""

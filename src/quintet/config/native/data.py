@@ -61,8 +61,8 @@ class DataConfig(Section):
 class RewardModelConfig(Section):
     """A model that judges answers."""
 
-    path: str
-    """Its directory."""
+    path: str | None = None
+    """Its directory; null takes the policy's."""
     tokenizer: str | None = None
     """Tokenizer of the prompts, where it isn't the reward model's own; null where it is."""
     external_libs: Texts = ()

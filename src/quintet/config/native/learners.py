@@ -23,6 +23,8 @@ __all__ = [
 
 Backend = Annotated[Literal["fsdp", "fsdp2", "megatron"], Waits(Capability.MEGATRON, lacks=("megatron",))]
 Precision = Literal["float32", "bfloat16", "float16"]
+WidePrecision = Literal["float64", "float32", "bfloat16", "float16"]
+OwnPrecision = Literal["float32", "bfloat16", "float16", "auto"]
 
 
 class OptimizerConfig(Section):
@@ -34,6 +36,8 @@ class OptimizerConfig(Section):
     """Peak learning rate."""
     warmup_steps: Annotated[int, Field(ge=0)] = 5
     """Optimizer steps from 0 to `learning_rate`."""
+    warmup_ratio: Annotated[Share, Waits(Capability.SCHEDULES)] = 0.0
+    """The same as a share of all steps, where `warmup_steps` is 0."""
     warmup_start: Annotated[NonNegative, Waits(Capability.SCHEDULES)] = 0.0
     """Learning rate with which the warm-up begins."""
     schedule: Annotated[
@@ -68,9 +72,9 @@ class OptimizerConfig(Section):
 class BudgetConfig(Section):
     """What one forward pass on one device may hold; where both are null, `training.micro_batch_tokens` holds."""
 
-    sequences: Annotated[PositiveInt | None, Waits(Capability.BATCHING)] = None
+    sequences: PositiveInt | None = None
     """At most so many sequences; null for no limit of that kind."""
-    tokens: Annotated[PositiveInt | None, Waits(Capability.BATCHING)] = None
+    tokens: PositiveInt | None = None
     """At most so many tokens; null for no limit of that kind."""
 
 
@@ -104,10 +108,10 @@ class ShardingConfig(Section):
     """What is shared out: weights, gradients and optimizer; the latter two; or nothing."""
     min_parameters: Annotated[Count, Waits(Capability.SHARDING)] = 0
     """Modules with at least so many parameters are units of their own; 0 takes the model's layers."""
-    parameter_dtype: Annotated[Precision | None, Waits(Capability.SHARDING)] = None
+    parameter_dtype: Annotated[WidePrecision | None, Waits(Capability.SHARDING)] = None
     """Type in which weights are gathered and multiplied; null takes `policy.dtype`."""
-    reduce_dtype: Annotated[Precision, Waits(Capability.SHARDING)] = "float32"
-    """Type in which gradients are summed."""
+    reduce_dtype: Annotated[WidePrecision | None, Waits(Capability.SHARDING)] = "float32"
+    """Type in which gradients are summed; null takes that of the weights."""
     buffer_dtype: Annotated[Precision, Waits(Capability.SHARDING)] = "float32"
     """Type of buffers."""
     reshard_after_forward: Annotated[bool | None, Waits(Capability.SHARDING, (True, False))] = None
@@ -196,10 +200,14 @@ class CriticConfig(_Learner):
 
     path: Annotated[str | None, Waits(Capability.MODELS)] = None
     """Model directory that the critic starts from; null takes the policy's."""
+    dtype: Annotated[OwnPrecision | None, Waits(Capability.MEMORY)] = None
+    """Type of its weights; null takes `policy.dtype`, `auto` the one that its own configuration names."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4)
     """Steps and schedule."""
     gradient_checkpointing: Annotated[bool | None, Waits(Capability.MEMORY)] = None
     """Recompute activations in the backward pass; null does as the actor does."""
+    shares_policy: Annotated[bool, Waits(Capability.EMBODIED)] = False
+    """Values come from a head on the policy's own hidden states rather than from a model of their own."""
     value_clip: PositiveFloat | None = 0.5
     """New values stay within this distance of the old ones in the loss; null doesn't clip."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
@@ -209,5 +217,5 @@ class CriticConfig(_Learner):
 class ReferenceConfig(_Learner):
     """Where the reference of `algorithm.kl` lies."""
 
-    dtype: Annotated[Precision | None, Waits(Capability.MEMORY)] = None
-    """Type of its weights; null takes `policy.dtype`."""
+    dtype: Annotated[OwnPrecision | None, Waits(Capability.MEMORY)] = None
+    """Type of its weights; null takes `policy.dtype`, `auto` the one that its own configuration names."""

@@ -28,8 +28,8 @@ class ChannelConfig(Section):
 class ComponentConfig(Section):
     """Where one component runs."""
 
-    devices: Annotated[tuple[Count, ...] | None, Field(strict=False), Later] = None
-    """Device of each process, counted over all nodes; null takes all of them."""
+    devices: Annotated[tuple[Count, ...] | None, Field(strict=False), Waits(Capability.CLUSTER, ((0,), ()))] = None
+    """Device of each process, counted over all nodes; null takes all of them, an empty list the CPU."""
     devices_per_worker: Annotated[PositiveInt, Later] = 1
     """Devices that one process has."""
     processes_per_device: Annotated[PositiveInt, Later] = 1

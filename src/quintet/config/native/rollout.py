@@ -18,20 +18,24 @@ Ratio = Annotated[float, Field(gt=0.0, le=1.0)]
 class EngineConfig(Section):
     """What the generation engine may use of its machine, and options of vLLM and SGLang by their own names."""
 
-    memory_share: Annotated[Ratio | None, Waits(Capability.ENGINES)] = None
-    """Share of a device's memory for weights and KV cache; null asks the engine."""
+    memory_share: Ratio | None = None
+    """Share of a device's memory for weights and KV cache; fewer requests run side by side where they don't fit.
+    null sets no limit."""
     tensor_parallel: Annotated[PositiveInt, Waits(Capability.ENGINES)] = 1
     """Devices among which each layer of one engine is split."""
     pipeline_parallel: Annotated[PositiveInt, Waits(Capability.ENGINES)] = 1
     """Groups of devices among which the layers of one engine are shared out."""
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"] | None, Waits(Capability.ENGINES)] = None
-    """Type of the engine's weights; null takes `policy.dtype`."""
+    dtype: Annotated[Literal["float32", "bfloat16", "float16", "auto"] | None, Waits(Capability.ENGINES)] = None
+    """Type of the engine's weights; null takes `policy.dtype`, `auto` the one that the model's own configuration
+    names."""
     eager: Annotated[bool, Waits(Capability.ENGINES, (True,))] = True
     """No CUDA graphs are captured: less memory, slower decoding."""
     cuda_graph_max_batch: Annotated[PositiveInt | None, Waits(Capability.ENGINES)] = None
     """Largest batch for which a CUDA graph is captured."""
     torch_compile: Annotated[bool, Waits(Capability.ENGINES)] = False
     """The engine's model is compiled."""
+    prompts_per_device: Annotated[PositiveInt | None, Waits(Capability.ENGINES)] = None
+    """Prompts that each device answers at a time; null shares those of a step out evenly."""
     torch_compile_max_batch: Annotated[PositiveInt | None, Waits(Capability.ENGINES)] = None
     """Largest batch for which it is."""
     sleep_between_steps: Annotated[bool, Waits(Capability.ENGINES)] = False
@@ -136,7 +140,7 @@ class RolloutConfig(Section):
     """Replies that are drawn for each prompt of a game."""
     max_concurrent: PositiveInt = 256
     """Requests the engine decodes side by side."""
-    recompute_logprobs: Annotated[bool, Waits(Capability.ALGORITHMS)] = False
+    recompute_logprobs: bool = False
     """Log-probs before the update are the learner's own rather than the engine's."""
 
 
@@ -153,5 +157,7 @@ class ValidationConfig(Section):
     """Validate before the first step, too."""
     only: bool = False
     """Validate the policy as it is, and learn nothing."""
+    prompts_per_device: Annotated[PositiveInt | None, Waits(Capability.ENGINES)] = None
+    """Held-out prompts that each device answers at a time; null shares them out evenly."""
     sampling: SamplingConfig = SamplingConfig()
     """How replies are drawn."""

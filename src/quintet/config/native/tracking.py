@@ -13,6 +13,8 @@ __all__ = ["CheckpointConfig", "TrackingConfig", "VideoConfig"]
 
 Content = Literal["model", "optimizer", "extra", "hf_model"]
 Contents = Annotated[tuple[Content, ...], Field(strict=False)]
+LATER = ("mlflow", "swanlab", "vemlp_wandb", "clearml", "trackio", "file")
+"""Loggers of the five frameworks that this version hasn't."""
 ALL: tuple[Content, ...] = ("model", "optimizer", "extra")
 
 
@@ -28,22 +30,28 @@ class VideoConfig(Section):
 class TrackingConfig(Section):
     """What a run writes for people."""
 
-    loggers: Texts = ("console", "jsonl", "tensorboard")
+    loggers: Annotated[Texts, Waits(Capability.LOGGERS, lacks=LATER)] = ("console", "jsonl", "tensorboard")
     """Where metrics go: names from `quintet list`."""
-    project: Annotated[str | None, Waits(Capability.LOGGERS)] = None
+    project: str | None = None
     """Project under which loggers file the run."""
+    run_name: Annotated[str | None, Waits(Capability.LOGGERS)] = None
+    """Name of the run in loggers; null takes `name`."""
     log_dir: Annotated[str | None, Waits(Capability.LOGGERS)] = None
     """Where loggers write their own files; null takes the run's directory."""
     trajectories_every_steps: Annotated[int, Field(ge=0)] = 10
     """Store the games of every n-th step; 0 stores only validation games."""
     validation_generations: Annotated[Count, Waits(Capability.LOGGERS)] = 0
     """Validation games whose text goes to the loggers, at each validation."""
-    pictures: Annotated[Count, Waits(Capability.LOGGERS)] = 0
+    pictures: Count = 0
     """Games of each stored step that are drawn, turn by turn."""
-    pictures_dir: Annotated[str | None, Waits(Capability.LOGGERS)] = None
+    pictures_dir: str | None = None
     """Where those drawings lie; null takes the run's directory."""
     video: Annotated[VideoConfig | None, Waits(Capability.LOGGERS)] = None
     """null films nothing."""
+    validation_video: Annotated[VideoConfig | None, Waits(Capability.LOGGERS)] = None
+    """The same of validation games; null films none of them."""
+    config_dir: str | None = None
+    """A second copy of `config.yaml` is written there; null writes none."""
     flops: Annotated[bool, Waits(Capability.LOGGERS)] = False
     """Floating-point operations a second are measured."""
     report_games: Annotated[int, Field(ge=0, le=200)] = 12

@@ -24,7 +24,8 @@ class TrainingConfig(Section):
     samples_per_group: PositiveInt = 16
     """Games from each start state."""
     mini_batches: PositiveInt = 8
-    """Optimizer steps for each pass over the games of a step; must divide groups_per_step."""
+    """Optimizer steps for each pass over the games of a step; must divide them. Whole groups stay together
+    where it divides `groups_per_step`, too."""
     epochs: PositiveInt = 1
     """Passes over the games of a step."""
     micro_batch_tokens: PositiveInt = 16384

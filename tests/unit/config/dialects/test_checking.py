@@ -13,7 +13,7 @@ system: {n_gpus: 1}
 training:
   max_turns: five
   n_rolout: 16
-  state_masking: false
+  length_penalty: true
 zebra: {crossing: 1}
 """
 
@@ -47,8 +47,8 @@ def test_a_type_is_checked_where_the_framework_doesnt(tmp_path: Path) -> None:
 def test_a_pending_key_says_what_it_waits_for_unless_it_asks_for_nothing(tmp_path: Path) -> None:
     faults = {fault.key: str(fault) for fault in pending_keys(written(tmp_path), DIALECTS["ragen"])}
     assert "system.n_gpus" not in faults
-    assert "waits for" in faults["training.state_masking"]
-    assert "set it to true" in faults["training.state_masking"]
+    assert "waits for" in faults["training.length_penalty"]
+    assert "set it to false" in faults["training.length_penalty"]
 
 
 def test_a_section_that_is_like_another_takes_its_keys(tmp_path: Path) -> None:

@@ -1,0 +1,34 @@
+"""If these fail, drawn games are missing, or show what wasn't played."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quintet.records import Outcome, StopReason, Trajectory, Turn
+from quintet.tracking.pictures import draw_games
+
+
+def test_a_game_is_drawn_turn_by_turn(tmp_path: Path) -> None:
+    turn = Turn(
+        prompt=(1,),
+        tokens=(2,),
+        logprobs=(-0.5,),
+        stop=StopReason.STOP,
+        weight_version=0,
+        text="<answer> Right </answer><script>",
+        observation=" P _\n O G",
+        continues=False,
+        actions=("Right",),
+        valid_format=True,
+        reward=1.0,
+    )
+    game = Trajectory(world="frozenlake", seed=7, group=0, sample=0, turns=(turn, turn), outcome=Outcome.SUCCESS)
+    draw_games(tmp_path, 4, [game, game])
+    pages = sorted((tmp_path / "step_4").iterdir())
+    assert [page.name for page in pages] == ["trajectory_data_0.html", "trajectory_data_1.html"]
+    page = pages[0].read_text()
+    assert page.count("<li>") == 2
+    assert page.count('class="board"') == 2
+    assert "&lt;answer&gt; Right" in page
+    assert "<script>" not in page
+    assert "solved" in page

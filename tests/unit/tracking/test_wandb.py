@@ -1,0 +1,29 @@
+"""If these fail, a run that names wandb hangs at a question, sends what nobody allowed, or loses its steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quintet.tracking.loggers import LoggerContext, open_loggers
+
+pytest.importorskip("wandb")
+
+
+def test_without_a_key_everything_stays_on_disk_and_a_resumed_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for resume_step in (None, 1):
+        context = LoggerContext(tmp_path, name="lake", project="mine", resume_step=resume_step)
+        loggers = open_loggers(["wandb"], context)
+        loggers.log(1, 0.5, {"critic/score/mean": 0.25})
+        loggers.close()
+    runs = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    identity = (tmp_path / "wandb_id").read_text()
+    assert runs
+    assert {path.name for path in runs} == {f"run-{identity}.wandb"}
+    assert b"critic/score/mean" in runs[0].read_bytes()
