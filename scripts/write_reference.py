@@ -8,29 +8,59 @@ from pathlib import Path
 from quintet.config.dialects.checking import noop_words
 from quintet.config.dialects.dialect import DIALECTS, Dialect
 from quintet.config.dialects.ledger import Row
-from quintet.config.keys import keys, show
+from quintet.config.keys import Key, keys, show
 from quintet.tracking.metrics import markdown_table
 
 DOCS = Path(__file__).parent.parent / "docs"
 
 
 def configuration() -> str:
-    """Every key with what it takes, its default and meaning."""
+    """Every key that works, with what it takes, its default and meaning."""
     lines = [
         "# Configuration",
         "",
         "Made from the code by `scripts/write_reference.py`. Every key can stand in a YAML file or on the command line",
-        "(`quintet train run.yaml training.steps=50`). A key that isn't listed here is refused.",
-        "",
-        "| key | takes | default | meaning |",
-        "| --- | --- | --- | --- |",
+        "(`quintet train run.yaml training.steps=50`). A key that is neither here nor among those",
+        "[known and not yet built](reference/waiting.md) is refused as unknown.",
     ]
+    section = None
     for key in keys():
-        if not key.is_section:
-            only = f" Only with `{key.kind[0]}={key.kind[1]}`." if key.kind and not key.name.endswith(".name") else ""
-            cells = [f"`{key.name}`", key.takes, f"`{show(key.default)}`", f"{key.meaning}{only}"]
+        if key.is_section or (key.waits and not key.lacks):
+            continue
+        above = key.name.split(".")[0] if "." in key.name else "the run"
+        if above != section:
+            section = above
+            lines += ["", f"## {above}", "", "| key | takes | default | meaning |", "| --- | --- | --- | --- |"]
+        lines.append(_table_row([f"`{key.name}`", key.takes, f"`{show(key.default)}`", _meaning(key)]))
+    return "\n".join(lines) + "\n"
+
+
+def waiting() -> str:
+    """Every key that is known and can't be honoured yet, with what it waits for."""
+    lines = [
+        "# Keys that wait",
+        "",
+        "Made from the code by `scripts/write_reference.py`. The native schema says all that the five frameworks can",
+        "ask for. These keys of it are checked, planned and translated; a run that sets one to anything else than its",
+        "default is refused and names what it waits for. `critic` and `reference` take those of `actor`, too.",
+        "",
+        "| key | takes | default | meaning | waits for |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    waits = [key for key in keys() if key.waits and not key.lacks and not key.is_section]
+    names = {key.name for key in waits}
+    for key in waits:
+        section, _, rest = key.name.partition(".")
+        if section not in ("critic", "reference") or f"actor.{rest}" not in names:
+            cells = [f"`{key.name}`", key.takes, f"`{show(key.default)}`", _meaning(key), key.waits]
             lines.append(_table_row(cells))
     return "\n".join(lines) + "\n"
+
+
+def _meaning(key: Key) -> str:
+    only = f" Only with `{key.kind[0]}={key.kind[1]}`." if key.kind and not key.name.endswith(".name") else ""
+    lacks = f" {', '.join(f'`{value}`' for value in key.lacks)} wait for {key.waits}." if key.lacks else ""
+    return f"{key.meaning}{only}{lacks}"
 
 
 def metrics() -> str:
@@ -76,6 +106,7 @@ def _table_row(cells: list[str]) -> str:
 
 def main() -> int:
     pages = {"configuration.md": configuration(), "metrics.md": metrics()}
+    pages |= {"reference/waiting.md": waiting()}
     pages |= {f"reference/{dialect.name}.md": dialect_page(dialect) for dialect in DIALECTS.values()}
     if "--check" in sys.argv:
         return int(any((DOCS / name).read_text() != text for name, text in pages.items()))

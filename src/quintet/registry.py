@@ -38,6 +38,11 @@ class Entry(Generic[T]):
         """The packages that this entry needs and this installation lacks."""
         return tuple(name for name in self.requires if importlib.util.find_spec(name) is None)
 
+    @property
+    def install(self) -> str:
+        """What `pip install` needs to be told: the extra, else the packages that are missing."""
+        return f"quintet[{self.extra}]" if self.extra else " ".join(self.missing())
+
     def load(self) -> Callable[..., T]:
         """The factory itself.
 
@@ -45,11 +50,10 @@ class Entry(Generic[T]):
             ConfigError: a package it needs is not installed; the message says what to install.
         """
         if missing := self.missing():
-            extra = f"quintet[{self.extra}]" if self.extra else " ".join(missing)
             raise ConfigError(
                 f"{self.name!r} needs {', '.join(missing)}, not installed here",
                 value=self.name,
-                hint=f"pip install '{extra}'",
+                hint=f"pip install '{self.install}'",
             )
         if not isinstance(self.target, str):
             return self.target

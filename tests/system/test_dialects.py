@@ -30,7 +30,9 @@ sft: {env_type: frozenlake, frozenlake: {size: 3, is_slippery: true, p: 0.9}}
 
 
 def test_a_ragen_configuration_trains_on_a_local_model(quintet: Command, small: Path, tmp_path: Path) -> None:
-    quintet("train", str(small), "training.steps=0", "name=made")
+    quintet("train", str(small), "validation.only=true", "name=made", "tracking.config_dir=copies")
+    assert (tmp_path / "copies/config.yaml").read_text() == (tmp_path / "runs/made/config.yaml").read_text()
+    assert len((tmp_path / "runs/made/metrics.jsonl").read_text().splitlines()) == 1
     path = tmp_path / "base.yaml"
     path.write_text(RAGEN.replace("MODEL", str(tmp_path / "runs/made/checkpoints/global_step_0/hf")))
     done = quintet("train", "base.yaml", "training.temperature=0.9")

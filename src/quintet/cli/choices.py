@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from quintet.config.faults import Fault, raise_faults
 from quintet.errors import ConfigError, nearest
 from quintet.registry import Registry
 
-__all__ = ["check_choices"]
+__all__ = ["check_choices", "missing_packages", "unknown_choices"]
 
 
 def check_choices(composed: Composed) -> None:
@@ -20,54 +22,75 @@ def check_choices(composed: Composed) -> None:
     Raises:
         ConfigError: one message for all that is missing.
     """
+    raise_faults(_imported(composed))
+    raise_faults([*unknown_choices(composed), *missing_packages(composed)])
+
+
+def _imported(composed: Composed) -> Iterator[Fault]:
+    """Import what people add from outside, which may register what they name."""
+    for name in composed.experiment.external_libs:
+        try:
+            import_module(name)
+        except ImportError as error:
+            source = composed.provenance.get("external_libs", "default")
+            message = f"external_libs = {name!r} ({source}) can't be imported: {error}"
+            yield Fault("external_libs", name, source, message, "install it, or put its directory into PYTHONPATH")
+
+
+def unknown_choices(composed: Composed) -> Iterator[Fault]:
+    """Every name that nothing is registered under, and every directory that isn't there."""
+    for key, name, registry in _named(composed):
+        try:
+            registry.get(name)
+        except ConfigError as error:
+            source = composed.provenance.get(key, "default")
+            yield Fault(key, name, source, f"{key} = {name!r} ({source}): {error.message}", error.hint)
+    config = composed.experiment
+    if config.policy.tokenizer:
+        yield from _directory(composed, "policy.tokenizer", config.policy.tokenizer, "a directory with a tokenizer")
+    yield from _directory(composed, "policy.path", config.policy.path, "a directory with config.json and weights")
+    yield from _directory(composed, "resume", _resume_path(config.resume), "a global_step_N directory")
+
+
+def missing_packages(composed: Composed) -> Iterator[Fault]:
+    """Every registered name that needs a package which isn't installed."""
+    for key, name, registry in _named(composed):
+        entry = next((entry for entry in registry if entry.name == name), None)
+        if entry is not None and (missing := entry.missing()):
+            source = composed.provenance.get(key, "default")
+            message = f"{key} = {name!r} ({source}) needs {', '.join(missing)}, not installed here"
+            yield Fault(key, name, source, message, f"pip install '{entry.install}'")
+
+
+def _named(composed: Composed) -> Iterator[tuple[str, str, Registry[Any]]]:
+    """Each name that a configuration takes from a registry."""
     from quintet.envs import catalogue  # noqa: F401 - registers the worlds
     from quintet.envs.world import WORLDS
     from quintet.rollout.engine import ENGINES
     from quintet.tracking.loggers import LOGGERS
 
     config = composed.experiment
-    raise_faults(
-        [
-            *_registered(composed, "world.name", config.world.name, WORLDS),
-            *_registered(composed, "rollout.engine", config.rollout.engine, ENGINES),
-            *(
-                fault
-                for name in config.tracking.loggers
-                for fault in _registered(composed, "tracking.loggers", name, LOGGERS)
-            ),
-            *_directory(composed, "policy.path", config.policy.path, "a directory with config.json and weights"),
-            *_directory(composed, "resume", _resume_path(config.resume), "a global_step_N directory"),
-        ]
-    )
+    yield "world.name", config.world.name, WORLDS
+    yield "rollout.engine", config.rollout.engine, ENGINES
+    yield from (("tracking.loggers", name, LOGGERS) for name in config.tracking.loggers)
 
 
 def _resume_path(resume: str) -> str | None:
     return None if resume in ("auto", "never") else resume
 
 
-def _registered(composed: Composed, key: str, name: str, registry: Registry[Any]) -> Iterator[Fault]:
-    source = composed.provenance.get(key, "default")
-    try:
-        entry = registry.get(name)
-    except ConfigError as error:
-        yield Fault(key, name, source, f"{key} = {name!r} ({source}): {error.message}", error.hint)
-        return
-    if missing := entry.missing():
-        install = f"quintet[{entry.extra}]" if entry.extra else " ".join(missing)
-        yield Fault(
-            key,
-            name,
-            source,
-            f"{key} = {name!r} ({source}) needs {', '.join(missing)}, not installed here",
-            f"pip install '{install}'",
-        )
-
-
 def _directory(composed: Composed, key: str, value: str | None, wanted: str) -> Iterator[Fault]:
-    if value is None or Path(value).is_dir():
+    if value is None or os.path.isdir(value):
         return
     path, source = Path(value), composed.provenance.get(key, "default")
-    beside = [other.name for other in path.parent.iterdir() if other.is_dir()] if path.parent.is_dir() else []
-    close = nearest(path.name, beside)
+    close = nearest(path.name, _directories(path.parent))
     hint = f"did you mean {path.parent / close}?" if close else f"{key} names {wanted}"
     yield Fault(key, value, source, f"{key} = {value!r} ({source}): no such directory", hint)
+
+
+def _directories(place: Path) -> list[str]:
+    """Names of the directories there, as far as they may be looked at."""
+    try:
+        return [entry.name for entry in os.scandir(place) if entry.is_dir()]
+    except OSError:
+        return []

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
+from quintet.cli.opening import NATIVE, Opened, opened
 from quintet.config import Composed, load_experiment
-from quintet.config.dialects.dialect import DIALECTS, Dialect, detect
-from quintet.config.source import read_file
-from quintet.config.waiting import refuse_waiting
+from quintet.config.dialects.dialect import DIALECTS
+from quintet.config.faults import Fault
+from quintet.config.waiting import refuse_waiting, waiting_faults
 from quintet.errors import ConfigError, nearest
 
-__all__ = ["NATIVE", "compose"]
+__all__ = ["NATIVE", "Asked", "ask", "compose"]
 
-NATIVE = "native"
+if TYPE_CHECKING:
+    from quintet.config.dialects.reading import Given
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """All that a configuration asks for, whether this version can do it or not."""
+
+    composed: Composed
+    dialect: str
+    waits: tuple[Fault, ...]
+    """What somebody asked for and this version can't do."""
+    remarks: tuple[str, ...] = ()
+    """What nobody asked for and this version can't do, as it is told to people."""
 
 
 def compose(
@@ -27,34 +41,50 @@ def compose(
         ConfigError: whatever is wrong in it, or an unknown dialect.
         MachineError: the file is missing or can't be read.
     """
-    _check("--dialect", dialect or NATIVE, [NATIVE, *DIALECTS])
-    _check("--unknown-keys", unknown_keys, ["refuse", "warn"])
-    if config is None and dialect not in (None, NATIVE):
-        raise ConfigError("which file?", key="--dialect", hint=f"quintet train CONFIG --dialect {dialect}")
-    found = dialect or (next(iter(detect(read_file(Path(config), {}))), NATIVE) if config else NATIVE)
-    if config is None or found == NATIVE:
-        native = load_experiment(config, overrides)
+    unknown, given = _unknown(unknown_keys), opened(config, overrides, dialect)
+    if whole or given.dialect == NATIVE:
+        composed = _asked(given, unknown).composed
         if not whole:
-            refuse_waiting(native)
-        return native
-    if dialect is None:
-        print(f"{config}: a configuration of {found}", file=sys.stderr)
-    unknown: Literal["refuse", "warn"] = "warn" if unknown_keys == "warn" else "refuse"
-    composed = _foreign(Path(config), overrides, DIALECTS[found], unknown, whole=whole)
+            refuse_waiting(composed)
+    else:
+        from quintet.config.dialects.loading import load_given
+
+        composed = load_given(_composed(given), DIALECTS[given.dialect], unknown=unknown)
     for remark in composed.remarks:
         print(f"warning: {remark}", file=sys.stderr)
     return composed
 
 
-def _foreign(
-    path: Path, overrides: list[str], dialect: Dialect, unknown: Literal["refuse", "warn"], *, whole: bool
-) -> Composed:
-    from quintet.config.dialects.loading import convert, load_foreign
+def ask(config: str | None, overrides: list[str], dialect: str | None, unknown_keys: str) -> Asked:
+    """Load all of it, with what this version can't do. Says whose it is where that wasn't told.
+
+    Raises:
+        ConfigError: whatever is wrong in it, or an unknown dialect.
+        MachineError: the file is missing or can't be read.
+    """
+    return _asked(opened(config, overrides, dialect), _unknown(unknown_keys))
+
+
+def _asked(given: Opened, unknown: Literal["refuse", "warn"]) -> Asked:
+    if given.dialect == NATIVE:
+        path = None if given.path is None else str(given.path)
+        native = load_experiment(path, given.words, given.places)
+        return Asked(native, NATIVE, tuple(waiting_faults(native)))
+    from quintet.config.dialects.loading import convert
+
+    foreign = convert(_composed(given), DIALECTS[given.dialect], unknown=unknown)
+    return Asked(foreign.composed, given.dialect, foreign.waits, foreign.remarks)
+
+
+def _composed(given: Opened) -> Given:
     from quintet.config.dialects.reading import composed
 
-    if whole:
-        return convert(composed(path, overrides), dialect, unknown=unknown).composed
-    return load_foreign(path, overrides, dialect, unknown=unknown)
+    return composed(given.path, given.words, given.places, given.environment)
+
+
+def _unknown(word: str) -> Literal["refuse", "warn"]:
+    _check("--unknown-keys", word, ["refuse", "warn"])
+    return "warn" if word == "warn" else "refuse"
 
 
 def _check(option: str, word: str, legal: list[str]) -> None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from quintet.cli.configuration import NATIVE, compose
+from quintet.cli.configuration import compose
+from quintet.cli.opening import NATIVE, check_dialect, opened
 from quintet.config.compose import flatten
-from quintet.config.dialects.dialect import DIALECTS, detect
+from quintet.config.dialects.dialect import DIALECTS, Dialect
 from quintet.config.dialects.ledger import Row
 from quintet.config.dialects.loading import written_over_reference
-from quintet.config.dialects.reading import composed
+from quintet.config.dialects.reading import Written, composed
 from quintet.config.dialects.typos import meant
 from quintet.config.keys import Key, keys, show
-from quintet.config.source import read_file
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError
 
 __all__ = ["run"]
 
@@ -31,43 +32,74 @@ def run(words: list[str], dialect: str | None, *, every: bool, as_json: bool) ->
     Raises:
         ConfigError: no such key or dialect; the message names the nearest.
     """
-    if dialect is not None and dialect not in (NATIVE, *DIALECTS):
-        close = nearest(dialect, [NATIVE, *DIALECTS])
-        hint = (f"did you mean {close}? " if close else "") + f"there are {', '.join([NATIVE, *DIALECTS])}"
-        raise ConfigError(f"unknown dialect {dialect}", key="--dialect", value=dialect, hint=hint)
+    check_dialect(dialect)
     entries = [entry for entry in _ledger() if dialect in (None, entry[0])]
     if every:
-        _print_ledger(entries, as_json=as_json)
+        _print_ledger(entries, [*keys()] if dialect == NATIVE else [], as_json=as_json)
     elif not words:
         hint = "quintet explain KEY, quintet explain CONFIG KEY, or quintet explain --list"
         raise ConfigError("which key?", hint=hint)
     elif len(words) == 1:
         _print_found(words[0], dialect, entries, as_json=as_json)
     else:
-        _print_value(Path(words[0]), words[1], words[2:], dialect)
+        _print_value(words[0], words[1], words[2:], dialect)
 
 
-def _print_value(path: Path, key: str, overrides: list[str], dialect: str | None) -> None:
-    """What a run of the file uses; the file need not be one that can run."""
-    found = dialect or next(iter(detect(read_file(path, {}))), NATIVE)
-    if found != NATIVE:
-        written, here, _ = written_over_reference(composed(path, overrides), DIALECTS[found])
-        row = here.rows().get(key)
-        if row is not None:
-            print(f"{key} = {show(written.value(key))}  ({written.sources.get(key, 'the reference')})")
-            names = {reference.name for reference in here.references}
-            for entry in _ledger():
-                if entry[0] == found and entry[1] in names and key.endswith(entry[2].key):
-                    _explain_row(*entry)
+def _print_value(config: str, key: str, overrides: list[str], dialect: str | None) -> None:
+    """What a run of the file uses, and where that comes from; the file need not be one that can run."""
+    given = opened(config, overrides, dialect, quiet=True)
+    written = None
+    if given.dialect != NATIVE:
+        found = composed(given.path, given.words, given.places, given.environment)
+        written, here, _ = written_over_reference(found, DIALECTS[given.dialect])
+        if _print_foreign(key, written, here):
             return
-    asked = compose(str(path), overrides, dialect, "refuse", whole=True)
+    asked = compose(config, overrides, dialect, "refuse", whole=True)
     values = flatten(asked.experiment.model_dump(mode="json"))
     if key not in values:
-        legal = [*values, *(DIALECTS[found].rows() if found != NATIVE else ())]
+        legal = [*values, *(DIALECTS[given.dialect].rows() if given.dialect != NATIVE else ())]
         near = meant(key, legal)
         hint = f"did you mean {' or '.join(near)}?" if near else "`quintet explain --list` shows every key"
-        raise ConfigError(f"{key} has no value in {path}", key=key, hint=hint)
-    print(f"{key} = {show(values[key])}  ({asked.provenance[key]})")
+        raise ConfigError(f"{key} has no value in {config}", key=key, hint=hint)
+    origin = asked.provenance[key]
+    if written is not None and not _is_taken_over(key, values[key], origin, written, DIALECTS[given.dialect]):
+        other = {"this dialect": f"{given.dialect} has it so", "default": "default"}
+        origin = other.get(origin, f"follows from {origin}")
+    print(f"{key} = {show(values[key])}  ({origin})")
+
+
+def _print_foreign(key: str, written: Written, here: Dialect) -> bool:
+    """The value of a key of the file's own dialect; False where it has none of that name."""
+    rows = here.rows()
+    named = next((row.key for row in rows.values() if key in row.aliases), key)
+    row = rows.get(named) or rows.get(here.documented(named))
+    if row is None and named not in written.sources:
+        return False
+    print(f"{named} = {show(written.value(named))}  ({_origin(written, named)})")
+    if row is not None:
+        references = [one.name for one in here.references if any(other.key == row.key for other in one.load())]
+        _explain_row(here.name, next(iter(references), here.name), row)
+    return True
+
+
+def _origin(written: Written, key: str) -> str:
+    """Where a foreign value stands; of one that is said as `${another}`, what that is."""
+    follows = [f"{other}: {written.sources.get(other, 'the reference')}" for other in _led_to(written.raw(key))]
+    place = written.sources.get(key, "" if follows else "the reference")
+    return ", ".join([*filter(None, [place]), *([f"follows from {', '.join(follows)}"] if follows else [])])
+
+
+def _led_to(raw: object) -> list[str]:
+    return re.findall(r"\$\{([A-Za-z_][\w.]*)\}", raw) if isinstance(raw, str) else []
+
+
+def _is_taken_over(key: str, value: object, origin: str, written: Written, dialect: Dialect) -> bool:
+    """Whether a native value is that of one foreign key, as it is or by another word."""
+    foreign = origin.partition(": ")[0]
+    row = dialect.rows().get(foreign)
+    if row is None or key not in row.native or origin.count(": ") > 1:
+        return False
+    return row.direct or show(written.value(foreign)) == show(value)
 
 
 def _ledger() -> Iterator[Entry]:
@@ -77,15 +109,30 @@ def _ledger() -> Iterator[Entry]:
                 yield dialect.name, reference.name, row
 
 
-def _print_ledger(entries: list[Entry], *, as_json: bool) -> None:
-    if as_json:
-        for entry in entries:
-            print(json.dumps(_as_object(entry)))
-        return
-    for dialect, reference, row in entries:
-        print(f"{row.state:<9} {dialect:<6} {reference:<20} {row.key}")
+def _print_ledger(entries: list[Entry], native: list[Key], *, as_json: bool) -> None:
+    """A line a key, and how many there are: where lines are JSON, on stderr."""
+    for key in native:
+        print(json.dumps(_native_object(key)) if as_json else f"native    {key.name}")
+    for entry in entries:
+        dialect, reference, row = entry
+        shown = f"{row.state:<9} {dialect:<6} {reference:<20} {row.key}"
+        print(json.dumps(_as_object(entry)) if as_json else shown)
     honoured = sum(row.state == "honoured" for _, _, row in entries)
-    print(f"{len(entries)} documented keys, {honoured} honoured, {len(entries) - honoured} pending")
+    count = f"{len(entries)} documented keys, {honoured} honoured, {len(entries) - honoured} pending"
+    print(f"{len(native)} native keys" if native else count, file=sys.stderr if as_json else sys.stdout)
+
+
+def _native_object(key: Key) -> dict[str, Any]:
+    return {
+        "dialect": NATIVE,
+        "key": key.name,
+        "takes": key.takes,
+        "default": key.default,
+        "with": None if key.kind is None else "=".join(key.kind),
+        "waits_for": key.waits,
+        "effect": key.meaning,
+        "feeds_from": [f"{dialect}: {row.key}" for dialect, _, row in _feeding(key.name)],
+    }
 
 
 def _as_object(entry: Entry) -> dict[str, Any]:
@@ -97,6 +144,7 @@ def _as_object(entry: Entry) -> dict[str, Any]:
         "takes": row.takes.words,
         "default": row.default,
         "native": list(row.native),
+        "unit": row.unit,
         "state": row.state,
         "waits_for": row.pending,
         "effect": row.effect,
@@ -114,7 +162,10 @@ def _print_found(name: str, dialect: str | None, entries: list[Entry], *, as_jso
         hint = f"did you mean {' or '.join(near)}?" if near else "`quintet explain world` shows a section"
         raise ConfigError(f"unknown key {name}", key=name, hint=hint)
     for key in native:
-        _explain(key)
+        if as_json:
+            print(json.dumps(_native_object(key)))
+        else:
+            _explain(key)
     for entry in foreign:
         if as_json:
             print(json.dumps(_as_object(entry)))
@@ -126,16 +177,27 @@ def _explain_row(dialect: str, reference: str, row: Row) -> None:
     print(f"{row.key}  ({dialect}, {reference})")
     print(f"  {row.effect}")
     print(f"  takes    {row.takes.words}")
-    print(f"  shown    {show(row.default)}")
+    print(f"  default  {show(row.default)}")
+    if row.unit:
+        print(f"  counts   {row.unit}")
     if row.native:
         print(f"  native   {', '.join(row.native)}")
     if row.aliases:
         print(f"  also     {', '.join(row.aliases)}")
     print(f"  state    {row.state if row.pending is None else f'pending: waits for {row.pending}'}")
-    alike = [f"{d}: {other.key}" for d, _, other in _ledger() if row.native and other.native[:1] == row.native[:1]]
-    others = [word for word in alike if word != f"{dialect}: {row.key}"]
-    if others:
-        print(f"  alike    {', '.join(others)}")
+    _print_alike([entry for native in row.native for entry in _feeding(native)], but=f"{dialect}: {row.key}")
+
+
+def _feeding(native: str) -> Iterator[Entry]:
+    """The rows of all dialects that feed a native key."""
+    yield from (entry for entry in _ledger() if native in entry[2].native)
+
+
+def _print_alike(entries: list[Entry], *, but: str = "") -> None:
+    """What the same is called in the dialects."""
+    others = [name for name in dict.fromkeys(f"{dialect}: {row.key}" for dialect, _, row in entries) if name != but]
+    for number, other in enumerate(others):
+        print(f"  {'alike' if number == 0 else '':<8} {other}")
 
 
 def _explain(key: Key) -> None:
@@ -145,6 +207,9 @@ def _explain(key: Key) -> None:
     print(f"  takes    {key.takes}")
     if not key.is_section:
         print(f"  default  {show(key.default)}")
+        if key.waits:
+            print(f"  state    other values wait for {key.waits}")
+        _print_alike(list(_feeding(key.name)))
         return
     print("  keys")
     for other in keys():

@@ -21,7 +21,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Config = Annotated[str | None, typer.Argument(metavar="CONFIG", help="YAML file; without one, the defaults.")]
+Config = Annotated[
+    str | None,
+    typer.Argument(metavar="CONFIG", help="YAML, a run script or a list of key=value; without one, the defaults."),
+]
 DialectName = Annotated[
     str | None,
     typer.Option("--dialect", help="Whose configuration it is; recognised from the file where it isn't said."),
@@ -59,11 +62,25 @@ def plan(
     overrides: Overrides = None,
     dialect: DialectName = None,
     unknown_keys: UnknownKeys = "refuse",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of tables.")] = False,
+    device_memory: Annotated[
+        float | None, typer.Option(metavar="GIB", help="Memory of one device; refuses what doesn't fit.", min=0.001)
+    ] = None,
 ) -> None:
-    """Show what a run would do, in numbers, and check its configuration."""
+    """Show what a run would do: games, updates, devices and memory; and check its configuration."""
     from quintet.cli.plan import run
 
-    run(*_split(config, overrides), dialect, unknown_keys)
+    run(*_split(config, overrides), dialect, unknown_keys, as_json=as_json, device_memory=device_memory)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of tables.")] = False,
+) -> None:
+    """Show what this machine has and what can run on it."""
+    from quintet.cli.doctor import run
+
+    run(as_json=as_json)
 
 
 @app.command()
@@ -79,6 +96,23 @@ def explain(
     from quintet.cli.explain import run
 
     run(words or [], dialect, every=every, as_json=as_json)
+
+
+@app.command()
+def translate(
+    config: Config = None,
+    overrides: Overrides = None,
+    to: Annotated[str, typer.Option(help="native, ragen, verl, vagen, rlinf or roll.")] = "native",
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="FILE", help="Written there; else to stdout.")
+    ] = None,
+    dialect: DialectName = None,
+    unknown_keys: UnknownKeys = "refuse",
+) -> None:
+    """Say the same run in another framework's words."""
+    from quintet.cli.translate import run
+
+    run(*_split(config, overrides), dialect, unknown_keys, to=to, output=output)
 
 
 @app.command()

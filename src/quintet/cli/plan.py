@@ -1,21 +1,62 @@
-"""`quintet plan`."""
+"""`quintet plan`: what a run would do, without torch and without Ray."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import json
+from collections.abc import Sequence
 
-from quintet.cli.choices import check_choices
-from quintet.cli.configuration import compose
-from quintet.config import plan
+from quintet.cli.choices import missing_packages, unknown_choices
+from quintet.cli.configuration import NATIVE, Asked, ask
+from quintet.cli.plan_table import print_survey
+from quintet.config.faults import Fault, raise_faults
+from quintet.config.plan.memory import GIB
+from quintet.config.plan.models import is_hub_name
+from quintet.config.plan.survey import survey
+from quintet.config.waiting import waiting
 
 __all__ = ["run"]
 
 
-def run(config: str | None, overrides: list[str], dialect: str | None, unknown_keys: str) -> None:
-    """Check the configuration and print the arithmetic of the run."""
-    composed = compose(config, overrides, dialect, unknown_keys)
-    check_choices(composed)
-    numbers = asdict(plan(composed))
-    width = max(map(len, numbers))
-    for name, value in numbers.items():
-        print(f"{name.replace('_', ' '):<{width}}  {value:,}")
+def run(
+    config: str | None,
+    overrides: list[str],
+    dialect: str | None,
+    unknown_keys: str,
+    *,
+    as_json: bool = False,
+    device_memory: float | None = None,
+) -> None:
+    """Check the configuration and print what it comes to. What this version can't do is listed, not refused.
+
+    Raises:
+        ConfigError: something can't work anywhere, or doesn't fit into `device_memory` GiB.
+    """
+    asked = ask(config, overrides, dialect, unknown_keys)
+    missing = _missing(asked)
+    found = survey(asked.composed, None if device_memory is None else int(device_memory * GIB))
+    remarks = (*asked.composed.remarks, *asked.remarks)
+    if as_json:
+        listed = {"not_yet": _told(asked.waits), "not_here": _told(missing), "remarks": list(remarks)}
+        print(json.dumps(found.as_json() | listed, indent=1))
+    else:
+        print_survey(found, waits=asked.waits, missing=missing, remarks=remarks)
+
+
+def _told(faults: Sequence[Fault]) -> list[dict[str, object]]:
+    return [{"key": one.key, "value": one.value, "source": one.source, "message": one.message} for one in faults]
+
+
+def _missing(asked: Asked) -> tuple[Fault, ...]:
+    """What isn't on this machine but may be on the one that runs it. A native configuration that names what isn't
+    anywhere is refused; names of other frameworks, models of the hub and what waits are not looked for."""
+    pending = {each.key for each in waiting(asked.composed.experiment)}
+    unknown = [fault for fault in unknown_choices(asked.composed) if fault.key.removesuffix(".name") not in pending]
+    unknown = [fault for fault in unknown if fault.key not in pending and not _on_hub(fault)]
+    if asked.dialect == NATIVE:
+        raise_faults(unknown)
+        unknown = []
+    return (*unknown, *missing_packages(asked.composed))
+
+
+def _on_hub(fault: Fault) -> bool:
+    return fault.key == "policy.path" and isinstance(fault.value, str) and is_hub_name(fault.value)

@@ -17,7 +17,6 @@ class Capability(StrEnum):
     DATA = "prompts from data files"
     SFT = "supervised fine-tuning from a configuration of its own"
     EVALUATION = "evaluation of stored answers"
-    CONVERSION = "the conversion of this dialect"
     LORA = "LoRA adapters"
     MODELS = "further ways to load a model and its tokenizer"
     ENGINES = "the vLLM and SGLang engines"
@@ -56,4 +55,5 @@ class Waits:
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
         schema: dict[str, Any] = dict(handler(core_schema))
-        return schema | {"waits": str(self.capability)}
+        lacks = {} if self.lacks is None else {"lacks": list(self.lacks)}
+        return schema | {"waits": str(self.capability)} | lacks

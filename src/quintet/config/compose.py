@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ class Composed:
     """What the run does otherwise than its configuration would elsewhere, each as it is told to people."""
 
 
-def load_experiment(path: str | None, overrides: Sequence[str] = ()) -> Composed:
-    """Compose, check, and do the batch arithmetic.
+def load_experiment(path: str | None, overrides: Sequence[str] = (), places: Sequence[str] = ()) -> Composed:
+    """Compose, check, and do the batch arithmetic. `places` says where each override was written; those beyond it
+    come from the command line.
 
     Raises:
         ConfigError: unknown keys and illegal values, all in one message; else keys that contradict
@@ -40,8 +42,8 @@ def load_experiment(path: str | None, overrides: Sequence[str] = ()) -> Composed
     """
     sources: dict[str, str] = {}
     tree = read_file(Path(path), sources) if path is not None else {}
-    for override in _choices_first(overrides):
-        _set(tree, *parse_override(override, sources), sources)
+    for override, place in _choices_first(overrides, places):
+        _set(tree, *parse_override(override, sources, place), sources)
     try:
         experiment = Experiment.model_validate(tree)
     except ValidationError as error:
@@ -123,10 +125,11 @@ def _choice_names() -> list[str]:
     return [f"{key.name}.name" for key in keys() if key.is_choice]
 
 
-def _choices_first(overrides: Sequence[str]) -> list[str]:
-    """`world.boxes=2 world.name=sokoban` means the same in any order."""
+def _choices_first(overrides: Sequence[str], places: Sequence[str]) -> list[tuple[str, str]]:
+    """`world.boxes=2 world.name=sokoban` means the same in any order. Each with its place."""
     names = _choice_names()
-    return sorted(overrides, key=lambda override: override.partition("=")[0] not in names)
+    pairs = zip_longest(overrides, places, fillvalue=COMMAND_LINE)
+    return sorted(pairs, key=lambda pair: pair[0].partition("=")[0] not in names)
 
 
 def _set(tree: dict[str, Any], dotted: str, value: object, sources: dict[str, str]) -> None:

@@ -40,6 +40,8 @@ class Key:
     """A section of which there are several kinds, told apart by its `name`."""
     waits: str | None = None
     """What this version lacks for other values than the default, in words."""
+    lacks: tuple[str, ...] = ()
+    """Those values, where they aren't all."""
 
 
 OR = " | "
@@ -113,7 +115,8 @@ def _walk(
         meaning = " ".join(field.get("description", "").split())
         waits = field.get("waits") or of_section
         is_section = bool(inner)
-        yield Key(dotted, takes, default, meaning, kind, is_section, "oneOf" in field, waits)
+        lacks = tuple(field.get("lacks", ()))
+        yield Key(dotted, takes, default, meaning, kind, is_section, "oneOf" in field, waits, lacks)
         for part in inner:
             own = _names(part) if "oneOf" in field else None
             same = own is None or (default or {}).get("name") == own

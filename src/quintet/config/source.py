@@ -16,14 +16,17 @@ import yaml
 from quintet.config.keys import keys
 from quintet.errors import ConfigError, MachineError, nearest
 
-__all__ = ["COMMAND_LINE", "FLOAT", "parse_override", "read_file"]
+__all__ = ["COMMAND_LINE", "FLOAT", "parse_override", "read_file", "read_text"]
 
 FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 """Numbers such as 1e-4, which YAML 1.1 takes for text."""
 COMMAND_LINE = "command line"
 DEEPEST = 32
 """Sections and lists inside each other; the schema has four."""
+LARGEST = 1 << 18
+"""Bytes of a file; a long configuration has a tenth of that."""
 PLAIN = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str")}
+COLLECTIONS = {f"tag:yaml.org,2002:{name}" for name in ("seq", "map")}
 
 Where = Callable[[yaml.Node], str]
 Sources = dict[str, str]
@@ -37,7 +40,7 @@ def read_file(path: Path, sources: Sources) -> dict[str, Any]:
         MachineError: it is missing or can't be read.
     """
     shown = " ".join(str(path).splitlines())
-    node = _compose(_read_text(path), shown)
+    node = _compose(read_text(path), shown)
     if node is None:
         return {}
     if not isinstance(node, yaml.MappingNode):
@@ -45,7 +48,7 @@ def read_file(path: Path, sources: Sources) -> dict[str, Any]:
     return _mapping(node, "", lambda part: f"{shown}:{_line(part.start_mark)}", sources)
 
 
-def parse_override(override: str, sources: Sources) -> tuple[str, Any]:
+def parse_override(override: str, sources: Sources, place: str = COMMAND_LINE) -> tuple[str, Any]:
     """The dotted key and the value of a `key=value`; text that YAML can't read is taken as it stands.
 
     Raises:
@@ -54,20 +57,20 @@ def parse_override(override: str, sources: Sources) -> tuple[str, Any]:
     dotted, sign, text = override.partition("=")
     if not sign or not re.fullmatch(r"[^\s.+~]+(\.[^\s.]+){0,30}", dotted):
         message = f"{override!r} is not an override"
-        raise ConfigError(message, value=override, source=COMMAND_LINE, hint="write key=value, such as seed=1")
+        raise ConfigError(message, value=override, source=place, hint="write key=value, such as seed=1")
     for key in [key for key in sources if key.startswith(f"{dotted}.")]:
         del sources[key]
-    sources[dotted] = COMMAND_LINE
+    sources[dotted] = place
     try:
-        node = _compose(text, COMMAND_LINE)
+        node = _compose(text, place)
     except ConfigError:
         return dotted, text
     block = isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")
     if block or (node is None and text.strip()):
         return dotted, text
     if isinstance(node, yaml.MappingNode):
-        return dotted, _mapping(node, f"{dotted}.", lambda _: COMMAND_LINE, sources)
-    return dotted, None if node is None else _construct(node, lambda _: COMMAND_LINE)
+        return dotted, _mapping(node, f"{dotted}.", lambda _: place, sources)
+    return dotted, None if node is None else _construct(node, lambda _: place)
 
 
 def _compose(text: str, name: str) -> yaml.Node | None:
@@ -100,8 +103,15 @@ def _line(mark: Any) -> int:
     return int(mark.line) + 1 if mark is not None else 1
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        MachineError: it is missing, no file, not UTF-8, longer than any configuration, or can't be read.
+    """
     try:
+        if path.exists() and not path.is_dir():
+            _check_size(path)
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
@@ -112,6 +122,14 @@ def _read_text(path: Path) -> str:
         raise MachineError(f"no such file: {path}", _instead_of(path)) from None
     except OSError as error:
         raise MachineError(f"can't read {path}: {error.strerror}", "give a file that can be read") from None
+
+
+def _check_size(path: Path) -> None:
+    if not path.is_file():
+        raise MachineError(f"{path} is not a file", "pipes and devices can't be read twice: save it as a file")
+    if (size := path.stat().st_size) > LARGEST:
+        message = f"{path} holds {size:,} bytes, and no configuration more than {LARGEST:,}"
+        raise MachineError(message, "give the file that was meant")
 
 
 def _instead_of(path: Path) -> str:
@@ -125,6 +143,7 @@ def _instead_of(path: Path) -> str:
 
 
 def _mapping(node: yaml.MappingNode, prefix: str, where: Where, sources: Sources) -> dict[str, Any]:
+    _refuse_tag(node, where)
     tree: dict[str, Any] = {}
     for key_node, value_node in node.value:
         key, place = _key(key_node, where), where(key_node)
@@ -148,12 +167,20 @@ def _key(node: yaml.Node, where: Where) -> str:
     raise ConfigError(f"{where(node)}: a key must be a word", source=where(node), hint="write `key: value`")
 
 
+def _refuse_tag(node: yaml.Node, where: Where) -> None:
+    """A list or a section that a tag would make something else of."""
+    if isinstance(node, yaml.CollectionNode) and node.tag not in COLLECTIONS:
+        source = where(node)
+        raise ConfigError(f"{source}: can't read the tag {node.tag}", source=source, hint="write it plainly")
+
+
 def _is_blank(node: yaml.Node) -> bool:
     """A section whose keys are all left out or commented out, as opposed to a written `null`."""
     return isinstance(node, yaml.ScalarNode) and node.value == "" and node.style is None
 
 
 def _construct(node: yaml.Node, where: Where) -> Any:
+    _refuse_tag(node, where)
     if isinstance(node, yaml.SequenceNode):
         return [_construct(item, where) for item in node.value]
     if isinstance(node, yaml.MappingNode):

@@ -15,6 +15,7 @@ from quintet.config.dialects.loading import convert
 from quintet.config.dialects.reading import Written, given_tree, reference_values
 from quintet.config.keys import show
 from quintet.config.native import Experiment
+from quintet.errors import ConfigError
 
 __all__ = ["Foreign", "Translation", "translate"]
 
@@ -89,9 +90,25 @@ def translate(composed: Composed, dialect: Dialect) -> Translation:
             if row.takes.accepts(value):
                 foreign.put(row.key, value)
     module.express(foreign)
-    tree = _differing(foreign.values, frame, here)
-    back = convert(given_tree(tree), dialect).composed.experiment
+    rows = here.rows()
+    values = {key: value for key, value in foreign.values.items() if key not in rows or rows[key].takes.accepts(value)}
+    tree, back = _readable(_differing(values, frame, here), frame, dialect)
     return Translation(here, tree, _lost(composed.experiment, back))
+
+
+def _readable(tree: dict[str, Any], frame: Mapping[str, Any], dialect: Dialect) -> tuple[dict[str, Any], Experiment]:
+    """The tree without the keys that the dialect's own rules forbid beside the others, and what it says."""
+    said, needed = flatten(tree), flatten(dict(frame))
+    while True:
+        try:
+            return _nested(said), convert(given_tree(_nested(said)), dialect).composed.experiment
+        except ConfigError as error:
+            # the fault may lie in the reference's value beside one that was said, which the message names, too
+            blamed = [error.key, *(key for key in said if f"{key} = " in error.message)]
+            culprit = next((key for key in blamed if key in said and key not in needed), None)
+            if culprit is None:
+                raise
+            del said[culprit]
 
 
 def _differing(values: Mapping[str, Any], frame: Mapping[str, Any], here: Dialect) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from quintet.config import Composed
 from quintet.config.native import Experiment, WarmStartConfig
 from quintet.data.demonstrations import Demonstration, demonstrate
 from quintet.envs.catalogue import make_world
-from quintet.envs.seeds import Split, split_seed
+from quintet.envs.seeds import Split, split_seed, start_state
 from quintet.errors import InterruptedRun
 from quintet.pipelines.closing import closing_rows, config_summary, rich_table
 from quintet.pipelines.run import Run, Timings, open_run
@@ -109,7 +109,7 @@ def play_training_games(components: Components, step: int) -> list[Trajectory]:
     training, rollout = config.training, config.rollout
     first = (step - 1) * training.groups_per_step
     games = [
-        Game(split_seed(Split.TRAIN, first + group), group, sample)
+        Game(split_seed(Split.TRAIN, start_state(first + group, training.start_states, config.seed)), group, sample)
         for group in range(training.groups_per_step)
         for sample in range(training.samples_per_group)
     ]

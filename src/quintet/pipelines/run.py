@@ -18,7 +18,7 @@ from quintet.errors import ConfigError, MachineError
 from quintet.runtime.local import Components
 from quintet.tracking.loggers import LoggerContext, MetricLogger, open_loggers, truncate
 from quintet.tracking.progress import Progress, open_progress
-from quintet.tracking.run_directory import RunDirectory, machine_errors
+from quintet.tracking.run_directory import RunDirectory, machine_errors, write_atomic
 from quintet.training.checkpoint import Checkpoint, find_checkpoint, open_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
@@ -179,6 +179,15 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def _copy_config(run: Run) -> None:
+    """The configuration a second time, where somebody wants it to lie."""
+    if run.config.tracking.config_dir is not None:
+        place = Path(run.config.tracking.config_dir)
+        with machine_errors(place):
+            place.mkdir(parents=True, exist_ok=True)
+        write_atomic(place / run.directory.config.name, dump_config(run.composed).encode())
+
+
 def _prepare(run: Run) -> None:
     """Forget what the present run won't go on from, and write its configuration."""
     step = run.checkpoint.step if run.checkpoint else -1
@@ -187,4 +196,5 @@ def _prepare(run: Run) -> None:
         run.directory.forget()
     if run.directory.read_state().get("status") != "finished":
         run.directory.write_text(run.directory.config.name, dump_config(run.composed))
+        _copy_config(run)
         run.directory.write_state("running")

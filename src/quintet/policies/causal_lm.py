@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from quintet.errors import ConfigError, MachineError
+from quintet.errors import ConfigError, MachineError, nearest
 from quintet.policies.attention import Layout, PackedLayout, register_attention
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 __all__ = [
     "Packed",
@@ -42,11 +43,15 @@ class Packed:
     targets: Tensor
 
 
-def load_model(directory: str | Path, *, trust_remote_code: bool = False) -> PreTrainedModel:
-    """A causal language model in float32 whose attention follows a `Layout`.
+def load_model(
+    directory: str | Path, *, trust_remote_code: bool = False, overrides: Mapping[str, Any] | None = None
+) -> PreTrainedModel:
+    """A causal language model in float32 whose attention follows a `Layout`; `overrides` are put over the values
+    of its `config.json`.
 
     Raises:
         MachineError: the directory isn't a model that transformers can read.
+        ConfigError: an override has no counterpart there.
     """
     from transformers import AutoModelForCausalLM
 
@@ -54,6 +59,7 @@ def load_model(directory: str | Path, *, trust_remote_code: bool = False) -> Pre
     try:
         model = AutoModelForCausalLM.from_pretrained(
             directory,
+            config=_config(directory, overrides or {}, trust_remote_code=trust_remote_code),
             dtype=torch.float32,
             attn_implementation=register_attention(),
             trust_remote_code=trust_remote_code,
@@ -64,6 +70,21 @@ def load_model(directory: str | Path, *, trust_remote_code: bool = False) -> Pre
     return model.eval()
 
 
+def _config(directory: str | Path, overrides: Mapping[str, Any], *, trust_remote_code: bool) -> PreTrainedConfig:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
+    for name, value in overrides.items():
+        if not hasattr(config, name):
+            close = nearest(name, config.to_dict())
+            hint = f"did you mean policy.overrides.{close}?" if close else f"see {Path(directory) / 'config.json'}"
+            raise ConfigError(
+                f"policy.overrides.{name}: the model has no such value", key="policy.overrides", hint=hint
+            )
+        setattr(config, name, value)
+    return config
+
+
 def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerFast:
     """The tokenizer that lies beside a model.
 
@@ -72,10 +93,9 @@ def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) ->
     """
     from transformers import AutoTokenizer
 
-    _exists(directory)
     try:
         return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise MachineError(f"can't load a tokenizer from {directory}: {error}") from error
 
 

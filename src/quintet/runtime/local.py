@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from quintet.algorithms.kl import KlControl
 from quintet.config.native import Experiment, OptimizerConfig
 from quintet.envs.catalogue import make_world
+from quintet.errors import ConfigError
 from quintet.policies.causal_lm import ValueModel, load_model, load_tokenizer, recompute_activations
 from quintet.rollout.agent_loop import AgentLoop, derive_seed
 from quintet.rollout.dialogue import ChatFormat
@@ -118,6 +119,20 @@ def _dtype(config: Experiment) -> torch.dtype:
     return torch.bfloat16 if config.policy.dtype == "bfloat16" else torch.float32
 
 
+def _tokenizer(config: Experiment, policy: Path, vocabulary: int) -> Any:
+    """The model's own, or another whose every token it knows."""
+    trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
+    tokenizer = load_tokenizer(config.policy.tokenizer or policy, trust_remote_code=trusted)
+    if len(tokenizer) > vocabulary:
+        raise ConfigError(
+            f"policy.tokenizer = {config.policy.tokenizer!r} has {len(tokenizer)} tokens, the model knows {vocabulary}",
+            key="policy.tokenizer",
+            value=config.policy.tokenizer,
+            hint="take the model's own tokenizer: policy.tokenizer=null",
+        )
+    return tokenizer
+
+
 def build(config: Experiment, policy: Path) -> Components:
     """Components around the policy at that directory.
 
@@ -129,8 +144,8 @@ def build(config: Experiment, policy: Path) -> Components:
     torch.set_num_threads(config.training.threads or torch.get_num_threads())
     torch.manual_seed(derive_seed(config.seed, "torch"))
     trusted = config.policy.trust_remote_code
-    tokenizer = load_tokenizer(policy, trust_remote_code=trusted)
-    model = load_model(policy, trust_remote_code=trusted)
+    model = load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides)
+    tokenizer = _tokenizer(config, policy, model.config.vocab_size)
     dtype = _dtype(config)
     chat = ChatFormat(tokenizer)
     own = model if dtype is torch.float32 else copy.deepcopy(model).to(dtype)

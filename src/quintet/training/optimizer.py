@@ -15,9 +15,10 @@ __all__ = ["learning_rate", "make_optimizer"]
 
 def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
     """Learning rate of step 1 … total: linear warm-up, then the schedule down to its floor."""
-    if step <= config.warmup_steps:
-        return config.learning_rate * step / config.warmup_steps
-    progress = min(1.0, (step - config.warmup_steps) / max(1, total - config.warmup_steps))
+    warmup = config.warmup_steps or int(config.warmup_ratio * total)
+    if step <= warmup:
+        return config.learning_rate * step / warmup
+    progress = min(1.0, (step - warmup) / max(1, total - warmup))
     left = {
         "constant": 1.0,
         "linear": 1.0 - progress,

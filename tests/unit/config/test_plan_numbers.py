@@ -6,6 +6,7 @@ import pytest
 
 from quintet.config import load_experiment, plan
 from quintet.config.plan import PRESET_CONTEXTS
+from quintet.config.plan.shapes import PRESET_SHAPES
 from quintet.errors import ConfigError
 
 
@@ -37,8 +38,12 @@ def test_validations_at_the_edges(steps: int, every: int, times: int) -> None:
             ["training.mini_batches=5"],
             ["training.mini_batches = 5 (command line)", "= 32 (default)", "mini_batches=4", "30 or 35"],
         ),
-        (["training.groups_per_step=2", "training.mini_batches=9"], ["mini_batches=2", "groups_per_step=9"]),
-        (["training.groups_per_step=1000000007", "training.mini_batches=999"], ["mini_batches=1,", "999999999"]),
+        (["training.groups_per_step=2", "training.mini_batches=9"], ["mini_batches=8", "groups_per_step=9"]),
+        (["training.groups_per_step=1000000007", "training.mini_batches=999"], ["mini_batches=16,", "999999999"]),
+        (
+            ["training.groups_per_step=5", "training.samples_per_group=6", "training.mini_batches=4"],
+            ["the 30 games of a step", "mini_batches=3", "groups_per_step=4 or 6"],
+        ),
         (["training.samples_per_group=1"], ["training.samples_per_group = 1", "at least 2", "advantage.name=gae"]),
         (["rollout.max_prompt_tokens=4000"], ["= 4000 (command line)", "2048 tokens", "max_prompt_tokens=2024"]),
         (["rollout.max_response_tokens=4000"], ["= 4000 (command line)", "max_response_tokens=1536"]),
@@ -50,6 +55,26 @@ def test_the_impossible_is_refused_with_the_nearest_possible(overrides: list[str
         load_experiment(None, overrides)
     for word in words:
         assert word in str(fault.value), str(fault.value)
+
+
+def test_mini_batches_may_cut_through_groups() -> None:
+    """Eight games from each of three starts make twelve optimizer steps of two games."""
+    words = ["training.groups_per_step=3", "training.samples_per_group=8", "training.mini_batches=12"]
+    numbers = plan(load_experiment(None, words))
+    assert (numbers.games_per_mini_batch, numbers.groups_per_mini_batch) == (2, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("words", "validations", "optimizer_steps"),
+    [
+        (["validation.before_training=false"], 3, 560),
+        (["validation.only=true"], 1, 0),
+        (["validation.only=true", "validation.before_training=false"], 1, 0),
+    ],
+)
+def test_validations_that_are_left_out_or_stand_alone(words: list[str], validations: int, optimizer_steps: int) -> None:
+    numbers = plan(load_experiment(None, words))
+    assert (numbers.validations, numbers.optimizer_steps) == (validations, optimizer_steps)
 
 
 def test_contradictions_come_in_one_message() -> None:
@@ -68,3 +93,14 @@ def test_preset_contexts_are_the_presets_own() -> None:
     from quintet.policies.tiny import PRESETS
 
     assert {name: shape.context for name, shape in PRESETS.items()} == PRESET_CONTEXTS
+
+
+def test_preset_shapes_are_the_presets_own() -> None:
+    """Else the memory of a policy made on the spot is that of another one."""
+    from quintet.policies.tiny import PRESETS
+
+    for name, made in PRESETS.items():
+        shape = PRESET_SHAPES[name]
+        assert (shape.layers, shape.hidden, shape.mlp) == (made.layers, made.hidden, made.mlp)
+        assert (shape.heads, shape.kv_heads, shape.vocabulary) == (made.heads, made.kv_heads, made.vocabulary)
+        assert shape.head_dim == made.hidden // made.heads

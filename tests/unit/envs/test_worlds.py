@@ -14,7 +14,7 @@ from quintet.config.native import FrozenLakeConfig, SokobanConfig
 from quintet.envs import grid
 from quintet.envs.catalogue import make_world
 from quintet.envs.frozenlake import FrozenLake, _draw_map, _reachable, _tiles
-from quintet.envs.seeds import Split, layout_split, split_of, split_seed
+from quintet.envs.seeds import Split, layout_split, split_of, split_seed, start_state
 from quintet.envs.sokoban import Sokoban, parse_level, solve
 from quintet.envs.world import WORLDS
 from quintet.errors import ConfigError
@@ -238,3 +238,11 @@ def test_an_impossible_puzzle_is_refused_not_searched_forever(config: SokobanCon
 def test_an_unknown_world_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'sokoban'"):
         WORLDS.get("sokobann")
+
+
+def test_a_limited_number_of_start_states_comes_again_in_another_order() -> None:
+    passes = [[start_state(number, 50, seed=3) for number in range(first, first + 50)] for first in (0, 50)]
+    assert [sorted(one) for one in passes] == [list(range(50))] * 2
+    assert passes[0] != passes[1]
+    assert passes[0] == [start_state(number, 50, seed=3) for number in range(50)]
+    assert [start_state(number, None, seed=3) for number in (0, 7, 10**6)] == [0, 7, 10**6]

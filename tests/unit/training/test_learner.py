@@ -174,6 +174,8 @@ def test_selected_trajectories_keep_their_tokens() -> None:
 def test_the_schedule_by_hand() -> None:
     config = OptimizerConfig(learning_rate=1.0, warmup_steps=2, schedule="linear", min_learning_rate_ratio=0.0)
     assert [learning_rate(config, step, 6) for step in range(1, 7)] == pytest.approx([0.5, 1.0, 0.75, 0.5, 0.25, 0.0])
+    share = OptimizerConfig(learning_rate=1.0, warmup_steps=0, warmup_ratio=0.2, schedule="constant")
+    assert [learning_rate(share, step, 10) for step in (1, 2, 3)] == [0.5, 1.0, 1.0]
     cosine = OptimizerConfig(learning_rate=1.0, warmup_steps=0, schedule="cosine", min_learning_rate_ratio=0.2)
     assert learning_rate(cosine, 5, 10) == pytest.approx(0.6)
     assert learning_rate(cosine, 10, 10) == pytest.approx(0.2)

@@ -8,8 +8,9 @@ from enum import StrEnum
 from typing import Any
 
 from quintet.config.dialects.dialect import Dialect
+from quintet.config.dialects.free_sections import argument_of, pending_arguments
 from quintet.config.dialects.ledger import Row
-from quintet.config.dialects.reading import HYDRA, Written
+from quintet.config.dialects.reading import OF_THE_RUN, Written
 from quintet.config.dialects.takes import FREE, Takes
 from quintet.config.dialects.typos import meant
 from quintet.config.faults import Fault
@@ -49,16 +50,25 @@ def unknown_keys(written: Written, dialect: Dialect, elsewhere: frozenset[str]) 
 
     def known(key: str) -> bool:
         other = dialect.documented(key)
+        if (argument := argument_of(key, written, dialect)) is not None and argument.known:
+            return True
         inside = any(name == free or name.startswith(f"{free}.") for name in (key, other) for free in open_sections)
-        return any(name in rows or name in sections for name in (key, other)) or inside
+        return inside or key in dialect.also or any(name in rows or name in sections for name in (key, other))
 
     found = []
     for key in written.leaves():
-        if key.split(".")[0] != HYDRA and not known(key):
-            near = (*_names_meant(key, dialect), *meant(key, legal))
-            why = Unknown.ELSEWHERE if key in elsewhere else Unknown.TYPO if near else Unknown.NOWHERE
+        if key not in OF_THE_RUN and not known(key):
+            argument = argument_of(key, written, dialect)
+            own = () if argument is None else argument.nearest
+            near = (*own, *_names_meant(key, dialect), *meant(key, legal))
+            why = Unknown.ELSEWHERE if _listed(key, elsewhere) else Unknown.TYPO if near else Unknown.NOWHERE
             found.append(UnknownKey(key, written.sources[key], why, near[:1] if why is Unknown.TYPO else ()))
     return found
+
+
+def _listed(key: str, names: frozenset[str]) -> bool:
+    """Whether a key is among them, or in a section that is, or such a section itself."""
+    return key in names or any(part in names for part in _above(key)) or any(n.startswith(f"{key}.") for n in names)
 
 
 def _names_meant(key: str, dialect: Dialect) -> Iterator[str]:
@@ -93,12 +103,13 @@ def pending_keys(written: Written, dialect: Dialect) -> Iterator[Fault]:
         if _waits(written, row, value):
             message = f"{key} = {show(value)} ({source}): waits for {row.pending}"
             yield Fault(key, value, source, message, _instead(row))
+    yield from pending_arguments(written, dialect)
 
 
 def pending_defaults(written: Written, dialect: Dialect) -> Iterator[str]:
     """Keys that nobody gave and whose value in the reference waits, each as it is told to people."""
     for key, row in dialect.rows().items():
-        if key not in written.sources and _waits(written, row, written.value(key)):
+        if row.pending and key not in written.sources and _waits(written, row, written.value(key)):
             yield f"{key} = {show(written.value(key))} waits for {row.pending}"
 
 

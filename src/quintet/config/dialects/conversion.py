@@ -12,7 +12,7 @@ from quintet.config.dialects.reading import Written
 from quintet.config.faults import Fault
 from quintet.config.keys import show
 
-__all__ = ["Native", "Values", "foreign_word"]
+__all__ = ["Native", "Values", "foreign_word", "native_word"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Native:
         another key has a certain value are left out elsewhere."""
         for row in rows:
             if row.direct and (row.only_if is None or self.values[row.only_if[0]] == row.only_if[1]):
-                self.put(row.native[0], _native_word(row, self.values[row.key]), row.key)
+                self.put(row.native[0], native_word(row, self.values[row.key]), row.key)
 
     def take_given(self, rows: Iterable[Row], here: str, there: str, native: Mapping[str, str]) -> None:
         """The same for those keys of a section `here` that somebody gave, where it takes the keys of `there`;
@@ -82,7 +82,7 @@ class Native:
                 field = row.native[0]
                 for theirs, ours in native.items():
                     if field.startswith(f"{theirs}."):
-                        self.put(ours + field.removeprefix(theirs), _native_word(row, self.values[key]), key)
+                        self.put(ours + field.removeprefix(theirs), native_word(row, self.values[key]), key)
 
     def provenance(self) -> Iterator[tuple[str, str]]:
         """Of each native key that was put: where its value was written, and as what."""
@@ -111,10 +111,10 @@ def foreign_word(row: Row, value: Any) -> Any:
     return value
 
 
-def _native_word(row: Row, value: Any) -> Any:
+def native_word(row: Row, value: Any) -> Any:
     """A value of a row as its native key has it."""
     if isinstance(value, list):
-        return [_native_word(row, item) for item in value]
+        return [native_word(row, item) for item in value]
     for theirs, ours in row.words.items():
         if theirs == value and isinstance(theirs, bool) == isinstance(value, bool):
             return ours

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
 from quintet.config.dialects.ledger import Row
+from quintet.config.dialects.rlinf_words import COMPONENTS
 
 __all__ = ["DIALECTS", "Dialect", "Reference", "detect", "narrowed"]
 
@@ -33,14 +34,31 @@ class Dialect:
     """Sections that take the keys of another, the longest first: `critic` those of `actor_train`."""
     over: str | None = None
     """The dialect whose keys it takes as well, below its own."""
+    listed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Sections whose keys are names joined by commas, any of these: `cluster.component_placement`."""
+    also: frozenset[str] = frozenset()
+    """Legal keys that no row describes: other keys' values in its documents refer to them."""
+    context: Mapping[str, Any] = field(default_factory=dict)
+    """Values, as a tree, that its files refer to by `${…}` and that other files give."""
+    _table: dict[str, Row] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def rows(self) -> dict[str, Row]:
+    def rows(self) -> Mapping[str, Row]:
         """Every key of all its references; where two documents have the same key, the first says what it takes."""
-        table: dict[str, Row] = {}
-        for reference in self.references:
-            for row in reference.load():
-                table.setdefault(row.key, row)
-        return table if self.over is None else {**DIALECTS[self.over].rows(), **table}
+        if not self._table:
+            self._table.update({} if self.over is None else DIALECTS[self.over].rows())
+            own = (row for reference in reversed(self.references) for row in reversed(reference.load()))
+            self._table.update((row.key, row) for row in own)
+        return self._table
+
+    def documented(self, key: str) -> str:
+        """The documented key that a key of a like section, or a list of names, stands for; else the key itself."""
+        for section, other in self.alike.items():
+            if key.startswith(f"{section}."):
+                return (other + key.removeprefix(section)).removeprefix(".")
+        section, _, names = key.rpartition(".")
+        if {name.strip() for name in names.split(",")} <= set(self.listed.get(section, ())):
+            return next((row for row in self.rows() if row.rpartition(".")[0] == section), key)
+        return key
 
     def reference(self, name: str) -> Reference:
         """One of its documents."""
@@ -64,8 +82,21 @@ def _references(**places: Iterable[str]) -> tuple[Reference, ...]:
     return tuple(Reference(name, _rows(*of)) for name, of in places.items())
 
 
-_CRITIC = {"critic.model": "actor_rollout_ref.model", "critic": "actor_rollout_ref.actor"}
+_CRITIC = {
+    "critic.model.fsdp_config": "actor_rollout_ref.actor.fsdp_config",
+    "critic.model": "actor_rollout_ref.model",
+    "critic": "actor_rollout_ref.actor",
+}
 """verl documents the critic's keys as those of the actor."""
+
+_OPTIONS = "strategy_args.strategy_config"
+_ROLL_WORKERS = {
+    f"reference.{_OPTIONS}": f"actor_train.{_OPTIONS}",
+    "reference.model_args": "actor_train.model_args",
+    "actor_infer.model_args": "actor_train.model_args",
+    "critic": "actor_train",
+}
+"""ROLL documents options that several kinds of workers take once."""
 
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect
@@ -73,14 +104,17 @@ DIALECTS: Mapping[str, Dialect] = {
         Dialect(
             "ragen",
             _references(ragen=["ragen_keys:RAGEN_KEYS"]),
-            marks=("rl_or_sft", "system.n_gpus", "training.n_rollout", "training.max_turns", "optimization", "sft"),
+            marks=(
+                *("rl_or_sft", "system.n_gpus", "training.n_rollout", "training.max_turns", "optimization"),
+                *("sft.env_type", "sft.data_generation", "sft.training"),
+            ),
             alike={},
         ),
         Dialect(
             "vagen",
             _references(
                 vagen=["vagen_keys:VAGEN_KEYS"],
-                vagen_env_config=["vagen_keys:VAGEN_ENV_KEYS"],
+                vagen_env_config=["vagen_world_keys:VAGEN_ENV_KEYS"],
             ),
             marks=("rollout_manager", "algorithm.high_level_gamma", "data.max_trajectory_length", "env1"),
             alike=_CRITIC,
@@ -107,12 +141,13 @@ DIALECTS: Mapping[str, Dialect] = {
             ),
             marks=("cluster", "runner", "env_type", "actor.group_name"),
             alike={"env.train": "", "env.eval": ""},
+            listed={"cluster.component_placement": COMPONENTS},
         ),
         Dialect(
             "roll",
             _references(roll=["roll_keys:ROLL_KEYS"]),
-            marks=("actor_train", "actor_infer", "num_return_sequences_in_group", "reference"),
-            alike={"critic": "actor_train"},
+            marks=("actor_train", "actor_infer", "num_return_sequences_in_group", "reference.strategy_args"),
+            alike=_ROLL_WORKERS,
         ),
     )
 }
@@ -121,20 +156,22 @@ DIALECTS: Mapping[str, Dialect] = {
 def narrowed(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     """The dialect with those of its references that such a file is written by: a file for supervised
     fine-tuning has other keys than one for reinforcement learning."""
-    choose = {"verl": _verl, "vagen": _vagen, "rlinf": _rlinf}.get(dialect.name)
+    choose = {"verl": _verl, "vagen": _vagen, "rlinf": _rlinf, "roll": _roll}.get(dialect.name)
     return choose(dialect, tree) if choose else dialect
 
 
 def _verl(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     if _has(tree, "actor_rollout_ref"):
         names = ["verl_ppo_trainer"]
-    elif _has(tree, "data.path") or _has(tree, "data.response_key"):
-        names = ["verl_evaluation"]
     elif _has(tree, "model") or _has(tree, "optim"):
         names = ["verl_sft_trainer"]
+    elif _has(tree, "data.path") or _has(tree, "data.response_key"):
+        names = ["verl_evaluation"]
     else:
         names = ["verl_ppo_trainer"]
     chosen = tuple(map(dialect.reference, names))
+    if names == ["verl_sft_trainer"]:
+        chosen = (*chosen, Reference("verl_sft_run", _rows("verl_other_keys:VERL_SFT_RUN_KEYS")))
     if names == ["verl_ppo_trainer"] and _get(tree, "actor_rollout_ref.actor.strategy") == "megatron":
         chosen = _with_megatron(dialect, chosen)
     return replace(dialect, references=chosen)
@@ -145,8 +182,19 @@ def _with_megatron(dialect: Dialect, chosen: tuple[Reference, ...]) -> tuple[Ref
     section = "actor_rollout_ref.actor"
     optim, ppo = dialect.reference("verl_megatron_optim"), chosen[0]
 
+    def inside(key: str) -> str:
+        return f"{section}.{key}" if key.startswith("optim.") else key
+
     def moved() -> tuple[Row, ...]:
-        return tuple(replace(row, key=f"{section}.{row.key}") for row in optim.load())
+        return tuple(
+            replace(
+                row,
+                key=inside(row.key),
+                aliases=tuple(map(inside, row.aliases)),
+                only_if=row.only_if and (inside(row.only_if[0]), row.only_if[1]),
+            )
+            for row in optim.load()
+        )
 
     def rest() -> tuple[Row, ...]:
         return tuple(row for row in ppo.load() if not row.key.startswith(f"{section}.optim."))
@@ -155,30 +203,98 @@ def _with_megatron(dialect: Dialect, chosen: tuple[Reference, ...]) -> tuple[Ref
 
 
 def _vagen(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
-    """verl's keys below its own; each world has a section of a name that people choose."""
-    below = _verl(DIALECTS["verl"], {"actor_rollout_ref": {}} | dict(tree))
-    worlds = [name for name, section in tree.items() if isinstance(section, Mapping) and "env_name" in section]
+    """The worlds' own keys, and verl's, below its own; each world has a section of a name that people choose."""
+    worlds = {
+        str(name): str(section["env_name"])
+        for name, section in tree.items()
+        if isinstance(section, Mapping) and "env_name" in section
+    }
+    played = tuple(worlds.values()) or ("frozenlake",)
+
+    def of_worlds() -> tuple[Row, ...]:
+        found: tuple[Row, ...] = import_module("quintet.config.dialects.vagen_world_keys").world_keys(played)
+        return found
+
+    own = (*dialect.references, Reference("vagen_worlds", of_worlds))
+    older = {alias for reference in dialect.references for row in reference.load() for alias in row.aliases}
+    below = _verl(DIALECTS["verl"], {"actor_rollout_ref": {}} | dict(tree)).references
     alike = {name: "env1" for name in worlds if name != "env1"}
-    references = dialect.references + below.references
+    references = (*own, *(_without(reference, older) for reference in below))
     return replace(dialect, references=references, over=None, alike=alike | dict(dialect.alike))
 
 
+def _without(reference: Reference, keys: Iterable[str]) -> Reference:
+    """A document without some of its keys."""
+    gone = frozenset(keys)
+    return Reference(reference.name, lambda: tuple(row for row in reference.load() if row.key not in gone))
+
+
+def _roll(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
+    """Its reference leaves out what names a run and its model; no file of ROLL's is without it."""
+    return replace(
+        dialect, references=(*dialect.references, Reference("roll_run", _rows("roll_run_keys:ROLL_RUN_KEYS")))
+    )
+
+
 def _rlinf(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
+    """A run on text or on simulators, each with what it shares with the other, or a simulator's own file."""
+    math, basic, embodied, env = map(dialect.reference, ("rlinf_math", "rlinf_basic", "rlinf_embodied", "rlinf_env"))
     if not _has(tree, "runner") and not _has(tree, "actor") and _has(tree, "env_type"):
-        names = ["rlinf_env"]
-    elif str(_get(tree, "runner.task_type")).startswith("embodied") or _has(tree, "env"):
-        names = ["rlinf_embodied", "rlinf_basic", "rlinf_env"]
+        return replace(dialect, references=(env,), alike={}, listed={}, context=_AROUND_A_WORLD)
+    if str(_get(tree, "runner.task_type")).startswith("embodied") or _has(tree, "env"):
+
+        def basics() -> tuple[Row, ...]:
+            return tuple(
+                replace(row, default="embodied") if row.key == "runner.task_type" else row for row in basic.load()
+            )
+
+        chosen = [embodied, Reference(basic.name, basics), Reference(env.name, lambda: _in_worlds(env.load()))]
+        chosen.append(_part(math, "actor.fsdp_config."))
     else:
-        names = ["rlinf_math", "rlinf_basic"]
-    chosen = [dialect.reference(name) for name in names]
-    if names[-1] == "rlinf_env" and len(names) > 1:
-        chosen[-1] = Reference("rlinf_env", lambda: _in_worlds(dialect.reference("rlinf_env").load()))
-    return replace(dialect, references=tuple(chosen), alike={})
+        chosen = [math, basic, _part(embodied, "rollout.backend")]
+    also = frozenset(["algorithm.auto_reset", "algorithm.ignore_terminations"] if chosen[0] is embodied else [])
+    return replace(dialect, references=tuple(chosen), alike={}, also=also)
+
+
+def _part(reference: Reference, start: str) -> Reference:
+    """Those of its keys that begin so."""
+    return Reference(reference.name, lambda: tuple(row for row in reference.load() if row.key.startswith(start)))
+
+
+_AROUND_A_WORLD = {
+    "algorithm": {"auto_reset": False, "ignore_terminations": False, "group_size": 1},
+    "runner": {"logger": {"log_path": "logs"}},
+}
+"""What the reference of RLinf's environment files refers to."""
+
+_IN_VALIDATION = {
+    "world": "validation.simulator",
+    "tracking.video": "tracking.validation_video",
+    "training.groups_per_step": "validation.games",
+    "training.samples_per_group": "validation.sampling.samples",
+}
+"""Native keys by which a world's own file says how validation plays, where training has others."""
 
 
 def _in_worlds(rows: Iterable[Row]) -> tuple[Row, ...]:
     """The keys of a world's own file where a run keeps them: in training and in validation."""
-    return tuple(replace(row, key=f"env.{place}.{row.key}") for place in ("train", "eval") for row in rows)
+    return tuple(_in_world(row, f"env.{place}") for place in ("train", "eval") for row in rows)
+
+
+def _in_world(row: Row, section: str) -> Row:
+    def native(key: str) -> str:
+        if section == "env.train":
+            return key
+        theirs = next(theirs for theirs in _IN_VALIDATION if key == theirs or key.startswith(f"{theirs}."))
+        return _IN_VALIDATION[theirs] + key.removeprefix(theirs)
+
+    return replace(
+        row,
+        key=f"{section}.{row.key}",
+        native=tuple(map(native, row.native)),
+        aliases=tuple(f"{section}.{alias}" for alias in row.aliases),
+        only_if=row.only_if and (f"{section}.{row.only_if[0]}", row.only_if[1]),
+    )
 
 
 def detect(tree: Mapping[str, Any]) -> list[str]:

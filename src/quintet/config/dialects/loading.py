@@ -15,6 +15,7 @@ from quintet.config.dialects.checking import illegal_values, pending_defaults, p
 from quintet.config.dialects.conversion import Native, Values
 from quintet.config.dialects.dialect import Dialect, narrowed
 from quintet.config.dialects.elsewhere import known_elsewhere
+from quintet.config.dialects.free_sections import model_faults, model_remarks
 from quintet.config.dialects.reading import Given, Written, composed, reference_values
 from quintet.config.dialects.spelling import respelt
 from quintet.config.faults import Fault, describe_faults, raise_faults, source_of
@@ -23,7 +24,7 @@ from quintet.config.native import Experiment
 from quintet.config.plan import plan
 from quintet.config.waiting import Waiting, waiting
 
-__all__ = ["Converted", "convert", "load_foreign", "written_over_reference"]
+__all__ = ["Converted", "convert", "load_foreign", "load_given", "written_over_reference"]
 
 Unknown = Literal["refuse", "warn"]
 
@@ -50,14 +51,18 @@ class Converted:
 
 
 def load_foreign(path: Path, overrides: Sequence[str], dialect: Dialect, *, unknown: Unknown = "refuse") -> Composed:
-    """Compose, check every key, convert, check natively and do the batch arithmetic. What was left out, and where
+    """`load_given` of a file and overrides."""
+    return load_given(composed(path, overrides), dialect, unknown=unknown)
+
+
+def load_given(given: Given, dialect: Dialect, *, unknown: Unknown = "refuse") -> Composed:
+    """Check every key, convert, check natively and do the batch arithmetic. What was left out, and where
     the reference's own values wait, stands in the remarks.
 
     Raises:
         ConfigError: everything that is wrong or waits, in one message, in the dialect's own words.
         MachineError: a file is missing or can't be read.
     """
-    given = composed(path, overrides)
     found = convert(given, dialect, unknown=unknown, to_run=True)
     raise_faults(found.waits)
     tree = found.composed.experiment.model_dump()
@@ -82,6 +87,7 @@ def convert(given: Given, dialect: Dialect, *, unknown: Unknown = "refuse", to_r
     wrong = [
         *(Fault(key.key, None, key.source, f"unknown key {key}") for key in refused),
         *illegal_values(written, here),
+        *model_faults(written, here),
     ]
     raise_faults([*wrong, *(pending_keys(written, here) if to_run and wrong else ())])
     native = _natively(written, here)
@@ -93,7 +99,7 @@ def convert(given: Given, dialect: Dialect, *, unknown: Unknown = "refuse", to_r
         raise
     left_out = tuple(f"unknown key left out: {key}" for key in strangers)
     provenance = {key: source_of(key, sources) for key in flatten(experiment.model_dump())}
-    done = Composed(experiment, provenance, (*remarks, *left_out))
+    done = Composed(experiment, provenance, (*remarks, *left_out, *model_remarks(written, here)))
     return _what_waits(done, native, written, here)
 
 

@@ -85,7 +85,7 @@ def _training(values: Values, native: Native) -> None:
     whole, side_by_side = values["training.val_data_num"] or TRAINING_GAMES, values["training.val_batch_size"]
     native.put("validation.games", whole - whole % side_by_side, "training.val_data_num", "training.val_batch_size")
     if values["training.train_data_num"]:
-        native.put("data.train_rows", values["training.train_data_num"], "training.train_data_num")
+        native.put("training.start_states", values["training.train_data_num"], "training.train_data_num")
 
 
 def _algorithm(values: Values, native: Native) -> None:
@@ -215,8 +215,8 @@ def express(foreign: Foreign) -> None:
         foreign.put("logging.log_n_image_per_batch", run.tracking.pictures)
     if run.tracking.pictures_dir:
         foreign.put("logging.log_image_dir", run.tracking.pictures_dir)
-    if run.data and run.data.train_rows:
-        foreign.put("training.train_data_num", run.data.train_rows)
+    if run.training.start_states:
+        foreign.put("training.train_data_num", run.training.start_states)
     _express_supervised(foreign)
 
 

@@ -133,11 +133,10 @@ _RL_KEYS: tuple[Row, ...] = (
         optional(COUNT),
         None,
         "Start states drawn once from the training file, and no others are played; null, 0 or too many take all.",
-        pending=Capability.DATA,
-        noop=(None, 0),
-        native="data.train_rows",
+        native="training.start_states",
         computed=True,
         unit="start states",
+        proof=PROOF,
     ),
     row(
         "training.val_data_num",

@@ -94,7 +94,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         1000,
         "Solved games to learn from, each giving one example for every action.",
         native="sft.games.games",
-        pending=Capability.CONVERSION,
+        pending=Capability.SFT,
         unit="games",
     ),
     row(
@@ -159,7 +159,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         1.0e-4,
         "Peak learning rate of fine-tuning, after a warm-up of a tenth of the updates and before a cosine decay.",
         native="sft.optimizer.learning_rate",
-        pending=Capability.CONVERSION,
+        pending=Capability.SFT,
     ),
     row(
         "sft.training.train_batch_size",
@@ -167,7 +167,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         128,
         "Examples of one optimizer step, an example being one turn, over all GPUs together.",
         native="sft.batch",
-        pending=Capability.CONVERSION,
+        pending=Capability.SFT,
         unit="sequences",
     ),
     row(
@@ -268,7 +268,7 @@ RAGEN_SFT_KEYS: tuple[Row, ...] = (
         "Qwen/Qwen2.5-0.5B-Instruct",
         "Model that is fine-tuned; the adapters are merged into `model.base_model`, so both should be the same.",
         native="sft.path",
-        pending=Capability.CONVERSION,
+        pending=Capability.SFT,
     ),
     row(
         "sft.training.project_name",

@@ -9,25 +9,32 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quintet.config.dialects.composing import compose
 from quintet.config.dialects.dialect import Dialect
-from quintet.config.source import COMMAND_LINE, read_file
+from quintet.config.dialects.growth import check_growth
+from quintet.config.dialects.overrides import dotted_keys, parsed
+from quintet.config.dialects.resolvers import first_line, hint_for, register_resolvers
+from quintet.config.source import read_file
 from quintet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hydra.core.config_loader import ConfigLoader
-    from hydra.core.default_element import ResultDefault
-    from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
-__all__ = ["Given", "Written", "composed", "given_tree", "read", "reference_values"]
+    from quintet.config.dialects.confined import ConfinedLoader
+
+__all__ = ["OF_THE_RUN", "Given", "Written", "composed", "given_tree", "read", "reference_values"]
 
 REFERENCE = "default"
 HYDRA = "hydra"
 """The section by which Hydra itself is configured; it is read before anything is composed."""
+SEARCH_PATH = "hydra.searchpath"
+OF_THE_RUN = ("hydra.run.dir", "hydra.output_subdir")
+"""Its keys that say something of the run, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,8 @@ class Written:
     """Their values over those of the reference, not yet interpolated."""
     sources: Mapping[str, str]
     """Of each key that they gave: `file.yaml:12` or `command line`."""
+    _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Values that were interpolated already."""
 
     def leaves(self) -> Iterator[str]:
         """Every dotted key that they gave and that holds no further keys."""
@@ -50,6 +59,11 @@ class Written:
         Raises:
             ConfigError: the interpolation leads nowhere, in a circle, or to a missing environment variable.
         """
+        if dotted not in self._known:
+            self._known[dotted] = self._interpolate(dotted)
+        return deepcopy(self._known[dotted])
+
+    def _interpolate(self, dotted: str) -> Any:
         from omegaconf import DictConfig, ListConfig, OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
@@ -61,9 +75,33 @@ class Written:
                 return OmegaConf.to_container(place, resolve=True)
         except (OmegaConfBaseException, RecursionError, ArithmeticError, TypeError, ValueError) as error:
             source = self.sources.get(dotted, REFERENCE)
-            message = f"{dotted} ({source}) can't be interpolated: {_first_line(error)}"
-            raise ConfigError(message, key=dotted, source=source, hint="mend the ${…} in it") from None
+            problem = first_line(error)
+            message = f"{dotted} ({source}) can't be interpolated: {problem}"
+            raise ConfigError(message, key=dotted, source=source, hint=hint_for(problem)) from None
         return place
+
+    def raw(self, dotted: str) -> Any:
+        """The value of a key as it was written, None where there is none."""
+        from omegaconf import DictConfig, OmegaConf
+
+        plain: Any = OmegaConf.to_container(self.tree, resolve=False) if isinstance(self.tree, DictConfig) else None
+        for part in dotted.split("."):
+            plain = plain.get(part) if isinstance(plain, Mapping) else None
+        return plain
+
+    def interpolated(self, value: Any) -> Any:
+        """Text with `${…}` as it reads in this configuration; what leads nowhere, and other values, as they are."""
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        if not (isinstance(value, str) and "${" in value):
+            return value
+        inner: Any = OmegaConf.create({"text": value})
+        inner._set_parent(self.tree)
+        try:
+            return inner["text"]
+        except OmegaConfBaseException:
+            return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +116,12 @@ class Given:
         from omegaconf import OmegaConf
 
         tree, sources = OmegaConf.create(dict(reference)), dict(self.sources)
-        tree.merge_with(self.tree)
+        tree.merge_with(OmegaConf.create(_without_nulls(self.plain(), reference)))
+        check_growth(OmegaConf.to_container(tree, resolve=False), sources)
         written = Written(tree, sources)
         for key in list(written.leaves()):
-            if OmegaConf.is_interpolation(_parent(tree, key), key.rpartition(".")[2]):
+            section = _parent(tree, key)
+            if section is not None and OmegaConf.is_interpolation(section, key.rpartition(".")[2]):
                 _note_inner(written, key, sources)
         return written
 
@@ -93,12 +133,25 @@ class Given:
         return {str(key): value for key, value in tree.items()} if isinstance(tree, dict) else {}
 
 
-def given_tree(tree: Mapping[str, Any]) -> Given:
-    """A tree as if somebody had written it."""
+def _without_nulls(tree: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree in which a section that is null has no keys, rather than taking away those of the reference."""
+    kept: dict[str, Any] = {}
+    for key, value in tree.items():
+        below = reference.get(key)
+        if isinstance(below, Mapping) and below:
+            value = {} if value is None else value
+            value = _without_nulls(value, below) if isinstance(value, Mapping) else value
+        kept[key] = value
+    return kept
+
+
+def given_tree(tree: Mapping[str, Any], place: str = "translation") -> Given:
+    """A tree as if somebody had written it there."""
     from omegaconf import OmegaConf
 
-    _register_resolvers()
-    sources = {dotted: "translation" for name, value in tree.items() for dotted in _dotted(name, value)}
+    register_resolvers({})
+    dotted = (key for name, value in tree.items() for key in _dotted(name, value))
+    sources = {key: place for key in dotted if key != HYDRA}
     return Given(OmegaConf.create(dict(tree)), sources)
 
 
@@ -107,34 +160,57 @@ def read(path: Path | None, overrides: Sequence[str], reference: Mapping[str, An
     return composed(path, overrides).over(reference)
 
 
-def composed(path: Path | None, overrides: Sequence[str], places: Sequence[str] = ()) -> Given:
+def composed(
+    path: Path | None,
+    overrides: Sequence[str],
+    places: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Given:
     """Compose the file at `path`, with what its defaults list names, and `overrides`. `places` says where each
-    override was written; those beyond it come from the command line.
+    override was written; those beyond it come from the command line. `environment` holds variables that
+    `${oc.env:…}` finds before those of this process.
 
     Raises:
         ConfigError: a file isn't YAML that holds keys; Hydra can't compose it; an override can't be read.
         MachineError: the file is missing or can't be read.
     """
-    _register_resolvers()
+    register_resolvers(environment or {})
     if path is not None:
         read_file(path, {})
-    with _hydra(path) as loader:
-        words = [_forced(override, loader) for override in _parsed(overrides)]
-        config, files = _composed(loader, path, words)
+    said = parsed(overrides, places)
     sources: dict[str, str] = {}
+    with _hydra(path) as loader:
+        choices = [bool(loader.get_group_options(one.key)) for one in said]
+        words = [one.word if choice else one.forced for one, choice in zip(said, choices, strict=True)]
+        config, files = compose(loader, path, words, said)
     for file, package in files:
         _locate(file, package, sources)
-    for number, override in enumerate(_parsed(words)):
-        _note(override, sources, places[number] if number < len(places) else COMMAND_LINE)
+    for one, choice in zip(said, choices, strict=True):
+        if not choice and one.key != SEARCH_PATH:
+            one.note(sources)
+    _leave_of_hydra(config, [key for key in OF_THE_RUN if key in sources])
     return Given(config, sources)
 
 
+def _leave_of_hydra(config: DictConfig, keys: Sequence[str]) -> None:
+    """Of Hydra's own section only the given keys that say something of the run."""
+    from omegaconf import OmegaConf
+
+    hydra: Any = config._get_node(HYDRA)
+    del config[HYDRA]
+    for key in keys:
+        inner, last = key.partition(".")[2], key.rpartition(".")[2]
+        OmegaConf.update(config, key, _parent(hydra, inner)._get_node(last), force_add=True)
+
+
 def _parent(tree: DictConfig, key: str) -> Any:
-    """The section that a key stands in."""
+    """The section that a key stands in; None where there is none, as for names that have dots in them."""
+    from omegaconf import DictConfig
+
     place: Any = tree
     for part in key.split(".")[:-1]:
-        place = place._get_node(part)
-    return place
+        place = place._get_node(part) if isinstance(place, DictConfig) else None
+    return place if isinstance(place, DictConfig) else None
 
 
 def _note_inner(written: Written, key: str, sources: dict[str, str]) -> None:
@@ -148,10 +224,12 @@ def _note_inner(written: Written, key: str, sources: dict[str, str]) -> None:
 
 
 @contextmanager
-def _hydra(path: Path | None) -> Iterator[ConfigLoader]:
+def _hydra(path: Path | None) -> Iterator[ConfinedLoader]:
     """Hydra's loader with the file's directory to search; its warnings about style are left unsaid."""
     from hydra import initialize, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
+
+    from quintet.config.dialects.confined import ConfinedLoader
 
     GlobalHydra.instance().clear()
     with warnings.catch_warnings():
@@ -161,68 +239,8 @@ def _hydra(path: Path | None) -> Iterator[ConfigLoader]:
             initialize_config_dir(str(path.parent.resolve()), version_base="1.1") if path else initialize(None, "1.1")
         )
         with begun:
-            yield GlobalHydra.instance().config_loader()
-
-
-def _parsed(overrides: Sequence[str]) -> list[Override]:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    hint = "write key=value, +key=value or ~key"
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-    except HydraException as error:
-        raise ConfigError(f"can't read an override: {_first_line(error)}", source=COMMAND_LINE, hint=hint) from None
-    for override in parsed:
-        if not override.key_or_group:
-            raise ConfigError(f"{override.input_line!r} names no key", source=COMMAND_LINE, hint=hint)
-    return parsed
-
-
-def _forced(override: Override, loader: ConfigLoader) -> str:
-    """The override as one that also sets what the file leaves to the reference; whether there is such a key
-    is asked later, of all keys at once. Choices from a group of files stay as they are."""
-    from hydra.core.override_parser.types import OverrideType
-
-    line = str(override.input_line)
-    is_choice = bool(loader.get_group_options(override.key_or_group))
-    if override.type in (OverrideType.CHANGE, OverrideType.ADD) and not is_choice and not override.is_hydra_override():
-        return f"++{line.lstrip('+')}"
-    return line
-
-
-def _composed(loader: ConfigLoader, path: Path | None, words: list[str]) -> tuple[DictConfig, list[tuple[Path, str]]]:
-    """The composed configuration without Hydra's own section, and its files with their packages, in order."""
-    from hydra.errors import HydraException
-    from hydra.types import RunMode
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    name = path.name if path else None
-    try:
-        config = loader.load_configuration(name, words, RunMode.RUN, from_shell=False)
-        defaults = loader.compute_defaults_list(name, words, RunMode.RUN).defaults
-    except (HydraException, OmegaConfBaseException, RecursionError) as error:
-        shown = name or COMMAND_LINE
-        raise ConfigError(f"{shown} can't be composed: {_first_line(error)}", source=shown) from None
-    roots = [Path(source.path) for source in config[HYDRA].runtime.config_sources if source.schema == "file"]
-    if path:
-        # the directory that was named stays as it was written
-        roots = [path.parent if root == path.parent.resolve() else root for root in roots]
-    files = [
-        (file, "" if default.package in (None, "_global_") else str(default.package))
-        for default in defaults
-        if (file := _file(default, roots)) is not None
-    ]
-    OmegaConf.set_struct(config, False)
-    del config[HYDRA]
-    return config, files
-
-
-def _file(default: ResultDefault, roots: list[Path]) -> Path | None:
-    """The file of a defaults list's entry; None for what comes with Hydra."""
-    name = str(default.config_path).removesuffix(".yaml")
-    return next((file for root in roots if (file := root / f"{name}.yaml").is_file()), None)
+            searched = GlobalHydra.instance().config_loader().get_search_path()
+            yield ConfinedLoader(searched, path)
 
 
 def _locate(file: Path, package: str, sources: dict[str, str]) -> None:
@@ -230,54 +248,40 @@ def _locate(file: Path, package: str, sources: dict[str, str]) -> None:
     found: dict[str, str] = {}
     read_file(file, found)
     for key, place in found.items():
-        if key.split(".")[0] not in ("defaults", HYDRA):
+        if _counts(key, package):
             sources[f"{package}.{key}" if package else key] = place
 
 
-def _note(override: Override, sources: dict[str, str], place: str) -> None:
-    """Note where a word set something, or took it away."""
-    from hydra.core.override_parser.types import OverrideType
+def _counts(key: str, package: str) -> bool:
+    """Whether a key of a file says something of the run. Of Hydra's own section two do; what Hydra itself doesn't
+    know there is told as unknown."""
+    section = key.split(".")[0]
+    if section != HYDRA:
+        return section != "defaults"
+    return not package and (key in OF_THE_RUN or not _is_hydras(key))
 
-    key = str(override.key_or_group)
-    if override.is_hydra_override():
-        return
-    for below in [other for other in sources if other == key or other.startswith(f"{key}.")]:
-        del sources[below]
-    if override.type is not OverrideType.DEL:
-        for dotted in _dotted(key, override.value()):
-            sources[dotted] = place
+
+def _is_hydras(key: str) -> bool:
+    from hydra.conf import HydraConf
+
+    place: Any = HydraConf
+    for name in key.split(".")[1:]:
+        if not is_dataclass(place):
+            return True
+        known = {field.name: field.type for field in fields(place)}
+        if name not in known:
+            return False
+        place = known[name]
+    return True
 
 
 def _dotted(key: str, value: Any) -> Iterator[str]:
-    yield key
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _dotted(f"{key}.{name}", inner)
-
-
-def _register_resolvers() -> None:
-    """The resolvers that the frameworks' own files use. A type's name stays a name: no torch is loaded for it."""
-    from omegaconf import OmegaConf
-
-    resolvers: dict[str, Any] = {
-        "multiply": lambda a, b: a * b,
-        "int_div": lambda a, b: a // b,
-        "subtract": lambda a, b: a - b,
-        "not": lambda a: not a,
-        "torch.dtype": str,
-    }
-    for name, resolver in resolvers.items():
-        OmegaConf.register_new_resolver(name, resolver, replace=True)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
+    yield from (dotted for dotted, _ in dotted_keys(key, value))
 
 
 def reference_values(dialect: Dialect) -> dict[str, Any]:
-    """The values that the dialect's reference shows, as a tree."""
-    tree: dict[str, Any] = {}
+    """The values that the dialect's reference shows, as a tree, with those that it refers to."""
+    tree: dict[str, Any] = deepcopy(dict(dialect.context))
     for row in dialect.rows().values():
         *sections, last = row.key.split(".")
         place = tree

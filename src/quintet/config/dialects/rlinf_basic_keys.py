@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from quintet.config.dialects.ledger import Capability, Row, row
+from quintet.config.dialects.rlinf_words import ADVANTAGES, LOCAL_LOGGERS, LOGGERS, LOSSES, PROOF
 from quintet.config.dialects.takes import (
     BOOLEAN,
     POSITIVE,
@@ -14,9 +14,7 @@ from quintet.config.dialects.takes import (
     TEXT,
     Takes,
     choice,
-    either,
     integer,
-    list_of,
     number,
     optional,
 )
@@ -29,40 +27,36 @@ MODEL_TYPE = choice(
     *("dexbotic_dm0", "dreamzero", "fastwam", "lingbotvla", "abot_m0", "cma"),
     *("mlp_policy", "cnn_policy", "flow_policy", "resnet", "cfg_model", "value_model"),
 )
-KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
-
-_LOGGER = choice("tensorboard", "wandb", "swanlab")
+_ESTIMATORS = ("low_var_kl", "kl", "k1", "abs", "mse", "k2", "k3")
 _RANKS = re.compile(r"(part)(,(part))*,?".replace("part", r"(all|\d+(-\d+)?)(:\d+(-\d+)?)?"), re.IGNORECASE)
 
 
 def _is_placement(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return set(value) <= {"node_group", "placement"} and _is_placement(value.get("placement"))
     if isinstance(value, str):
-        return _RANKS.fullmatch(value.replace(" ", "")) is not None
+        return _RANKS.fullmatch(re.sub(r"\s", "", value)) is not None
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-_PLACEMENT = Takes(
-    "ranks such as all, 3, 0-3, 0-3,5 or 0-1:0-3, or a section of node_group and placement", _is_placement
-)
+_PLACEMENT = Takes("ranks such as all, 3, 0,2,3, 0-3, 0-3,5,14, or with processes 0-1:0-3", _is_placement)
 
 RLINF_BASIC_KEYS: tuple[Row, ...] = (
     row(
         "hydra.run.dir",
         TEXT,
         ".",
-        "Directory that Hydra uses for this run.",
-        pending=Capability.CONVERSION,
-        noop=(".",),
+        "Directory of this run for Hydra, in which `hydra.output_subdir` lies.",
+        native="tracking.config_dir",
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "hydra.output_subdir",
         optional(TEXT),
         None,
-        "Directory for Hydra's own copies of the configuration; null writes none.",
-        pending=Capability.CONVERSION,
-        noop=(None,),
+        "Directory in it for a copy of the configuration; null writes none.",
+        native="tracking.config_dir",
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "cluster.num_nodes",
@@ -71,6 +65,8 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         "Machines of the run; the start waits until that many are there.",
         pending=Capability.CLUSTER,
         noop=(1,),
+        native="placement.nodes",
+        unit="machines",
     ),
     row(
         "cluster.component_placement.actor,inference,rollout",
@@ -78,50 +74,63 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         "all",
         "GPUs of the components that the key names, counted from 0 over all nodes in order; all takes every one.",
         pending=Capability.CLUSTER,
+        native=(
+            "placement.devices_per_node",
+            "placement.actor.devices",
+            "placement.reference.devices",
+            "placement.rollout.devices",
+        ),
+        computed=True,
         noop=("all", "0", 0),
     ),
     row(
         "runner.task_type",
-        choice(
-            *("math", "reasoning", "reasoning_eval", "coding_online_rl"),
-            *("embodied", "embodied_eval", "sft", "offline"),
-        ),
+        choice("math", "reasoning", "reasoning_eval", "embodied", "embodied_eval"),
         "math",
-        "Kind of task, and with it the loop that runs; math is called reasoning in the framework's source.",
-        pending=Capability.CONVERSION,
+        "Kind of task, and with it the loop that runs; math is called reasoning in the framework's source. What ends "
+        "in _eval doesn't train.",
+        pending=Capability.EMBODIED,
+        native=("world.name", "validation.only"),
+        computed=True,
+        noop=("math", "reasoning", "reasoning_eval"),
     ),
     row(
         "runner.logger.log_path",
         TEXT,
         "${runner.output_dir}/${runner.experiment_name}",
         "Directory under which each logger writes to one of its own.",
-        native=("output_dir", "name"),
-        pending=Capability.CONVERSION,
+        native="tracking.log_dir",
+        pending=Capability.LOGGERS,
+        computed=True,
+        noop=("${runner.output_dir}/${runner.experiment_name}",),
     ),
     row(
         "runner.logger.project_name",
         TEXT,
         "rlinf",
         "Project under which an experiment tracker files the run.",
-        pending=Capability.LOGGERS,
-        noop=("rlinf",),
+        native="tracking.project",
+        proof=PROOF,
     ),
     row(
         "runner.logger.experiment_name",
         TEXT,
         "${runner.experiment_name}",
         "Name of the run in experiment trackers.",
-        native="name",
-        pending=Capability.CONVERSION,
+        native="tracking.run_name",
+        pending=Capability.LOGGERS,
+        computed=True,
+        noop=("${runner.experiment_name}",),
     ),
     row(
         "runner.logger.logger_backends",
-        optional(either(_LOGGER, list_of(_LOGGER))),
+        LOGGERS,
         ["tensorboard"],
         "Where metrics go; null or an empty list sends them nowhere.",
         native="tracking.loggers",
         pending=Capability.LOGGERS,
-        noop=(["tensorboard"], "tensorboard"),
+        computed=True,
+        noop=(LOCAL_LOGGERS,),
     ),
     row(
         "runner.max_epochs",
@@ -129,7 +138,9 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         5,
         "Passes over the training data, unless runner.max_steps ends sooner; in embodied runs a pass is one step.",
         native="training.steps",
-        pending=Capability.CONVERSION,
+        computed=True,
+        unit="passes",
+        proof=PROOF,
     ),
     row(
         "runner.max_steps",
@@ -137,8 +148,9 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         -1,
         "Training steps at most; -1 leaves the end to runner.max_epochs.",
         native="training.steps",
-        pending=Capability.CONVERSION,
-        noop=(-1,),
+        computed=True,
+        unit="steps",
+        proof=PROOF,
     ),
     row(
         "runner.val_check_interval",
@@ -146,8 +158,9 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         1,
         "Steps between two validations; -1 and 0 validate never.",
         native="validation.every_steps",
-        pending=Capability.CONVERSION,
-        noop=(-1, 0),
+        words={-1: 0},
+        unit="steps",
+        proof=PROOF,
     ),
     row(
         "runner.save_interval",
@@ -155,15 +168,19 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         50,
         "Steps between two checkpoints, with another one at the end; -1 and 0 write none.",
         native="checkpoint.every_steps",
-        pending=Capability.CONVERSION,
+        words={-1: 0},
+        unit="steps",
+        proof=PROOF,
     ),
     row(
         "runner.seq_length",
         POSITIVE,
         2048,
         "Tokens of prompt and reply together; what the prompt may not take is left to the reply.",
-        native=("rollout.max_prompt_tokens", "rollout.max_response_tokens"),
-        pending=Capability.CONVERSION,
+        native="rollout.max_response_tokens",
+        computed=True,
+        unit="tokens",
+        proof=PROOF,
     ),
     row(
         "runner.resume_dir",
@@ -171,8 +188,8 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         None,
         "Checkpoint directory (…/global_step_N) to go on from at step N; auto takes the newest, null starts anew.",
         native="resume",
-        pending=Capability.CONVERSION,
-        noop=(None,),
+        words={None: "never"},
+        proof=PROOF,
     ),
     row(
         "runner.experiment_name",
@@ -180,7 +197,7 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         "grpo-1.5b",
         "Name of the run and of its directory.",
         native="name",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "runner.output_dir",
@@ -188,7 +205,7 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         "../results",
         "Directory under which runs lie.",
         native="output_dir",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "algorithm.group_size",
@@ -196,33 +213,38 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         2,
         "Replies to one prompt, or games from one start state; estimators that compare within a group need two.",
         native="training.samples_per_group",
-        pending=Capability.CONVERSION,
+        unit="sequences",
+        proof=PROOF,
     ),
     row(
         "algorithm.logprob_forward_micro_batch_size",
         POSITIVE,
         1,
         "Sequences in one forward pass that recomputes log-probabilities; changes memory, not the result.",
-        pending=Capability.BATCHING,
+        native=("actor.inference_budget.sequences", "reference.inference_budget.sequences"),
+        computed=True,
+        unit="sequences",
+        proof=PROOF,
     ),
     row(
         "algorithm.val_rollout_batch_size_per_gpu",
         optional(POSITIVE),
         4,
         "Validation prompts that one GPU answers at a time; null shares all of them out evenly.",
-        pending=Capability.BATCHING,
+        pending=Capability.ENGINES,
         noop=(None,),
+        native="validation.prompts_per_device",
+        unit="prompts",
     ),
     row(
         "algorithm.loss_type",
-        choice(
-            *("ppo", "actor", "actor_critic", "decoupled_actor_critic", "opd", "embodied_sac", "embodied_dagger"),
-            *("embodied_nft", "offline_iql", "rlt_ac", "rlt_td3"),
-        ),
+        choice(*LOSSES),
         "ppo",
         "What is minimised; ppo is the clipped policy loss, which the framework's source calls actor.",
         pending=Capability.ALGORITHMS,
-        noop=("ppo", "actor"),
+        noop=("ppo", "actor", "actor_critic"),
+        native="algorithm.loss",
+        words=LOSSES,
     ),
     row(
         "algorithm.loss_agg_func",
@@ -230,32 +252,35 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         "token-mean",
         "How token losses become one number: mean over all tokens, or mean over sequences of their sums or means.",
         native="algorithm.aggregation",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "algorithm.kl_beta",
         number(least=0),
         0.0,
-        "Weight of the KL penalty against the reference policy, on rewards (in the framework's source, a term of the "
-        "loss); 0 needs no reference policy.",
-        pending=Capability.ALGORITHMS,
-        noop=(0.0,),
+        "Weight of the KL distance to the reference policy, a term of the loss as in the framework's source (the "
+        "reference speaks of rewards); 0 needs no reference policy.",
+        native="algorithm.kl.coefficient",
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "algorithm.kl_penalty_type",
-        choice(*KL_ESTIMATORS),
+        choice(*_ESTIMATORS),
         "low_var_kl",
         "Estimator of the KL term from two log-probabilities a token; unused while algorithm.kl_beta is 0.",
-        pending=Capability.ALGORITHMS,
-        noop=KL_ESTIMATORS,
+        native="algorithm.kl.estimator",
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "algorithm.ratio_clip_eps",
-        POSITIVE_NUMBER,
+        number(above=0, below=1),
         0.2,
         "The probability ratio is clipped this far below and above 1.",
         native=("algorithm.clip_low", "algorithm.clip_high"),
-        pending=Capability.CONVERSION,
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "algorithm.entropy_bonus",
@@ -264,8 +289,8 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         "Weight of the entropy that the loss rewards; 0 gives no bonus, nor does anything while "
         "algorithm.calculate_entropy is false.",
         native="algorithm.entropy_coefficient",
-        pending=Capability.CONVERSION,
-        noop=(0.0,),
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "algorithm.calculate_entropy",
@@ -273,8 +298,8 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         False,
         "Entropy of the policy is computed and logged; without it there is no entropy bonus either.",
         native="algorithm.entropy_coefficient",
-        pending=Capability.CONVERSION,
-        noop=(False, True),
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "algorithm.clip_ratio_c",
@@ -282,21 +307,17 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         None,
         "Bound on ratio × advantage where the advantage is negative, in multiples of the advantage; null for none.",
         native="algorithm.clip_dual",
-        pending=Capability.CONVERSION,
-        noop=(None,),
+        proof=PROOF,
     ),
     row(
         "algorithm.adv_type",
-        optional(
-            choice(
-                *("grpo", "gae", "raw", "grpo_dynamic", "grpo_video", "reinpp", "reinpp_baseline"),
-                *("opd", "embodied_sac", "rlt_td3"),
-            )
-        ),
+        optional(choice(*filter(None, ADVANTAGES))),
         "grpo",
         "Estimator of advantages; null where the loss needs none.",
         native="algorithm.advantage.name",
-        pending=Capability.CONVERSION,
+        pending=Capability.ALGORITHMS,
+        computed=True,
+        noop=("grpo", "gae"),
     ),
     row(
         "algorithm.normalize_advantages",
@@ -305,6 +326,7 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         "Advantages are brought to mean 0 and deviation 1 over the tokens of the whole batch.",
         native="algorithm.advantage.whiten",
         pending=Capability.ALGORITHMS,
+        computed=True,
         noop=(False,),
     ),
     row(
@@ -314,6 +336,7 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         "A micro-batch whose mean probability ratio exceeds this gives no gradient; null never stops.",
         pending=Capability.ALGORITHMS,
         noop=(None,),
+        native="algorithm.stop_ratio",
     ),
     row(
         "algorithm.use_valid_token_scale",
@@ -322,6 +345,7 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         "Each micro-batch's loss weighs as its share of the unmasked tokens of the whole batch.",
         pending=Capability.ALGORITHMS,
         noop=(False,),
+        native="algorithm.scale_by_valid_tokens",
     ),
     row(
         "algorithm.sampling_params.do_sample",
@@ -331,6 +355,7 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         pending=Capability.SAMPLING,
         noop=(True,),
         aliases=("rollout.sampling_params.do_sample",),
+        native="rollout.do_sample",
     ),
     row(
         "algorithm.sampling_params.temperature",
@@ -338,8 +363,8 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         1.0,
         "Divides the logits while sampling and while learning.",
         native="rollout.temperature",
-        pending=Capability.CONVERSION,
         aliases=("rollout.sampling_params.temperature",),
+        proof=PROOF,
     ),
     row(
         "algorithm.sampling_params.top_k",
@@ -347,9 +372,10 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         1000000,
         "Tokens are sampled from this many of the likeliest; -1, 0 or more than the vocabulary keeps all.",
         native="rollout.top_k",
-        pending=Capability.CONVERSION,
-        noop=(1000000, -1, 0),
         aliases=("rollout.sampling_params.top_k",),
+        words={1000000: 0, -1: 0},
+        unit="tokens",
+        proof=PROOF,
     ),
     row(
         "algorithm.sampling_params.top_p",
@@ -357,9 +383,8 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         1.0,
         "Tokens are sampled from the likeliest that together reach this probability; 1 keeps all.",
         native="rollout.top_p",
-        pending=Capability.CONVERSION,
-        noop=(1.0,),
         aliases=("rollout.sampling_params.top_p",),
+        proof=PROOF,
     ),
     row(
         "algorithm.sampling_params.repetition_penalty",
@@ -367,8 +392,9 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         1.0,
         "Above 1, tokens that occurred before become less likely; 1 leaves them alone.",
         pending=Capability.SAMPLING,
-        noop=(1.0,),
+        noop=(1,),
         aliases=("rollout.sampling_params.repetition_penalty",),
+        native="rollout.repetition_penalty",
     ),
     row(
         "rollout.group_name",
@@ -377,13 +403,17 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         "Name of the group of processes that generate.",
         pending=Capability.CLUSTER,
         noop=("RolloutGroup",),
+        native="placement.rollout.group",
+        words={"RolloutGroup": None},
     ),
     row(
         "rollout.gpu_memory_utilization",
         number(above=0, most=1),
         0.55,
         "Share of each GPU's memory that the generation engine takes for itself.",
-        pending=Capability.ENGINES,
+        native="rollout.engine_options.memory_share",
+        unit="share",
+        proof=PROOF,
     ),
     row(
         "rollout.model.model_path",
@@ -391,26 +421,29 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         "../../model/DeepSeek-R1-Distill-Qwen-1.5B/",
         "Hugging Face directory of the model that generates.",
         native="policy.path",
-        pending=Capability.CONVERSION,
         aliases=("rollout.model_dir",),
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "rollout.model.model_type",
         MODEL_TYPE,
         "qwen2.5",
         "Architecture of the model that generates.",
-        pending=Capability.CONVERSION,
-        noop=("qwen2.5", "qwen3"),
+        pending=Capability.EMBODIED,
         aliases=("rollout.model_arch",),
+        native="policy.kind",
+        computed=True,
+        noop=("qwen2.5", "qwen3"),
     ),
     row(
         "rollout.recompute_logprobs",
         BOOLEAN,
         True,
         "The learner computes the log-probabilities of sampled tokens anew; false takes those of the engine.",
-        pending=Capability.ALGORITHMS,
-        noop=(False,),
         aliases=("algorithm.recompute_logprobs",),
+        native="rollout.recompute_logprobs",
+        proof=PROOF,
     ),
     row(
         "actor.group_name",
@@ -419,6 +452,8 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         "Name of the group of processes that learn.",
         pending=Capability.CLUSTER,
         noop=("ActorGroup",),
+        native="placement.actor.group",
+        words={"ActorGroup": None},
     ),
     row(
         "actor.model.megatron_checkpoint",
@@ -427,6 +462,8 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         "Megatron checkpoint that training starts from; null converts the Hugging Face model instead.",
         pending=Capability.MEGATRON,
         noop=(None,),
+        native="actor.megatron.checkpoint",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.seed",
@@ -434,7 +471,7 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         1234,
         "Seed of every random draw of the run.",
         native="seed",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "reward.use_reward_model",
@@ -442,6 +479,8 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         False,
         "A learned model judges replies; false leaves it to rules.",
         pending=Capability.REWARDS,
+        native="reward.model",
+        computed=True,
         noop=(False,),
     ),
     row(
@@ -449,8 +488,9 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "A value model of its own is trained beside the policy.",
-        native="algorithm.advantage.name",
-        pending=Capability.CONVERSION,
-        noop=(False,),
+        native="critic.shares_policy",
+        pending=Capability.EMBODIED,
+        computed=True,
+        noop=(True, False),
     ),
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 from quintet.config.dialects.ledger import Capability, Row, row
 from quintet.config.dialects.rlinf_basic_keys import MODEL_TYPE
+from quintet.config.dialects.rlinf_words import DTYPES, LEVELS, PRECISION, PROOF
 from quintet.config.dialects.takes import (
     BOOLEAN,
     COUNT,
@@ -36,7 +37,9 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         "${env.channel.name}",
         "Channel that the learning processes use; it follows that of the environments.",
         pending=Capability.CLUSTER,
-        noop=("${env.channel.name}", "env_buffer_list"),
+        noop=("env_buffer_list",),
+        native="placement.actor.channel.name",
+        words={"env_buffer_list": None},
     ),
     row(
         "actor.channel.queue_name",
@@ -45,6 +48,8 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         "Queue of the channel that carries played games to the learner.",
         pending=Capability.CLUSTER,
         noop=("replay_buffer",),
+        native="placement.actor.channel.queue",
+        words={"replay_buffer": None},
     ),
     row(
         "actor.channel.queue_size",
@@ -53,13 +58,16 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         "Entries that the queue of played games holds before its writer waits; 0 sets no bound.",
         pending=Capability.CLUSTER,
         noop=(0,),
+        native="placement.actor.channel.size",
     ),
     row(
         "actor.training_backend",
         choice("fsdp", "megatron"),
         "fsdp",
         "What spreads the learner over GPUs.",
-        pending=Capability.SHARDING,
+        pending=Capability.MEGATRON,
+        native="actor.backend",
+        computed=True,
         noop=("fsdp",),
     ),
     row(
@@ -68,7 +76,9 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         8,
         "Samples (one step of one environment each) in one forward and backward pass of a GPU; changes memory, "
         "not the result.",
-        pending=Capability.BATCHING,
+        native="actor.budget.sequences",
+        unit="samples",
+        proof=PROOF,
     ),
     row(
         "actor.global_batch_size",
@@ -76,7 +86,9 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         160,
         "Samples (one step of one environment each) of one optimizer step, over all GPUs.",
         native="training.mini_batches",
-        pending=Capability.CONVERSION,
+        computed=True,
+        unit="samples",
+        proof=PROOF,
     ),
     row(
         "actor.enable_offload",
@@ -84,6 +96,8 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         True,
         "Weights and optimizer state of the learner lie in CPU memory while it doesn't learn.",
         pending=Capability.MEMORY,
+        native=("actor.memory.offload_parameters", "actor.memory.offload_optimizer"),
+        computed=True,
         noop=(False,),
     ),
     row(
@@ -92,8 +106,9 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         "/path/to/huggingface_model",
         "Hugging Face directory of the policy that is trained.",
         native="policy.path",
-        pending=Capability.CONVERSION,
         aliases=("actor.checkpoint_load_path",),
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "actor.model.model_type",
@@ -101,8 +116,10 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         "openvla_oft",
         "Architecture of the policy that is trained.",
         pending=Capability.EMBODIED,
-        noop=("qwen2.5", "qwen3"),
         aliases=("actor.model.model_name",),
+        native="policy.kind",
+        computed=True,
+        noop=("qwen2.5", "qwen3"),
     ),
     row(
         "actor.model.action_dim",
@@ -110,6 +127,7 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         7,
         "Numbers that make up one action of the robot.",
         pending=Capability.EMBODIED,
+        native="policy.vla.action_dim",
     ),
     row(
         "actor.model.num_action_chunks",
@@ -117,6 +135,8 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         8,
         "Actions that the policy decides on at once; they are carried out before it looks again.",
         pending=Capability.EMBODIED,
+        native="policy.vla.action_chunk",
+        unit="actions",
     ),
     row(
         "actor.model.use_proprio",
@@ -124,7 +144,7 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         False,
         "The policy also sees the robot's own state (joints and gripper).",
         pending=Capability.EMBODIED,
-        noop=(False,),
+        native="policy.vla.use_proprioception",
     ),
     row(
         "actor.model.unnorm_key",
@@ -132,7 +152,7 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         "bridge_orig",
         "Name of the stored statistics that turn outputs into actions; null where the model has only one set.",
         pending=Capability.EMBODIED,
-        noop=(None,),
+        native="policy.vla.normalization_key",
     ),
     row(
         "actor.model.value_type",
@@ -140,13 +160,17 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         "${algorithm.reward_type}",
         "What the value head judges: a whole chunk of actions, or each action in it.",
         pending=Capability.EMBODIED,
+        native="policy.vla.value_level",
+        words=LEVELS,
     ),
     row(
         "actor.model.val_micro_batch_size",
         POSITIVE,
         8,
         "Samples in one forward pass that computes values; changes memory, not the result.",
-        pending=Capability.BATCHING,
+        native="critic.inference_budget.sequences",
+        unit="samples",
+        proof=PROOF,
     ),
     row(
         "actor.model.center_crop",
@@ -154,7 +178,7 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         True,
         "Camera images are cropped to their middle before the policy sees them.",
         pending=Capability.EMBODIED,
-        noop=(False,),
+        native="policy.vla.center_crop",
     ),
     row(
         "actor.model.do_sample",
@@ -163,14 +187,17 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         "The policy samples its actions at inference; false takes the likeliest ones.",
         pending=Capability.SAMPLING,
         noop=(False,),
+        native="validation.sampling.do_sample",
     ),
     row(
         "actor.model.precision",
-        optional(choice("bf16", "fp16", "fp32", "bf16-mixed", "16-mixed", "32-true", "16", "32", 16, 32)),
+        optional(PRECISION),
         "bf16",
         "Number type in which the weights are loaded; null keeps the one in which they are stored.",
         native="policy.dtype",
-        pending=Capability.CONVERSION,
+        pending=Capability.MEMORY,
+        words={**DTYPES, None: "auto"},
+        noop=("bf16", "bf16-mixed", "fp32", "32", "32-true", 32),
     ),
     row(
         "actor.model.add_bias_linear",
@@ -178,7 +205,7 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         False,
         "Linear layers of the policy have bias terms.",
         pending=Capability.EMBODIED,
-        noop=(False,),
+        native="policy.vla.linear_bias",
     ),
     row(
         "actor.model.add_qkv_bias",
@@ -186,7 +213,7 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         True,
         "Query, key and value projections of the policy have bias terms.",
         pending=Capability.EMBODIED,
-        noop=(False,),
+        native="policy.vla.qkv_bias",
     ),
     row(
         "actor.model.vocab_size",
@@ -194,6 +221,8 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         32000,
         "Tokens of the policy's vocabulary; the last of them stand for bins of action values.",
         pending=Capability.EMBODIED,
+        native="policy.vla.vocabulary",
+        unit="tokens",
     ),
     row(
         "actor.model.hidden_size",
@@ -201,6 +230,7 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         4096,
         "Width of the policy's hidden states, which the value head reads.",
         pending=Capability.EMBODIED,
+        native="policy.vla.hidden_size",
     ),
     row(
         "actor.model.policy_setup",
@@ -208,7 +238,7 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         "widowx_bridge",
         "Robot that acts, from which follow its control mode and what becomes of the policy's outputs; null for none.",
         pending=Capability.EMBODIED,
-        noop=(None,),
+        native="policy.vla.policy_setup",
     ),
     row(
         "actor.model.image_size",
@@ -216,6 +246,8 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         [224, 224],
         "Height and width, in pixels, of the images that the policy sees.",
         pending=Capability.EMBODIED,
+        native="policy.vla.image_size",
+        unit="pixels",
     ),
     row(
         "actor.model.is_lora",
@@ -223,6 +255,8 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         True,
         "Only low-rank adapters of the policy are trained; false trains every weight.",
         pending=Capability.LORA,
+        native="policy.lora",
+        computed=True,
         noop=(False,),
     ),
     row(
@@ -231,6 +265,9 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         32,
         "Rank of new adapters, which also scales them; unused without LoRA or with a lora_path.",
         pending=Capability.LORA,
+        native=("policy.lora.rank", "policy.lora.alpha"),
+        computed=True,
+        only_if=("actor.model.is_lora", True),
     ),
     row(
         "actor.model.lora_path",
@@ -238,6 +275,9 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         "/storage/models/oft-sft/lora_004000",
         "Adapters that training goes on with; null starts new ones.",
         pending=Capability.LORA,
+        native="policy.lora.path",
+        computed=True,
+        only_if=("actor.model.is_lora", True),
         noop=(None,),
     ),
     row(
@@ -246,22 +286,25 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         1,
         "Camera images that the policy sees at once.",
         pending=Capability.EMBODIED,
+        native="policy.vla.images",
     ),
     row(
         "actor.model.attn_implementation",
         optional(choice("flash_attention_2", "flash_attention_3", "flex_attention", "sdpa", "eager")),
         "flash_attention_2",
         "Attention kernel of the policy; null lets the library decide.",
-        pending=Capability.EMBODIED,
-        noop=("sdpa", "eager", None),
+        pending=Capability.MODELS,
+        noop=(None,),
+        native="policy.attention",
     ),
     row(
         "actor.model.low_cpu_mem_usage",
         BOOLEAN,
         True,
         "Loading the policy needs CPU memory for one copy of its weights, not two.",
-        pending=Capability.MEMORY,
-        noop=(True, False),
+        pending=Capability.MODELS,
+        noop=(True,),
+        native="policy.low_memory_loading",
     ),
     row(
         "actor.model.trust_remote_code",
@@ -269,24 +312,23 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         True,
         "Code in the policy's directory is run to build the model.",
         native="policy.trust_remote_code",
-        pending=Capability.CONVERSION,
-        noop=(False,),
+        proof=PROOF,
     ),
     row(
         "actor.tokenizer.tokenizer_type",
         choice("HuggingFaceTokenizer"),
         "HuggingFaceTokenizer",
         "Kind of the tokenizer; a Hugging Face one is the only kind.",
-        pending=Capability.CONVERSION,
-        noop=("HuggingFaceTokenizer",),
+        proof=PROOF,
     ),
     row(
         "actor.tokenizer.tokenizer_model",
         TEXT,
         "/storage/download_models/Openvla-oft-SFT-libero10-trajall/",
         "Directory that the tokenizer is read from.",
-        native="policy.path",
-        pending=Capability.CONVERSION,
+        native="policy.tokenizer",
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "actor.tokenizer.extra_vocab_size",
@@ -294,24 +336,25 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         421,
         "Tokens that are added to the tokenizer's vocabulary; 0 adds none.",
         pending=Capability.EMBODIED,
-        noop=(0,),
+        native="policy.vla.extra_vocabulary",
+        unit="tokens",
     ),
     row(
         "actor.tokenizer.use_fast",
         BOOLEAN,
         False,
         "Text is split by the tokenizer's compiled version; false takes the one in Python.",
-        pending=Capability.CONVERSION,
+        pending=Capability.MODELS,
         noop=(True,),
+        native="policy.fast_tokenizer",
     ),
     row(
         "actor.tokenizer.trust_remote_code",
         BOOLEAN,
         True,
         "Code in the tokenizer's directory is run to build it.",
-        native="policy.trust_remote_code",
-        pending=Capability.CONVERSION,
-        noop=(False,),
+        native="policy.trust_tokenizer_code",
+        proof=PROOF,
     ),
     row(
         "actor.tokenizer.padding_side",
@@ -320,6 +363,7 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         "Side on which shorter texts of a batch are filled up.",
         pending=Capability.BATCHING,
         noop=("left", "right"),
+        native="actor.memory.padding_side",
     ),
     row(
         "actor.optim.lr",
@@ -327,7 +371,7 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         1.0e-4,
         "Learning rate of the policy.",
         native="actor.optimizer.learning_rate",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "actor.optim.value_lr",
@@ -335,7 +379,7 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         3.0e-3,
         "Learning rate of the value head.",
         native="critic.optimizer.learning_rate",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "actor.optim.adam_beta1",
@@ -343,7 +387,8 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         0.9,
         "AdamW's decay rate of the mean of gradients.",
         native="actor.optimizer.betas",
-        pending=Capability.CONVERSION,
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "actor.optim.adam_beta2",
@@ -351,7 +396,8 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         0.999,
         "AdamW's decay rate of the mean of squared gradients.",
         native="actor.optimizer.betas",
-        pending=Capability.CONVERSION,
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "actor.optim.adam_eps",
@@ -359,7 +405,7 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         1.0e-5,
         "Added to AdamW's denominator, for stability.",
         native="actor.optimizer.epsilon",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "actor.optim.clip_grad",
@@ -367,6 +413,6 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         10.0,
         "Gradients are scaled down to this global norm.",
         native="actor.optimizer.max_grad_norm",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
 )

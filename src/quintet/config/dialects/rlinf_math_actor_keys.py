@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quintet.config.dialects.ledger import Capability, Row, row
-from quintet.config.dialects.rlinf_math_backend_keys import PRECISION
+from quintet.config.dialects.rlinf_words import DTYPES, NO_CLIPPING, PRECISION, PROOF
 from quintet.config.dialects.takes import (
     BOOLEAN,
     COUNT,
@@ -27,6 +27,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "megatron",
         "What the learner runs on: Megatron-Core or PyTorch FSDP.",
         pending=Capability.MEGATRON,
+        native="actor.backend",
+        computed=True,
         noop=("fsdp",),
     ),
     row(
@@ -35,6 +37,9 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         True,
         "True builds the model from Megatron-Core's GPT; the Megatron learner takes no other.",
         pending=Capability.MEGATRON,
+        native="actor.megatron.mcore_gpt",
+        only_if=("actor.training_backend", "megatron"),
+        noop=(True,),
     ),
     row(
         "actor.spec_name",
@@ -42,6 +47,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "decoder_gpt",
         "Which layers Megatron-Core builds: its decoder block, its own layers or those of Transformer Engine.",
         pending=Capability.MEGATRON,
+        native="actor.megatron.spec_name",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.offload_optimizer",
@@ -50,6 +57,7 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True keeps the optimizer's state in main memory while the engine generates.",
         pending=Capability.MEMORY,
         noop=(False,),
+        native="actor.memory.offload_optimizer",
     ),
     row(
         "actor.offload_weight",
@@ -58,6 +66,7 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True keeps the learner's weights in main memory while the engine generates.",
         pending=Capability.MEMORY,
         noop=(False,),
+        native="actor.memory.offload_parameters",
     ),
     row(
         "actor.offload_grad",
@@ -66,6 +75,7 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True frees GPU memory of the gradients while the engine generates.",
         pending=Capability.MEMORY,
         noop=(False,),
+        native="actor.memory.offload_gradients",
     ),
     row(
         "actor.enable_dp_load_balance",
@@ -74,6 +84,7 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True deals sequences out again so that every data-parallel rank learns from about as many tokens.",
         pending=Capability.BATCHING,
         noop=(False,),
+        native="actor.balance_ranks",
     ),
     row(
         "actor.calculate_flops",
@@ -82,6 +93,7 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True counts floating-point operations and logs teraflops a second for each GPU.",
         pending=Capability.LOGGERS,
         noop=(False,),
+        native="tracking.flops",
     ),
     row(
         "actor.model.precision",
@@ -89,7 +101,9 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "fp16",
         "Number type in which the model is trained.",
         native="policy.dtype",
-        pending=Capability.CONVERSION,
+        pending=Capability.MEMORY,
+        words=DTYPES,
+        noop=("bf16", "bf16-mixed", "fp32", "32", "32-true", 32),
     ),
     row(
         "actor.model.add_bias_linear",
@@ -98,6 +112,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True gives all linear layers of Megatron's model a bias.",
         pending=Capability.MEGATRON,
         noop=(False,),
+        native="actor.megatron.add_bias_linear",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.model.tensor_model_parallel_size",
@@ -106,6 +122,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "GPUs over which the learner splits every layer.",
         pending=Capability.MEGATRON,
         noop=(1,),
+        native="actor.parallel.tensor",
+        unit="devices",
     ),
     row(
         "actor.model.pipeline_model_parallel_size",
@@ -114,6 +132,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "GPUs over which the learner deals out its layers, as stages; must divide the number of layers.",
         pending=Capability.MEGATRON,
         noop=(1,),
+        native="actor.parallel.pipeline",
+        unit="devices",
     ),
     row(
         "actor.model.activation",
@@ -124,6 +144,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "Activation in the feed-forward layers of Megatron's model; it must be that of the weights.",
         pending=Capability.MEGATRON,
         noop=("swiglu",),
+        native="actor.megatron.activation",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.model.sequence_parallel",
@@ -132,6 +154,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True splits norms and dropout along the sequence over the tensor-parallel GPUs; nothing changes on one.",
         pending=Capability.MEGATRON,
         noop=(False,),
+        native="actor.parallel.sequence",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.model.recompute_method",
@@ -141,6 +165,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "(block), or all in equal chunks (uniform); null for none.",
         pending=Capability.MEGATRON,
         noop=(None,),
+        native="actor.megatron.recompute_method",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.model.recompute_granularity",
@@ -148,9 +174,10 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "full",
         "What is computed again in the backward pass: whole layers (full) or only attention (selective); "
         "null for nothing.",
-        native="actor.gradient_checkpointing",
+        native="actor.megatron.recompute_granularity",
         pending=Capability.MEGATRON,
         noop=(None,),
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.model.recompute_num_layers",
@@ -159,6 +186,9 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "Layers computed again: so many of each stage (block) or in each chunk (uniform); null where no method is set.",
         pending=Capability.MEGATRON,
         noop=(None,),
+        native="actor.megatron.recompute_num_layers",
+        only_if=("actor.training_backend", "megatron"),
+        unit="layers",
     ),
     row(
         "actor.model.seq_length",
@@ -166,6 +196,11 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "${runner.seq_length}",
         "Tokens of prompt and reply together for which Megatron's decoder is built.",
         pending=Capability.MEGATRON,
+        native="actor.megatron.seq_length",
+        computed=True,
+        only_if=("actor.training_backend", "megatron"),
+        unit="tokens",
+        noop=("${runner.seq_length}",),
     ),
     row(
         "actor.model.encoder_seq_length",
@@ -173,6 +208,11 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "${runner.seq_length}",
         "The same limit, in tokens, for an encoder, which decoder-only models lack.",
         pending=Capability.MEGATRON,
+        native="actor.megatron.encoder_seq_length",
+        computed=True,
+        only_if=("actor.training_backend", "megatron"),
+        unit="tokens",
+        noop=("${runner.seq_length}",),
     ),
     row(
         "actor.model.normalization",
@@ -181,6 +221,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "Norm between the layers of Megatron's model; it must be that of the weights.",
         pending=Capability.MEGATRON,
         noop=("rmsnorm",),
+        native="actor.megatron.normalization",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.model.position_embedding_type",
@@ -189,6 +231,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "How Megatron's model tells positions apart; it must be that of the weights.",
         pending=Capability.MEGATRON,
         noop=("rope",),
+        native="actor.megatron.position_embedding_type",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.model.apply_rope_fusion",
@@ -197,6 +241,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True rotates queries and keys in one fused kernel.",
         pending=Capability.MEGATRON,
         noop=(False,),
+        native="actor.megatron.apply_rope_fusion",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.model.bias_dropout_fusion",
@@ -205,6 +251,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True adds bias and dropout in one fused kernel.",
         pending=Capability.MEGATRON,
         noop=(False,),
+        native="actor.megatron.bias_dropout_fusion",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.model.persist_layer_norm",
@@ -213,6 +261,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True asks for Megatron's persistent norm kernel; described as keeping norm weights in higher precision.",
         pending=Capability.MEGATRON,
         noop=(False,),
+        native="actor.megatron.persist_layer_norm",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.model.bias_activation_fusion",
@@ -221,6 +271,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True adds bias and activation in one fused kernel.",
         pending=Capability.MEGATRON,
         noop=(False,),
+        native="actor.megatron.bias_activation_fusion",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.model.attention_softmax_in_fp32",
@@ -229,6 +281,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True computes the softmax of attention in 32 bits whatever the model's precision.",
         pending=Capability.MEGATRON,
         noop=(False,),
+        native="actor.megatron.attention_softmax_in_fp32",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.model.batch_p2p_comm",
@@ -237,6 +291,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True sends and receives between pipeline stages in one batched call.",
         pending=Capability.MEGATRON,
         noop=(False,),
+        native="actor.megatron.batch_p2p_comm",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.model.variable_seq_lengths",
@@ -245,6 +301,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True lets micro-batches differ in length; false pads all to one length.",
         pending=Capability.MEGATRON,
         noop=(True, False),
+        native="actor.megatron.variable_seq_lengths",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.model.gradient_accumulation_fusion",
@@ -253,6 +311,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True adds weight gradients up inside the kernel that computes them.",
         pending=Capability.MEGATRON,
         noop=(False,),
+        native="actor.megatron.gradient_accumulation_fusion",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.model.moe_token_dispatcher_type",
@@ -260,7 +320,9 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "alltoall",
         "How tokens travel to their experts on other GPUs in a mixture-of-experts model.",
         pending=Capability.MEGATRON,
-        noop=("alltoall",),
+        noop=("alltoall", "allgather"),
+        native="actor.megatron.moe_token_dispatcher_type",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.model.use_cpu_initialization",
@@ -269,6 +331,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True makes the first weights on the CPU, which spares GPU memory at the start.",
         pending=Capability.MEGATRON,
         noop=(False,),
+        native="actor.megatron.use_cpu_initialization",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.optim.optimizer",
@@ -277,14 +341,18 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "Rule of the weight updates: Adam with decoupled weight decay, or plain gradient descent.",
         pending=Capability.SCHEDULES,
         noop=("adam",),
+        native="actor.optimizer.kind",
+        words={"adam": "adamw"},
     ),
     row(
         "actor.optim.bf16",
         BOOLEAN,
         False,
         "True trains in bfloat16; it goes with `actor.model.precision`.",
-        native="policy.dtype",
+        native="actor.megatron.bf16",
         pending=Capability.MEGATRON,
+        computed=True,
+        only_if=("actor.training_backend", "megatron"),
         noop=(False,),
     ),
     row(
@@ -292,8 +360,10 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         True,
         "True trains in float16 with a scaled loss; it goes with `actor.model.precision`.",
-        native="policy.dtype",
+        native="actor.megatron.fp16",
         pending=Capability.MEGATRON,
+        computed=True,
+        only_if=("actor.training_backend", "megatron"),
         noop=(False,),
     ),
     row(
@@ -302,7 +372,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         2.0e-05,
         "Peak learning rate of the policy.",
         native="actor.optimizer.learning_rate",
-        pending=Capability.CONVERSION,
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "actor.optim.adam_beta1",
@@ -310,7 +381,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         0.9,
         "Decay rate of Adam's mean of gradients, for one optimizer step.",
         native="actor.optimizer.betas",
-        pending=Capability.CONVERSION,
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "actor.optim.adam_beta2",
@@ -318,7 +390,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         0.95,
         "Decay rate of Adam's mean of squared gradients, for one optimizer step.",
         native="actor.optimizer.betas",
-        pending=Capability.CONVERSION,
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "actor.optim.adam_eps",
@@ -326,7 +399,7 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         1.0e-05,
         "Added to the root in Adam's division, against dividing by almost nothing.",
         native="actor.optimizer.epsilon",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "actor.optim.min_lr",
@@ -334,7 +407,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         2.0e-6,
         "Learning rate under which the decay doesn't go.",
         native="actor.optimizer.min_learning_rate_ratio",
-        pending=Capability.CONVERSION,
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "actor.optim.weight_decay",
@@ -342,7 +416,7 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         0.05,
         "Pull of all weights towards zero, as a share of the learning rate, in every optimizer step; 0 for none.",
         native="actor.optimizer.weight_decay",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "actor.optim.use_distributed_optimizer",
@@ -351,6 +425,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True shards the optimizer's state over the data-parallel ranks.",
         pending=Capability.MEGATRON,
         noop=(False,),
+        native="actor.megatron.use_distributed_optimizer",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.optim.overlap_grad_reduce",
@@ -359,6 +435,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True sums gradients over ranks while the backward pass still runs.",
         pending=Capability.MEGATRON,
         noop=(False,),
+        native="actor.megatron.overlap_grad_reduce",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.optim.overlap_param_gather",
@@ -367,14 +445,18 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True gathers sharded weights while the forward pass runs; needs the distributed optimizer.",
         pending=Capability.MEGATRON,
         noop=(False,),
+        native="actor.megatron.overlap_param_gather",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.optim.optimizer_enable_pin",
         BOOLEAN,
         False,
         "True pins the main memory of optimizer state that is kept there, for faster copies.",
-        pending=Capability.MEMORY,
+        pending=Capability.MEGATRON,
         noop=(False,),
+        native="actor.megatron.optimizer_enable_pin",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.optim.overlap_param_gather_with_optimizer_step",
@@ -383,6 +465,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "True gathers updated weights while the optimizer still updates others.",
         pending=Capability.MEGATRON,
         noop=(False,),
+        native="actor.megatron.overlap_param_gather_with_optimizer_step",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.optim.clip_grad",
@@ -390,7 +474,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         1.0,
         "Gradients are scaled down to this global norm; under Megatron 0 leaves them as they are.",
         native="actor.optimizer.max_grad_norm",
-        pending=Capability.CONVERSION,
+        words={0: NO_CLIPPING},
+        proof=PROOF,
     ),
     row(
         "actor.optim.loss_scale_window",
@@ -399,6 +484,9 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "Optimizer steps without overflow after which the scale of a float16 loss grows.",
         pending=Capability.MEGATRON,
         noop=(5,),
+        native="actor.megatron.loss_scale_window",
+        only_if=("actor.training_backend", "megatron"),
+        unit="steps",
     ),
     row(
         "actor.lr_sched.lr_warmup_fraction",
@@ -406,7 +494,9 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         0.01,
         "Share of `lr_decay_iters` in which the learning rate rises to its peak; null leaves it to `lr_warmup_iters`.",
         native="actor.optimizer.warmup_steps",
-        pending=Capability.CONVERSION,
+        computed=True,
+        unit="share",
+        proof=PROOF,
     ),
     row(
         "actor.lr_sched.lr_warmup_init",
@@ -414,7 +504,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         0.0,
         "Learning rate at the start of the warm-up.",
         pending=Capability.SCHEDULES,
-        noop=(0.0,),
+        noop=(0,),
+        native="actor.optimizer.warmup_start",
     ),
     row(
         "actor.lr_sched.lr_warmup_iters",
@@ -422,7 +513,9 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         0,
         "Optimizer steps in which the learning rate rises to its peak; 0 takes the fraction instead.",
         native="actor.optimizer.warmup_steps",
-        pending=Capability.CONVERSION,
+        computed=True,
+        unit="steps",
+        proof=PROOF,
     ),
     row(
         "actor.lr_sched.max_lr",
@@ -430,7 +523,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         2.0e-5,
         "Upper bound of the learning rate; RLinf's code never reads it and peaks at `actor.optim.lr`.",
         native="actor.optimizer.learning_rate",
-        pending=Capability.CONVERSION,
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "actor.lr_sched.min_lr",
@@ -438,7 +532,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         0.0,
         "Learning rate at which the schedule ends.",
         native="actor.optimizer.min_learning_rate_ratio",
-        pending=Capability.CONVERSION,
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "actor.lr_sched.lr_decay_style",
@@ -448,6 +543,7 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         native="actor.optimizer.schedule",
         pending=Capability.SCHEDULES,
         noop=("constant", "linear", "cosine"),
+        words={"inverse-square-root": "inverse_square_root", "WSD": "wsd"},
     ),
     row(
         "actor.lr_sched.lr_decay_iters",
@@ -455,6 +551,9 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         10,
         "Optimizer steps from the start to the end of the decay; null decays over the whole run.",
         pending=Capability.SCHEDULES,
+        native="actor.optimizer.decay_steps",
+        computed=True,
+        unit="steps",
         noop=(None,),
     ),
     row(
@@ -462,25 +561,26 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         TEXT,
         "../../model/DeepSeek-R1-Distill-Qwen-1.5B/",
         "Directory or hub name that the tokenizer is loaded from.",
-        native="policy.path",
-        pending=Capability.CONVERSION,
+        native="policy.tokenizer",
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "actor.tokenizer.use_fast",
         BOOLEAN,
         False,
         "True takes the tokenizer written in Rust, false the one in Python where there is one.",
-        pending=Capability.CONVERSION,
+        pending=Capability.MODELS,
         noop=(True,),
+        native="policy.fast_tokenizer",
     ),
     row(
         "actor.tokenizer.trust_remote_code",
         BOOLEAN,
         True,
         "True runs code that lies with the tokenizer.",
-        native="policy.trust_remote_code",
-        pending=Capability.CONVERSION,
-        noop=(False,),
+        native="policy.trust_tokenizer_code",
+        proof=PROOF,
     ),
     row(
         "actor.tokenizer.padding_side",
@@ -489,5 +589,6 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "Side on which shorter sequences are padded.",
         pending=Capability.BATCHING,
         noop=("left", "right"),
+        native="actor.memory.padding_side",
     ),
 )

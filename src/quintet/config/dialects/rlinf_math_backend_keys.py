@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quintet.config.dialects.ledger import Capability, Row, row
+from quintet.config.dialects.rlinf_words import DTYPES, PRECISION
 from quintet.config.dialects.takes import (
     BOOLEAN,
     COUNT,
@@ -16,10 +17,7 @@ from quintet.config.dialects.takes import (
     optional,
 )
 
-__all__ = ["PRECISION", "RLINF_MATH_BACKEND_KEYS"]
-
-PRECISION = choice("fp16", "16", "16-mixed", 16, "bf16", "bf16-mixed", "fp32", "32", "32-true", 32)
-"""Spellings of float16, bfloat16 and float32."""
+__all__ = ["RLINF_MATH_BACKEND_KEYS"]
 
 _STRATEGY = Takes(
     "fsdp or fsdp2, in any case",
@@ -35,6 +33,8 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "Weights whose gradients are summed over ranks in one message; null leaves the size to Megatron.",
         pending=Capability.MEGATRON,
         noop=(None,),
+        native="actor.megatron.ddp_bucket_size",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.megatron.distributed_backend",
@@ -42,6 +42,8 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "nccl",
         "Library through which the learner's processes talk: NCCL between GPUs, Gloo also between CPUs.",
         pending=Capability.MEGATRON,
+        native="actor.megatron.distributed_backend",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.megatron.distributed_timeout_minutes",
@@ -49,6 +51,10 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         30,
         "Minutes until a message that doesn't arrive ends the run.",
         pending=Capability.MEGATRON,
+        native="actor.megatron.distributed_timeout_minutes",
+        only_if=("actor.training_backend", "megatron"),
+        unit="minutes",
+        noop=(30,),
     ),
     row(
         "actor.megatron.ckpt_format",
@@ -56,6 +62,8 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "torch",
         "File format of Megatron's checkpoints.",
         pending=Capability.MEGATRON,
+        native="actor.megatron.ckpt_format",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.megatron.use_dist_ckpt",
@@ -64,6 +72,8 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "True writes sharded checkpoints, to which every rank adds its part.",
         pending=Capability.MEGATRON,
         noop=(False,),
+        native="actor.megatron.use_dist_ckpt",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.megatron.tp_comm_bootstrap_backend",
@@ -71,6 +81,8 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "nccl",
         "Library through which tensor-parallel ranks first find each other when they overlap sending and computing.",
         pending=Capability.MEGATRON,
+        native="actor.megatron.tp_comm_bootstrap_backend",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.megatron.tp_comm_overlap_cfg",
@@ -79,6 +91,8 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "YAML file that says how tensor-parallel sending overlaps with computing; null for the library's own settings.",
         pending=Capability.MEGATRON,
         noop=(None,),
+        native="actor.megatron.tp_comm_overlap_cfg",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.megatron.use_hf_ckpt",
@@ -86,6 +100,9 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         True,
         "True converts a Hugging Face model when the run starts; false loads `actor.model.megatron_checkpoint`.",
         pending=Capability.MEGATRON,
+        native="actor.megatron.checkpoint",
+        computed=True,
+        only_if=("actor.training_backend", "megatron"),
         noop=(True,),
     ),
     row(
@@ -95,15 +112,20 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "Which model the converter has before it, by its name in RLinf's table.",
         pending=Capability.MEGATRON,
         aliases=("actor.megatron.ckpt_convertor.model",),
+        native="actor.megatron.conversion.model",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.megatron.ckpt.hf_model_path",
         TEXT,
         "${rollout.model.model_path}",
         "Hugging Face directory that is converted.",
-        native="policy.path",
+        native="actor.megatron.conversion.source",
         pending=Capability.MEGATRON,
         aliases=("actor.megatron.ckpt_convertor.hf_model_path",),
+        computed=True,
+        only_if=("actor.training_backend", "megatron"),
+        noop=("${rollout.model.model_path}",),
     ),
     row(
         "actor.megatron.ckpt.save_path",
@@ -112,6 +134,8 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "Directory for the converted checkpoint; a complete one there is used again.",
         pending=Capability.MEGATRON,
         aliases=("actor.megatron.ckpt_convertor.save_path",),
+        native="actor.megatron.conversion.target",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.megatron.ckpt.use_gpu_num",
@@ -121,6 +145,9 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         pending=Capability.MEGATRON,
         noop=(0,),
         aliases=("actor.megatron.ckpt_convertor.use_gpu_num",),
+        native="actor.megatron.conversion.devices",
+        only_if=("actor.training_backend", "megatron"),
+        unit="devices",
     ),
     row(
         "actor.megatron.ckpt.use_gpu_index",
@@ -130,6 +157,8 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         pending=Capability.MEGATRON,
         noop=(None,),
         aliases=("actor.megatron.ckpt_convertor.use_gpu_index",),
+        native="actor.megatron.conversion.device_ranks",
+        only_if=("actor.training_backend", "megatron"),
     ),
     row(
         "actor.megatron.ckpt.process_num",
@@ -139,6 +168,9 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         pending=Capability.MEGATRON,
         noop=(1,),
         aliases=("actor.megatron.ckpt_convertor.process_num",),
+        native="actor.megatron.conversion.processes",
+        only_if=("actor.training_backend", "megatron"),
+        unit="processes",
     ),
     row(
         "actor.megatron.ckpt.tensor_model_parallel_size",
@@ -146,8 +178,12 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "${actor.model.tensor_model_parallel_size}",
         "Parts into which the converter splits every layer; the learner's own number.",
         pending=Capability.MEGATRON,
-        noop=(1,),
         aliases=("actor.megatron.ckpt_convertor.tensor_model_parallel_size",),
+        native="actor.megatron.conversion.tensor_parallel",
+        computed=True,
+        only_if=("actor.training_backend", "megatron"),
+        unit="devices",
+        noop=("${actor.model.tensor_model_parallel_size}",),
     ),
     row(
         "actor.megatron.ckpt.pipeline_model_parallel_size",
@@ -155,8 +191,12 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "${actor.model.pipeline_model_parallel_size}",
         "Stages to which the converter deals out the layers; the learner's own number.",
         pending=Capability.MEGATRON,
-        noop=(1,),
         aliases=("actor.megatron.ckpt_convertor.pipeline_model_parallel_size",),
+        native="actor.megatron.conversion.pipeline_parallel",
+        computed=True,
+        only_if=("actor.training_backend", "megatron"),
+        unit="devices",
+        noop=("${actor.model.pipeline_model_parallel_size}",),
     ),
     row(
         "actor.fsdp_config.strategy",
@@ -164,7 +204,10 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "fsdp",
         "Generation of PyTorch's sharding: fsdp flattens weights, fsdp2 shards each by itself.",
         pending=Capability.SHARDING,
-        noop=("fsdp", "fsdp2"),
+        native="actor.backend",
+        computed=True,
+        only_if=("actor.training_backend", "fsdp"),
+        noop=(_STRATEGY,),
     ),
     row(
         "actor.fsdp_config.sharding_strategy",
@@ -173,7 +216,9 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "What is sharded over GPUs: weights, gradients and optimizer state (full_shard), all but weights "
         "(shard_grad_op), all within a node (hybrid_shard), nothing (no_shard).",
         pending=Capability.SHARDING,
-        noop=("no_shard",),
+        noop=("full_shard", "no_shard"),
+        native="actor.sharding.policy",
+        only_if=("actor.training_backend", "fsdp"),
     ),
     row(
         "actor.fsdp_config.cpu_offload",
@@ -182,6 +227,8 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "True keeps weights in main memory and brings them to the GPU when they are needed; described for fsdp2.",
         pending=Capability.MEMORY,
         noop=(False,),
+        native="actor.memory.sharded_offload",
+        only_if=("actor.training_backend", "fsdp"),
     ),
     row(
         "actor.fsdp_config.offload_pin_memory",
@@ -190,6 +237,8 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "True pins that main memory, for faster copies; only with `cpu_offload`.",
         pending=Capability.MEMORY,
         noop=(False,),
+        native="actor.memory.pin",
+        only_if=("actor.fsdp_config.cpu_offload", True),
     ),
     row(
         "actor.fsdp_config.reshard_after_forward",
@@ -198,6 +247,8 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "True drops gathered weights after the forward pass and gathers them again for the backward pass; fsdp2 only.",
         pending=Capability.SHARDING,
         noop=(True, False),
+        native="actor.sharding.reshard_after_forward",
+        only_if=("actor.training_backend", "fsdp"),
     ),
     row(
         "actor.fsdp_config.enable_gradient_accumulation",
@@ -206,6 +257,9 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "True sums gradients over GPUs only after the last micro-batch of an optimizer step; false after each.",
         pending=Capability.SHARDING,
         noop=(True, False),
+        native="actor.sharding.sync_every_micro_batch",
+        only_if=("actor.training_backend", "fsdp"),
+        words={True: False, False: True},
     ),
     row(
         "actor.fsdp_config.forward_prefetch",
@@ -214,6 +268,8 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "True gathers the next layer's weights while the forward pass computes the current one; fsdp only.",
         pending=Capability.SHARDING,
         noop=(False,),
+        native="actor.sharding.forward_prefetch",
+        only_if=("actor.training_backend", "fsdp"),
     ),
     row(
         "actor.fsdp_config.limit_all_gathers",
@@ -222,6 +278,8 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "True holds back gathers so that few are under way at once, which spares memory; fsdp only.",
         pending=Capability.SHARDING,
         noop=(False,),
+        native="actor.sharding.limit_all_gathers",
+        only_if=("actor.training_backend", "fsdp"),
     ),
     row(
         "actor.fsdp_config.backward_prefetch",
@@ -231,6 +289,8 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "after them (post), or not ahead (null); fsdp only.",
         pending=Capability.SHARDING,
         noop=(None,),
+        native="actor.sharding.backward_prefetch",
+        only_if=("actor.training_backend", "fsdp"),
     ),
     row(
         "actor.fsdp_config.use_orig_params",
@@ -239,6 +299,8 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "True shows the optimizer the model's own weights instead of flattened ones; fsdp only.",
         pending=Capability.SHARDING,
         noop=(False,),
+        native="actor.sharding.keep_original_parameters",
+        only_if=("actor.training_backend", "fsdp"),
     ),
     row(
         "actor.fsdp_config.use_liger_kernel",
@@ -247,6 +309,8 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "True swaps in Liger's fused layers for the models that have them: less memory, more speed.",
         pending=Capability.MEMORY,
         noop=(False,),
+        native="actor.memory.liger",
+        only_if=("actor.training_backend", "fsdp"),
     ),
     row(
         "actor.fsdp_config.fsdp_size",
@@ -254,16 +318,23 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         -1,
         "GPUs in one sharding group; groups hold copies of each other. -1 makes one group of all.",
         pending=Capability.SHARDING,
-        noop=(-1, 1),
+        noop=(-1,),
+        native="actor.sharding.group_size",
+        only_if=("actor.training_backend", "fsdp"),
+        words={-1: None},
+        unit="devices",
     ),
     row(
         "actor.fsdp_config.mixed_precision.param_dtype",
         optional(PRECISION),
         "${actor.model.precision}",
         "Number type of weights while they compute; null leaves that of the model.",
-        native="policy.dtype",
-        pending=Capability.CONVERSION,
-        noop=(None,),
+        native="actor.sharding.parameter_dtype",
+        pending=Capability.SHARDING,
+        computed=True,
+        only_if=("actor.training_backend", "fsdp"),
+        words=DTYPES,
+        noop=(None, "${actor.model.precision}"),
     ),
     row(
         "actor.fsdp_config.mixed_precision.reduce_dtype",
@@ -271,7 +342,11 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "${actor.model.precision}",
         "Number type in which gradients are summed over GPUs; null leaves that of the gradients.",
         pending=Capability.SHARDING,
-        noop=(None, "fp32", "32", "32-true", 32),
+        native="actor.sharding.reduce_dtype",
+        computed=True,
+        only_if=("actor.training_backend", "fsdp"),
+        words=DTYPES,
+        noop=("fp32", "32", "32-true", 32),
     ),
     row(
         "actor.fsdp_config.mixed_precision.buffer_dtype",
@@ -279,27 +354,34 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "${actor.model.precision}",
         "Number type of buffers, such as the table of positions; null leaves them as they are; fsdp only.",
         pending=Capability.SHARDING,
-        noop=(None, "fp32", "32", "32-true", 32),
+        native="actor.sharding.buffer_dtype",
+        computed=True,
+        only_if=("actor.training_backend", "fsdp"),
+        words=DTYPES,
+        noop=("fp32", "32", "32-true", 32),
     ),
     row(
         "actor.fsdp_config.amp_autocast.enabled",
         BOOLEAN,
         False,
         "True computes each operation in the precision that suits it while weights stay in 32 bits.",
-        native="policy.dtype",
-        pending=Capability.CONVERSION,
-        noop=(False,),
+        native="actor.sharding.autocast",
+        pending=Capability.SHARDING,
         aliases=("actor.fsdp_config.amp.enabled",),
+        computed=True,
+        only_if=("actor.training_backend", "fsdp"),
+        noop=(False,),
     ),
     row(
         "actor.fsdp_config.amp_autocast.precision",
         choice("bf16", "fp16", "fp32"),
         "bf16",
         "The lower precision of those operations.",
-        native="policy.dtype",
-        pending=Capability.CONVERSION,
-        noop=("bf16",),
+        native="actor.sharding.autocast",
+        pending=Capability.SHARDING,
         aliases=("actor.fsdp_config.amp.precision",),
+        computed=True,
+        only_if=("actor.fsdp_config.amp_autocast.enabled", True),
     ),
     row(
         "actor.fsdp_config.grad_scaler.enabled",
@@ -309,6 +391,8 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         pending=Capability.SHARDING,
         noop=(False,),
         aliases=("actor.fsdp_config.amp.use_grad_scaler",),
+        native="actor.sharding.grad_scaler",
+        only_if=("actor.training_backend", "fsdp"),
     ),
     row(
         "actor.fsdp_config.grad_scaler.init_scale",
@@ -317,6 +401,8 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "First factor of the loss; null takes PyTorch's.",
         pending=Capability.SHARDING,
         noop=(None,),
+        native="actor.sharding.grad_scaler_start",
+        only_if=("actor.fsdp_config.grad_scaler.enabled", True),
     ),
     row(
         "actor.fsdp_config.grad_scaler.growth_interval",
@@ -325,5 +411,8 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         "Optimizer steps without overflow after which the factor grows; null takes PyTorch's number.",
         pending=Capability.SHARDING,
         noop=(None,),
+        native="actor.sharding.grad_scaler_growth_steps",
+        only_if=("actor.fsdp_config.grad_scaler.enabled", True),
+        unit="steps",
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from quintet.config.dialects.ledger import Capability, Row, row
 from quintet.config.dialects.rlinf_math_actor_keys import RLINF_MATH_ACTOR_KEYS
 from quintet.config.dialects.rlinf_math_backend_keys import RLINF_MATH_BACKEND_KEYS
+from quintet.config.dialects.rlinf_words import PROOF
 from quintet.config.dialects.takes import (
     BOOLEAN,
     COUNT,
@@ -25,16 +26,20 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "True fills the learner's micro-batches up to a number of tokens; false takes a fixed number of sequences.",
-        pending=Capability.BATCHING,
-        noop=(False,),
+        native=("actor.budget.sequences", "actor.budget.tokens"),
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "runner.max_tokens_per_mbs",
         POSITIVE,
         2048,
         "Most tokens in one micro-batch where micro-batches are filled by tokens; a longer sequence is an error.",
-        native="training.micro_batch_tokens",
-        pending=Capability.CONVERSION,
+        native="actor.budget.tokens",
+        computed=True,
+        only_if=("runner.enable_dynamic_batch_size", True),
+        unit="tokens",
+        proof=PROOF,
     ),
     row(
         "algorithm.n_minibatches",
@@ -42,22 +47,29 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         4,
         "Optimizer steps made from the sequences of one step.",
         native="training.mini_batches",
-        pending=Capability.CONVERSION,
+        unit="optimizer steps",
+        proof=PROOF,
     ),
     row(
         "algorithm.training_batch_size_per_gpu",
         POSITIVE,
         1,
         "Sequences in one forward and backward pass on each GPU of the learner.",
-        pending=Capability.BATCHING,
+        native="actor.budget.sequences",
+        computed=True,
+        only_if=("runner.enable_dynamic_batch_size", False),
+        unit="sequences",
+        proof=PROOF,
     ),
     row(
         "algorithm.rollout_batch_size_per_gpu",
         optional(POSITIVE),
         None,
         "Prompts that each GPU generates for at once; null shares the prompts of a step out evenly.",
-        pending=Capability.BATCHING,
+        pending=Capability.ENGINES,
         noop=(None,),
+        native="rollout.engine_options.prompts_per_device",
+        unit="prompts",
     ),
     row(
         "algorithm.sampling_params.max_new_tokens",
@@ -65,8 +77,10 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         "${subtract:${runner.seq_length}, ${data.max_prompt_length}}",
         "Most tokens of one reply.",
         native="rollout.max_response_tokens",
-        pending=Capability.CONVERSION,
         aliases=("rollout.sampling_params.max_new_tokens",),
+        computed=True,
+        unit="tokens",
+        proof=PROOF,
     ),
     row(
         "algorithm.sampling_params.min_new_tokens",
@@ -76,6 +90,8 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         pending=Capability.SAMPLING,
         noop=(0,),
         aliases=("rollout.sampling_params.min_new_tokens",),
+        native="rollout.min_response_tokens",
+        unit="tokens",
     ),
     row(
         "rollout.enforce_eager",
@@ -84,6 +100,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         "True runs the engine without CUDA graphs: a faster start, slower decoding; false captures them first.",
         pending=Capability.ENGINES,
         noop=(True,),
+        native="rollout.engine_options.eager",
     ),
     row(
         "rollout.distributed_executor_backend",
@@ -92,6 +109,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         "What starts the engine's worker processes: Python's multiprocessing (mp) or Ray.",
         pending=Capability.CLUSTER,
         noop=("mp",),
+        native="rollout.engine_options.executor",
     ),
     row(
         "rollout.disable_log_stats",
@@ -100,6 +118,8 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         "True keeps the engine from logging its own statistics now and then.",
         pending=Capability.ENGINES,
         noop=(True,),
+        native="rollout.engine_options.log_statistics",
+        words={True: False, False: True},
     ),
     row(
         "rollout.detokenize",
@@ -108,6 +128,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         "True also turns replies into text inside the engine, for debugging; training needs only the token ids.",
         pending=Capability.ENGINES,
         noop=(False,),
+        native="rollout.engine_options.detokenize",
     ),
     row(
         "rollout.padding",
@@ -116,6 +137,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         "Token id taken as padding and stripped before prompts reach the engine; null takes the tokenizer's.",
         pending=Capability.ENGINES,
         noop=(None,),
+        native="rollout.pad_token",
     ),
     row(
         "rollout.eos",
@@ -124,6 +146,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         "Token id that ends a reply; null takes the tokenizer's.",
         pending=Capability.SAMPLING,
         noop=(None,),
+        native="rollout.end_token",
     ),
     row(
         "rollout.attention_backend",
@@ -136,6 +159,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
             "rollout.sglang.attention_backend",
             "rollout.vllm.attention_backend",
         ),
+        native="rollout.engine_options.attention_backend",
     ),
     row(
         "rollout.tensor_parallel_size",
@@ -144,6 +168,8 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         "GPUs over which one engine splits every layer.",
         pending=Capability.ENGINES,
         noop=(1,),
+        native="rollout.engine_options.tensor_parallel",
+        unit="devices",
     ),
     row(
         "rollout.pipeline_parallel_size",
@@ -152,6 +178,8 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         "GPUs over which one engine deals out its layers, as stages.",
         pending=Capability.ENGINES,
         noop=(1,),
+        native="rollout.engine_options.pipeline_parallel",
+        unit="devices",
     ),
     row(
         "rollout.validate_weight",
@@ -160,6 +188,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         "True sends all weights to the engine once before training and compares them with those it loaded itself.",
         pending=Capability.ENGINES,
         noop=(False,),
+        native="rollout.engine_options.validate_weights",
     ),
     row(
         "rollout.validate_save_dir",
@@ -168,6 +197,8 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         "Directory for the weights of that comparison; null stores none.",
         pending=Capability.ENGINES,
         noop=(None,),
+        native="rollout.engine_options.validate_weights_dir",
+        only_if=("rollout.validate_weight", True),
     ),
     row(
         "rollout.print_outputs",
@@ -176,6 +207,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         "True prints the token ids and texts of replies, for debugging.",
         pending=Capability.ENGINES,
         noop=(False,),
+        native="rollout.engine_options.print_replies",
     ),
     row(
         "rollout.sglang_decode_log_interval",
@@ -184,6 +216,8 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         "Decoding steps between two lines of speed and load in SGLang's log.",
         pending=Capability.ENGINES,
         aliases=("rollout.sglang.decode_log_interval",),
+        native="rollout.engine_options.log_every_steps",
+        unit="steps",
     ),
     row(
         "rollout.max_running_requests",
@@ -191,7 +225,8 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         64,
         "Requests that one engine decodes side by side; the rest wait.",
         native="rollout.max_concurrent",
-        pending=Capability.CONVERSION,
+        unit="requests",
+        proof=PROOF,
     ),
     row(
         "rollout.cuda_graph_max_bs",
@@ -199,6 +234,9 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         128,
         "Most requests in a batch that the engine decodes with a CUDA graph; larger batches run without.",
         pending=Capability.ENGINES,
+        native="rollout.engine_options.cuda_graph_max_batch",
+        only_if=("rollout.enforce_eager", False),
+        unit="requests",
     ),
     row(
         "rollout.use_torch_compile",
@@ -208,6 +246,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         pending=Capability.ENGINES,
         noop=(False,),
         aliases=("rollout.sglang.use_torch_compile",),
+        native="rollout.engine_options.torch_compile",
     ),
     row(
         "rollout.torch_compile_max_bs",
@@ -215,15 +254,19 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         128,
         "Most requests in a batch that runs the compiled model; larger batches run as they are.",
         pending=Capability.ENGINES,
-        noop=(128,),
         aliases=("rollout.sglang.torch_compile_max_bs",),
+        native="rollout.engine_options.torch_compile_max_batch",
+        only_if=("rollout.use_torch_compile", True),
+        unit="requests",
     ),
     row(
         "data.type",
-        choice("math", "reasoning", "wideseek_r1", "rstar2", "vision_language", "vlm", "robot_demo"),
+        choice("math", "reasoning", "vision_language", "vlm", "robot_demo"),
         "math",
         "Kind of data: it picks the reader of the files and what makes a prompt of a row.",
         pending=Capability.DATA,
+        native=("data.kind", "data.image_key"),
+        computed=True,
     ),
     row(
         "data.max_prompt_length",
@@ -231,7 +274,8 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         1024,
         "Most tokens of a prompt; longer ones are left out or cut.",
         native="rollout.max_prompt_tokens",
-        pending=Capability.CONVERSION,
+        unit="tokens",
+        proof=PROOF,
     ),
     row(
         "data.rollout_batch_size",
@@ -239,7 +283,8 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         64,
         "Prompts of one step, over all engines together.",
         native="training.groups_per_step",
-        pending=Capability.CONVERSION,
+        unit="prompts",
+        proof=PROOF,
     ),
     row(
         "data.val_rollout_batch_size",
@@ -247,7 +292,9 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         None,
         "Prompts of one validation batch, over all engines together; null takes `data.rollout_batch_size`.",
         pending=Capability.DATA,
-        noop=(None,),
+        native="data.validation_batch",
+        computed=True,
+        unit="prompts",
     ),
     row(
         "data.num_workers",
@@ -255,15 +302,24 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         2,
         "Processes that read and tokenize prompts ahead; 0 does it in the main process.",
         pending=Capability.DATA,
-        noop=(0,),
+        native="data.workers",
+        unit="processes",
     ),
-    row("data.prompt_key", TEXT, "prompt", "Field of a row that holds the prompt.", pending=Capability.DATA),
+    row(
+        "data.prompt_key",
+        TEXT,
+        "prompt",
+        "Field of a row that holds the prompt.",
+        pending=Capability.DATA,
+        native="data.prompt_key",
+    ),
     row(
         "data.shuffle",
         BOOLEAN,
         True,
         "True draws the order of training prompts anew in every epoch; false keeps the order of the files.",
         pending=Capability.DATA,
+        native="data.shuffle",
     ),
     row(
         "data.validation_shuffle",
@@ -271,14 +327,24 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         True,
         "True shuffles the validation prompts too; false keeps the order of the files.",
         pending=Capability.DATA,
+        native="data.validation_shuffle",
     ),
-    row("data.seed", COUNT, 1234, "Seed of the order of prompts.", pending=Capability.DATA),
+    row(
+        "data.seed",
+        COUNT,
+        1234,
+        "Seed of the order of prompts.",
+        pending=Capability.DATA,
+        native="data.seed",
+    ),
     row(
         "data.train_data_paths",
         TEXTS,
         ["../../data/boba/AReaL-boba-106k.jsonl"],
         "JSON or JSONL files with training prompts, read one after the other.",
         pending=Capability.DATA,
+        native="data.train_files",
+        computed=True,
     ),
     row(
         "data.val_data_paths",
@@ -286,6 +352,8 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         ["../../data/boba/AReaL-boba-106k.jsonl"],
         "JSON or JSONL files with validation prompts, read one after the other.",
         pending=Capability.DATA,
+        native="data.validation_files",
+        computed=True,
     ),
     *RLINF_MATH_ACTOR_KEYS,
     *RLINF_MATH_BACKEND_KEYS,
@@ -295,6 +363,8 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         "math",
         "Rule that scores a reply against the answer of its row.",
         pending=Capability.REWARDS,
+        native="reward.kind",
+        words={"code_offline": "code"},
     ),
     row(
         "reward.reward_scale",
@@ -302,6 +372,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         5.0,
         "Reward of a right answer; a wrong one gets its negative.",
         pending=Capability.REWARDS,
+        native="reward.scale",
     ),
 )
 """Every key of that part, in its order."""

@@ -42,17 +42,27 @@ def respelt(given: Given, rows: Mapping[str, Row]) -> Respelt:
                 sources[row.key + key.removeprefix(alias)] = sources.pop(key)
             _note_sections(row.key, place, sources)
             remarks.append(f"{alias} ({place}) is read as {row.key}")
+    _drop_emptied(given.sources, sources)
     return Respelt(Given(given.tree, sources), tuple(remarks))
 
 
+def _drop_emptied(before: Mapping[str, str], after: dict[str, str]) -> None:
+    """Sections that held keys and hold none any more weren't given: all that stood in them has another name."""
+    above = {key.rpartition(".")[0] for key in before}
+    while gone := [key for key in after if key in above and not any(one.startswith(f"{key}.") for one in after)]:
+        for section in gone:
+            del after[section]
+
+
 def _move(given: Given, old: str, new: str) -> None:
+    """Put the value under its new name; what other keys say as `${old}` leads there, too."""
     from omegaconf import OmegaConf
 
     section, _, last = old.rpartition(".")
     parent = OmegaConf.select(given.tree, section) if section else given.tree
     node: Any = parent._get_node(last)
     OmegaConf.update(given.tree, new, node, force_add=True)
-    del parent[last]
+    parent[last] = f"${{{new}}}"
 
 
 def _note_sections(key: str, place: str, sources: dict[str, str]) -> None:

@@ -1,4 +1,5 @@
-"""The keys of VAGEN's configuration reference, service architecture, and those of its env_config.yaml."""
+"""The keys of VAGEN's configuration reference, service architecture; those of its env_config.yaml are in
+`vagen_world_keys`."""
 
 from __future__ import annotations
 
@@ -18,10 +19,16 @@ from quintet.config.dialects.takes import (
     number,
     optional,
 )
+from quintet.config.dialects.verl_actor_keys import KL_WORDS
 
-__all__ = ["VAGEN_ENV_KEYS", "VAGEN_KEYS"]
+__all__ = ["PROOF", "VAGEN_KEYS"]
+
+PROOF = "tests/unit/config/dialects/test_vagen.py::test_a_key_reaches_the_run"
 
 _LOGGER = choice("console", "wandb", "mlflow", "swanlab", "vemlp_wandb", "tensorboard", "clearml", "tracking")
+_LOCAL = choice("console", "wandb", "tensorboard", "tracking")
+LOCAL_LOGGERS = either(_LOCAL, list_of(_LOCAL))
+"""Those that this version has."""
 
 VAGEN_KEYS: tuple[Row, ...] = (
     row(
@@ -31,7 +38,8 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "How the advantage of each token is estimated; bi_level_gae does it over turns first, then inside each turn.",
         native="algorithm.advantage.name",
         pending=Capability.ALGORITHMS,
-        noop=("bi_level_gae", "masked_gae", "grpo"),
+        noop=("bi_level_gae", "masked_gae", "gae", "grpo"),
+        computed=True,
     ),
     row(
         "algorithm.high_level_gamma",
@@ -39,29 +47,34 @@ VAGEN_KEYS: tuple[Row, ...] = (
         1.0,
         "Discount for each turn in the estimate over turns; 1 for none.",
         native="algorithm.advantage.turn_gamma",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        computed=True,
     ),
     row(
         "algorithm.kl_ctrl.kl_coef",
         number(least=0),
         0.001,
         "Weight of the divergence from the reference policy that is taken off every token's reward; 0 for none.",
-        pending=Capability.ALGORITHMS,
-        noop=(0.0,),
+        native=("algorithm.kl.coefficient", "algorithm.kl.place"),
+        proof=PROOF,
     ),
     row(
         "data.train_files",
         TEXTS,
         "data/svg-vision-debug/train.parquet",
         "Parquet files whose rows name the worlds and seeds of training games.",
-        pending=Capability.DATA,
+        native="world.name",
+        proof=PROOF,
+        computed=True,
     ),
     row(
         "data.val_files",
         TEXTS,
         "data/svg-vision-debug/test.parquet",
         "Parquet files whose rows name the worlds and seeds of validation games.",
-        pending=Capability.DATA,
+        native="world.name",
+        proof=PROOF,
+        computed=True,
     ),
     row(
         "data.train_batch_size",
@@ -69,23 +82,26 @@ VAGEN_KEYS: tuple[Row, ...] = (
         16,
         "Rows, that is start states, of one step; each is played `rollout_manager.n_trajectory` times.",
         native="training.groups_per_step",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        unit="start states",
     ),
     row(
         "data.max_prompt_length",
         POSITIVE,
         1024,
         "Most tokens of a world's prompt.",
-        native="rollout.max_prompt_tokens",
-        pending=Capability.CONVERSION,
+        native="rollout.max_start_tokens",
+        proof=PROOF,
+        unit="tokens",
     ),
     row(
         "data.max_response_length",
         POSITIVE,
         648,
         "Most tokens of one reply, in one turn.",
-        native="rollout.max_response_tokens",
-        pending=Capability.CONVERSION,
+        native=("rollout.max_response_tokens", "rollout.max_prompt_tokens"),
+        proof=PROOF,
+        unit="tokens",
     ),
     row(
         "data.max_trajectory_length",
@@ -93,7 +109,9 @@ VAGEN_KEYS: tuple[Row, ...] = (
         1800,
         "Most tokens of a whole game, observations and replies together; it bounds the engine's context too.",
         native="rollout.max_prompt_tokens",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        computed=True,
+        unit="tokens",
     ),
     row(
         "data.image_key",
@@ -102,6 +120,8 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "Field of a row that holds images.",
         pending=Capability.VISION,
         noop=("images",),
+        native="data.image_key",
+        computed=True,
     ),
     row(
         "data.truncation",
@@ -110,6 +130,9 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "What befalls a sequence that is too long: the run stops (error), or the sequence loses its start"
         " (left), its end (right) or its middle.",
         pending=Capability.DATA,
+        native="data.truncation",
+        noop=("error",),
+        computed=True,
     ),
     row(
         "actor_rollout_ref.model.path",
@@ -117,7 +140,7 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "Qwen/Qwen2.5-VL-3B-Instruct",
         "Hugging Face model from which policy and reference policy start, with its tokenizer.",
         native="policy.path",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.model.use_remove_padding",
@@ -126,6 +149,7 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "True packs the policy's sequences without padding; false pads them. The result is the same.",
         pending=Capability.BATCHING,
         noop=(True, False),
+        native=("actor.memory.remove_padding", "reference.memory.remove_padding"),
     ),
     row(
         "actor_rollout_ref.model.enable_gradient_checkpointing",
@@ -133,7 +157,7 @@ VAGEN_KEYS: tuple[Row, ...] = (
         True,
         "True computes the policy's activations again in the backward pass: less memory, more time.",
         native="actor.gradient_checkpointing",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.actor.optim.lr",
@@ -141,7 +165,7 @@ VAGEN_KEYS: tuple[Row, ...] = (
         1.0e-6,
         "Peak learning rate of the policy.",
         native="actor.optimizer.learning_rate",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.actor.ppo_mini_batch_size",
@@ -149,30 +173,37 @@ VAGEN_KEYS: tuple[Row, ...] = (
         32,
         "Games in one optimizer step, over all GPUs together.",
         native="training.mini_batches",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        computed=True,
+        unit="games",
     ),
     row(
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
         POSITIVE,
         1,
         "Games in one forward and backward pass of the policy on each GPU.",
-        pending=Capability.BATCHING,
+        native="actor.budget.sequences",
+        proof=PROOF,
+        computed=True,
+        unit="games",
     ),
     row(
         "actor_rollout_ref.actor.use_kl_loss",
         BOOLEAN,
         False,
         "True adds the divergence from the reference policy to the policy's loss.",
-        pending=Capability.ALGORITHMS,
-        noop=(False,),
+        native="algorithm.kl.place",
+        proof=PROOF,
+        computed=True,
     ),
     row(
         "actor_rollout_ref.actor.kl_loss_coef",
         number(least=0),
         0.001,
         "Weight of that term in the loss; without `use_kl_loss` it does nothing.",
-        pending=Capability.ALGORITHMS,
-        noop=(0.0, 0.001),
+        native="algorithm.kl.coefficient",
+        proof=PROOF,
+        only_if=("actor_rollout_ref.actor.use_kl_loss", True),
     ),
     row(
         "actor_rollout_ref.actor.kl_loss_type",
@@ -180,8 +211,10 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "mse",
         "Estimator of that divergence from log-probabilities: difference (kl), its absolute value (abs), "
         "half its square (mse) or the low-variance form.",
-        pending=Capability.ALGORITHMS,
-        noop=("mse",),
+        native="algorithm.kl.estimator",
+        proof=PROOF,
+        words=KL_WORDS,
+        only_if=("actor_rollout_ref.actor.use_kl_loss", True),
     ),
     row(
         "actor_rollout_ref.actor.fsdp_config.param_offload",
@@ -190,6 +223,7 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "True keeps the policy's weights in main memory while it doesn't learn.",
         pending=Capability.MEMORY,
         noop=(False,),
+        native="actor.memory.offload_parameters",
     ),
     row(
         "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
@@ -198,13 +232,17 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "True keeps the state of the policy's optimizer in main memory between updates.",
         pending=Capability.MEMORY,
         noop=(False,),
+        native="actor.memory.offload_optimizer",
     ),
     row(
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
         POSITIVE,
         1,
         "Games in one forward pass on each GPU when the log-probabilities of played tokens are computed.",
-        pending=Capability.BATCHING,
+        native="actor.inference_budget.sequences",
+        proof=PROOF,
+        computed=True,
+        unit="games",
     ),
     row(
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
@@ -213,6 +251,8 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "GPUs over which one engine splits every layer.",
         pending=Capability.ENGINES,
         noop=(1,),
+        native="rollout.engine_options.tensor_parallel",
+        unit="devices",
     ),
     row(
         "actor_rollout_ref.rollout.name",
@@ -228,7 +268,9 @@ VAGEN_KEYS: tuple[Row, ...] = (
         number(above=0, most=1),
         0.2,
         "Share of each GPU's memory that the engine may take.",
-        pending=Capability.ENGINES,
+        native="rollout.engine_options.memory_share",
+        proof=PROOF,
+        unit="share",
     ),
     row(
         "actor_rollout_ref.rollout.enable_chunked_prefill",
@@ -237,6 +279,8 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "True reads long prompts in pieces, in between the decoding of others.",
         pending=Capability.ENGINES,
         noop=(False,),
+        native="rollout.engine_options.chunked_prefill",
+        words={False: None},
     ),
     row(
         "actor_rollout_ref.rollout.enforce_eager",
@@ -245,6 +289,7 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "True runs the engine without CUDA graphs: a faster start, slower decoding; false captures them first.",
         pending=Capability.ENGINES,
         noop=(True,),
+        native="rollout.engine_options.eager",
     ),
     row(
         "actor_rollout_ref.rollout.free_cache_engine",
@@ -253,6 +298,7 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "True frees the engine's cache of keys and values each time it has generated.",
         pending=Capability.ENGINES,
         noop=(False,),
+        native="rollout.engine_options.sleep_between_steps",
     ),
     row(
         "actor_rollout_ref.rollout.n",
@@ -262,6 +308,8 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "`rollout_manager.n_trajectory` instead.",
         pending=Capability.SAMPLING,
         noop=(1,),
+        native="rollout.samples",
+        unit="replies",
     ),
     row(
         "actor_rollout_ref.rollout.top_p",
@@ -269,7 +317,7 @@ VAGEN_KEYS: tuple[Row, ...] = (
         0.95,
         "Tokens are drawn from the likeliest ones that together reach this probability; 1 draws from all.",
         native="rollout.top_p",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.rollout.temperature",
@@ -277,14 +325,17 @@ VAGEN_KEYS: tuple[Row, ...] = (
         0.7,
         "Divides the logits when tokens are drawn and when log-probabilities are computed.",
         native="rollout.temperature",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
         POSITIVE,
         1,
         "Games in one forward pass of the reference policy on each GPU.",
-        pending=Capability.BATCHING,
+        native="reference.inference_budget.sequences",
+        proof=PROOF,
+        computed=True,
+        unit="games",
     ),
     row(
         "actor_rollout_ref.ref.fsdp_config.param_offload",
@@ -293,6 +344,7 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "True keeps the reference policy's weights in main memory while they aren't needed.",
         pending=Capability.MEMORY,
         noop=(False,),
+        native="reference.memory.offload_parameters",
     ),
     row(
         "critic.optim.lr",
@@ -300,14 +352,16 @@ VAGEN_KEYS: tuple[Row, ...] = (
         1.0e-5,
         "Peak learning rate of the critic.",
         native="critic.optimizer.learning_rate",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "critic.ppo_micro_batch_size_per_gpu",
         POSITIVE,
         1,
         "Games in one forward and backward pass of the critic on each GPU.",
-        pending=Capability.BATCHING,
+        native=("critic.budget.sequences", "critic.inference_budget.sequences"),
+        proof=PROOF,
+        unit="games",
     ),
     row(
         "critic.model.use_remove_padding",
@@ -316,14 +370,18 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "True packs the critic's sequences without padding; false pads them. The result is the same.",
         pending=Capability.BATCHING,
         noop=(True, False),
+        native="critic.memory.remove_padding",
+        computed=True,
     ),
     row(
         "critic.model.path",
         TEXT,
         "Qwen/Qwen2.5-VL-3B-Instruct",
         "Hugging Face model from which the critic starts; of the policy's architecture.",
-        native="policy.path",
-        pending=Capability.CONVERSION,
+        native="critic.path",
+        computed=True,
+        pending=Capability.MODELS,
+        noop=(TEXT,),
     ),
     row(
         "critic.model.enable_gradient_checkpointing",
@@ -331,7 +389,9 @@ VAGEN_KEYS: tuple[Row, ...] = (
         True,
         "True computes the critic's activations again in the backward pass: less memory, more time.",
         pending=Capability.MEMORY,
-        noop=(False,),
+        noop=(True, False),
+        native="critic.gradient_checkpointing",
+        computed=True,
     ),
     row(
         "critic.model.fsdp_config.param_offload",
@@ -340,6 +400,7 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "True keeps the critic's weights in main memory while they aren't needed.",
         pending=Capability.MEMORY,
         noop=(False,),
+        native="critic.memory.offload_parameters",
     ),
     row(
         "critic.model.fsdp_config.optimizer_offload",
@@ -348,6 +409,7 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "True keeps the state of the critic's optimizer in main memory between updates.",
         pending=Capability.MEMORY,
         noop=(False,),
+        native="critic.memory.offload_optimizer",
     ),
     row(
         "trainer.critic_warmup",
@@ -355,7 +417,8 @@ VAGEN_KEYS: tuple[Row, ...] = (
         0,
         "Steps at the start in which only the critic learns; 0 for none.",
         native="critic.warmup_steps",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        unit="steps",
     ),
     row(
         "trainer.logger",
@@ -364,14 +427,16 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "Where metrics go, one logger or a list of them.",
         native="tracking.loggers",
         pending=Capability.LOGGERS,
-        noop=("console", "tensorboard", ["console"], ["tensorboard"], ["console", "tensorboard"]),
+        noop=(LOCAL_LOGGERS,),
+        computed=True,
     ),
     row(
         "trainer.project_name",
         TEXT,
         "vagen_new",
         "Project under which trackers such as wandb file the run.",
-        pending=Capability.LOGGERS,
+        native="tracking.project",
+        proof=PROOF,
     ),
     row(
         "trainer.experiment_name",
@@ -379,7 +444,8 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "trico_svg_vision_service",
         "Name of the run, for trackers and for its directory.",
         native="name",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        computed=True,
     ),
     row(
         "trainer.n_gpus_per_node",
@@ -388,15 +454,28 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "GPUs that the run takes on each machine.",
         pending=Capability.CLUSTER,
         noop=(1,),
+        native="placement.devices_per_node",
+        unit="devices",
     ),
-    row("trainer.nnodes", POSITIVE, 1, "Machines that the run takes.", pending=Capability.CLUSTER, noop=(1,)),
+    row(
+        "trainer.nnodes",
+        POSITIVE,
+        1,
+        "Machines that the run takes.",
+        pending=Capability.CLUSTER,
+        noop=(1,),
+        native="placement.nodes",
+        unit="machines",
+    ),
     row(
         "trainer.save_freq",
         integer(least=-1),
         70,
         "Steps between two checkpoints; 0 and -1 write none.",
         native="checkpoint.every_steps",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        words={-1: 0},
+        unit="steps",
     ),
     row(
         "trainer.test_freq",
@@ -404,7 +483,9 @@ VAGEN_KEYS: tuple[Row, ...] = (
         20,
         "Steps between two validations; 0 and -1 validate never in between.",
         native="validation.every_steps",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        words={-1: 0},
+        unit="steps",
     ),
     row(
         "trainer.total_training_steps",
@@ -412,15 +493,17 @@ VAGEN_KEYS: tuple[Row, ...] = (
         300,
         "Steps of the run; null makes as many as the epochs over the data have.",
         native="training.steps",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        computed=True,
+        unit="steps",
     ),
     row(
         "trainer.val_before_train",
         BOOLEAN,
         True,
         "True validates once before the first step.",
-        pending=Capability.CONVERSION,
-        noop=(True,),
+        native="validation.before_training",
+        proof=PROOF,
     ),
     row(
         "trainer.val_generations_to_log_to_wandb",
@@ -430,6 +513,8 @@ VAGEN_KEYS: tuple[Row, ...] = (
         pending=Capability.LOGGERS,
         noop=(0,),
         aliases=("trainer.log_val_generations",),
+        native="tracking.validation_generations",
+        unit="games",
     ),
     row(
         "rollout_manager.max_turns",
@@ -437,7 +522,8 @@ VAGEN_KEYS: tuple[Row, ...] = (
         2,
         "Replies of the policy in one game; the game ends after the last.",
         native="rollout.max_turns",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        unit="replies",
     ),
     row(
         "rollout_manager.window_size",
@@ -445,7 +531,9 @@ VAGEN_KEYS: tuple[Row, ...] = (
         3,
         "Past turns that the policy sees besides the current observation; 0 shows none, null all.",
         native="rollout.window_size",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        computed=True,
+        unit="turns",
     ),
     row(
         "rollout_manager.use_multi_turn_reward",
@@ -454,14 +542,16 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "True puts each turn's reward at the end of that turn; false puts their sum at the end of the game.",
         pending=Capability.ALGORITHMS,
         noop=(True,),
+        native="algorithm.turn_rewards",
     ),
     row(
         "rollout_manager.use_loss_mask",
         BOOLEAN,
         True,
         "True learns from the policy's own tokens alone; false also from observations.",
-        pending=Capability.ALGORITHMS,
-        noop=(True,),
+        native="algorithm.train_on_observations",
+        proof=PROOF,
+        words={True: False, False: True},
     ),
     row(
         "rollout_manager.use_gae_mask",
@@ -470,6 +560,8 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "True estimates advantages over the policy's own tokens alone; false also over observations.",
         pending=Capability.ALGORITHMS,
         noop=(True,),
+        native="algorithm.advantage_over_own_tokens",
+        computed=True,
     ),
     row(
         "rollout_manager.n_trajectory",
@@ -477,37 +569,8 @@ VAGEN_KEYS: tuple[Row, ...] = (
         8,
         "Games played from each start state; they form a group.",
         native="training.samples_per_group",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        unit="games",
     ),
 )
 """Overrides of a run's command line."""
-
-VAGEN_ENV_KEYS: tuple[Row, ...] = (
-    row(
-        "env1.env_name",
-        choice("frozenlake", "sokoban", "svg", "navigation", "primitive_skill", "alfworld", "blackjack"),
-        "frozenlake",
-        "World that is played; further sections (env2, …) mix in other worlds.",
-        native="world.name",
-        pending=Capability.WORLDS,
-        noop=("frozenlake", "sokoban"),
-    ),
-    row(
-        "env1.env_config.render_mode",
-        choice("text", "vision"),
-        "text",
-        "How observations reach the policy: as text or as an image.",
-        pending=Capability.VISION,
-        noop=("text",),
-    ),
-    row("env1.train_size", POSITIVE, 10000, "Start states made for training.", pending=Capability.WORLDS),
-    row(
-        "env1.test_size",
-        POSITIVE,
-        512,
-        "Start states made for validation, one game each.",
-        native="validation.games",
-        pending=Capability.CONVERSION,
-    ),
-)
-"""One section of env_config.yaml; env1 stands for any name."""

@@ -19,15 +19,27 @@ from quintet.config.dialects.takes import (
     number,
     optional,
 )
-from quintet.config.dialects.verl_rollout_keys import VERL_ROLLOUT_KEYS
+from quintet.config.dialects.verl_rollout_keys import PROOF, VERL_ROLLOUT_KEYS
 
-__all__ = ["KL_ESTIMATES", "VERL_ACTOR_KEYS"]
+__all__ = ["KL_ESTIMATES", "KL_WORDS", "SAMPLED_KL", "VERL_ACTOR_KEYS"]
 
 KL_ESTIMATES = choice(
     *("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full"),
     *("kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"),
 )
 """Estimators of the KL divergence; those with a plus take the gradient of k2."""
+SAMPLED_KL = choice(*(word for word in KL_ESTIMATES.legal if word != "full"))
+"""Those that know the sampled tokens alone."""
+KL_WORDS = {
+    "kl": "k1",
+    "mse": "k2",
+    "low_var_kl": "k3",
+    "kl+": "k1+",
+    "low_var_kl+": "k3+",
+    "mse+": "k2",
+    "k2+": "k2",
+}
+"""Natively; the gradient of k2 is its own."""
 CONTENTS = list_of(choice("model", "optimizer", "extra", "hf_model"))
 
 VERL_ACTOR_KEYS: tuple[Row, ...] = (
@@ -38,6 +50,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "Playing and learning share the same GPUs and weights; the reference refuses false, which would part them.",
         pending=Capability.CLUSTER,
         noop=(True,),
+        native="placement.colocated",
     ),
     row(
         "actor_rollout_ref.model.path",
@@ -45,7 +58,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "~/models/deepseek-llm-7b-chat",
         "Hugging Face model, local or on HDFS, from which weights, configuration and tokenizer of the policy are read.",
         native="policy.path",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.model.external_lib",
@@ -53,17 +66,19 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         None,
         "Python modules that every process imports before the model is built, so that they can register classes; "
         "null imports none.",
-        pending=Capability.CONVERSION,
-        noop=(None,),
         aliases=("actor_rollout_ref.model.external_libs",),
+        native="external_libs",
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.model.override_config.model_config",
         FREE,
         {},
         "Entries that replace those of the model's own configuration, such as dropout rates; {} changes nothing.",
-        pending=Capability.CONVERSION,
-        noop=({}, None),
+        native="policy.overrides",
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.model.override_config.moe_config.freeze_moe_router",
@@ -72,6 +87,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "Routers of a mixture of experts get no gradient under Megatron.",
         pending=Capability.MEGATRON,
         noop=(False,),
+        native="policy.freeze_router",
     ),
     row(
         "actor_rollout_ref.model.enable_gradient_checkpointing",
@@ -79,8 +95,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         False,
         "Activations of the policy are computed again in the backward pass: less memory, more time.",
         native="actor.gradient_checkpointing",
-        pending=Capability.CONVERSION,
-        noop=(False,),
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.model.enable_activation_offload",
@@ -89,6 +104,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "Activations that the backward pass needs wait in CPU memory.",
         pending=Capability.MEMORY,
         noop=(False,),
+        native="actor.memory.offload_activations",
     ),
     row(
         "actor_rollout_ref.model.trust_remote_code",
@@ -96,8 +112,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         False,
         "Python code that comes with the model is run when it is loaded.",
         native="policy.trust_remote_code",
-        pending=Capability.CONVERSION,
-        noop=(False,),
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.model.use_remove_padding",
@@ -106,6 +121,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "Sequences are packed without padding in forward and backward passes; the result is meant to be the same.",
         pending=Capability.BATCHING,
         noop=(True, False),
+        native=("actor.memory.remove_padding", "reference.memory.remove_padding"),
     ),
     row(
         "actor_rollout_ref.actor.strategy",
@@ -114,6 +130,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "What shards the learner over GPUs.",
         pending=Capability.MEGATRON,
         noop=("fsdp", "fsdp2"),
+        native=("actor.backend", "reference.backend"),
     ),
     row(
         "actor_rollout_ref.actor.ppo_mini_batch_size",
@@ -121,15 +138,19 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         256,
         "Prompts, over all GPUs, whose replies make one optimizer step of the policy.",
         native="training.mini_batches",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        computed=True,
+        unit="prompts",
     ),
     row(
         "actor_rollout_ref.actor.ppo_micro_batch_size",
         optional(POSITIVE),
         None,
         "Sequences of one forward and backward pass, counted over all GPUs; null leaves it to the value for each GPU.",
-        pending=Capability.BATCHING,
-        noop=(None,),
+        native="actor.budget.sequences",
+        proof=PROOF,
+        computed=True,
+        unit="sequences",
     ),
     row(
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
@@ -137,24 +158,28 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         8,
         "Sequences of one forward and backward pass on one GPU; must divide its share of the mini-batch. "
         "null needs `use_dynamic_bsz`.",
-        pending=Capability.BATCHING,
-        noop=(None,),
+        native="actor.budget.sequences",
+        proof=PROOF,
+        computed=True,
+        unit="sequences",
     ),
     row(
         "actor_rollout_ref.actor.use_dynamic_bsz",
         BOOLEAN,
         False,
         "Micro-batches are filled up to a number of tokens rather than a number of sequences.",
-        pending=Capability.BATCHING,
-        noop=(True, False),
+        native=("actor.budget.tokens", "actor.budget.sequences"),
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
         POSITIVE,
         16384,
         "Tokens of one forward and backward pass on one GPU under `use_dynamic_bsz`; must hold the longest sequence.",
-        native="training.micro_batch_tokens",
-        pending=Capability.CONVERSION,
+        native="actor.budget.tokens",
+        proof=PROOF,
+        computed=True,
+        unit="tokens",
     ),
     row(
         "actor_rollout_ref.actor.grad_clip",
@@ -162,15 +187,15 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         1.0,
         "Gradients of the policy are scaled down to this global norm.",
         native="actor.optimizer.max_grad_norm",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.actor.clip_ratio",
-        POSITIVE_NUMBER,
+        number(above=0, below=1),
         0.2,
         "The probability ratio of the policy loss is clipped this far below and above 1.",
         native=("algorithm.clip_low", "algorithm.clip_high"),
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.actor.entropy_coeff",
@@ -178,16 +203,16 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         0.0,
         "Weight of the entropy bonus in the policy loss; 0 leaves it out.",
         native="algorithm.entropy_coefficient",
-        pending=Capability.CONVERSION,
-        noop=(0.0,),
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.actor.use_kl_loss",
         BOOLEAN,
         False,
         "The policy loss gets a KL term that holds the policy near the reference model, which is then loaded too.",
-        pending=Capability.ALGORITHMS,
-        noop=(False,),
+        native="algorithm.kl.place",
+        proof=PROOF,
+        computed=True,
     ),
     row(
         "actor_rollout_ref.actor.use_torch_compile",
@@ -196,14 +221,16 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "The learner's computation of entropy is compiled by torch: faster, same result.",
         pending=Capability.SHARDING,
         noop=(False,),
+        native="actor.memory.torch_compile",
     ),
     row(
         "actor_rollout_ref.actor.kl_loss_coef",
         number(least=0),
         0.001,
         "Weight of the KL term in the policy loss, the same in every step.",
-        pending=Capability.ALGORITHMS,
-        noop=(0.0,),
+        native="algorithm.kl.coefficient",
+        proof=PROOF,
+        only_if=("actor_rollout_ref.actor.use_kl_loss", True),
     ),
     row(
         "actor_rollout_ref.actor.kl_loss_type",
@@ -211,6 +238,10 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "low_var_kl",
         "Estimator of the KL divergence in the policy loss; the source refuses `full`, which the reference lists.",
         pending=Capability.ALGORITHMS,
+        native="algorithm.kl.estimator",
+        noop=(SAMPLED_KL,),
+        words=KL_WORDS,
+        only_if=("actor_rollout_ref.actor.use_kl_loss", True),
     ),
     row(
         "actor_rollout_ref.actor.ppo_epochs",
@@ -218,7 +249,8 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         1,
         "Passes of the policy's learner over the replies of one step.",
         native="training.epochs",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        unit="passes",
     ),
     row(
         "actor_rollout_ref.actor.data_loader_seed",
@@ -228,6 +260,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "null leaves it to torch.",
         pending=Capability.MEGATRON,
         noop=(None,),
+        native="actor.shuffle_seed",
     ),
     row(
         "actor_rollout_ref.actor.shuffle",
@@ -235,7 +268,8 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         False,
         "Replies of a step are shuffled anew for each of several passes.",
         pending=Capability.BATCHING,
-        noop=(False,),
+        noop=(True,),
+        native="actor.shuffle",
     ),
     row(
         "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
@@ -245,6 +279,8 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         pending=Capability.SHARDING,
         noop=(1,),
         aliases=("actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",),
+        native="actor.parallel.ulysses",
+        unit="devices",
     ),
     row(
         "actor_rollout_ref.actor.optim.lr",
@@ -252,7 +288,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         1e-6,
         "Learning rate of the policy after the warm-up.",
         native="actor.optimizer.learning_rate",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.actor.optim.lr_warmup_steps",
@@ -260,16 +296,18 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         -1,
         "Training steps in which the learning rate rises from 0; -1 leaves it to `lr_warmup_steps_ratio`.",
         native="actor.optimizer.warmup_steps",
-        pending=Capability.CONVERSION,
-        noop=(-1,),
+        proof=PROOF,
+        computed=True,
+        unit="steps",
     ),
     row(
         "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio",
         SHARE,
         0.0,
         "Share of all training steps in which the learning rate rises from 0; read only where `lr_warmup_steps` is -1.",
-        native="actor.optimizer.warmup_steps",
-        pending=Capability.CONVERSION,
+        native=("actor.optimizer.warmup_ratio", "actor.optimizer.warmup_steps"),
+        unit="share",
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.actor.optim.min_lr_ratio",
@@ -277,7 +315,9 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         0.0,
         "Share of the learning rate left at the end of a cosine decay; null is 0.",
         native="actor.optimizer.min_learning_rate_ratio",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        words={0.0: 0.0, None: 0.0},
+        unit="share",
     ),
     row(
         "actor_rollout_ref.actor.optim.num_cycles",
@@ -286,6 +326,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "Waves of a cosine decay over the training; 0.5 falls once from the peak to the end.",
         pending=Capability.SCHEDULES,
         noop=(0.5,),
+        native="actor.optimizer.cycles",
     ),
     row(
         "actor_rollout_ref.actor.optim.warmup_style",
@@ -293,18 +334,20 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "constant",
         "Course of the learning rate after the warm-up.",
         native="actor.optimizer.schedule",
-        pending=Capability.CONVERSION,
         aliases=("actor_rollout_ref.actor.optim.lr_scheduler_type",),
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.actor.optim.total_training_steps",
-        integer(least=-1),
+        optional(integer(least=-1)),
         -1,
-        "Training steps over which the learning rate runs its course; the trainer puts its own count there, "
-        "whatever is given.",
+        "Training steps of the run, over which the learning rate runs its course; -1 and null take as many as "
+        "`trainer.total_epochs` makes. verl's source puts that count there in any case.",
         native="training.steps",
-        pending=Capability.CONVERSION,
-        noop=(-1,),
+        proof=PROOF,
+        computed=True,
+        unit="steps",
+        aliases=("trainer.total_training_steps",),
     ),
     row(
         "actor_rollout_ref.actor.fsdp_config.wrap_policy.min_num_params",
@@ -313,6 +356,8 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "Parameters from which a module of the policy becomes a sharding unit of its own; 0 makes each layer one.",
         pending=Capability.SHARDING,
         noop=(0,),
+        native="actor.sharding.min_parameters",
+        unit="parameters",
     ),
     row(
         "actor_rollout_ref.actor.fsdp_config.param_offload",
@@ -321,6 +366,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "The policy's weights and gradients lie in CPU memory while they aren't learnt.",
         pending=Capability.MEMORY,
         noop=(False,),
+        native="actor.memory.offload_parameters",
     ),
     row(
         "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
@@ -329,6 +375,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "The optimizer's moments lie in CPU memory between updates of the policy.",
         pending=Capability.MEMORY,
         noop=(False,),
+        native="actor.memory.offload_optimizer",
     ),
     row(
         "actor_rollout_ref.actor.fsdp_config.fsdp_size",
@@ -336,7 +383,10 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         -1,
         "GPUs over which one copy of the weights is sharded, the rest holding further copies; -1 shards over all.",
         pending=Capability.SHARDING,
-        noop=(-1, 1),
+        noop=(-1,),
+        native="actor.sharding.group_size",
+        words={-1: None},
+        unit="devices",
     ),
     row(
         "actor_rollout_ref.actor.checkpoint.save_contents",
@@ -347,6 +397,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         pending=Capability.CHECKPOINTS,
         noop=(["model", "optimizer", "extra"],),
         aliases=("actor_rollout_ref.actor.checkpoint.contents",),
+        native="checkpoint.contents",
     ),
     row(
         "actor_rollout_ref.actor.checkpoint.load_contents",
@@ -355,6 +406,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "What is taken from a checkpoint on resuming: the model alone starts with a fresh optimizer.",
         pending=Capability.CHECKPOINTS,
         noop=(["model", "optimizer", "extra"],),
+        native="checkpoint.load_contents",
     ),
     row(
         "actor_rollout_ref.ref.fsdp_config.param_offload",
@@ -363,6 +415,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "Weights of the reference model lie in CPU memory while it isn't asked.",
         pending=Capability.MEMORY,
         noop=(False,),
+        native="reference.memory.offload_parameters",
     ),
     row(
         "actor_rollout_ref.ref.fsdp_config.wrap_policy.min_num_params",
@@ -371,37 +424,46 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "Parameters from which a module of the reference model becomes a sharding unit; 0 makes each layer one.",
         pending=Capability.SHARDING,
         noop=(0,),
+        native="reference.sharding.min_parameters",
+        unit="parameters",
     ),
     row(
         "actor_rollout_ref.ref.log_prob_micro_batch_size",
         optional(POSITIVE),
         None,
         "Sequences, over all GPUs, of one forward pass of the reference model; null takes the value for each GPU.",
-        pending=Capability.BATCHING,
-        noop=(None,),
+        native="reference.inference_budget.sequences",
+        proof=PROOF,
+        computed=True,
+        unit="sequences",
     ),
     row(
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
         optional(POSITIVE),
         16,
         "Sequences of one forward pass of the reference model on one GPU; null needs `log_prob_use_dynamic_bsz`.",
-        pending=Capability.BATCHING,
-        noop=(None,),
+        native="reference.inference_budget.sequences",
+        proof=PROOF,
+        computed=True,
+        unit="sequences",
     ),
     row(
         "actor_rollout_ref.ref.log_prob_use_dynamic_bsz",
         BOOLEAN,
         "${actor_rollout_ref.actor.use_dynamic_bsz}",
         "Micro-batches of the reference model are filled up to a number of tokens rather than of sequences.",
-        pending=Capability.BATCHING,
-        noop=(True, False),
+        native=("reference.inference_budget.tokens", "reference.inference_budget.sequences"),
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
         POSITIVE,
         "${actor_rollout_ref.actor.ppo_max_token_len_per_gpu}",
         "Tokens of one forward pass of the reference model on one GPU under `log_prob_use_dynamic_bsz`.",
-        pending=Capability.BATCHING,
+        native="reference.inference_budget.tokens",
+        proof=PROOF,
+        computed=True,
+        unit="tokens",
     ),
     row(
         "actor_rollout_ref.ref.ulysses_sequence_parallel_size",
@@ -410,6 +472,8 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "GPUs over which one sequence is split in the reference model.",
         pending=Capability.SHARDING,
         noop=(1,),
+        native="reference.parallel.ulysses",
+        unit="devices",
     ),
     *VERL_ROLLOUT_KEYS,
 )

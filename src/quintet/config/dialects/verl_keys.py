@@ -18,9 +18,10 @@ from quintet.config.dialects.takes import (
     number,
     optional,
 )
-from quintet.config.dialects.verl_actor_keys import KL_ESTIMATES
+from quintet.config.dialects.verl_actor_keys import KL_ESTIMATES, KL_WORDS, SAMPLED_KL
+from quintet.config.dialects.verl_rollout_keys import PROOF
 
-__all__ = ["VERL_TRAINER_KEYS"]
+__all__ = ["ALL_CHECKPOINTS", "LOCAL_LOGGERS", "VERL_TRAINER_KEYS"]
 
 ESTIMATOR = choice(
     *("gae", "grpo", "grpo_vectorized", "grpo_passk", "gdpo"),
@@ -31,6 +32,11 @@ LOGGER = choice(
     *("console", "tensorboard", "file", "wandb", "tracking", "swanlab"),
     *("mlflow", "vemlp_wandb", "clearml", "trackio", "rl_insight"),
 )
+_LOCAL_LOGGER = choice("console", "tensorboard", "file", "wandb", "tracking")
+LOCAL_LOGGERS = (either(_LOCAL_LOGGER, list_of(_LOCAL_LOGGER)),)
+"""Those that this version has."""
+ALL_CHECKPOINTS = 10**6
+"""Checkpoints that are kept where none is to be removed."""
 
 VERL_TRAINER_KEYS: tuple[Row, ...] = (
     row(
@@ -38,8 +44,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         optional(TEXT),
         None,
         "Tokenizer of the prompts; null takes the policy's, as verl's source does in any case.",
-        pending=Capability.DATA,
-        noop=(None,),
+        native="policy.tokenizer",
+        proof=PROOF,
     ),
     row(
         "data.train_files",
@@ -47,6 +53,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "~/data/rlhf/gsm8k/train.parquet",
         "Parquet file or files, local or on HDFS, with the prompts of training; all are read into memory.",
         pending=Capability.DATA,
+        native="data.train_files",
+        computed=True,
     ),
     row(
         "data.val_files",
@@ -54,6 +62,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "~/data/rlhf/gsm8k/test.parquet",
         "Parquet file or files, local or on HDFS, with the prompts of validation.",
         pending=Capability.DATA,
+        native="data.validation_files",
+        computed=True,
     ),
     row(
         "data.prompt_key",
@@ -61,6 +71,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "prompt",
         "Column of the data files that holds the prompt as a list of messages.",
         pending=Capability.DATA,
+        native="data.prompt_key",
+        noop=("prompt",),
     ),
     row(
         "data.max_prompt_length",
@@ -68,7 +80,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         512,
         "Tokens to which shorter prompts are padded on the left; `truncation` rules on longer ones.",
         native="rollout.max_prompt_tokens",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        unit="tokens",
     ),
     row(
         "data.max_response_length",
@@ -76,7 +89,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         512,
         "Tokens of the longest reply.",
         native="rollout.max_response_tokens",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        unit="tokens",
     ),
     row(
         "data.train_batch_size",
@@ -84,7 +98,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         1024,
         "Prompts of one training step, each with `rollout.n` replies.",
         native="training.groups_per_step",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        unit="prompts",
     ),
     row(
         "data.return_raw_input_ids",
@@ -94,6 +109,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "verl's source no longer reads it.",
         pending=Capability.DATA,
         noop=(False,),
+        native="data.keep_raw_tokens",
     ),
     row(
         "data.return_raw_chat",
@@ -102,6 +118,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "Prompts also travel as messages, before any chat template.",
         pending=Capability.DATA,
         noop=(False,),
+        native="data.keep_messages",
     ),
     row(
         "data.return_full_prompt",
@@ -110,6 +127,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "Prompts also travel as text, after the chat template.",
         pending=Capability.DATA,
         noop=(False,),
+        native="data.keep_text",
     ),
     row(
         "data.shuffle",
@@ -117,6 +135,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         True,
         "Training prompts come in random order; false keeps that of the files.",
         pending=Capability.DATA,
+        native="data.shuffle",
+        noop=(True,),
     ),
     row(
         "data.filter_overlong_prompts",
@@ -125,6 +145,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "Prompts of more than `max_prompt_length` tokens are left out before training.",
         pending=Capability.DATA,
         noop=(False,),
+        native="data.filter_long_prompts",
     ),
     row(
         "data.filter_overlong_prompts_workers",
@@ -133,6 +154,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "Processes that look for overlong prompts.",
         pending=Capability.DATA,
         noop=(1,),
+        native="data.filter_workers",
+        unit="processes",
     ),
     row(
         "data.truncation",
@@ -140,6 +163,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "error",
         "Part of a prompt that is cut when it is too long: start (left), end (right) or middle; `error` stops the run.",
         pending=Capability.DATA,
+        native="data.truncation",
+        noop=("error",),
     ),
     row(
         "data.image_key",
@@ -147,14 +172,15 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "images",
         "Column of the data files that holds the pictures of a prompt.",
         pending=Capability.VISION,
+        native="data.image_key",
     ),
     row(
         "data.trust_remote_code",
         BOOLEAN,
         True,
         "Python code that comes with the tokenizer is run when it is loaded; the model has a key of its own.",
-        pending=Capability.DATA,
-        noop=(False,),
+        native="policy.trust_tokenizer_code",
+        proof=PROOF,
     ),
     row(
         "data.custom_cls.path",
@@ -163,6 +189,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "Python file with a data set class of the user's own; null takes the built-in one.",
         pending=Capability.DATA,
         noop=(None,),
+        native="data.dataset_class",
+        computed=True,
     ),
     row(
         "data.custom_cls.name",
@@ -171,6 +199,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "Name of the data set class in the file at `path`; null names none.",
         pending=Capability.DATA,
         noop=(None,),
+        native="data.dataset_class",
+        computed=True,
     ),
     row(
         "reward_model.enable",
@@ -180,6 +210,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         pending=Capability.REWARDS,
         noop=(False,),
         aliases=("reward.reward_model.enable",),
+        native="reward.model",
+        computed=True,
     ),
     row(
         "reward_model.model.input_tokenizer",
@@ -189,6 +221,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "null hands the tokens over as they are.",
         pending=Capability.REWARDS,
         noop=(None,),
+        native="reward.model.tokenizer",
+        only_if=("reward_model.enable", True),
     ),
     row(
         "reward_model.model.path",
@@ -197,6 +231,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "Reward model, local or on HDFS: a Hugging Face classifier with one score.",
         pending=Capability.REWARDS,
         aliases=("reward.reward_model.model_path",),
+        native="reward.model.path",
+        only_if=("reward_model.enable", True),
     ),
     row(
         "reward_model.model.external_lib",
@@ -205,6 +241,9 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "Python modules that are imported before the reward model is built; null imports none.",
         pending=Capability.REWARDS,
         noop=(None,),
+        native="reward.model.external_libs",
+        computed=True,
+        only_if=("reward_model.enable", True),
     ),
     row(
         "reward_model.model.trust_remote_code",
@@ -213,31 +252,41 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "Python code that comes with the reward model is run when it is loaded.",
         pending=Capability.REWARDS,
         noop=(False,),
+        native="reward.model.trust_remote_code",
+        only_if=("reward_model.enable", True),
     ),
     row(
         "reward_model.model.fsdp_config.min_num_params",
         COUNT,
         0,
         "Parameters from which a module of the reward model becomes a sharding unit; 0 makes each layer one.",
-        pending=Capability.SHARDING,
+        pending=Capability.REWARDS,
         noop=(0,),
         aliases=("reward_model.model.fsdp_config.wrap_policy.min_num_params",),
+        native="reward.model.min_sharded_parameters",
+        only_if=("reward_model.enable", True),
+        unit="parameters",
     ),
     row(
         "reward_model.model.fsdp_config.param_offload",
         BOOLEAN,
         False,
         "Weights of the reward model lie in CPU memory while it isn't asked.",
-        pending=Capability.MEMORY,
+        pending=Capability.REWARDS,
         noop=(False,),
+        native="reward.model.offload_parameters",
+        only_if=("reward_model.enable", True),
     ),
     row(
         "reward_model.micro_batch_size_per_gpu",
         optional(POSITIVE),
         16,
         "Sequences of one forward pass of the reward model on one GPU; null needs a batch size by tokens.",
-        pending=Capability.BATCHING,
+        pending=Capability.REWARDS,
         noop=(None,),
+        native="reward.model.sequences_per_pass",
+        only_if=("reward_model.enable", True),
+        unit="sequences",
     ),
     row(
         "reward_model.max_length",
@@ -246,6 +295,9 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "Tokens of prompt and reply that the reward model reads; null takes the policy's length.",
         pending=Capability.REWARDS,
         noop=(None,),
+        native="reward.model.max_tokens",
+        only_if=("reward_model.enable", True),
+        unit="tokens",
     ),
     row(
         "reward_model.reward_manager",
@@ -255,6 +307,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "(batch), with a penalty on long replies (dapo), and others.",
         pending=Capability.REWARDS,
         aliases=("reward.reward_manager.name",),
+        native="reward.manager",
+        noop=("naive",),
     ),
     row(
         "custom_reward_function.path",
@@ -264,6 +318,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         pending=Capability.REWARDS,
         noop=(None,),
         aliases=("reward.custom_reward_function.path",),
+        native="reward.function",
+        computed=True,
     ),
     row(
         "custom_reward_function.name",
@@ -273,6 +329,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         pending=Capability.REWARDS,
         noop=("compute_score",),
         aliases=("reward.custom_reward_function.name",),
+        native="reward.function",
+        computed=True,
     ),
     row(
         "algorithm.gamma",
@@ -280,8 +338,9 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         1.0,
         "Discount of later rewards, a token.",
         native="algorithm.advantage.gamma",
-        pending=Capability.CONVERSION,
         aliases=("algorithm.gemma",),
+        proof=PROOF,
+        computed=True,
     ),
     row(
         "algorithm.lam",
@@ -289,7 +348,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         1.0,
         "Weight of longer returns in GAE (λ): near 0 leans on the critic, 1 on the rewards.",
         native="algorithm.advantage.lam",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        computed=True,
     ),
     row(
         "algorithm.adv_estimator",
@@ -298,15 +358,17 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "Estimator of advantages; `gae` alone trains a critic.",
         native="algorithm.advantage.name",
         pending=Capability.ALGORITHMS,
-        noop=("gae", "grpo"),
+        noop=("gae", "grpo", "grpo_vectorized"),
+        computed=True,
     ),
     row(
         "algorithm.use_kl_in_reward",
         BOOLEAN,
         False,
         "The KL divergence from the reference model, token by token, is taken off the rewards.",
-        pending=Capability.ALGORITHMS,
-        noop=(False,),
+        native="algorithm.kl.place",
+        proof=PROOF,
+        computed=True,
     ),
     row(
         "algorithm.kl_penalty",
@@ -314,51 +376,68 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "kl",
         "Estimator of the KL divergence in the rewards; the source refuses `full`, which the reference lists.",
         pending=Capability.ALGORITHMS,
+        native="algorithm.kl.estimator",
+        noop=(SAMPLED_KL,),
+        words=KL_WORDS,
+        only_if=("algorithm.use_kl_in_reward", True),
     ),
     row(
         "algorithm.kl_ctrl.type",
         choice("fixed", "adaptive"),
         "fixed",
         "Whether the coefficient of the KL divergence in the rewards stays or is steered towards `target_kl`.",
-        pending=Capability.ALGORITHMS,
-        noop=("fixed",),
+        native="algorithm.kl.target",
+        proof=PROOF,
+        computed=True,
+        only_if=("algorithm.use_kl_in_reward", True),
     ),
     row(
         "algorithm.kl_ctrl.kl_coef",
         number(least=0),
         0.005,
         "Coefficient of the KL divergence in the rewards, under `adaptive` that of the first step.",
-        pending=Capability.ALGORITHMS,
-        noop=(0.0,),
+        native="algorithm.kl.coefficient",
+        proof=PROOF,
+        only_if=("algorithm.use_kl_in_reward", True),
     ),
     row(
         "algorithm.kl_ctrl.horizon",
         POSITIVE,
         10000,
         "Sequences over which the adaptive coefficient moves: the more, the slower.",
-        pending=Capability.ALGORITHMS,
+        native="algorithm.kl.horizon",
+        proof=PROOF,
+        only_if=("algorithm.use_kl_in_reward", True),
+        unit="sequences",
     ),
     row(
         "algorithm.kl_ctrl.target_kl",
         POSITIVE_NUMBER,
         0.1,
         "KL divergence towards which the adaptive coefficient is steered.",
-        pending=Capability.ALGORITHMS,
+        native="algorithm.kl.target",
+        proof=PROOF,
+        computed=True,
+        only_if=("algorithm.use_kl_in_reward", True),
+        unit="nats",
     ),
     row(
         "trainer.total_epochs",
         POSITIVE,
         30,
         "Passes over the training prompts; with the batch size they give the number of steps.",
-        native="training.steps",
+        native="data.epochs",
         pending=Capability.DATA,
+        computed=True,
+        unit="passes",
     ),
     row(
         "trainer.project_name",
         TEXT,
         "verl_examples",
         "Project under which loggers such as wandb, swanlab and mlflow file the run.",
-        pending=Capability.LOGGERS,
+        native="tracking.project",
+        proof=PROOF,
     ),
     row(
         "trainer.experiment_name",
@@ -366,7 +445,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "gsm8k",
         "Name of the run for loggers, and of its directory of checkpoints.",
         native="name",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        computed=True,
     ),
     row(
         "trainer.logger",
@@ -375,10 +455,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "Where metrics go; `tracking` is an old name of wandb.",
         native="tracking.loggers",
         pending=Capability.LOGGERS,
-        noop=(
-            *("console", "tensorboard", ["console"], ["tensorboard"]),
-            *(["console", "tensorboard"], ["tensorboard", "console"]),
-        ),
+        noop=LOCAL_LOGGERS,
+        computed=True,
     ),
     row(
         "trainer.log_val_generations",
@@ -388,6 +466,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         pending=Capability.LOGGERS,
         noop=(0,),
         aliases=("trainer.val_generations_to_log_to_wandb",),
+        native="tracking.validation_generations",
+        unit="prompts",
     ),
     row(
         "trainer.nnodes",
@@ -396,6 +476,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "Machines that train together.",
         pending=Capability.CLUSTER,
         noop=(1,),
+        native="placement.nodes",
+        unit="machines",
     ),
     row(
         "trainer.n_gpus_per_node",
@@ -404,6 +486,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "GPUs used on each machine.",
         pending=Capability.CLUSTER,
         noop=(1,),
+        native="placement.devices_per_node",
+        unit="devices",
     ),
     row(
         "trainer.save_freq",
@@ -411,15 +495,17 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         -1,
         "Steps between two checkpoints, with one more after the last step; -1 and 0 save none at all.",
         native="checkpoint.every_steps",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        words={-1: 0},
+        unit="steps",
     ),
     row(
         "trainer.val_before_train",
         BOOLEAN,
         True,
         "Validation also runs before the first step.",
-        pending=Capability.CONVERSION,
-        noop=(True,),
+        native="validation.before_training",
+        proof=PROOF,
     ),
     row(
         "trainer.test_freq",
@@ -427,7 +513,9 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         2,
         "Steps between two validations, with one more after the last step; -1 and 0 validate in no step.",
         native="validation.every_steps",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        words={-1: 0},
+        unit="steps",
     ),
     row(
         "trainer.critic_warmup",
@@ -435,7 +523,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         0,
         "First steps in which the critic alone learns; verl's source lets the policy start one step sooner.",
         native="critic.warmup_steps",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        unit="steps",
     ),
     row(
         "trainer.default_hdfs_dir",
@@ -444,14 +533,15 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "Directory on HDFS to which checkpoints are copied; null copies none.",
         pending=Capability.CHECKPOINTS,
         noop=(None,),
+        native="checkpoint.remote_dir",
     ),
     row(
         "trainer.default_local_dir",
         TEXT,
         "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
         "Local directory of the checkpoints.",
-        native="output_dir",
-        pending=Capability.CONVERSION,
+        native=("output_dir", "name"),
+        proof=PROOF,
     ),
     row(
         "trainer.resume_mode",
@@ -460,7 +550,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "`auto` goes on from the latest checkpoint in `default_local_dir`, `disable` starts anew, `resume_path` takes "
         "`resume_from_path`.",
         native="resume",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        computed=True,
     ),
     row(
         "trainer.resume_from_path",
@@ -468,8 +559,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         None,
         "Checkpoint, a directory `global_step_N`, from which `resume_mode: resume_path` goes on; null names none.",
         native="resume",
-        pending=Capability.CONVERSION,
-        noop=(None,),
+        proof=PROOF,
+        computed=True,
     ),
     row(
         "trainer.remove_previous_ckpt_in_save",
@@ -477,7 +568,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         False,
         "Each new checkpoint replaces the one before; false keeps all.",
         native="checkpoint.keep",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        words={True: 1, False: ALL_CHECKPOINTS},
     ),
     row(
         "trainer.del_local_ckpt_after_load",
@@ -486,6 +578,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "The local files of a checkpoint are removed once they are loaded.",
         pending=Capability.CHECKPOINTS,
         noop=(False,),
+        native="checkpoint.delete_after_load",
     ),
     row(
         "trainer.ray_wait_register_center_timeout",
@@ -494,5 +587,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "Seconds to wait until Ray's workers have found each other.",
         pending=Capability.CLUSTER,
         noop=(300,),
+        native="placement.join_timeout_seconds",
+        unit="seconds",
     ),
 )

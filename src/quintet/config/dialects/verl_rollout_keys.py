@@ -13,7 +13,9 @@ from quintet.config.dialects.takes import (
     optional,
 )
 
-__all__ = ["VERL_ROLLOUT_KEYS"]
+__all__ = ["PROOF", "VERL_ROLLOUT_KEYS"]
+
+PROOF = "tests/unit/config/dialects/test_verl.py::test_a_key_reaches_the_run"
 
 PROBABILITY = number(above=0, most=1)
 
@@ -26,6 +28,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         native="rollout.engine",
         pending=Capability.ENGINES,
         noop=("hf",),
+        words={"sglang": "sglang", "sglang_async": "sglang"},
     ),
     row(
         "actor_rollout_ref.rollout.temperature",
@@ -33,7 +36,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         1.0,
         "Divides the logits while replies are sampled, and again in the log-probabilities of learning.",
         native="rollout.temperature",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.rollout.top_k",
@@ -41,8 +44,8 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         -1,
         "Replies are sampled from this many likeliest tokens; -1 (vLLM) and 0 (hf) keep the whole vocabulary.",
         native="rollout.top_k",
-        pending=Capability.CONVERSION,
-        noop=(-1, 0),
+        proof=PROOF,
+        words={-1: 0},
     ),
     row(
         "actor_rollout_ref.rollout.top_p",
@@ -50,7 +53,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         1,
         "Replies are sampled from the likeliest tokens that together reach this probability.",
         native="rollout.top_p",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.rollout.prompt_length",
@@ -58,7 +61,9 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         "${data.max_prompt_length}",
         "Tokens of a prompt for which the engine keeps room; the reference calls it unused in the open source.",
         native="rollout.max_prompt_tokens",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        computed=True,
+        unit="tokens",
     ),
     row(
         "actor_rollout_ref.rollout.response_length",
@@ -66,7 +71,9 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         "${data.max_response_length}",
         "Tokens after which the engine cuts a reply off.",
         native="rollout.max_response_tokens",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        computed=True,
+        unit="tokens",
     ),
     row(
         "actor_rollout_ref.rollout.dtype",
@@ -74,7 +81,9 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         "bfloat16",
         "Type of the engine's weights; should be that of the learner. `auto` takes the type that the model names.",
         native="policy.dtype",
-        pending=Capability.CONVERSION,
+        pending=Capability.MEMORY,
+        noop=("bfloat16", "float32", "float"),
+        words={"float16": "float16", "half": "float16", "float32": "float32", "float": "float32"},
     ),
     row(
         "actor_rollout_ref.rollout.gpu_memory_utilization",
@@ -82,7 +91,9 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         0.5,
         "Share of a GPU's memory for the engine's weights and cache: of all memory (vLLM from 0.7 on), of the free "
         "memory (SGLang) or of what is left after the weights (older vLLM).",
-        pending=Capability.ENGINES,
+        native="rollout.engine_options.memory_share",
+        proof=PROOF,
+        unit="share",
     ),
     row(
         "actor_rollout_ref.rollout.ignore_eos",
@@ -91,6 +102,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         "A reply goes on after its end token, up to the longest length.",
         pending=Capability.SAMPLING,
         noop=(False,),
+        native="rollout.ignore_end",
     ),
     row(
         "actor_rollout_ref.rollout.enforce_eager",
@@ -99,6 +111,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         "vLLM works without CUDA graphs, which `free_cache_engine` needs; false captures them.",
         pending=Capability.ENGINES,
         noop=(True,),
+        native="rollout.engine_options.eager",
     ),
     row(
         "actor_rollout_ref.rollout.free_cache_engine",
@@ -107,6 +120,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         "The engine gives its cache of keys and values back once all replies of a step are written.",
         pending=Capability.ENGINES,
         noop=(False,),
+        native="rollout.engine_options.sleep_between_steps",
     ),
     row(
         "actor_rollout_ref.rollout.load_format",
@@ -118,6 +132,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         "How weights get from the learner to the engine; with `dummy` the engine starts with random ones until the "
         "learner's first arrive.",
         pending=Capability.ENGINES,
+        native="rollout.engine_options.load_format",
     ),
     row(
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
@@ -126,6 +141,8 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         "GPUs over which the engine splits each weight matrix; must divide the number of GPUs.",
         pending=Capability.ENGINES,
         noop=(1,),
+        native="rollout.engine_options.tensor_parallel",
+        unit="devices",
     ),
     row(
         "actor_rollout_ref.rollout.max_num_batched_tokens",
@@ -133,6 +150,8 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         8192,
         "Tokens that the engine computes in one of its iterations.",
         pending=Capability.ENGINES,
+        native="rollout.engine_options.max_batched_tokens",
+        unit="tokens",
     ),
     row(
         "actor_rollout_ref.rollout.max_num_seqs",
@@ -140,7 +159,8 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         1024,
         "Sequences that the engine decodes side by side.",
         native="rollout.max_concurrent",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        unit="sequences",
     ),
     row(
         "actor_rollout_ref.rollout.log_prob_micro_batch_size",
@@ -148,8 +168,10 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         None,
         "Sequences, over all GPUs, of one forward pass that computes the policy's log-probabilities anew; "
         "null leaves it to the value for each GPU.",
-        pending=Capability.BATCHING,
-        noop=(None,),
+        native="actor.inference_budget.sequences",
+        proof=PROOF,
+        computed=True,
+        unit="sequences",
     ),
     row(
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
@@ -157,23 +179,28 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         16,
         "Sequences, on one GPU, of one forward pass that computes the policy's log-probabilities anew; "
         "null needs `log_prob_use_dynamic_bsz`.",
-        pending=Capability.BATCHING,
-        noop=(None,),
+        native="actor.inference_budget.sequences",
+        proof=PROOF,
+        computed=True,
+        unit="sequences",
     ),
     row(
         "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz",
         BOOLEAN,
         "${actor_rollout_ref.actor.use_dynamic_bsz}",
         "Passes that compute log-probabilities anew are filled up to a number of tokens rather than of sequences.",
-        pending=Capability.BATCHING,
-        noop=(True, False),
+        native=("actor.inference_budget.tokens", "actor.inference_budget.sequences"),
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
         POSITIVE,
         "${actor_rollout_ref.actor.ppo_max_token_len_per_gpu}",
         "Tokens, on one GPU, of one pass that computes log-probabilities anew, under `log_prob_use_dynamic_bsz`.",
-        pending=Capability.BATCHING,
+        native="actor.inference_budget.tokens",
+        proof=PROOF,
+        computed=True,
+        unit="tokens",
     ),
     row(
         "actor_rollout_ref.rollout.do_sample",
@@ -182,6 +209,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         "Training replies are sampled; false takes the likeliest token each time.",
         pending=Capability.SAMPLING,
         noop=(True,),
+        native="rollout.do_sample",
     ),
     row(
         "actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space",
@@ -191,6 +219,9 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         pending=Capability.ENGINES,
         noop=(None,),
         aliases=("actor_rollout_ref.rollout.engine_kwargs.swap_space",),
+        native="rollout.engine_options.swap_space_gib",
+        only_if=("actor_rollout_ref.rollout.name", "vllm"),
+        unit="GiB",
     ),
     row(
         "actor_rollout_ref.rollout.engine_kwargs.vllm.disable_mm_preprocessor_cache",
@@ -199,6 +230,9 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         "vLLM doesn't keep pictures that it has preprocessed for a multimodal model.",
         pending=Capability.ENGINES,
         noop=(False,),
+        native="rollout.engine_options.image_cache",
+        words={True: False, False: True},
+        only_if=("actor_rollout_ref.rollout.name", "vllm"),
     ),
     row(
         "actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend",
@@ -208,6 +242,8 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         pending=Capability.ENGINES,
         noop=(None,),
         aliases=("actor_rollout_ref.rollout.engine_kwargs.attention_backend",),
+        native="rollout.engine_options.attention_backend",
+        only_if=("actor_rollout_ref.rollout.name", "sglang"),
     ),
     row(
         "actor_rollout_ref.rollout.n",
@@ -215,7 +251,8 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         1,
         "Replies to each prompt; estimators that compare within a group need more than 1.",
         native="training.samples_per_group",
-        pending=Capability.CONVERSION,
+        proof=PROOF,
+        unit="sequences",
     ),
     row(
         "actor_rollout_ref.rollout.val_kwargs.top_k",
@@ -224,6 +261,9 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         "Likeliest tokens from which sampled validation draws; -1 (vLLM) and 0 (hf) keep the whole vocabulary.",
         pending=Capability.SAMPLING,
         noop=(-1, 0),
+        native="validation.sampling.top_k",
+        words={-1: 0},
+        only_if=("actor_rollout_ref.rollout.val_kwargs.do_sample", True),
     ),
     row(
         "actor_rollout_ref.rollout.val_kwargs.top_p",
@@ -232,6 +272,8 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         "Probability that the likeliest tokens, from which sampled validation draws, reach together; 1 keeps all.",
         pending=Capability.SAMPLING,
         noop=(1.0,),
+        native="validation.sampling.top_p",
+        only_if=("actor_rollout_ref.rollout.val_kwargs.do_sample", True),
     ),
     row(
         "actor_rollout_ref.rollout.val_kwargs.temperature",
@@ -240,6 +282,8 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         "Divides the logits in sampled validation; 0 takes the likeliest token each time.",
         pending=Capability.SAMPLING,
         noop=(0,),
+        native="validation.sampling.temperature",
+        only_if=("actor_rollout_ref.rollout.val_kwargs.do_sample", True),
     ),
     row(
         "actor_rollout_ref.rollout.val_kwargs.n",
@@ -248,6 +292,8 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         "Replies to each prompt of the validation.",
         pending=Capability.SAMPLING,
         noop=(1,),
+        native="validation.sampling.samples",
+        unit="sequences",
     ),
     row(
         "actor_rollout_ref.rollout.val_kwargs.do_sample",
@@ -256,5 +302,6 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         "Validation samples, by the other keys of this section; false takes the likeliest token each time.",
         pending=Capability.SAMPLING,
         noop=(False,),
+        native="validation.sampling.do_sample",
     ),
 )

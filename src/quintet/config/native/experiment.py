@@ -32,7 +32,7 @@ class Experiment(Section):
     """Where runs lie."""
     resume: str = "auto"
     """`auto` goes on from the last good checkpoint, `never` starts anew, a path starts from there."""
-    external_libs: Annotated[Texts, Waits(Capability.MODELS)] = ()
+    external_libs: Texts = ()
     """Modules that are imported before anything is built."""
     policy: PolicyConfig = PolicyConfig(overrides={})
     """The model that acts."""

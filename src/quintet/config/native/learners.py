@@ -36,7 +36,7 @@ class OptimizerConfig(Section):
     """Peak learning rate."""
     warmup_steps: Annotated[int, Field(ge=0)] = 5
     """Optimizer steps from 0 to `learning_rate`."""
-    warmup_ratio: Annotated[Share, Waits(Capability.SCHEDULES)] = 0.0
+    warmup_ratio: Share = 0.0
     """The same as a share of all steps, where `warmup_steps` is 0."""
     warmup_start: Annotated[NonNegative, Waits(Capability.SCHEDULES)] = 0.0
     """Learning rate with which the warm-up begins."""

@@ -67,20 +67,20 @@ class PolicyConfig(Section):
     """A Hugging Face model directory. Exclusive with `preset`."""
     kind: Annotated[str | None, Waits(Capability.EMBODIED, ("qwen2.5", "qwen3"))] = None
     """What model it is, where its directory doesn't say: `qwen2.5_vl`, `openvla_oft`, `openpi`."""
-    dtype: Annotated[Literal["float32", "bfloat16", "float16", "auto"], Waits(Capability.MEMORY, lacks=("float16", "auto"))] = (
-        "float32"
-    )
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16", "auto"], Waits(Capability.MEMORY, lacks=("float16", "auto"))
+    ] = "float32"
     """Type of the weights while generating and of matrix products while training; the optimizer
     always keeps float32 weights. `auto` takes the one that the model's own configuration names."""
     trust_remote_code: bool = False
     """Run code that lies in the model's directory."""
-    tokenizer: Annotated[str | None, Waits(Capability.MODELS)] = None
+    tokenizer: str | None = None
     """A tokenizer's directory; null takes the model's own."""
     fast_tokenizer: Annotated[bool, Waits(Capability.MODELS)] = True
     """The tokenizer written in Rust rather than the one in Python."""
-    trust_tokenizer_code: Annotated[bool, Waits(Capability.MODELS)] = False
+    trust_tokenizer_code: bool = False
     """Run code that lies in the tokenizer's directory."""
-    overrides: Annotated[dict[str, Any], Field(default_factory=dict), Waits(Capability.MODELS)]
+    overrides: Annotated[dict[str, Any], Field(default_factory=dict)]
     """Values put over those of the model's `config.json`."""
     attention: Annotated[str | None, Waits(Capability.MODELS)] = None
     """Attention kernels: `sdpa`, `flash_attention_2`, `eager`; null takes the best there is."""

@@ -12,6 +12,17 @@ from quintet.config.native.worlds import SimulatorConfig
 
 __all__ = ["EngineConfig", "RolloutConfig", "SamplingConfig", "ValidationConfig"]
 
+Thoughts = Literal[
+    "grounding",
+    "worldmodeling",
+    "grounding_worldmodeling",
+    "grounding_structured",
+    "worldmodeling_structured",
+    "grounding_worldmodeling_structured",
+    "grounding_symbolic",
+    "worldmodeling_symbolic",
+    "grounding_worldmodeling_symbolic",
+]
 Ratio = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
@@ -106,10 +117,15 @@ class RolloutConfig(Section):
     """Between the actions of one answer."""
     think: bool = True
     """The policy writes `<think>…</think>` before `<answer>…</answer>`."""
+    thoughts: Annotated[Thoughts | None, Waits(Capability.WORLDS)] = None
+    """What thoughts must hold: what is seen, what will be seen, or both, in words, in JSON or in symbols. null
+    leaves them free."""
     binary_reward: bool = False
     """A game's reward is 1 for success and 0 otherwise, in place of the world's own and of penalties."""
     format_penalty: float = -0.1
     """Added to the reward of a turn whose text can't be parsed or names no legal action."""
+    format_reward: Annotated[NonNegative, Waits(Capability.WORLDS)] = 0.0
+    """Added to the reward of every other turn."""
     max_prompt_tokens: PositiveInt = 512
     """A longer context ends the game."""
     max_start_tokens: PositiveInt | None = None

@@ -21,6 +21,9 @@ class TrainingConfig(Section):
     """Rounds of playing and learning."""
     groups_per_step: PositiveInt = 32
     """Start states a step."""
+    start_states: PositiveInt | None = None
+    """Start states there are: once all were played they come again, in another order. null plays new ones in
+    every step."""
     samples_per_group: PositiveInt = 16
     """Games from each start state."""
     mini_batches: PositiveInt = 8

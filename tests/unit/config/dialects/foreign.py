@@ -10,7 +10,7 @@ import yaml
 from quintet.config.compose import flatten
 from quintet.config.dialects.dialect import DIALECTS
 from quintet.config.dialects.loading import Converted, convert
-from quintet.config.dialects.reading import composed
+from quintet.config.dialects.reading import composed, given_tree
 from quintet.config.translate import Translation, translate
 
 __all__ = ["changed", "converted", "natively", "translated"]
@@ -30,6 +30,8 @@ def changed(plain: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 def converted(tmp_path: Path, dialect: str, tree: dict[str, Any], *overrides: str) -> Converted:
     """What a file with that tree asks for, whether this version can do it or not."""
+    if not overrides:
+        return convert(given_tree(tree, "given.yaml:1"), DIALECTS[dialect])
     path = tmp_path / "given.yaml"
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
     return convert(composed(path, overrides), DIALECTS[dialect])

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from quintet.config.dialects.checking import Unknown, illegal_values, pending_keys, unknown_keys
 from quintet.config.dialects.dialect import DIALECTS, detect
-from quintet.config.dialects.reading import Written, read
+from quintet.config.dialects.loading import written_over_reference
+from quintet.config.dialects.reading import Written, composed, read
 
 RAGEN = """\
 system: {n_gpus: 1}
@@ -96,3 +97,13 @@ reference: ${actor_train}
 def test_a_zero_is_a_zero_and_false_is_none(tmp_path: Path) -> None:
     text = "actor_rollout_ref: {actor: {entropy_coeff: 0, kl_loss_coef: 0}}\n"
     assert list(pending_keys(written(tmp_path, text), DIALECTS["verl"])) == []
+
+
+def test_hydras_own_section_is_checked_like_any_other(tmp_path: Path) -> None:
+    """What Hydra knows there is its own matter; what it doesn't know is a slip."""
+    path = tmp_path / "run.yaml"
+    path.write_text("hydra: {searchcpath: [], ru_n: {dir: .}, run: {dri: x}, job: {name: a}}\nrunner: {max_steps: 3}\n")
+    written, here, _ = written_over_reference(composed(path, []), DIALECTS["rlinf"])
+    found = {key.key: key.nearest for key in unknown_keys(written, here, frozenset())}
+    assert set(found) == {"hydra.searchcpath", "hydra.ru_n.dir", "hydra.run.dri"}
+    assert found["hydra.ru_n.dir"] == found["hydra.run.dri"] == ("hydra.run.dir",)

@@ -69,3 +69,14 @@ def test_types_are_strict() -> None:
     assert not choice(1).accepts(True)
     assert optional(POSITIVE).accepts(None)
     assert not optional(POSITIVE).accepts(0)
+
+
+@pytest.mark.parametrize(("name", "row"), ROWS, ids=[f"{name}:{row.key}" for name, row in ROWS])
+def test_a_row_says_of_itself_what_the_schema_says_of_its_native_keys(name: str, row: Row) -> None:
+    """Honoured means that nothing it feeds waits; pending, that something does, or that nothing is fed yet."""
+    ready = {key.name for key in keys() if key.waits is None or key.lacks}
+    if row.proof:
+        assert set(row.native) <= ready, f"{row.key} feeds {set(row.native) - ready}, which waits"
+    elif row.native:
+        lacking = {key.name for key in keys() if key.lacks}
+        assert row.computed or set(row.native) - (ready - lacking), f"{row.key} feeds only what works: honour it"

@@ -24,6 +24,7 @@ REACHED: list[tuple[str, Any, Any, str, Any]] = [
     ("model.base_model", "other/model", 1, "policy.path", "other/model"),
     ("model.experiment_name", "mine", None, "name", "mine"),
     ("model.gradient_checkpointing", False, "no", "actor.gradient_checkpointing", False),
+    ("training.train_data_num", 100, -1, "training.start_states", 100),
     ("training.val_data_num", 35, -1, "validation.games", 30),
     ("training.val_batch_size", 7, 0, "validation.games", 49),
     ("training.micro_batch_size", 2, 0, "actor.budget.sequences", 2),
@@ -145,7 +146,7 @@ def test_where_the_references_own_value_waits_it_is_said(tmp_path: Path) -> None
     assert "sft.training.lora_rank" not in remarks
 
 
-@pytest.mark.parametrize("section", [None, 5, "yes"])
+@pytest.mark.parametrize("section", [5, "yes"])
 def test_a_section_that_holds_no_keys_is_refused(tmp_path: Path, section: Any) -> None:
     with pytest.raises(ConfigError, match=r"optimization = .*must be a section"):
         load(tmp_path, PLAIN | {"optimization": section})

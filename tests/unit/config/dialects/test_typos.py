@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import random
 import string
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from quintet.config.compose import flatten
+from quintet.config.dialects.checking import unknown_keys
 from quintet.config.dialects.dialect import DIALECTS
+from quintet.config.dialects.elsewhere import known_elsewhere
+from quintet.config.dialects.loading import written_over_reference
+from quintet.config.dialects.reading import given_tree
 from quintet.config.dialects.typos import meant
+
+KEYS = Path(__file__).parent / "keys"
 
 REFERENCES = [reference for dialect in DIALECTS.values() for reference in dialect.references]
 
 
-def edited(key: str, rng: random.Random) -> str:
-    """The key with one slip in its last word that has letters enough for it: a letter dropped, swapped, added or
-    changed; its case changed; another separator."""
-    head, dot, word = key.rpartition(".")
+def edited(key: str, rng: random.Random, *, anywhere: bool = False) -> str:
+    """The key with one slip in its last word, or in any: a letter dropped, swapped, added or changed; its case
+    changed; another separator."""
+    words = key.split(".")
+    number = rng.choices(range(len(words)), [len(word) for word in words])[0] if anywhere else len(words) - 1
+    return ".".join([*words[:number], _slip(words[number], rng), *words[number + 1 :]])
+
+
+def _slip(word: str, rng: random.Random) -> str:
     place = rng.randrange(len(word))
     letter = rng.choice([c for c in string.ascii_lowercase if c != word[place]])
     slips = {
@@ -28,7 +43,7 @@ def edited(key: str, rng: random.Random) -> str:
         "separator": word.replace("_", "-") if "_" in word else f"{word[:place]}_{word[place:]}",
     }
     possible = [slip for slip in slips.values() if slip not in ("", word)]
-    return f"{head}{dot}{rng.choice(possible)}"
+    return rng.choice(possible)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -64,3 +79,49 @@ def test_one_slip_in_any_documented_key_is_traced_to_it(seed: int) -> None:
 def test_what_is_near_is_named_and_what_is_far_isnt(written: str, right: str | None) -> None:
     found = meant(written, list(DIALECTS["verl"].rows()))
     assert (found[0] if found else None) == right
+
+
+FRAMES: dict[str, dict[str, Any]] = {
+    "verl_ppo_trainer": {"actor_rollout_ref": {}},
+    "verl_megatron_optim": {"actor_rollout_ref": {"actor": {"strategy": "megatron"}}},
+    "verl_sft_trainer": {"model": {}, "optim": {}},
+    "verl_evaluation": {"data": {"path": "answers.parquet"}},
+    "vagen": {"rollout_manager": {}},
+    "vagen_env_config": {"env1": {"env_name": "frozenlake"}},
+    "rlinf_math": {"runner": {"task_type": "math"}},
+    "rlinf_embodied": {"runner": {"task_type": "embodied"}, "env": {}},
+    "rlinf_env": {"env_type": "libero"},
+}
+"""What makes a file one of that document."""
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", sorted(path.stem for path in KEYS.glob("*.yaml")))
+def test_a_slip_in_a_file_is_refused_and_the_key_that_was_meant_comes_first(name: str, seed: int) -> None:
+    """In every document's own kind of file, whatever part of the key it falls on; none is accepted."""
+    rng, wrong, asked = random.Random(f"{name}{seed}"), [], 0
+    dialect = DIALECTS[name.split("_")[0]]
+    for row in dialect.reference(name).load():
+        key = f"actor_rollout_ref.actor.{row.key}" if name == "verl_megatron_optim" else row.key
+        slip = edited(key, rng, anywhere=True)
+        tree = nested(flatten(FRAMES.get(name, {})) | {slip: row.default}, FRAMES.get(name, {}))
+        written, here, _ = written_over_reference(given_tree(tree), dialect)
+        if slip in here.rows():
+            continue
+        asked += 1
+        found = [each for each in unknown_keys(written, here, known_elsewhere(dialect.name)) if each.key == slip]
+        assert found, f"{slip} was accepted"
+        if found[0].nearest[:1] != (key,):
+            wrong.append((slip, key, found[0]))
+    assert len(wrong) <= max(1, 0.02 * asked), wrong
+
+
+def nested(values: dict[str, Any], frame: dict[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = deepcopy(frame)
+    for key, value in values.items():
+        *sections, last = key.split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return tree

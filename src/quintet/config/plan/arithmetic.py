@@ -1,4 +1,4 @@
-"""The arithmetic that people get wrong, done before anything heavy is loaded."""
+"""How many games, optimizer steps, validations and checkpoints a run makes. Done at every load, so it stays cheap."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quintet.config.faults import Fault, raise_faults
+from quintet.config.plan.shapes import PRESET_CONTEXTS
+from quintet.config.plan.values import divisors, fault, nearest_number, source, told
 from quintet.errors import nearest
 
 if TYPE_CHECKING:
     from quintet.config.compose import Composed
+    from quintet.config.native import Experiment
 
-__all__ = ["PRESET_CONTEXTS", "Plan", "plan"]
-
-PRESET_CONTEXTS = {"grid-1m": 2048, "grid-3m": 4096}
-"""Context windows of the policies made on the spot, tokens."""
+__all__ = ["Plan", "plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Plan:
 
     games_per_step: int
     games: int
-    groups_per_mini_batch: int
+    groups_per_mini_batch: float
+    """Not whole where mini-batches are cut through groups."""
     games_per_mini_batch: int
     optimizer_steps: int
     """At most: groups without signal make some of them unnecessary."""
@@ -37,8 +38,8 @@ class Plan:
     """Including the one after the warm start."""
 
 
-def plan(composed: Composed) -> Plan:
-    """Do the arithmetic.
+def plan(composed: Composed, steps: int | None = None) -> Plan:
+    """Do the arithmetic; `steps` where they follow from the rows of files and not from `training.steps`.
 
     Raises:
         ConfigError: something doesn't divide or doesn't fit; one message names every such key and the
@@ -47,18 +48,26 @@ def plan(composed: Composed) -> Plan:
     raise_faults([*_division(composed), *_groups(composed), *_preset(composed), *_context(composed)])
     config = composed.experiment
     training = config.training
+    planned = training.steps if steps is None else steps
+    done = 0 if config.validation.only else planned
     per_step = training.groups_per_step * training.samples_per_group
-    groups = training.groups_per_step // training.mini_batches
     return Plan(
         games_per_step=per_step,
-        games=per_step * training.steps,
-        groups_per_mini_batch=groups,
-        games_per_mini_batch=groups * training.samples_per_group,
-        optimizer_steps=training.steps * training.epochs * training.mini_batches,
+        games=per_step * done,
+        groups_per_mini_batch=training.groups_per_step / training.mini_batches,
+        games_per_mini_batch=per_step // training.mini_batches,
+        optimizer_steps=done * training.epochs * training.mini_batches,
         warm_start_updates=config.warm_start.updates if config.warm_start else 0,
-        validations=_occasions(training.steps, config.validation.every_steps),
-        checkpoints=_occasions(training.steps, config.checkpoint.every_steps),
+        validations=_validations(config, done),
+        checkpoints=_occasions(done, config.checkpoint.every_steps),
     )
+
+
+def _validations(config: Experiment, steps: int) -> int:
+    validation = config.validation
+    if validation.only:
+        return 1
+    return _occasions(steps, validation.every_steps) - (0 if validation.before_training else 1)
 
 
 def _occasions(steps: int, every: int) -> int:
@@ -68,51 +77,41 @@ def _occasions(steps: int, every: int) -> int:
     return 1 + between + last
 
 
-def _source(composed: Composed, key: str) -> str:
-    return composed.provenance.get(key, "default")
-
-
 def _division(composed: Composed) -> Iterator[Fault]:
     training = composed.experiment.training
-    groups, parts = training.groups_per_step, training.mini_batches
-    if groups % parts == 0:
+    groups, samples, parts = training.groups_per_step, training.samples_per_group, training.mini_batches
+    if groups * samples % parts == 0:
         return
-    key, other = "training.mini_batches", "training.groups_per_step"
-    source = _source(composed, key)
-    below, above = groups - groups % parts, groups + parts - groups % parts
-    multiples = f"{below} or {above}" if below else str(above)
+    key, games = "training.mini_batches", groups * samples
+    of_a_step = f"{told(composed, 'training.groups_per_step')} × {told(composed, 'training.samples_per_group')}"
+    unit = parts // math.gcd(parts, samples)
+    below = groups - groups % unit
+    multiples = f"{below} or {below + unit}" if below else str(unit)
+    fitting = nearest_number(parts, divisors(games))
     yield Fault(
         key,
         parts,
-        source,
-        f"{key} = {parts} ({source}) doesn't divide {other} = {groups} ({_source(composed, other)})",
-        f"nearest: training.mini_batches={_nearest_divisor(groups, parts)}, or training.groups_per_step={multiples}",
+        source(composed, key),
+        f"{told(composed, key)} doesn't divide the {games:,} games of a step, {of_a_step}",
+        f"nearest: {key}={fitting}, or training.groups_per_step={multiples}",
     )
-
-
-def _nearest_divisor(number: int, wanted: int) -> int:
-    small = [n for n in range(1, min(math.isqrt(number), 10**6) + 1) if number % n == 0]
-    return min([*small, *(number // n for n in small)], key=lambda n: abs(n - wanted))
 
 
 def _groups(composed: Composed) -> Iterator[Fault]:
     config = composed.experiment
     if config.algorithm.advantage.name == "grpo" and config.training.samples_per_group < 2:
-        key = "training.samples_per_group"
-        source = _source(composed, key)
         problem = "grpo compares games from the same start and has nothing to compare"
         hint = "give at least 2, or algorithm.advantage.name=gae"
-        yield Fault(key, 1, source, f"{key} = 1 ({source}): {problem}", hint)
+        yield fault(composed, "training.samples_per_group", problem, hint)
 
 
 def _preset(composed: Composed) -> Iterator[Fault]:
     preset = composed.experiment.policy.preset
     if preset is None or preset in PRESET_CONTEXTS:
         return
-    key = "policy.preset"
-    source, close = _source(composed, key), nearest(preset, PRESET_CONTEXTS)
+    key, close = "policy.preset", nearest(preset, PRESET_CONTEXTS)
     hint = (f"did you mean {close}? " if close else "") + f"known: {', '.join(PRESET_CONTEXTS)}"
-    yield Fault(key, preset, source, f"{key} = {preset!r} ({source}): no such preset", hint)
+    yield fault(composed, key, "no such preset", hint)
 
 
 def _context(composed: Composed) -> Iterator[Fault]:
@@ -124,12 +123,9 @@ def _context(composed: Composed) -> Iterator[Fault]:
     key, other = "rollout.max_prompt_tokens", "rollout.max_response_tokens"
     if response >= limit:
         key, other, prompt, response = other, key, response, prompt
-    source = _source(composed, key)
-    yield Fault(
-        key,
-        prompt,
-        source,
-        f"{key} = {prompt} ({source}) and {other} = {response} ({_source(composed, other)}) together exceed the "
-        f"{limit} tokens of policy.preset = {config.policy.preset}",
-        f"nearest: {key}={max(1, limit - response)}",
-    )
+    problem = f"together exceed the {limit} tokens of policy.preset = {config.policy.preset}"
+    hint = f"nearest: {key}={limit - response}" if response < limit else "make both smaller"
+    larger = [name for name, tokens in PRESET_CONTEXTS.items() if tokens >= prompt + response]
+    hint += f", or policy.preset={larger[0]}" if larger else ", or give a larger model as policy.path"
+    message = f"{told(composed, key)} and {told(composed, other)} {problem}"
+    yield Fault(key, prompt, source(composed, key), message, hint)

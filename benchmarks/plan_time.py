@@ -1,0 +1,59 @@
+"""How long `quintet plan` takes on every example, whole command.
+
+    python benchmarks/plan_time.py [--times 3] [--out FILE]
+
+Writes one JSON file: per example the median of the wall times, and the largest of those medians. It measures; it
+asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests/unit/config"))
+
+from corpus import EXAMPLES, NAMES, corpus  # noqa: E402
+
+
+def seconds(path: Path, times: int) -> float:
+    """Median of the wall times of the whole command."""
+    measured = []
+    environment = os.environ | {"EMBODIED_PATH": str(EXAMPLES / "rlinf"), "REPO_PATH": str(EXAMPLES / "rlinf")}
+    for _ in range(times):
+        started = time.perf_counter()
+        command = [sys.executable, "-m", "quintet", "plan", str(path)]
+        subprocess.run(command, check=True, capture_output=True, env=environment)
+        measured.append(time.perf_counter() - started)
+    return round(statistics.median(measured), 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    medians = {NAMES[path]: seconds(path, arguments.times) for path in corpus()}
+    result = {
+        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()},
+        "times": arguments.times,
+        "largest_median_seconds": max(medians.values()),
+        "median_seconds": medians,
+    }
+    text = json.dumps(result, indent=1) + "\n"
+    if arguments.out:
+        arguments.out.write_text(text)
+    else:
+        sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""Which component runs on which devices, and what of that can't work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quintet.config.faults import Fault
+from quintet.config.plan.models import Models
+from quintet.config.plan.splits import Split, engine_split, learner_split, nearest_size, problems
+from quintet.config.plan.values import divisors, fault, nearest_number, told
+
+if TYPE_CHECKING:
+    from quintet.config.compose import Composed
+    from quintet.config.native import Experiment
+
+__all__ = ["Component", "Placement", "place", "placement_faults", "ranges"]
+
+LEARNERS = ("actor", "reference", "critic")
+MOST = 1 << 16
+"""Devices of the largest cluster that is believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A part of the run that holds devices."""
+
+    name: str
+    """As its section of `placement` is called."""
+    devices: tuple[int, ...]
+    """Ascending, counted over all nodes; none is the CPU."""
+    split: Split
+
+    @property
+    def copies(self) -> int:
+        """Data-parallel ranks of a learner, engines of the rollout."""
+        return max(1, len(self.devices) // self.split.devices_per_copy)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where everything runs."""
+
+    nodes: int
+    devices_per_node: int
+    colocated: bool
+    """Components on the same devices take turns."""
+    components: tuple[Component, ...]
+
+    @property
+    def devices(self) -> range:
+        return range(min(self.nodes * self.devices_per_node, MOST))
+
+    @property
+    def idle(self) -> tuple[int, ...]:
+        """Devices that nobody uses."""
+        used = {device for component in self.components for device in component.devices}
+        return tuple(device for device in self.devices if device not in used)
+
+    def of(self, name: str) -> Component | None:
+        """The component of that name, where there is one."""
+        return next((component for component in self.components if component.name == name), None)
+
+    def by_node(self, component: Component) -> dict[int, tuple[int, ...]]:
+        """A component's devices on each machine that it uses."""
+        found: dict[int, list[int]] = {}
+        for device in component.devices:
+            found.setdefault(device // self.devices_per_node, []).append(device)
+        return {node: tuple(devices) for node, devices in found.items()}
+
+    def groups(self) -> dict[tuple[str, ...], tuple[int, ...]]:
+        """Devices by the components that they hold."""
+        holders: dict[int, list[str]] = {}
+        for component in self.components:
+            for device in component.devices:
+                holders.setdefault(device, []).append(component.name)
+        found: dict[tuple[str, ...], list[int]] = {}
+        for device in sorted(holders):
+            found.setdefault(tuple(holders[device]), []).append(device)
+        return {names: tuple(devices) for names, devices in found.items()}
+
+
+def place(config: Experiment) -> Placement:
+    """Put every component on its devices, whether that can work or not."""
+    placement = config.placement
+    components = tuple(Component(name, _devices(config, name), _split(config, name)) for name in _present(config))
+    return Placement(placement.nodes, placement.devices_per_node, placement.colocated, components)
+
+
+def _present(config: Experiment) -> list[str]:
+    """The components that hold devices; worlds of text need none."""
+    if config.evaluation is not None:
+        return []
+    if config.sft is not None:
+        return ["actor"]
+    wanted = {
+        "actor": True,
+        "rollout": True,
+        "reference": config.algorithm.kl is not None,
+        "critic": config.needs_critic and not config.critic.shares_policy,
+        "reward": config.reward is not None and config.reward.model is not None,
+        "worlds": config.world.name == "simulator" or config.placement.worlds.devices is not None,
+    }
+    return [name for name, there in wanted.items() if there]
+
+
+def _devices(config: Experiment, name: str) -> tuple[int, ...]:
+    placement = config.placement
+    if config.sft is not None:
+        return tuple(range(config.sft.devices))
+    given = getattr(placement, name).devices
+    everywhere = range(min(placement.nodes * placement.devices_per_node, MOST))
+    return tuple(everywhere) if given is None else tuple(sorted(set(given)))
+
+
+def _split(config: Experiment, name: str) -> Split:
+    if name == "rollout":
+        options, worker = config.rollout.engine_options, config.placement.rollout.devices_per_worker
+        size = options.tensor_parallel * options.pipeline_parallel
+        return engine_split(worker if size == 1 else options.tensor_parallel, options.pipeline_parallel)
+    if name in LEARNERS:
+        learner = getattr(config, name)
+        return learner_split(learner.backend, learner.parallel, learner.sharding.group_size)
+    return Split("engine")
+
+
+def placement_faults(composed: Composed, placement: Placement, models: Models) -> Iterator[Fault]:
+    """What can't work: devices that aren't there, splits that don't divide, mini-batches that don't."""
+    yield from _cluster(composed)
+    for component in placement.components:
+        beyond = list(_beyond(composed, placement, component))
+        yield from beyond
+        if not beyond and component.devices:
+            yield from _workers(composed, component)
+            yield from _splits(composed, component, models)
+    yield from _mini_batches(composed, placement)
+
+
+def _cluster(composed: Composed) -> Iterator[Fault]:
+    placement = composed.experiment.placement
+    visible = placement.visible_devices
+    if placement.nodes * placement.devices_per_node > MOST:
+        key = "placement.nodes" if placement.nodes > placement.devices_per_node else "placement.devices_per_node"
+        yield fault(composed, key, f"that would be {placement.nodes * placement.devices_per_node:,} devices")
+    if visible and len(visible) < placement.devices_per_node:
+        problem = f"{told(composed, 'placement.visible_devices')} are fewer"
+        hint = f"nearest: placement.devices_per_node={len(visible)}"
+        yield fault(composed, "placement.devices_per_node", problem, hint)
+
+
+def _beyond(composed: Composed, placement: Placement, component: Component) -> Iterator[Fault]:
+    there = len(placement.devices)
+    if not component.devices or component.devices[-1] < there:
+        return
+    key = "sft.devices" if composed.experiment.sft else f"placement.{component.name}.devices"
+    nodes = component.devices[-1] // placement.devices_per_node + 1
+    size = f"{placement.nodes} × {placement.devices_per_node}"
+    problem = f"there are {there} devices ({size}), the last is {there - 1}"
+    yield fault(composed, key, problem, f"nearest: placement.nodes={nodes}, or name devices up to {there - 1}")
+
+
+def _workers(composed: Composed, component: Component) -> Iterator[Fault]:
+    key, count = f"placement.{component.name}.devices_per_worker", len(component.devices)
+    size = getattr(composed.experiment.placement, component.name).devices_per_worker
+    if composed.experiment.sft is None and count % size:
+        near = nearest_number(size, divisors(count))
+        yield fault(composed, key, f"it doesn't divide the {count} devices", f"nearest: {key}={near}")
+
+
+def _splits(composed: Composed, component: Component, models: Models) -> Iterator[Fault]:
+    count, shape = len(component.devices), models.of(component.name)
+    if component.name not in (*LEARNERS, "rollout"):
+        return
+    for part, problem in problems(component.split, count, shape):
+        key = _key(component.name, part)
+        size = nearest_size(component.split, part, count, shape)
+        yield fault(composed, key, problem, f"nearest: {key}={size}" if size else None)
+
+
+def _key(component: str, part: str) -> str:
+    """The native key of a part of a split."""
+    if component == "rollout":
+        return f"rollout.engine_options.{part}_parallel"
+    return f"{component}.sharding.group_size" if part == "group" else f"{component}.parallel.{part}"
+
+
+def _mini_batches(composed: Composed, placement: Placement) -> Iterator[Fault]:
+    """The games of a mini-batch must be shared out evenly among data-parallel ranks."""
+    config = composed.experiment
+    training = config.training
+    games, parts = training.groups_per_step * training.samples_per_group, training.mini_batches
+    for name in ("actor", "critic"):
+        component = placement.of(name)
+        if component is None or config.sft is not None or (games // parts) % component.copies == 0:
+            continue
+        ranks = component.copies
+        problem = (
+            f"its {games // parts} games can't be shared out evenly among the {ranks} data-parallel ranks of {name}"
+        )
+        yield fault(composed, "training.mini_batches", problem, _fitting(training.groups_per_step, games, parts, ranks))
+        return
+
+
+def _fitting(groups: int, games: int, parts: int, ranks: int) -> str:
+    """The nearest numbers of mini-batches and of groups with which every rank has as much to do."""
+    legal = [part for part in divisors(games) if games // part % ranks == 0]
+    unit = parts * ranks // math.gcd(parts * ranks, games // groups)
+    multiples = [number for number in (groups - groups % unit, groups - groups % unit + unit) if number]
+    more = " or ".join(map(str, multiples))
+    fewer = f"training.mini_batches={nearest_number(parts, legal)}, or " if legal else ""
+    return f"nearest: {fewer}training.groups_per_step={more}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as people write them: `0-3,6`."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)

@@ -1,0 +1,213 @@
+"""If these fail, people see another run than the one they will get, or wait for torch to see any."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.cli import main as command
+
+MODEL = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+}
+RAGEN = {
+    "model": {"base_model": "some/model"},
+    "training": {"micro_batch_size": 4, "length_penalty": True},
+    "optimization": {"actor_lr": 1e-6},
+    "logging": {"mode": ["console"]},
+    "sft": {"env_type": "frozenlake"},
+}
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["quintet", "plan", *words])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    return int(end.value.code or 0)
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert call(monkeypatch, *words, "--json") == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def cluster(tmp_path: Path) -> list[str]:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    words = ["policy.preset=null", f"policy.path={tmp_path}", "policy.dtype=bfloat16", "placement.nodes=2"]
+    split = ["actor.backend=megatron", "actor.parallel.tensor=2", "actor.parallel.pipeline=2"]
+    return [*words, *split, "placement.devices_per_node=8", "rollout.engine=vllm"]
+
+
+def lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    assert call(monkeypatch, *words) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_table_tells_run_arithmetic_placement_and_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = lines(monkeypatch, capsys, "training.steps=1000")
+    assert shown[0] == "frozenlake  reinforcement learning"
+    for row in (
+        "  policy     grid-1m, 0.8 million parameters, float32",
+        "  games a step                512  32 start states × 16 samples each",
+        "  sequences a step        ≤ 4,096  as the window slides, one a turn",
+        "  mini-batches                  8  of 64 games each, 4 groups",
+        "  optimizer steps         ≤ 8,000  groups without signal need none",
+        "  games                   512,000",
+        "  actor      0            1  one process",
+    ):
+        assert row in shown, "\n".join(shown)
+    assert not any("Warnings" in line or "Not yet" in line for line in shown)
+
+
+def test_the_table_is_plain_and_narrow_where_nobody_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No colours in a file, no blanks at the ends of lines, nothing beyond 100 columns."""
+    shown = lines(monkeypatch, capsys, *cluster(tmp_path), "--device-memory", "200")
+    assert max(map(len, shown)) <= 100
+    assert all(line == line.rstrip() and line.isprintable() for line in shown)
+
+
+def test_the_table_shows_nodes_splits_and_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = lines(monkeypatch, capsys, *cluster(tmp_path), "--device-memory", "200")
+    assert "  component  node 0  node 1  copies  each split" in shown
+    assert "  actor      0-7     8-15         4  megatron, tensor 2 × pipeline 2" in shown
+    assert any(line.startswith("  devices 0-15  ") and " of 200.0 GiB  █" in line for line in shown)
+
+
+def test_many_nodes_fit_into_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = lines(monkeypatch, capsys, *cluster(tmp_path), "placement.nodes=16")
+    assert "  component  16 nodes × 8  copies  each split" in shown
+    assert max(map(len, shown)) <= 100
+
+
+def test_json_has_what_the_table_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = planned(monkeypatch, capsys, *cluster(tmp_path))
+    assert found["run"]["kind"] == "reinforcement learning"
+    assert found["arithmetic"]["optimizer_steps_per_step"] == 8
+    learner = found["arithmetic"]["learners"]["actor"]
+    assert (learner["data_parallel_ranks"], learner["games_per_rank"]) == (4, 16)
+    assert found["placement"]["components"]["actor"]["devices_by_node"] == {
+        "0": list(range(8)),
+        "1": list(range(8, 16)),
+    }
+    own = ((7_615_616_512 - 2 * 152064 * 3584) // 2 + 152064 * 3584) // 2
+    assert found["memory"]["components"]["actor"]["weights"] == 2 * own
+    assert {one["key"] for one in found["not_yet"]} >= {"rollout.engine", "placement.nodes", "actor.backend"}
+
+
+def test_what_waits_is_listed_and_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan is for runs of tomorrow, too."""
+    shown = lines(monkeypatch, capsys, *cluster(tmp_path))
+    assert "Not yet: this version can't run it because" in shown
+    assert any("actor.backend = 'megatron' (command line): waits for the Megatron learner" in line for line in shown)
+
+
+def test_a_foreign_configuration_is_planned_with_what_waits_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its model is on the hub and not here: that is told, and the rest is planned."""
+    (tmp_path / "base.yaml").write_text(json.dumps(RAGEN))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    found = planned(monkeypatch, capsys, str(tmp_path / "base.yaml"))
+    assert found["arithmetic"]["games_per_step"] == 128
+    assert "training.length_penalty" in {one["key"] for one in found["not_yet"]}
+    assert found["memory"]["unknown"]["policy.path"]["hint"] == "hf download some/model config.json"
+    assert found["memory"]["components"] == {}
+    assert found["not_here"] == []
+
+
+def test_what_cant_work_is_refused_by_the_foreign_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "base.yaml").write_text(json.dumps(RAGEN | {"system": {"n_gpus": 6}}))
+    assert call(monkeypatch, str(tmp_path / "base.yaml")) == 2
+    message = capsys.readouterr().err
+    assert "can't be shared out evenly among the 6 data-parallel ranks of actor" in message
+    assert "training.ppo_batch_size" in message
+
+
+def test_what_doesnt_fit_is_refused_only_where_a_size_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = cluster(tmp_path)
+    assert call(monkeypatch, *words) == 0
+    assert call(monkeypatch, *words, "--device-memory", "24") == 2
+    message = capsys.readouterr().err
+    assert "device 0 needs" in message
+    assert "what helps most: " in message
+
+
+def test_files_that_are_here_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.jsonl").write_text('{"prompt": "?"}\n' * 70)
+    words = [f"data.train_files=[{tmp_path}/x.jsonl]", "data.epochs=2"]
+    found = planned(monkeypatch, capsys, *words)["arithmetic"]
+    assert (found["rows"], found["steps"], found["optimizer_steps"], found["rows_dropped_per_pass"]) == (70, 4, 32, 6)
+    shown = lines(monkeypatch, capsys, *words)
+    assert "  steps                         4  2 × 70 rows, 32 in each step" in shown
+    elsewhere = planned(monkeypatch, capsys, "data.train_files=[/nowhere/x.parquet]", "data.epochs=2")["arithmetic"]
+    assert (elsewhere["steps"], elsewhere["optimizer_steps"], elsewhere["checkpoints"]) == (None, None, None)
+    shown = lines(monkeypatch, capsys, "data.train_files=[/nowhere/x.parquet]", "data.epochs=2")
+    assert any(line.startswith("  steps                   unknown") for line in shown)
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (["sft.batch=8"], "supervised fine-tuning"),
+        (["evaluation.path=x.parquet"], "evaluation of stored answers"),
+        (["validation.only=true"], "validation alone"),
+    ],
+)
+def test_other_kinds_of_run_are_planned_as_what_they_are(
+    words: list[str], kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert planned(monkeypatch, capsys, *words)["run"]["kind"] == kind
+    assert lines(monkeypatch, capsys, *words)[0] == f"frozenlake  {kind}"
+
+
+def test_text_of_a_configuration_cant_move_the_cursor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is it read as markup."""
+    shown = lines(monkeypatch, capsys, r'data.train_files=["\x1b]0;x\x07[bold]a.jsonl"]')
+    assert any("[bold]a.jsonl" in line for line in shown)
+    assert all(line.isprintable() for line in shown)
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_a_plan_loads_nothing_heavy(words: list[str]) -> None:
+    code = (
+        "import sys; sys.argv = ['quintet', 'plan', *sys.argv[1:]]\n"
+        "from quintet.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n"
+        "    heavy = {'torch', 'ray', 'numpy', 'transformers', 'tensorboard'} & set(sys.modules)\n"
+        "    print(end.code or 0, sorted(heavy), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stderr.strip() == "0 []"

@@ -1,0 +1,149 @@
+"""If these fail, `train`, `plan`, `explain` and `translate` read different things out of the same words."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from quintet.cli import main as command
+
+SCRIPT = """\
+set -x
+N=$((2 * 4))
+python3 -m verl.trainer.main_ppo \\
+    data.train_batch_size=$N \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=$N \\
+    actor_rollout_ref.rollout.name=vllm \\
+    trainer.experiment_name=$(date) $@
+"""
+RAGEN = """\
+rl_or_sft: rl
+training: {max_turns: 3, train_batch_size: 4, n_rollout: 4, ppo_batch_size: 8, use_kl_loss: false}
+optimization: {adv_estimator: grpo}
+sft: {env_type: frozenlake}
+"""
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["quintet", *words])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    return int(end.value.code or 0)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "run.sh").write_text(SCRIPT)
+    (tmp_path / "base.yaml").write_text(RAGEN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_script_is_explained_planned_and_trained_alike(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("train", "plan", "explain"):
+        assert call(monkeypatch, name, "run.sh", *(["data.seed"] if name == "explain" else [])) == 2
+        told = capsys.readouterr().err
+        assert "trainer.experiment_name (run.sh:7): $(date) is what a program says" in told
+        assert "trainer.experiment_name=…" in told
+    said = "trainer.experiment_name=mine"
+    assert call(monkeypatch, "explain", "run.sh", "data.train_batch_size", said) == 0
+    assert "data.train_batch_size = 8  (run.sh:4)" in capsys.readouterr().out
+    assert call(monkeypatch, "plan", "run.sh", said) in (0, 2)
+    assert "run.sh: a configuration of verl" in capsys.readouterr().err
+    assert call(monkeypatch, "train", "run.sh", said) == 2
+    assert "actor_rollout_ref.rollout.name = 'vllm' (run.sh:6)" in capsys.readouterr().err
+
+
+def test_a_list_may_be_native(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "mine").write_text("# mine\ntraining.steps=7\nworld.name=frozenlake\n")
+    assert call(monkeypatch, "explain", "mine", "training.steps") == 0
+    assert "training.steps = 7  (mine:2)" in capsys.readouterr().out
+    assert call(monkeypatch, "explain", "mine", "training.steps", "training.steps=8") == 0
+    assert "training.steps = 8  (command line)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("key", "parts"),
+    [
+        ("training.max_turns", ["training.max_turns = 3  (base.yaml:2)", "counts", "native   rollout.max_turns"]),
+        ("training.temperature", ["training.temperature = 0.7  (the reference)"]),
+        ("rollout.max_turns", ["rollout.max_turns = 3  (training.max_turns: base.yaml:2)"]),
+        ("training.steps", ["(follows from training.total_training_steps: reference"]),
+        ("checkpoint.keep", ["(default)"]),
+    ],
+)
+def test_a_value_is_explained_with_what_it_comes_from(
+    key: str, parts: list[str], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "explain", "base.yaml", key) == 0
+    told = capsys.readouterr().out
+    assert all(part in told for part in parts), told
+
+
+def test_a_key_is_explained_with_its_unit_and_what_others_call_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "explain", "data.train_batch_size", "--dialect", "verl") == 0
+    told = capsys.readouterr().out
+    for part in ("default  1024", "counts   prompts", "native   training.groups_per_step", "roll: rollout_batch_size"):
+        assert part in told, told
+    assert call(monkeypatch, "explain", "training.groups_per_step") == 0
+    assert "ragen: training.train_batch_size" in capsys.readouterr().out
+    assert call(monkeypatch, "explain", "training.groups_per_step", "--json") == 0
+    assert "roll: rollout_batch_size" in json.loads(capsys.readouterr().out)["feeds_from"]
+
+
+def test_the_list_tells_how_many_keys_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "explain", "--list", "--json") == 0
+    told = capsys.readouterr()
+    objects = [json.loads(line) for line in told.out.splitlines()]
+    assert told.err.startswith(f"{len(objects)} documented keys, ")
+    assert all("unit" in one for one in objects)
+    assert call(monkeypatch, "explain", "--list") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == told.err.strip()
+    assert call(monkeypatch, "explain", "--list", "--dialect", "native", "--json") == 0
+    assert any(json.loads(line)["key"] == "seed" for line in capsys.readouterr().out.splitlines())
+
+
+def test_a_run_is_translated_and_read_again(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "translate", "base.yaml", "training.n_rollout=6", "-o", "own.yaml") == 0
+    assert call(monkeypatch, "explain", "own.yaml", "training.samples_per_group") == 0
+    assert "training.samples_per_group = 6" in capsys.readouterr().out
+    assert call(monkeypatch, "translate", "own.yaml", "--to", "ragen") == 0
+    told = capsys.readouterr()
+    assert "n_rollout: 6" in told.out
+    (here / "again.yaml").write_text(told.out)
+    assert call(monkeypatch, "explain", "again.yaml", "rollout.max_turns") == 0
+    assert "rollout.max_turns = 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["base.yaml", "--to", "regen"], "did you mean ragen?"),
+        (["base.yaml", "--to", "ragen"], "in the dialect of ragen already"),
+        (["base.yaml", "-o", "run.sh"], "run.sh exists already"),
+        (["base.yaml", "-o", "no/where.yaml"], "can't write no/where.yaml"),
+        (["nothing.yaml"], "no such file: nothing.yaml"),
+        (["base.yaml", "--to", "verl"], "verl answers prompts from files"),
+    ],
+)
+def test_translations_that_cant_be_made_are_messages(
+    words: list[str],
+    part: str,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call(monkeypatch, "translate", *words) == 2
+    assert part in capsys.readouterr().err
+    assert (here / "run.sh").read_text() == SCRIPT

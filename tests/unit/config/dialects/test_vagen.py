@@ -1,0 +1,337 @@
+"""If these fail, a VAGEN user's run is something else than what their files say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from foreign import changed, converted, natively, translated
+
+from quintet.config.dialects.dialect import DIALECTS
+from quintet.config.dialects.loading import load_foreign
+from quintet.config.dialects.vagen_world_keys import VAGEN_WORLD_KEYS, world_keys
+from quintet.config.keys import keys
+from quintet.errors import ConfigError
+
+LAKE: dict[str, Any] = {"env1": {"env_name": "frozenlake"}, "rollout_manager": {"max_turns": 3}}
+PUZZLE: dict[str, Any] = {"boxes": {"env_name": "sokoban"}, "rollout_manager": {"max_turns": 3}}
+
+ACTOR, MODEL, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "ref", "rollout"))
+ENGINE, MANAGER, ENV = "rollout.engine_options", "rollout_manager", "env1.env_config"
+IN_LOSS = {f"{ACTOR}.use_kl_loss": True}
+STEERED = {"algorithm.kl_ctrl.type": "adaptive"}
+
+Row = tuple[str, Any, Any, str, Any]
+
+REACHED: list[Row] = [
+    ("algorithm.adv_estimator", "masked_gae", "multi_turn_grpo", "algorithm.advantage.name", "gae"),
+    ("algorithm.high_level_gamma", 0.95, 2, "algorithm.advantage.turn_gamma", 0.95),
+    ("algorithm.kl_ctrl.kl_coef", 0.01, -1, "algorithm.kl.coefficient", 0.01),
+    ("data.train_files", "data/lake/train.parquet", 1, "world.name", "frozenlake"),
+    ("data.val_files", ["data/lake/test.parquet"], 1, "world.name", "frozenlake"),
+    ("data.train_batch_size", 32, 0, "training.groups_per_step", 32),
+    ("data.max_prompt_length", 512, 0, "rollout.max_start_tokens", 512),
+    ("data.max_response_length", 200, 0, "rollout.max_prompt_tokens", 1600),
+    ("data.max_trajectory_length", 2400, 0, "rollout.max_prompt_tokens", 1752),
+    ("data.image_key", "pictures", 1, "data.image_key", "pictures"),
+    ("data.truncation", "left", "start", "data.truncation", "left"),
+    (f"{MODEL}.path", "some/model", 1, "policy.path", "some/model"),
+    (f"{MODEL}.use_remove_padding", False, 1, "actor.memory.remove_padding", False),
+    (f"{MODEL}.enable_gradient_checkpointing", False, 0, "actor.gradient_checkpointing", False),
+    (f"{ACTOR}.optim.lr", 3e-6, 0, "actor.optimizer.learning_rate", 3e-6),
+    (f"{ACTOR}.ppo_mini_batch_size", 16, 0, "training.mini_batches", 8),
+    (f"{ACTOR}.ppo_micro_batch_size_per_gpu", 2, None, "actor.budget.sequences", 2),
+    (f"{ACTOR}.use_kl_loss", True, 1, "algorithm.kl.place", "loss"),
+    (f"{ACTOR}.kl_loss_coef", 0.1, -1, "algorithm.kl.coefficient", 0.1),
+    (f"{ACTOR}.kl_loss_type", "low_var_kl", "full", "algorithm.kl.estimator", "k3"),
+    (f"{ACTOR}.fsdp_config.param_offload", True, 1, "actor.memory.offload_parameters", True),
+    (f"{ACTOR}.fsdp_config.optimizer_offload", True, 1, "actor.memory.offload_optimizer", True),
+    (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", 4, 0, "actor.inference_budget.sequences", 4),
+    (f"{ROLLOUT}.tensor_model_parallel_size", 4, 0, f"{ENGINE}.tensor_parallel", 4),
+    (f"{ROLLOUT}.name", "sglang", "trtllm", "rollout.engine", "sglang"),
+    (f"{ROLLOUT}.gpu_memory_utilization", 0.4, 2, f"{ENGINE}.memory_share", 0.4),
+    (f"{ROLLOUT}.enable_chunked_prefill", True, 1, f"{ENGINE}.chunked_prefill", True),
+    (f"{ROLLOUT}.enforce_eager", True, 1, f"{ENGINE}.eager", True),
+    (f"{ROLLOUT}.free_cache_engine", True, 1, f"{ENGINE}.sleep_between_steps", True),
+    (f"{ROLLOUT}.n", 2, 0, "rollout.samples", 2),
+    (f"{ROLLOUT}.top_p", 0.9, 0, "rollout.top_p", 0.9),
+    (f"{ROLLOUT}.temperature", 1.0, 0, "rollout.temperature", 1.0),
+    (f"{REF}.log_prob_micro_batch_size_per_gpu", 4, 0, "reference.inference_budget.sequences", 4),
+    (f"{REF}.fsdp_config.param_offload", False, 0, "reference.memory.offload_parameters", False),
+    ("critic.optim.lr", 3e-5, 0, "critic.optimizer.learning_rate", 3e-5),
+    ("critic.ppo_micro_batch_size_per_gpu", 4, 0, "critic.budget.sequences", 4),
+    ("critic.model.use_remove_padding", False, 0, "critic.memory.remove_padding", False),
+    ("critic.model.path", "other/model", 1, "critic.path", "other/model"),
+    ("critic.model.enable_gradient_checkpointing", False, 0, "critic.gradient_checkpointing", False),
+    ("critic.model.fsdp_config.param_offload", True, 1, "critic.memory.offload_parameters", True),
+    ("critic.model.fsdp_config.optimizer_offload", True, 1, "critic.memory.offload_optimizer", True),
+    ("trainer.critic_warmup", 5, -1, "critic.warmup_steps", 5),
+    ("trainer.logger", "console", "konsole", "tracking.loggers", ("jsonl", "console")),
+    ("trainer.project_name", "mine", 1, "tracking.project", "mine"),
+    ("trainer.experiment_name", "mine", 1, "name", "mine"),
+    ("trainer.n_gpus_per_node", 8, 0, "placement.devices_per_node", 8),
+    ("trainer.nnodes", 2, 0, "placement.nodes", 2),
+    ("trainer.save_freq", -1, -2, "checkpoint.every_steps", 0),
+    ("trainer.test_freq", 10, "often", "validation.every_steps", 10),
+    ("trainer.total_training_steps", 100, 0, "training.steps", 100),
+    ("trainer.val_before_train", False, 0, "validation.before_training", False),
+    ("trainer.val_generations_to_log_to_wandb", 4, -1, "tracking.validation_generations", 4),
+    (f"{MANAGER}.max_turns", 5, 0, "rollout.max_turns", 5),
+    (f"{MANAGER}.window_size", 0, -1, "rollout.window_size", 1),
+    (f"{MANAGER}.use_multi_turn_reward", True, 1, "algorithm.turn_rewards", True),
+    (f"{MANAGER}.use_loss_mask", False, 0, "algorithm.train_on_observations", True),
+    (f"{MANAGER}.use_gae_mask", False, 0, "algorithm.advantage_over_own_tokens", False),
+    (f"{MANAGER}.n_trajectory", 4, 0, "training.samples_per_group", 4),
+]
+WORLDS: list[Row] = [
+    ("env1.env_name", "svg", "chess", "world.name", "svg"),
+    (f"{ENV}.render_mode", "vision", "sound", "world.render", "vision"),
+    ("env1.train_size", 1000, 0, "training.start_states", 1000),
+    ("env1.test_size", 128, 0, "validation.games", 128),
+    (f"{ENV}.prompt_format", "grounding", "loud", "rollout.thoughts", "grounding"),
+    (f"{ENV}.max_actions_per_step", 1, 0, "rollout.max_actions_per_turn", 1),
+    (f"{ENV}.action_sep", "|", 1, "rollout.action_separator", "|"),
+    (f"{ENV}.format_reward", 0.25, -1, "rollout.format_reward", 0.25),
+    (f"{ENV}.size", 6, 1, "world.size", 6),
+    (f"{ENV}.p", 0.7, 0, "world.floor_density", 0.7),
+    (f"{ENV}.is_slippery", True, 1, "world.slippery", True),
+    ("trainer.total_epochs", 2, 0, "training.steps", 1250),
+    ("algorithm.kl_penalty", "abs", "abss", "algorithm.kl.estimator", "abs"),
+    ("algorithm.kl_ctrl.type", "adaptive", "wild", "algorithm.kl.target", 0.1),
+    ("algorithm.kl_ctrl.horizon", 500, 0, "algorithm.kl.horizon", 500),
+    ("algorithm.kl_ctrl.target_kl", 0.5, 0, "algorithm.kl.target", 0.5),
+]
+OF_SOKOBAN: list[Row] = [
+    ("boxes.env_config.dim_room", [7, 8], [3, 8], "world.width", 8),
+    ("boxes.env_config.num_boxes", 2, 0, "world.boxes", 2),
+    ("boxes.env_config.max_steps", 50, 0, "world.max_steps", 50),
+    ("boxes.env_config.search_depth", 40, 0, "world.pull_steps", 40),
+]
+WITH: dict[str, dict[str, Any]] = {
+    "data.max_prompt_length": {"data.max_trajectory_length": 2000},
+    f"{ACTOR}.kl_loss_coef": IN_LOSS,
+    f"{ACTOR}.kl_loss_type": IN_LOSS,
+    f"{ROLLOUT}.free_cache_engine": {f"{ROLLOUT}.enforce_eager": True},
+    "trainer.nnodes": {f"{ROLLOUT}.tensor_model_parallel_size": 4},
+    "env1.train_size": {"trainer.total_training_steps": 300},
+    "trainer.total_epochs": {"trainer.total_training_steps": None},
+    "algorithm.kl_ctrl.horizon": STEERED,
+    "algorithm.kl_ctrl.target_kl": STEERED,
+}
+"""What a key needs to count."""
+CASES = [
+    *((LAKE, WITH.get(row[0], {}), row) for row in (*REACHED, *WORLDS)),
+    *((PUZZLE, {}, row) for row in OF_SOKOBAN),
+]
+
+
+@pytest.mark.parametrize(("plain", "others", "row"), CASES, ids=[row[0] for _, _, row in CASES])
+def test_a_key_reaches_the_run(tmp_path: Path, plain: dict[str, Any], others: dict[str, Any], row: Row) -> None:
+    key, value, illegal, native, expected = row
+    found = converted(tmp_path, "vagen", changed(plain, {**others, key: value}))
+    assert natively(found, native) == expected
+    places = found.composed.provenance
+    assert key in places.get(native, "") or key in places.get(native.rpartition(".")[0], "")
+    assert translated(found, "vagen").lost == {}
+    with pytest.raises(ConfigError) as error:
+        converted(tmp_path, "vagen", changed(plain, {**others, key: illegal}))
+    assert key in str(error.value)
+
+
+def test_each_key_has_a_row_in_these_tables() -> None:
+    documented = {row.key for reference in DIALECTS["vagen"].references for row in reference.load()}
+    own = {row.key for row in world_keys(VAGEN_WORLD_KEYS)}
+    tested = {row[0].replace("boxes.", "env1.") for _, _, row in CASES}
+    assert documented | own == tested
+
+
+def test_the_worlds_own_keys_feed_native_ones() -> None:
+    names = {key.name for key in keys()}
+    assert all(set(row.native) <= names for row in world_keys(VAGEN_WORLD_KEYS))
+
+
+FAULTS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
+    (LAKE, {f"{ACTOR}.ppo_mini_batch_size": 48}, ("ppo_mini_batch_size = 48", "128 games", "n_trajectory = 8", "=32")),
+    (LAKE, {f"{ACTOR}.ppo_mini_batch_size": 256}, ("ppo_mini_batch_size = 256", "ppo_mini_batch_size=128")),
+    (
+        LAKE,
+        {"data.max_trajectory_length": 1000},
+        ("max_trajectory_length = 1000", "max_prompt_length = 1024", "max_response_length = 648", "length=1672"),
+    ),
+    (LAKE, {"algorithm.adv_estimator": "grpo", f"{MANAGER}.n_trajectory": 1}, ("n_trajectory = 1", "at least 2")),
+    (LAKE, {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 3}, ("the 8 sequences that one GPU has", "per_gpu=2")),
+    (LAKE, {"critic.ppo_micro_batch_size_per_gpu": 3}, ("critic.ppo_micro_batch_size_per_gpu = 3", "per_gpu=2")),
+    (LAKE, {"trainer.n_gpus_per_node": 3}, ("data.train_batch_size = 16", "3 GPUs", "train_batch_size=15")),
+    (LAKE, {f"{ROLLOUT}.tensor_model_parallel_size": 3}, ("must divide the 4 GPUs",)),
+    (LAKE, {**IN_LOSS, "algorithm.use_kl_in_reward": True}, ("use_kl_in_reward = true", "use_kl_loss = true")),
+    (LAKE, {f"{ROLLOUT}.free_cache_engine": True}, ("enforce_eager = false", "free_cache_engine = true")),
+    (LAKE, {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 1000}, ("1800 tokens", "=1800")),
+    (LAKE, {"env2.env_name": "sokoban"}, ("env2.env_name = 'sokoban'", "several worlds", "env1.env_name")),
+    (LAKE, {"env1.env_name": "blackjack"}, ("env1.env_name = 'blackjack'", "waits for", "frozenlake")),
+    (LAKE, {f"{ENV}.sise": 5}, ("unknown key env1.env_config.sise", "did you mean env1.env_config.size")),
+    (PUZZLE, {"boxes.env_config.size": 5}, ("unknown key boxes.env_config.size",)),
+    (PUZZLE, {"boxes.env_config.num_boxs": 5}, ("did you mean boxes.env_config.num_boxes",)),
+    (LAKE, {f"{ENV}.size": "large"}, ("env1.env_config.size = 'large'", "an integer")),
+    (LAKE, {f"{ACTOR}.optim.total_training_steps": 7}, ("total_training_steps = 7", "total_training_steps = 300")),
+    (
+        LAKE,
+        {"trainer.total_training_steps": None, "env1.train_size": 8},
+        ("env1.train_size = 8", "train_batch_size = 16", "train_size=16"),
+    ),
+    (
+        {"rollout_manager": {"max_turns": 3}},
+        {"data.train_files": "data/puzzle/train.parquet"},
+        ("data.train_files = 'data/puzzle/train.parquet'", "env_config.yaml"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("plain", "changes", "words"), FAULTS, ids=[next(iter(one[1])) for one in FAULTS])
+def test_keys_that_contradict_each_other_are_told(
+    tmp_path: Path, plain: dict[str, Any], changes: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        converted(tmp_path, "vagen", changed(plain, changes))
+    for word in words:
+        assert word in str(error.value)
+
+
+HERE = {
+    "env1": {"env_name": "frozenlake", "env_config": {"render_mode": "text", "size": 5}, "test_size": 64},
+    "algorithm": {"adv_estimator": "bi_level_gae", "high_level_gamma": 0.95, "kl_ctrl": {"kl_coef": 0.001}},
+    "data": {"train_files": "data/lake/train.parquet", "val_files": "data/lake/test.parquet", "train_batch_size": 8},
+    "actor_rollout_ref": {
+        "model": {"path": "models/tiny", "enable_gradient_checkpointing": True, "use_remove_padding": True},
+        "actor": {"ppo_mini_batch_size": 16, "ppo_micro_batch_size_per_gpu": 4, "use_kl_loss": False},
+        "rollout": {"name": "hf", "log_prob_micro_batch_size_per_gpu": 4, "temperature": 0.7, "top_p": 0.95},
+        "ref": {"log_prob_micro_batch_size_per_gpu": 4},
+    },
+    "critic": {"optim": {"lr": 1e-5}, "model": {"path": "models/tiny"}, "ppo_micro_batch_size_per_gpu": 4},
+    "trainer": {"logger": ["console"], "project_name": "vagen", "experiment_name": "lake", "n_gpus_per_node": 1}
+    | {"nnodes": 1, "save_freq": 50, "test_freq": 10, "total_training_steps": 60, "val_before_train": True},
+    "rollout_manager": {"max_turns": 3, "window_size": 5, "use_multi_turn_reward": True, "use_loss_mask": True}
+    | {"use_gae_mask": True, "n_trajectory": 4},
+}
+
+
+@pytest.mark.parametrize("world", ["frozenlake", "sokoban"])
+def test_a_run_in_text_that_this_version_can_do_waits_for_nothing(tmp_path: Path, world: str) -> None:
+    tree = changed(HERE, {"env1.env_name": world})
+    if world == "sokoban":
+        tree["env1"]["env_config"] = {"render_mode": "text", "dim_room": [6, 6], "num_boxes": 1}
+    assert converted(tmp_path, "vagen", tree).waits == ()
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    run = load_foreign(path, [], DIALECTS["vagen"]).experiment
+    assert (run.world.name, run.training.steps, run.training.mini_batches, run.data) == (world, 60, 2, None)
+
+
+def test_the_references_own_values_fit_together(tmp_path: Path) -> None:
+    run = converted(tmp_path, "vagen", {"rollout_manager": {}}).composed.experiment
+    assert run.training.mini_batches == 4
+    assert run.rollout.window_size == 4
+    assert run.algorithm.kl is not None
+    assert (run.algorithm.kl.place, run.algorithm.kl.estimator, run.algorithm.kl.coefficient) == ("reward", "k1", 0.001)
+
+
+def test_a_window_counts_the_observation_that_is_answered(tmp_path: Path) -> None:
+    found = converted(tmp_path, "vagen", changed(LAKE, {f"{MANAGER}.window_size": None}))
+    assert natively(found, "rollout.window_size") is None
+    assert translated(found, "vagen").lost == {}
+
+
+@pytest.mark.parametrize(("estimator", "name", "own"), [("gae", "gae", False), ("masked_gae", "gae", True)])
+def test_gae_goes_over_the_worlds_words_and_masked_gae_leaps_over_them(
+    tmp_path: Path, estimator: str, name: str, own: bool
+) -> None:
+    found = converted(tmp_path, "vagen", changed(LAKE, {"algorithm.adv_estimator": estimator}))
+    assert natively(found, "algorithm.advantage.name") == name
+    assert natively(found, "algorithm.advantage_over_own_tokens") is own
+    assert translated(found, "vagen").lost == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"algorithm.kl_ctrl.kl_coef": 0}, None),
+        ({"algorithm.use_kl_in_reward": False}, None),
+        ({"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0}, "reward"),
+        (IN_LOSS, "loss"),
+        ({}, "reward"),
+    ],
+)
+def test_the_divergence_is_a_penalty_unless_the_loss_has_it(
+    tmp_path: Path, changes: dict[str, Any], place: str | None
+) -> None:
+    found = converted(tmp_path, "vagen", changed(LAKE, changes))
+    kl = found.composed.experiment.algorithm.kl
+    assert (kl.place if kl else None) == place
+    assert translated(found, "vagen").lost == {}
+
+
+def test_a_critics_budget_is_its_own(tmp_path: Path) -> None:
+    both = {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 2, "critic.ppo_micro_batch_size_per_gpu": 2}
+    for changes in (both, {**both, f"{ACTOR}.use_dynamic_bsz": True}):
+        assert translated(converted(tmp_path, "vagen", changed(LAKE, changes)), "vagen").lost == {}
+
+
+def test_replies_can_go_without_thoughts(tmp_path: Path) -> None:
+    found = converted(tmp_path, "vagen", changed(LAKE, {f"{ENV}.prompt_format": "no_think"}))
+    assert (natively(found, "rollout.think"), natively(found, "rollout.thoughts")) == (False, None)
+    assert translated(found, "vagen").lost == {}
+
+
+def test_start_states_are_played_again_where_there_are_too_few(tmp_path: Path) -> None:
+    found = converted(tmp_path, "vagen", changed(LAKE, {"env1.train_size": 1000}))
+    assert natively(found, "training.start_states") == 1000
+    assert translated(found, "vagen").lost == {}
+    enough = converted(tmp_path, "vagen", changed(LAKE, {"env1.train_size": 4800}))
+    assert natively(enough, "training.start_states") is None
+
+
+def test_an_older_name_of_logged_games_is_read_as_the_documented_one(tmp_path: Path) -> None:
+    found = converted(tmp_path, "vagen", changed(LAKE, {"trainer.log_val_generations": 3}))
+    assert natively(found, "tracking.validation_generations") == 3
+    assert any(remark.startswith("trainer.log_val_generations (") for remark in found.composed.remarks)
+
+
+VERLS: list[tuple[str, Any, str, Any]] = [
+    (f"{ACTOR}.entropy_coeff", 0.001, "algorithm.entropy_coefficient", 0.001),
+    (f"{ACTOR}.clip_ratio", 0.3, "algorithm.clip_high", 0.3),
+    (f"{ACTOR}.grad_clip", 0.5, "actor.optimizer.max_grad_norm", 0.5),
+    (f"{ACTOR}.ppo_epochs", 2, "training.epochs", 2),
+    (f"{ACTOR}.use_dynamic_bsz", True, "actor.budget.tokens", 16384),
+    (f"{ACTOR}.optim.lr_warmup_steps", 5, "actor.optimizer.warmup_steps", 5),
+    ("algorithm.gamma", 0.99, "algorithm.advantage.gamma", 0.99),
+    ("algorithm.lam", 0.95, "algorithm.advantage.turn_lam", 0.95),
+    (f"{ROLLOUT}.val_kwargs.do_sample", True, "validation.sampling.do_sample", True),
+    ("critic.optim.lr_warmup_steps", 3, "critic.optimizer.warmup_steps", 3),
+    ("critic.model.enable_activation_offload", True, "critic.memory.offload_activations", True),
+    ("trainer.default_local_dir", "runs/lake", "output_dir", "runs"),
+    ("trainer.resume_mode", "disable", "resume", "never"),
+    ("data.shuffle", False, "data.shuffle", False),
+    ("custom_reward_function.path", "rules.py", "reward.function", "rules.py:compute_score"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "native", "expected"), VERLS, ids=[one[0] for one in VERLS])
+def test_verls_keys_count_below_its_own(tmp_path: Path, key: str, value: Any, native: str, expected: Any) -> None:
+    found = converted(tmp_path, "vagen", changed(LAKE, {key: value}))
+    assert natively(found, native) == expected
+    assert translated(found, "vagen").lost == {}
+
+
+def test_a_run_of_ragen_can_be_said_in_vagens_words(tmp_path: Path) -> None:
+    ragen = converted(tmp_path, "ragen", {"rl_or_sft": "rl", "model": {"base_model": "some/model"}})
+    said = translated(ragen, "vagen")
+    assert said.tree["env1"]["env_name"] == "sokoban"
+    assert said.tree["actor_rollout_ref"]["model"]["path"] == "some/model"
+    assert "training.groups_per_step" not in said.lost
+
+
+def test_vagen_plays_worlds_and_nothing_else(tmp_path: Path) -> None:
+    prompts = converted(tmp_path, "verl", {"actor_rollout_ref": {"model": {"path": "some/model"}}})
+    with pytest.raises(ConfigError, match="no world prompts"):
+        translated(prompts, "vagen")

@@ -1,0 +1,313 @@
+"""If these fail, people rent devices that are too small, or twice as many as they need."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from models_of_tests import CONFIGS, PARAMETERS, measured, on
+
+from quintet.config import Composed, load_experiment
+from quintet.config.native.policy import LoraConfig
+from quintet.config.plan.fit import gib, memory_faults
+from quintet.config.plan.loads import Load, activation_bytes, adapters, attention_bytes, cache_bytes
+from quintet.config.plan.memory import GIB
+from quintet.config.plan.models import find_models
+from quintet.config.plan.placement import place
+from quintet.config.plan.shapes import Shape, read_shape
+
+P = PARAMETERS["Qwen2.5-7B"]
+EMBEDDING = 152064 * 3584
+LAYER = (3584 * 3584 + 3584) + 2 * (3584 * 512 + 512) + 3584 * 3584 + 3 * 3584 * 18944 + 2 * 3584
+QWEN = read_shape(CONFIGS["Qwen2.5-7B"])
+MEGATRON = ("actor.backend=megatron", "actor.parallel.tensor=2", "actor.parallel.pipeline=2")
+VLLM = ("rollout.engine=vllm",)
+
+
+def actor(composed: Composed) -> Load:
+    return measured(composed).working["actor"]
+
+
+def test_one_process_keeps_sixteen_bytes_a_parameter() -> None:
+    """Weights, gradients and two moments in float32; the engine plays with the same weights."""
+    found = measured(load_experiment(None))
+    load, parameters = found.working["actor"], find_models(load_experiment(None).experiment).of("actor")
+    assert parameters is not None
+    four = 4 * parameters.parameters
+    assert (load.weights, load.copies, load.gradients, load.optimizer) == (four, 0, four, 2 * four)
+    assert found.working["rollout"].weights == 0
+
+
+def test_one_process_in_bfloat16_casts_weights_and_gives_the_engine_its_own() -> None:
+    found = measured(load_experiment(None, ["policy.dtype=bfloat16"]))
+    load = found.working["actor"]
+    assert (load.weights, load.copies) == (2 * load.copies, found.working["rollout"].weights)
+
+
+def test_fsdp_cuts_up_float32_and_gathers_two_layers_at_a_time(tmp_path: Path) -> None:
+    """Eight devices: 4 bytes of weights, 4 of gradients, 8 of moments for each eighth; in bfloat16 two layers,
+    embedding and head; one layer's whole gradients in float32."""
+    load = actor(on(tmp_path, "Qwen2.5-7B", 1, 8))
+    assert (load.weights, load.optimizer) == (P // 2, P)
+    assert load.gradients == P // 2 + 4 * LAYER
+    assert load.copies == 2 * (2 * LAYER + 2 * EMBEDDING)
+
+
+@pytest.mark.parametrize(
+    ("words", "shards"),
+    [
+        (["actor.sharding.group_size=4"], 4),
+        (["actor.sharding.policy=hybrid_shard"], 8),
+        (["actor.sharding.policy=no_shard"], 1),
+        ([], 16),
+    ],
+)
+def test_smaller_groups_hold_larger_shards(tmp_path: Path, words: list[str], shards: int) -> None:
+    assert actor(on(tmp_path, "Qwen2.5-7B", 2, 8, *words)).optimizer == 8 * P // shards
+
+
+def test_sharing_out_gradients_alone_leaves_whole_weights(tmp_path: Path) -> None:
+    load = actor(on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.sharding.policy=shard_grad_op"))
+    assert (load.copies, load.optimizer) == (2 * P, P)
+
+
+def test_megatron_splits_layers_and_stages(tmp_path: Path) -> None:
+    """TP 2 × PP 2 on 16 devices: the first stage has half the layers and the embedding, each split by two: 2 bytes
+    of weights, 4 of gradients, 12 of masters and moments, of which the distributed optimizer leaves a quarter."""
+    own = ((P - 2 * EMBEDDING) // 2 + EMBEDDING) // 2
+    load = actor(on(tmp_path, "Qwen2.5-7B", 2, 8, *MEGATRON))
+    assert (load.weights, load.copies, load.gradients, load.optimizer) == (2 * own, 0, 4 * own, 12 * own)
+    shared = actor(on(tmp_path, "Qwen2.5-7B", 2, 8, *MEGATRON, "actor.megatron.use_distributed_optimizer=true"))
+    assert shared.optimizer == 12 * own // 4
+
+
+def test_experts_are_shared_out_and_the_rest_is_not(tmp_path: Path) -> None:
+    """Qwen3-30B-A3B: 48 layers of 128 experts, 3 × 2048 × 768 each."""
+    routed = 48 * 128 * 3 * 2048 * 768
+    words = ("actor.backend=megatron", "actor.parallel.expert=8")
+    load = actor(on(tmp_path, "Qwen3-30B-A3B", 1, 8, *words))
+    assert load.weights == 2 * (PARAMETERS["Qwen3-30B-A3B"] - routed + routed // 8)
+
+
+def test_adapters_alone_have_gradients(tmp_path: Path) -> None:
+    """Rank 8 on queries and values: 28 × 8 × (3584 + 3584 + 3584 + 512); the rest lies there in bfloat16."""
+    trained = 28 * 8 * (3584 + 3584 + 3584 + 512)
+    lora = LoraConfig(rank=8, target_modules=("q_proj", "v_proj"))
+    assert adapters(QWEN, lora) == trained
+    words = ["policy.lora.rank=8", "policy.lora.target_modules=[q_proj, v_proj]"]
+    load = actor(on(tmp_path, "Qwen2.5-7B", 1, 1, *words))
+    assert (load.weights, load.gradients, load.optimizer) == (2 * P + 4 * trained, 4 * trained, 8 * trained)
+
+
+def test_every_linear_layer_but_the_head_can_be_adapted() -> None:
+    inner = (3584 + 3584) * 2 + (3584 + 512) * 2 + (3584 + 18944) * 3
+    assert adapters(QWEN, LoraConfig(rank=32)) == 28 * 32 * inner
+
+
+def test_activations_are_those_of_the_published_formula() -> None:
+    """Korthikanti et al.: 34·h bytes a token in 16 bit where heads fill h and 8·h numbers of the feed-forward part
+    are kept, two of them dropout masks, which there are none of now."""
+    hidden = 1024
+    shape = Shape(1, hidden, 2 * hidden, 16, 16, hidden // 16, 100)
+    assert activation_bytes(shape, 10, 2) == 10 * (34 - 2) * hidden
+
+
+def test_tensor_parallelism_splits_what_it_can_of_a_layer() -> None:
+    """Qwen2.5-7B keeps 4·3584 + 2·3584 + 2·512 + 4·18944 numbers a token; the inputs are on every device unless the
+    sequence is split, too."""
+    assert activation_bytes(QWEN, 1, 2) == 2 * 98_304
+    assert activation_bytes(QWEN, 1, 2, tensor=2) == 2 * (14_336 + 83_968 // 2)
+    assert activation_bytes(QWEN, 1, 2, tensor=2, sequence=True) == 2 * 98_304 // 2
+
+
+def test_plain_attention_keeps_its_matrix(tmp_path: Path) -> None:
+    flash = actor(on(tmp_path, "Qwen2.5-7B", 1, 8))
+    eager = actor(on(tmp_path, "Qwen2.5-7B", 1, 8, "policy.attention=eager"))
+    matrix = attention_bytes(QWEN, 8 * 536, 536, 2)
+    assert matrix == 8 * 536 * 536 * 28 * 2
+    assert eager.activations - flash.activations == 28 * matrix
+
+
+def test_recomputing_keeps_inputs_and_one_layer(tmp_path: Path) -> None:
+    """A rank has 8 games of 536 tokens in a mini-batch, less than its budget."""
+    tokens = 8 * 536
+    kept = actor(on(tmp_path, "Qwen2.5-7B", 1, 8)).activations
+    anew = actor(on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.gradient_checkpointing=true")).activations
+    assert kept == 28 * tokens * 2 * 98_304
+    assert anew == tokens * 2 * 98_304 + 28 * tokens * 2 * 3584
+
+
+def test_megatron_recomputes_as_many_layers_as_it_is_told(tmp_path: Path) -> None:
+    words = [f"actor.megatron.recompute_{name}" for name in ("granularity=full", "method=block", "num_layers=20")]
+    tokens = 16 * 4 * 536
+    load = actor(
+        on(tmp_path, "Qwen2.5-7B", 1, 1, "actor.backend=megatron", "training.micro_batch_tokens=1000000", *words)
+    )
+    assert load.activations == 9 * tokens * 2 * 98_304 + 20 * tokens * 2 * 3584
+
+
+def test_a_critic_recomputes_as_the_actor_does_unless_told(tmp_path: Path) -> None:
+    words = ["algorithm.advantage.name=gae", "actor.gradient_checkpointing=true"]
+    same = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words)).working
+    assert same["critic"].activations == same["actor"].activations
+    assert same["critic"].logits == 0
+    other = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words, "critic.gradient_checkpointing=false")).working
+    assert other["critic"].activations > 10 * other["actor"].activations
+
+
+def test_logits_count_the_places_that_are_predicted(tmp_path: Path) -> None:
+    """Four of a rank's eight games at a time, 24 tokens of an answer each, 16 bytes for each of 152,064 words."""
+    load = actor(on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.budget.sequences=4"))
+    assert load.logits == 4 * 24 * 152_064 * 16
+
+
+def test_sequences_that_are_split_take_a_share_of_everything(tmp_path: Path) -> None:
+    words = ["training.groups_per_step=64", "actor.budget.sequences=4"]
+    whole = actor(on(tmp_path, "Qwen2.5-7B", 1, 8, *words))
+    split = actor(on(tmp_path, "Qwen2.5-7B", 1, 8, *words, "actor.parallel.ulysses=4"))
+    assert (split.activations, split.logits) == (whole.activations // 4, whole.logits // 4)
+
+
+def test_a_token_of_qwen_takes_57344_bytes_of_cache() -> None:
+    assert cache_bytes(QWEN, 2) == 57_344
+    assert cache_bytes(QWEN, 2, tensor=2, pipeline=2) == 14_336
+
+
+def test_an_engine_keeps_as_many_requests_as_there_can_be(tmp_path: Path) -> None:
+    """512 games over two engines of four devices, 536 tokens each; no more than it may run side by side."""
+    words = (*VLLM, "rollout.engine_options.tensor_parallel=4")
+    load = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words)).working["rollout"]
+    assert (load.weights, load.cache) == (P // 4 * 2, 256 * 536 * 14_336)
+    few = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words, "rollout.max_concurrent=10")).working["rollout"]
+    assert few.cache == 10 * 536 * 14_336
+
+
+def test_an_engine_takes_its_share_of_a_known_device(tmp_path: Path) -> None:
+    composed = on(tmp_path, "Qwen2.5-7B", 1, 8, *VLLM, "rollout.engine_options.memory_share=0.5")
+    load = measured(composed, 80 * GIB).working["rollout"]
+    assert load.total == 40 * GIB
+    assert load.weights == 2 * P
+
+
+def test_the_embedded_engine_has_half_a_slot_more_for_prompts() -> None:
+    """grid-1m: 4 layers × 2 × 2 heads × 16 in float32, 536 tokens, 256 requests."""
+    assert measured(load_experiment(None)).working["rollout"].cache == 256 * int(1.5 * 536 * 4 * 2 * 2 * 16 * 4)
+
+
+def test_a_reference_is_a_copy_in_one_process_and_a_shard_in_many(tmp_path: Path) -> None:
+    words = ["algorithm.kl.coefficient=0.1"]
+    alone = measured(on(tmp_path, "Qwen2.5-7B", 1, 1, *words)).working["reference"]
+    spread = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words)).working["reference"]
+    assert (alone.weights, spread.weights) == (4 * P, 2 * P // 8)
+    typed = measured(on(tmp_path, "Qwen2.5-7B", 1, 1, *words, "reference.dtype=bfloat16")).working["reference"]
+    assert typed.weights == 2 * P
+
+
+def test_taking_turns_needs_the_fullest_turn(tmp_path: Path) -> None:
+    """While the actor learns the engine keeps weights and cache, unless it sleeps and its weights are moved away."""
+    composed = on(tmp_path, "Qwen2.5-7B", 1, 8, *VLLM)
+    found = measured(composed)
+    (peak,) = found.peaks
+    assert peak.phase == "while the actor learns"
+    assert peak.total == found.working["actor"].total + found.working["rollout"].total
+    words = ["rollout.engine_options.sleep_between_steps=true", "rollout.engine_options.offload=true"]
+    (asleep,) = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *VLLM, *words)).peaks
+    assert asleep.total == found.working["actor"].total
+
+
+def test_what_is_moved_away_leaves_room_to_play(tmp_path: Path) -> None:
+    words = [*VLLM, "rollout.max_prompt_tokens=100000"]
+    moved = [f"actor.memory.offload_{part}=true" for part in ("parameters", "optimizer")]
+    (here,) = measured(on(tmp_path, "Qwen2.5-0.5B", 1, 8, *words)).peaks
+    away = measured(on(tmp_path, "Qwen2.5-0.5B", 1, 8, *words, *moved))
+    assert away.idle["actor"].total == 0
+    assert here.parts["actor"].total > 0
+
+
+def test_working_side_by_side_needs_the_sum(tmp_path: Path) -> None:
+    found = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *VLLM, "placement.colocated=false"))
+    (peak,) = found.peaks
+    assert peak.phase == "all at once"
+    assert peak.total == sum(load.total for load in found.working.values())
+
+
+def test_components_apart_have_peaks_of_their_own(tmp_path: Path) -> None:
+    words = ["placement.actor.devices=[0,1]", "placement.rollout.devices=[2,3]", "placement.colocated=false"]
+    found = measured(on(tmp_path, "Qwen2.5-7B", 1, 4, *VLLM, *words))
+    assert [(peak.devices, peak.total) for peak in found.peaks] == [
+        ((0, 1), found.working["actor"].total),
+        ((2, 3), found.working["rollout"].total),
+    ]
+
+
+def test_a_model_of_an_unknown_size_takes_nothing_that_would_be_made_up(tmp_path: Path) -> None:
+    words = ["policy.preset=null", f"policy.path={tmp_path}"]
+    found = measured(load_experiment(None, words))
+    assert (found.working, found.fullest) == ({}, None)
+
+
+def test_auto_is_the_models_own_type(tmp_path: Path) -> None:
+    """`dtype: auto` of a model stored in bfloat16 must not be planned as float32."""
+    composed = on(tmp_path, "Qwen2.5-7B", 1, 8, "policy.dtype=auto")
+    (tmp_path / "Qwen2.5-7B" / "config.json").write_text(
+        json.dumps(CONFIGS["Qwen2.5-7B"] | {"torch_dtype": "bfloat16"})
+    )
+    assert actor(composed).copies == 2 * (2 * LAYER + 2 * EMBEDDING)
+
+
+def faults(composed: Composed, gibibytes: float) -> list[str]:
+    config = composed.experiment
+    found = memory_faults(composed, place(config), find_models(config), int(gibibytes * GIB))
+    return [str(fault) for fault in found]
+
+
+ASLEEP = (*VLLM, "rollout.engine_options.sleep_between_steps=true", "rollout.engine_options.offload=true")
+
+
+def test_what_doesnt_fit_is_refused_with_what_helps_most(tmp_path: Path) -> None:
+    """Activations of 28 layers are 22.0 GiB here: recomputing them is enough, and changes no number."""
+    composed = on(tmp_path, "Qwen2.5-7B", 1, 8, *ASLEEP)
+    total = measured(composed).peaks[0].total
+    assert faults(composed, 80) == []
+    (message,) = faults(composed, 30)
+    assert f"device 0 needs {gib(total)} of 30.0 GiB while the actor learns: activations of actor 22.0 GiB" in message
+    assert "what helps most: actor.gradient_checkpointing=true (then " in message
+    assert "more devices" not in message
+
+
+def test_what_one_change_doesnt_mend_several_may(tmp_path: Path) -> None:
+    """Recomputed layers leave 36.0 GiB, of which 18.2 are the engine's."""
+    (message,) = faults(on(tmp_path, "Qwen2.5-7B", 1, 8, *VLLM), 30)
+    asked = ["actor.gradient_checkpointing=true (then 36.0 GiB)", "rollout.engine_options.offload=true (then"]
+    assert all(part in message for part in asked), message
+    assert "more devices" not in message
+
+
+def test_what_never_fits_asks_for_more_devices(tmp_path: Path) -> None:
+    (message,) = faults(on(tmp_path, "Qwen2.5-7B", 1, 1), 10)
+    assert message.endswith("; more devices for the rest")
+
+
+def test_a_budget_is_cut_down_to_the_longest_sequence(tmp_path: Path) -> None:
+    """With layers recomputed what is left are 37 GiB of logits, of which a smaller pass has fewer."""
+    words = ["actor.gradient_checkpointing=true", "rollout.max_response_tokens=8000"]
+    (message,) = faults(on(tmp_path, "Qwen2.5-7B", 1, 8, *words, *ASLEEP), 45)
+    assert "logits of actor 37.1 GiB" in message
+    assert "what helps most: training.micro_batch_tokens=8512 (then" in message
+
+
+def test_an_engine_that_stays_awake_is_put_to_sleep(tmp_path: Path) -> None:
+    words = ["rollout.engine_options.memory_share=0.6", "actor.gradient_checkpointing=true"]
+    (message,) = faults(on(tmp_path, "Qwen2.5-7B", 1, 8, *VLLM, *words), 48)
+    assert "what helps most: rollout.engine_options.sleep_between_steps=true (then" in message
+
+
+def test_small_sizes_are_told_in_mebibytes() -> None:
+    assert [gib(size) for size in (1, 1 << 20, 3 << 29, GIB, 2500 << 30)] == [
+        "1 MiB",
+        "1 MiB",
+        "1.5 GiB",
+        "1.0 GiB",
+        "2,500.0 GiB",
+    ]
