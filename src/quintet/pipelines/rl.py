@@ -90,7 +90,7 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
                 metrics |= {**learn(components, batch, step, timings), **gap}
                 components.sync_weights(step)
             metrics |= _pace(timings, batch)
-            if _due(step, config.validation.every_steps) or step == steps:
+            if _due(step, config.validation.every_steps) or (step == steps and config.validation.every_steps >= 0):
                 with timings.phase("testing"):
                     metrics |= validate(run, components, step)
             if _due(step, config.tracking.trajectories_every_steps):

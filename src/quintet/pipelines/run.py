@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from quintet.config import Composed, dump_config
+from quintet.config import Composed, dump_config, plan
 from quintet.config.native import Experiment
 from quintet.errors import ConfigError, MachineError
 from quintet.runtime.local import Components
@@ -107,7 +107,7 @@ def open_run(composed: Composed, console: Console) -> Iterator[Run]:
     """
     config = composed.experiment
     directory = RunDirectory.of(config)
-    directory.create(_needed_bytes(config))
+    directory.create(_needed_bytes(composed))
     with directory.lock():
         progress = open_progress(console)
         run = Run(composed, directory, progress, _starting_point(config, directory, progress))
@@ -118,14 +118,16 @@ def open_run(composed: Composed, console: Console) -> Iterator[Run]:
             run.close()
 
 
-def _needed_bytes(config: Experiment) -> int:
+def _needed_bytes(composed: Composed) -> int:
     """A lower bound of what a run writes: checkpoints of weights and their two Adam moments, in float32.
 
-    One more than are kept, because the new one is whole before the oldest goes.
+    One more than are kept, because the new one is whole before the oldest goes; no more than are made.
     """
+    config = composed.experiment
+    kept = min(config.checkpoint.keep + 1, plan(composed).checkpoints)
     path = Path(config.policy.path) if config.policy.path else None
     weights = sum(file.stat().st_size for file in path.glob("*.safetensors")) if path else MADE_POLICY_BYTES
-    return 3 * weights * (config.checkpoint.keep + 1) + LOG_BYTES
+    return 3 * weights * kept + LOG_BYTES
 
 
 def _starting_point(config: Experiment, directory: RunDirectory, progress: Progress) -> Checkpoint | None:

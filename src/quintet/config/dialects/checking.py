@@ -16,7 +16,16 @@ from quintet.config.dialects.typos import meant
 from quintet.config.faults import Fault
 from quintet.config.keys import show
 
-__all__ = ["Unknown", "UnknownKey", "illegal_values", "noop_words", "pending_defaults", "pending_keys", "unknown_keys"]
+__all__ = [
+    "Unknown",
+    "UnknownKey",
+    "idle_keys",
+    "illegal_values",
+    "noop_words",
+    "pending_defaults",
+    "pending_keys",
+    "unknown_keys",
+]
 
 
 class Unknown(StrEnum):
@@ -60,9 +69,10 @@ def unknown_keys(written: Written, dialect: Dialect, elsewhere: frozenset[str]) 
         if key not in OF_THE_RUN and not known(key):
             argument = argument_of(key, written, dialect)
             own = () if argument is None else argument.nearest
-            near = (*own, *_names_meant(key, dialect), *meant(key, legal))
+            maybe = (*own, *_names_meant(key, dialect), *meant(key, legal))
+            near = [name for name in maybe if not key.startswith(f"{name}.")]
             why = Unknown.ELSEWHERE if _listed(key, elsewhere) else Unknown.TYPO if near else Unknown.NOWHERE
-            found.append(UnknownKey(key, written.sources[key], why, near[:1] if why is Unknown.TYPO else ()))
+            found.append(UnknownKey(key, written.sources[key], why, tuple(near[:1]) if why is Unknown.TYPO else ()))
     return found
 
 
@@ -104,6 +114,17 @@ def pending_keys(written: Written, dialect: Dialect) -> Iterator[Fault]:
             message = f"{key} = {show(value)} ({source}): waits for {row.pending}"
             yield Fault(key, value, source, message, _instead(row))
     yield from pending_arguments(written, dialect)
+
+
+def idle_keys(written: Written, dialect: Dialect) -> Iterator[str]:
+    """Keys that were given a value of their own and have no effect beside the others, each as it is told."""
+    for key, row in _given(written, dialect):
+        if row.only_if is None or key not in dialect.rows():
+            continue
+        other, needed = row.only_if
+        if written.value(other) != needed and written.value(key) != written.interpolated(row.default):
+            told = f"{key} = {show(written.value(key))} ({written.sources[key]})"
+            yield f"{told} has no effect: {other} is {show(written.value(other))}, not {show(needed)}"
 
 
 def pending_defaults(written: Written, dialect: Dialect) -> Iterator[str]:

@@ -59,8 +59,11 @@ def _is_call(node: ast.expr, name: str, most: int) -> bool:
 
 
 def _number(node: ast.expr, text: str) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int) and not isinstance(node.value, bool):
-        return node.value
+    sign, value = (-1, node.operand) if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else (1, node)
+    if isinstance(value, ast.Constant) and isinstance(value.value, int) and not isinstance(value.value, bool):
+        if value.value > MOST:
+            raise ValueError(f"{text!r}: {value.value} is beyond any cluster, which has {MOST} devices at most")
+        return sign * value.value
     raise ValueError(f"{text!r}: {ast.unparse(node)} is no whole number")
 
 

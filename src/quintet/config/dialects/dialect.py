@@ -45,9 +45,12 @@ class Dialect:
     def rows(self) -> Mapping[str, Row]:
         """Every key of all its references; where two documents have the same key, the first says what it takes."""
         if not self._table:
+            own: dict[str, Row] = {}
+            for reference in self.references:
+                for row in reference.load():
+                    own.setdefault(row.key, row)
             self._table.update({} if self.over is None else DIALECTS[self.over].rows())
-            own = (row for reference in reversed(self.references) for row in reversed(reference.load()))
-            self._table.update((row.key, row) for row in own)
+            self._table.update(own)
         return self._table
 
     def documented(self, key: str) -> str:
@@ -106,7 +109,8 @@ DIALECTS: Mapping[str, Dialect] = {
             _references(ragen=["ragen_keys:RAGEN_KEYS"]),
             marks=(
                 *("rl_or_sft", "system.n_gpus", "training.n_rollout", "training.max_turns", "optimization"),
-                *("sft.env_type", "sft.data_generation", "sft.training"),
+                *("sft.env_type", "sft.data_generation", "sft.training", "model.base_model"),
+                *("training.ppo_batch_size", "training.train_batch_size", "training.train_data_num"),
             ),
             alike={},
         ),

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, cast
 from pydantic import ValidationError
 
 from quintet.config.compose import Composed, flatten
-from quintet.config.dialects.checking import illegal_values, pending_defaults, pending_keys, unknown_keys
+from quintet.config.dialects.checking import idle_keys, illegal_values, pending_defaults, pending_keys, unknown_keys
 from quintet.config.dialects.conversion import Native, Values
 from quintet.config.dialects.dialect import Dialect, narrowed
 from quintet.config.dialects.elsewhere import known_elsewhere
@@ -97,9 +97,10 @@ def convert(given: Given, dialect: Dialect, *, unknown: Unknown = "refuse", to_r
     except ValidationError as error:
         raise_faults(describe_faults(error, native.tree, sources))
         raise
-    left_out = tuple(f"unknown key left out: {key}" for key in strangers)
+    left_out = (f"unknown key left out: {key}" for key in strangers)
+    told = (*remarks, *left_out, *idle_keys(written, here), *model_remarks(written, here))
     provenance = {key: source_of(key, sources) for key in flatten(experiment.model_dump())}
-    done = Composed(experiment, provenance, (*remarks, *left_out, *model_remarks(written, here)))
+    done = Composed(experiment, provenance, told)
     return _what_waits(done, native, written, here)
 
 

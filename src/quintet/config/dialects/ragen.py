@@ -36,10 +36,25 @@ def disagreements(values: Values) -> Iterator[Fault]:
         others = f"{values.told('training.train_batch_size')} and {values.told('training.n_rollout')}"
         problem = f"the {total} games of a step, from {others}, must be a multiple of it"
         yield values.fault("training.ppo_batch_size", problem, f"nearest: training.ppo_batch_size={nearest}")
+    yield from _too_few(values)
     try:
         _devices(values["system.cuda_visible_devices"])
     except ValueError:
         yield values.fault("system.cuda_visible_devices", "must be a number, or numbers with commas such as 0,1,2,3")
+
+
+def _too_few(values: Values) -> Iterator[Fault]:
+    """Batches that nothing fills, and groups of one, which have nothing to be compared with."""
+    prompts, side_by_side, held_out = "training.train_batch_size", "training.val_batch_size", "training.val_data_num"
+    if values["training.total_training_steps"] is None and values[prompts] > _start_states(values):
+        problem = f"there are {_start_states(values)} start states, from {values.told('training.train_data_num')}"
+        yield values.fault(prompts, problem, f"at most: {prompts}={_start_states(values)}")
+    if 0 < (values[held_out] or 0) < values[side_by_side]:
+        problem = f"fewer than are validated side by side, {values.told(side_by_side)}"
+        yield values.fault(held_out, problem, f"at least {values[side_by_side]}, or {side_by_side}={values[held_out]}")
+    if values["training.n_rollout"] == 1 and values["optimization.adv_estimator"] == "grpo":
+        problem = f"{values.told('optimization.adv_estimator')} compares games from the same start"
+        yield values.fault("training.n_rollout", problem, "at least 2, or optimization.adv_estimator=gae")
 
 
 def convert(values: Values, native: Native) -> None:
@@ -75,25 +90,37 @@ def _training(values: Values, native: Native) -> None:
     prompts, games, batch = (values[f"training.{name}"] for name in ("train_batch_size", "n_rollout", "ppo_batch_size"))
     of_a_step = ("training.train_batch_size", "training.n_rollout")
     native.put("training.mini_batches", prompts * games // batch, "training.ppo_batch_size", *of_a_step)
-    steps = values["training.total_training_steps"] or TRAINING_GAMES // prompts * values["training.total_epochs"]
-    native.put("training.steps", steps, "training.total_training_steps", "training.total_epochs", of_a_step[0])
+    made = _start_states(values)
+    steps = values["training.total_training_steps"] or made // prompts * values["training.total_epochs"]
+    follows = ("training.total_training_steps", "training.total_epochs", of_a_step[0], "training.train_data_num")
+    native.put("training.steps", steps, *follows)
+    if made < TRAINING_GAMES:
+        native.put("training.start_states", made, "training.train_data_num")
     for component in ("actor", "critic", "reference"):
         for budget in ("budget", "inference_budget"):
             native.put(
                 f"{component}.{budget}.sequences", values["training.micro_batch_size"], "training.micro_batch_size"
             )
-    whole, side_by_side = values["training.val_data_num"] or TRAINING_GAMES, values["training.val_batch_size"]
+    whole = min(values["training.val_data_num"] or TRAINING_GAMES, TRAINING_GAMES)
+    side_by_side = values["training.val_batch_size"]
     native.put("validation.games", whole - whole % side_by_side, "training.val_data_num", "training.val_batch_size")
-    if values["training.train_data_num"]:
-        native.put("training.start_states", values["training.train_data_num"], "training.train_data_num")
+
+
+def _start_states(values: Values) -> int:
+    """Those of the training file, or so many of them as are drawn from it."""
+    drawn: int = values["training.train_data_num"] or TRAINING_GAMES
+    return min(drawn, TRAINING_GAMES)
 
 
 def _algorithm(values: Values, native: Native) -> None:
     written = values["optimization.adv_estimator"]
     estimator = ESTIMATORS.get(written, written)
     native.put("algorithm.advantage", {"name": estimator}, "optimization.adv_estimator")
-    if estimator == "gae":
+    if estimator in ("gae", "bi_level_gae"):
         native.put("algorithm.advantage.lam", 1.0)
+    if estimator == "bi_level_gae":
+        native.put("algorithm.advantage.turn_gamma", 1.0)
+        native.put("algorithm.advantage.turn_lam", 1.0)
     _divergence(values, native)
     _masks(values, native)
     native.put("algorithm.clip_high", 0.2)

@@ -19,6 +19,7 @@ from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.growth import check_growth
 from quintet.config.dialects.overrides import dotted_keys, parsed
 from quintet.config.dialects.resolvers import first_line, hint_for, register_resolvers
+from quintet.config.keys import show
 from quintet.config.source import read_file
 from quintet.errors import ConfigError
 
@@ -116,7 +117,7 @@ class Given:
         from omegaconf import OmegaConf
 
         tree, sources = OmegaConf.create(dict(reference)), dict(self.sources)
-        tree.merge_with(OmegaConf.create(_without_nulls(self.plain(), reference)))
+        tree.merge_with(OmegaConf.create(_fitting(self.plain(), reference, "", sources)))
         check_growth(OmegaConf.to_container(tree, resolve=False), sources)
         written = Written(tree, sources)
         for key in list(written.leaves()):
@@ -133,14 +134,24 @@ class Given:
         return {str(key): value for key, value in tree.items()} if isinstance(tree, dict) else {}
 
 
-def _without_nulls(tree: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree in which a section that is null has no keys, rather than taking away those of the reference."""
+def _fitting(
+    tree: Mapping[str, Any], reference: Mapping[str, Any], prefix: str, sources: Mapping[str, str]
+) -> dict[str, Any]:
+    """A tree in which a section that is null has no keys, rather than taking away those of the reference.
+
+    Raises:
+        ConfigError: a list stands where the reference has a section.
+    """
     kept: dict[str, Any] = {}
     for key, value in tree.items():
-        below = reference.get(key)
+        below, dotted = reference.get(key), f"{prefix}{key}"
         if isinstance(below, Mapping) and below:
+            if isinstance(value, list):
+                source = sources.get(dotted, "")
+                message = f"{dotted} = {show(value)} ({source}): must be a section"
+                raise ConfigError(message, key=dotted, value=value, source=source, hint="set the keys in it")
             value = {} if value is None else value
-            value = _without_nulls(value, below) if isinstance(value, Mapping) else value
+            value = _fitting(value, below, f"{dotted}.", sources) if isinstance(value, Mapping) else value
         kept[key] = value
     return kept
 

@@ -67,7 +67,7 @@ def _data(values: Values, native: Native) -> None:
     native.put("data.validation_batch", values[batch] or values[usual], batch, usual)
     native.put("data.epochs", values["runner.max_epochs"], "runner.max_epochs")
     if values["runner.max_steps"] >= 0:
-        native.put("training.steps", values["runner.max_steps"], "runner.max_steps")
+        native.put("data.max_steps", values["runner.max_steps"], "runner.max_steps")
     judge = "reward.use_reward_model"
     native.put("reward.model", {} if values[judge] else None, judge)
 
@@ -159,8 +159,9 @@ def express_math(foreign: Foreign) -> None:
     foreign.put("actor.tokenizer.tokenizer_model", run.policy.tokenizer or run.policy.path)
     if run.validation.only:
         foreign.put("runner.task_type", "reasoning_eval")
-    usual = run.training.steps == TrainingConfig().steps
-    foreign.put("runner.max_steps", -1 if usual else run.training.steps)
+    from_rows = run.data is not None and run.data.epochs is not None
+    most = run.data.max_steps if run.data and from_rows else run.training.steps
+    foreign.put("runner.max_steps", -1 if most is None else most)
     prompt, reply = run.rollout.max_prompt_tokens, run.rollout.max_response_tokens
     foreign.put("runner.seq_length", run.rollout.engine_options.max_model_tokens or prompt + reply)
     foreign.put("algorithm.sampling_params.max_new_tokens", reply)

@@ -81,6 +81,8 @@ def places(values: Values) -> Places:
     everywhere = set()
     for key, spec in lines.items():
         for name, found in parse_placement(_names(key), spec, each * nodes).items():
+            if name not in NATIVE:
+                continue  # told as unknown by whoever checks the keys
             processes[name], keys[name] = found, key
             if str(spec).strip().lower() == "all":
                 everywhere.add(name)
@@ -91,6 +93,9 @@ def wrong_places(values: Values) -> Iterator[Fault]:
     """Lines that can't be read, components that two lines place, and what can't be said natively."""
     placed: dict[str, str] = {}
     devices = values["cluster.num_nodes"] * _devices_per_node(values)
+    if devices > MOST:
+        yield values.fault("cluster.num_nodes", f"makes more than {MOST} devices", f"at most: {MOST}")
+        return
     for key in _lines(values):
         try:
             found = parse_placement(_names(key), values[key], devices)

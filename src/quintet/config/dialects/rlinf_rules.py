@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from quintet.config.dialects.conversion import Values
 from quintet.config.dialects.rlinf_places import Places, places, wrong_places
 from quintet.config.dialects.rlinf_words import DTYPES, KL
+from quintet.config.divisors import nearest_divisor
 from quintet.config.faults import Fault
 
 __all__ = ["embodied_rules", "is_embodied", "is_world", "math_rules", "samples", "shared_rules"]
@@ -91,7 +92,9 @@ def _lengths(values: Values) -> Iterator[Fault]:
 
 
 def _rates(values: Values) -> Iterator[Fault]:
-    peak = "actor.optim.lr"
+    peak, most = "actor.optim.lr", "actor.lr_sched.max_lr"
+    if values.given(most) and values[most] < values[peak]:
+        peak = most
     for key in ("actor.optim.min_lr", "actor.lr_sched.min_lr"):
         if values.given(key) and values[key] > values[peak]:
             yield values.fault(key, f"is above {values.told(peak)}", f"nearest: {key}={values[peak]}")
@@ -154,12 +157,12 @@ def _engines(values: Values, where: Places) -> Iterator[Fault]:
             others = f"{values.told(pipeline)} and {values.told(where.lines[name])}"
             problem = f"the {len(devices)} devices of {name} must be a multiple of it, with {others}"
             fits = len(devices) // values[pipeline] if len(devices) % values[pipeline] == 0 else 0
-            hint = f"nearest: {tensor}={_divisor(fits, values[tensor])}" if fits else f"change {pipeline}, too"
+            hint = f"nearest: {tensor}={nearest_divisor(fits, values[tensor])}" if fits else f"change {pipeline}, too"
             yield values.fault(tensor, problem, hint)
     apart = where.together is False
     if not apart and values["actor.training_backend"] == "megatron" and values[learner] % values[engine]:
         problem = f"must divide {values.told(learner)} where both have the same devices"
-        yield values.fault(engine, problem, f"nearest: {engine}={_divisor(values[learner], values[engine])}")
+        yield values.fault(engine, problem, f"nearest: {engine}={nearest_divisor(values[learner], values[engine])}")
 
 
 def _batches(values: Values, where: Places | None) -> Iterator[Fault]:
@@ -168,7 +171,7 @@ def _batches(values: Values, where: Places | None) -> Iterator[Fault]:
     if total % values[parts]:
         problem = f"the {total} sequences of a step, from {values.told(prompts)} and {values.told(each)}, must be a "
         problem += "multiple of it"
-        yield values.fault(parts, problem, f"nearest: {parts}={_divisor(total, values[parts])}")
+        yield values.fault(parts, problem, f"nearest: {parts}={nearest_divisor(total, values[parts])}")
         return
     devices = where.on("actor") if where else None
     split = values["actor.model.tensor_model_parallel_size"] * values["actor.model.pipeline_model_parallel_size"]
@@ -182,7 +185,7 @@ def _batches(values: Values, where: Places | None) -> Iterator[Fault]:
         yield values.fault(parts, problem, hint)
     elif batch % (values[micro] * ranks):
         problem = f"the {batch} sequences of an optimizer step must be a multiple of it times {ranks} ranks"
-        yield values.fault(micro, problem, f"nearest: {micro}={_divisor(batch // ranks, values[micro])}")
+        yield values.fault(micro, problem, f"nearest: {micro}={nearest_divisor(batch // ranks, values[micro])}")
 
 
 def embodied_rules(values: Values) -> Iterator[Fault]:
@@ -256,19 +259,13 @@ def _updates(values: Values, where: Places | None) -> Iterator[Fault]:
         keys = ("env.train.total_num_envs", "algorithm.rollout_epoch", "env.train.max_episode_steps")
         told = ", ".join(map(values.told, (*keys, "actor.model.num_action_chunks")))
         problem = f"the {total} samples of a step must be a multiple of it: {told}"
-        yield values.fault(batch, problem, f"nearest: {batch}={_divisor(total, values[batch])}")
+        yield values.fault(batch, problem, f"nearest: {batch}={nearest_divisor(total, values[batch])}")
     devices = where.on("actor") if where else None
     if devices and values[batch] % (values[micro] * len(devices)):
         problem = f"{values.told(batch)} must be a multiple of it times {len(devices)} devices"
         fits = values[batch] // len(devices) if values[batch] % len(devices) == 0 else 0
-        hint = f"nearest: {micro}={_divisor(fits, values[micro])}" if fits else None
+        hint = f"nearest: {micro}={nearest_divisor(fits, values[micro])}" if fits else None
         yield values.fault(micro, problem, hint or f"nearest: {batch}={_multiple(values[batch], len(devices))}")
-
-
-def _divisor(number: int, wanted: int) -> int:
-    """The divisor of a number that is nearest to `wanted`."""
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return min([*small, *(number // n for n in small)], key=lambda n: abs(n - wanted))
 
 
 def _multiple(number: int, of: int) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from quintet.config.dialects.conversion import Values
 from quintet.config.dialects.roll_keys import ROLL_KEYS
 from quintet.config.dialects.roll_workers import LEARNERS, Worker, counts, workers
 from quintet.config.dialects.takes import Takes
+from quintet.config.divisors import nearest_divisor
 from quintet.config.faults import Fault
 
 __all__ = ["PER_DEVICE", "disagreements", "updates"]
@@ -92,10 +92,15 @@ def _strangers(worker: Worker) -> Iterator[Fault]:
         if row.only_if is None or (row.state == "honoured" and ".strategy_config." not in key):
             continue
         if row.key.startswith(f"{section}.") and values.given(key) and not counts(row, worker.strategy):
-            unless = (row.default,) if any(isinstance(value, Takes) for value in row.noop) else row.noop
+            by_value = row.noop and not any(isinstance(value, Takes) for value in row.noop)
+            unless = row.noop if by_value else (row.default,)
             if values[key] not in unless:
                 theirs = row.only_if[1]
                 yield values.fault(key, f"belongs to {theirs}, and {values.told(strategy)}", "leave it out")
+    for name in ("ulysses_size", "disable_gradient_checkpointing"):
+        key = worker.key(f"model_args.{name}")
+        if worker.name == "actor_infer" and values.given(key) and values[key] not in (1, False):
+            yield values.fault(key, "an engine doesn't learn: it belongs to actor_train", "leave it out")
     weights = worker.option("load_format")
     if worker.strategy == "hf" and values.given(weights):
         yield values.fault(weights, f"belongs to vllm and sglang, and {values.told(strategy)}", "leave it out")
@@ -118,14 +123,14 @@ def _split(worker: Worker) -> Iterator[Fault]:
     size = values[group] if worker.strategy == "fsdp2" else None
     if size is not None and 1 < size < world and world % size:
         problem = f"must divide the {world} devices of {values.told(mapping)}"
-        yield values.fault(group, problem, f"nearest: {group}={_nearest_divisor(world, size)}")
+        yield values.fault(group, problem, f"nearest: {group}={nearest_divisor(world, size)}")
 
 
 def _engines(engine: Worker) -> Iterator[Fault]:
     values, key, devices = engine.values, engine.key("num_gpus_per_worker"), engine.devices
     if devices is not None and len(devices) % values[key]:
         problem = f"must divide the {len(devices)} devices of {values.told(engine.key('device_mapping'))}"
-        yield values.fault(key, problem, f"nearest: {key}={_nearest_divisor(len(devices), values[key])}")
+        yield values.fault(key, problem, f"nearest: {key}={nearest_divisor(len(devices), values[key])}")
 
 
 def updates(worker: Worker) -> tuple[int, int]:
@@ -172,7 +177,7 @@ def _fitting(worker: Worker) -> str:
     if sequences % at_once:
         prompts = max(1, round(worker.values[_GLOBAL[0]] / at_once)) * at_once
         return f"nearest: {_GLOBAL[0]}={prompts}, a multiple of the {at_once} sequences that are learnt from at once"
-    nearest = _nearest_divisor(sequences // at_once, _of(worker, _ACCUMULATED))
+    nearest = nearest_divisor(sequences // at_once, _of(worker, _ACCUMULATED))
     degrees = "".join(f" × {name.rpartition('.')[2]}" for name in worker.splits)
     formula = f"{_STEP}{degrees} / per_device_train_batch_size / the {worker.world} devices = {sequences // at_once}"
     return f"nearest: {key}={nearest}; for one update a rollout: {key} = {formula}"
@@ -182,8 +187,3 @@ def _one_like(critic: Worker, each: int) -> str:
     passes = each * critic.shards / _of(critic, PER_DEVICE) / critic.world
     key = critic.key(_ACCUMULATED)
     return f"set {key}={passes:.0f}" if passes >= 1 and passes == int(passes) else f"leave {key} out"
-
-
-def _nearest_divisor(number: int, wanted: int) -> int:
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return min([*small, *(number // n for n in small)], key=lambda n: abs(n - wanted))

@@ -26,13 +26,13 @@ from quintet.config.dialects.verl_batches import (
     ACTOR,
     ROLLOUT,
     Step,
-    nearest_divisor,
     pass_faults,
     passes,
     share_faults,
 )
 from quintet.config.dialects.verl_critic import critic_defaults, express_critic
 from quintet.config.dialects.verl_rules import divergence_faults, group_faults, shared_faults
+from quintet.config.divisors import nearest_divisor
 from quintet.config.faults import Fault
 from quintet.config.native import Experiment
 from quintet.config.native.data import DataConfig
@@ -202,7 +202,8 @@ def _batches(values: Values, native: Native) -> None:
     games = values[GROUPS] * values[GAMES]
     native.put("training.mini_batches", games // values[MINI], MINI, GROUPS, GAMES)
     made = _key(values, "train_size")
-    steps = values[STEPS] or values[made] // values[GROUPS] * values[EPOCHS]
+    passes = values[made] // values[GROUPS] * values[EPOCHS]
+    steps = min(values[STEPS] or passes, passes) or values[STEPS]
     native.put("training.steps", steps, STEPS, EPOCHS, made, GROUPS)
     if steps * values[GROUPS] > values[made]:
         native.put("training.start_states", values[made], made)

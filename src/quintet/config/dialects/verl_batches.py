@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quintet.config.dialects.conversion import Native, Values
+from quintet.config.divisors import nearest_divisor
 from quintet.config.faults import Fault
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ __all__ = [
     "budgets",
     "devices",
     "express_budgets",
-    "nearest_divisor",
     "pass_faults",
     "passes",
     "share_faults",
@@ -222,7 +222,8 @@ def share_faults(values: Values, step: Step) -> Iterator[Fault]:
     gpus, told = devices(values), " × ".join(map(values.told, GPUS))
     tensor = f"{ROLLOUT}.tensor_model_parallel_size"
     engine = (tensor,) if values[f"{ROLLOUT}.name"] != "hf" else ()
-    for key in (_POLICY.ulysses, *filter(values.given, (_REFERENCE.ulysses,)), *engine):
+    given = filter(values.given, (_REFERENCE.ulysses, "critic.ulysses_sequence_parallel_size"))
+    for key in (_POLICY.ulysses, *given, *engine):
         if gpus % values[key]:
             hint = f"nearest: {key}={nearest_divisor(gpus, values[key])}"
             yield values.fault(key, f"must divide the {gpus} GPU{'s' if gpus > 1 else ''}, {told}", hint)
@@ -236,12 +237,6 @@ def share_faults(values: Values, step: Step) -> Iterator[Fault]:
             f"{by.strip() or 'it'} makes {step.sequences} sequences, which {replicas} GPUs ({told}) can't share out"
         )
         yield values.fault(first, problem, f"nearest: {first}={fits}")
-
-
-def nearest_divisor(number: int, wanted: int) -> int:
-    """The divisor of a number that is nearest to what was wanted, the smaller of two."""
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return min([*small, *(number // n for n in small)], key=lambda n: (abs(n - wanted), n))
 
 
 def express_budgets(foreign: Foreign, documented: Container[str]) -> None:

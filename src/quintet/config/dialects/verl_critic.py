@@ -53,6 +53,9 @@ def critic(values: Values, native: Native) -> None:
     rows = [row for row in values.dialect.rows().values() if not row.native[:1] or "actor.shuffle" not in row.native[0]]
     for here, there in reversed(PLACES.items()):
         native.take_given(rows, here, there, {"actor": "critic"})
+    together = "critic.ulysses_sequence_parallel_size"
+    together = together if values[together] else f"{ACTOR}.ulysses_sequence_parallel_size"
+    native.put("critic.parallel.ulysses", values[together], together)
     strategy = "critic.strategy" if values["critic.strategy"] else f"{ACTOR}.strategy"
     native.put("critic.backend", values[strategy], strategy)
     padding = "critic.model.use_remove_padding"
@@ -79,6 +82,9 @@ def critic_faults(values: Values) -> Iterator[Fault]:
     if strategy and ("megatron" in (strategy, values[f"{ACTOR}.strategy"])) and strategy != values[f"{ACTOR}.strategy"]:
         problem = f"must be the policy's where one of them is megatron: {values.told(f'{ACTOR}.strategy')}"
         yield values.fault("critic.strategy", problem, "leave it out")
+    steps = "critic.optim.total_training_steps"
+    if (values[steps] or -1) > 0 and values[steps] != values[f"{ACTOR}.optim.total_training_steps"]:
+        yield values.fault(steps, "critic and policy take the same steps", f"leave {steps} out")
     together, padding = "critic.ulysses_sequence_parallel_size", "critic.model.use_remove_padding"
     if (values[together] or 1) > 1 and not values[padding]:
         yield values.fault(together, f"needs {padding}", f"set {padding}=true")

@@ -493,7 +493,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "trainer.save_freq",
         integer(least=-1),
         -1,
-        "Steps between two checkpoints, with one more after the last step; -1 and 0 save none at all.",
+        "Steps between two checkpoints, with one more after the last step; -1 and 0 save the last alone, where "
+        "verl saves none.",
         native="checkpoint.every_steps",
         proof=PROOF,
         words={-1: 0},
@@ -514,7 +515,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "Steps between two validations, with one more after the last step; -1 and 0 validate in no step.",
         native="validation.every_steps",
         proof=PROOF,
-        words={-1: 0},
+        words={-1: -1, 0: -1},
         unit="steps",
     ),
     row(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quintet.config.dialects.conversion import Values
-from quintet.config.dialects.verl_batches import ACTOR, MODEL, REF, ROLLOUT, Step, nearest_divisor
-from quintet.config.dialects.verl_critic import critic_faults
+from quintet.config.dialects.verl_batches import ACTOR, MODEL, REF, ROLLOUT, Step
+from quintet.config.dialects.verl_critic import OWN, critic_faults
 from quintet.config.dialects.verl_other_keys import UNCLIPPED
+from quintet.config.divisors import nearest_divisor
 from quintet.config.faults import Fault
 
 __all__ = ["GROUPED", "divergence_faults", "group_faults", "mini_batch_faults", "shared_faults", "step_of"]
@@ -16,6 +17,9 @@ GROUPED = ("grpo", "grpo_vectorized", "grpo_passk", "gdpo", "rloo", "rloo_vector
 """Estimators that compare replies to one prompt."""
 PROMPTS, SAMPLES, MINI = "data.train_batch_size", f"{ROLLOUT}.n", f"{ACTOR}.ppo_mini_batch_size"
 LENGTHS = ("data.max_prompt_length", "data.max_response_length")
+
+CRITIC_RATE = OWN[f"{ACTOR}.optim.lr"]
+"""The critic's learning rate where nobody gives one."""
 
 
 def step_of(values: Values) -> Step:
@@ -59,7 +63,7 @@ def shared_faults(values: Values) -> Iterator[Fault]:
     """What verl's own keys demand of each other, whatever is played."""
     yield from _needs(values)
     yield from _sampling(values)
-    yield from _schedule(values)
+    yield from _schedules(values)
     yield from critic_faults(values)
 
 
@@ -98,19 +102,24 @@ def _sampling(values: Values) -> Iterator[Fault]:
             yield values.fault(engine, problem, f"leave it out: it follows {data}")
 
 
-def _schedule(values: Values) -> Iterator[Fault]:
+def _schedules(values: Values) -> Iterator[Fault]:
+    yield from _schedule(values, ACTOR)
+    yield from _schedule(values, "critic")
+
+
+def _schedule(values: Values, learner: str) -> Iterator[Fault]:
     """The learning rate of Megatron's optimizer, whose keys come in absolute numbers."""
-    section = f"{ACTOR}.optim"
+    section = f"{learner}.optim"
     least, peak = f"{section}.min_lr", f"{section}.lr"
     if values[least] is None:
         return
-    norm, older = f"{section}.clip_grad", f"{ACTOR}.grad_clip"
+    norm, older = f"{section}.clip_grad", f"{learner}.grad_clip"
     if values.given(norm) and values.given(older) and (values[norm] or UNCLIPPED) != values[older]:
         problem = f"is not read under megatron, and {values.told(norm)} says otherwise"
         yield values.fault(older, problem, f"leave {older} out")
-    if values[least] > values[peak]:
-        problem = f"is above {values.told(peak)}"
-        yield values.fault(least, problem, f"at most: {least}={values[peak]}")
+    if values[least] > (values[peak] or CRITIC_RATE):
+        highest = values[peak] or CRITIC_RATE
+        yield values.fault(least, f"is above {peak} = {highest:g}", f"at most: {least}={highest:g}")
     warm, decay = values[f"{section}.lr_warmup_steps"] or 0, values[f"{section}.lr_decay_steps"]
     if decay is not None and warm >= decay:
         problem = f"must be more than {values.told(f'{section}.lr_warmup_steps')}"

@@ -56,6 +56,8 @@ class DataConfig(Section):
     """Held-out prompts at a time; null takes all at once."""
     epochs: PositiveInt | None = None
     """Passes over the rows, where `training.steps` follows from them; null where it doesn't."""
+    max_steps: Count | None = None
+    """Steps at most, where they follow from the rows; null sets no limit."""
 
 
 class RewardModelConfig(Section):

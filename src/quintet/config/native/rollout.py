@@ -167,8 +167,8 @@ class ValidationConfig(Section):
     """Held-out start states, one game each."""
     simulator: Annotated[SimulatorConfig | None, Waits(Capability.EMBODIED)] = None
     """How a simulated world is played in validation; null plays it as in training."""
-    every_steps: Annotated[int, Field(ge=0)] = 25
-    """0 validates only before and after."""
+    every_steps: Annotated[int, Field(ge=-1)] = 25
+    """0 validates only before and after, -1 not even after."""
     before_training: bool = True
     """Validate before the first step, too."""
     only: bool = False

@@ -67,6 +67,8 @@ def _validations(config: Experiment, steps: int) -> int:
     validation = config.validation
     if validation.only:
         return 1
+    if validation.every_steps < 0:
+        return int(validation.before_training)
     return _occasions(steps, validation.every_steps) - (0 if validation.before_training else 1)
 
 

@@ -126,4 +126,7 @@ def data_of(config: Experiment) -> Data | None:
     epochs = sft.epochs if sft else config.data.epochs
     decide = epochs is not None
     steps = None if rows is None or epochs is None else rows // batch * epochs
+    limit = config.data.max_steps
+    if steps is not None and limit is not None:
+        steps = min(steps, limit)
     return Data(rows, batch, steps, decide)

@@ -56,7 +56,7 @@ REACHED: list[tuple[str, Any, Any, str, Any]] = [
     ("trainer.val_before_train", False, "no", "validation.before_training", False),
     ("trainer.val_only", True, 0, "validation.only", True),
     ("trainer.save_freq", 7, "often", "checkpoint.every_steps", 7),
-    ("trainer.test_freq", -1, -2, "validation.every_steps", 0),
+    ("trainer.test_freq", -1, -2, "validation.every_steps", -1),
     ("logging.log_image_step_size", 9, 0, "tracking.trajectories_every_steps", 9),
     ("sft.env_type", "sokoban", "chess", "world.name", "sokoban"),
     ("sft.frozenlake.size", 5, 1, "world.size", 5),
@@ -117,6 +117,31 @@ def test_the_games_of_a_step_must_fill_whole_updates(tmp_path: Path) -> None:
     told = str(error.value)
     for word in ("ppo_batch_size = 100", "train_batch_size = 8", "n_rollout = 16", "128", "ppo_batch_size=128"):
         assert word in told
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"training.train_data_num": 4}, ("train_batch_size = 8", "4 start states", "train_batch_size=4")),
+        ({"training.val_data_num": 5}, ("val_data_num = 5", "val_batch_size = 10", "at least 10")),
+        ({"training.n_rollout": 1, "training.ppo_batch_size": 8}, ("n_rollout = 1", "adv_estimator=gae")),
+    ],
+)
+def test_batches_that_nothing_fills_are_refused(
+    tmp_path: Path, changes: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, changed("training.max_turns", 5, **changes))
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_start_states_that_are_drawn_once_decide_about_the_steps(tmp_path: Path) -> None:
+    """By hand: 100 // 8 steps in each of 5 passes; more than there are change nothing."""
+    training = load(tmp_path, PLAIN, "training.train_data_num=100").experiment.training
+    assert (training.steps, training.start_states) == (60, 100)
+    whole = load(tmp_path, PLAIN, "training.train_data_num=20000", "training.val_data_num=20000").experiment
+    assert (whole.training.steps, whole.training.start_states, whole.validation.games) == (6250, None, 10000)
 
 
 def test_a_coefficient_of_zero_needs_no_reference(tmp_path: Path) -> None:

@@ -122,6 +122,12 @@ def test_a_section_that_is_null_has_no_keys(tmp_path: Path) -> None:
     assert written.value("t.y.z") == 2
 
 
+def test_a_list_in_the_place_of_a_section_is_a_message(tmp_path: Path) -> None:
+    (tmp_path / "main.yaml").write_text("s:\n  t: [1]\n")
+    with pytest.raises(ConfigError, match=r"s\.t = \[1\] \(.*main\.yaml:2\): must be a section"):
+        read(tmp_path / "main.yaml", [], {"s": {"t": {"x": 1}}})
+
+
 def test_a_name_with_dots_in_it_is_no_traceback(tmp_path: Path) -> None:
     assert given(tmp_path, "a: 1\nvocabulary: {'.': empty, '${x}': 2, '': 3}\n").value("a") == 1
 

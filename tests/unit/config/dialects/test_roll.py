@@ -156,12 +156,12 @@ def test_a_key_reaches_the_run(
 ) -> None:
     found = converted(tmp_path, "roll", given(key, value, others))
     assert natively(found, native) == expected
-    assert f"{key}: {tmp_path}/given.yaml:" in found.composed.provenance[native]
+    assert f"{key}: given.yaml:1" in found.composed.provenance[native]
     assert key in refused(tmp_path, {**others, key: illegal})
 
 
 def test_each_key_has_a_row_in_these_tables() -> None:
-    assert [row[0] for row in REACHED] == list(DIALECTS["roll"].rows())
+    assert {row[0] for row in REACHED} == set(DIALECTS["roll"].rows())
 
 
 @pytest.mark.parametrize(("key", "value", "native", "expected"), LIKE, ids=[row[0] for row in LIKE])
@@ -199,7 +199,7 @@ def test_a_step_is_a_whole_number_of_updates_and_the_message_says_how(tmp_path: 
         "per_device_train_batch_size = 1",
         "device_mapping = 'list(range(0,16))'",
         "tensor_model_parallel_size = 2",
-        "nearest: actor_train.training_args.gradient_accumulation_steps=32",
+        "nearest: actor_train.training_args.gradient_accumulation_steps=16",
         "one update a rollout",
         "/ the 16 devices = 64",
     ):

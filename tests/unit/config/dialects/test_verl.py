@@ -81,7 +81,7 @@ TRAINER: list[Row] = [
     ("trainer.n_gpus_per_node", 4, 0, "placement.devices_per_node", 4),
     ("trainer.save_freq", 20, -2, "checkpoint.every_steps", 20),
     ("trainer.val_before_train", False, 0, "validation.before_training", False),
-    ("trainer.test_freq", -1, "never", "validation.every_steps", 0),
+    ("trainer.test_freq", -1, "never", "validation.every_steps", -1),
     ("trainer.critic_warmup", 10, -1, "critic.warmup_steps", 10),
     ("trainer.default_hdfs_dir", None, 1, "checkpoint.remote_dir", None),
     ("trainer.default_local_dir", "/big/disk/gsm8k", 1, "output_dir", "/big/disk"),
