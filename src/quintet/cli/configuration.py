@@ -16,7 +16,7 @@ from quintet.errors import ConfigError, nearest
 __all__ = ["NATIVE", "Asked", "ask", "compose"]
 
 if TYPE_CHECKING:
-    from quintet.config.dialects.reading import Given
+    from quintet.config.dialects.composition.reading import Given
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _asked(given: Opened, unknown: Literal["refuse", "warn"]) -> Asked:
 
 
 def _composed(given: Opened) -> Given:
-    from quintet.config.dialects.reading import composed
+    from quintet.config.dialects.composition.reading import composed
 
     return composed(given.path, given.words, given.places, given.environment)
 

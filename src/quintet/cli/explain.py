@@ -11,10 +11,10 @@ from typing import Any
 from quintet.cli.configuration import compose
 from quintet.cli.opening import NATIVE, check_dialect, opened
 from quintet.config.compose import flatten
+from quintet.config.dialects.composition.reading import Written, composed
 from quintet.config.dialects.dialect import DIALECTS, Dialect
 from quintet.config.dialects.ledger import Row
 from quintet.config.dialects.loading import written_over_reference
-from quintet.config.dialects.reading import Written, composed
 from quintet.config.dialects.typos import meant
 from quintet.config.keys import Key, keys, show
 from quintet.errors import ConfigError

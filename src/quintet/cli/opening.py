@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.config.dialects.dialect import DIALECTS, detect
-from quintet.config.dialects.script import Scripted, read_words, spoken_of
+from quintet.config.dialects.scripts.script import Scripted, read_words, spoken_of
 from quintet.config.source import read_file
 from quintet.errors import ConfigError, nearest
 

@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from quintet.config.compose import Composed, flatten, yaml_lines
+from quintet.config.dialects.composition.reading import Written, given_tree, reference_values
 from quintet.config.dialects.conversion import foreign_word
 from quintet.config.dialects.dialect import Dialect, narrowed
 from quintet.config.dialects.ledger import Row
 from quintet.config.dialects.loading import convert
-from quintet.config.dialects.reading import Written, given_tree, reference_values
 from quintet.config.keys import show
 from quintet.config.native import Experiment
 from quintet.errors import ConfigError
@@ -80,7 +80,7 @@ def translate(composed: Composed, dialect: Dialect) -> Translation:
     Raises:
         ConfigError: the dialect can't say a run of that kind at all.
     """
-    module = cast("_Expression", import_module(f"quintet.config.dialects.{dialect.name}"))
+    module = cast("_Expression", import_module(f"quintet.config.dialects.{dialect.name}.convert"))
     frame = module.frame(composed.experiment)
     here = narrowed(dialect, frame)
     foreign = Foreign(composed.experiment)

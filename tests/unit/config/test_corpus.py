@@ -42,7 +42,7 @@ def asked(path: Path, dialect: str | None = None) -> Asked:
 
 def can_say(dialect: str, found: Asked) -> bool:
     """Whether a framework has runs of that kind at all, as its own module tells."""
-    module = import_module(f"quintet.config.dialects.{dialect}")
+    module = import_module(f"quintet.config.dialects.{dialect}.convert")
     try:
         module.frame(found.composed.experiment)
     except ConfigError:

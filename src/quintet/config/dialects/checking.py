@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from quintet.config.dialects.composition.reading import OF_THE_RUN, Written
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.free_sections import argument_of, pending_arguments
 from quintet.config.dialects.ledger import Row
-from quintet.config.dialects.reading import OF_THE_RUN, Written
 from quintet.config.dialects.takes import FREE, Takes
 from quintet.config.dialects.typos import meant
 from quintet.config.faults import Fault

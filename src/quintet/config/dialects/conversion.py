@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from quintet.config.dialects.composition.reading import Written
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.ledger import Row
-from quintet.config.dialects.reading import Written
 from quintet.config.faults import Fault
 from quintet.config.keys import show
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from quintet.config.dialects.ledger import Row
-from quintet.config.dialects.rlinf_words import COMPONENTS
+from quintet.config.dialects.rlinf.words import COMPONENTS
 
 __all__ = ["DIALECTS", "Dialect", "Reference", "detect", "narrowed"]
 
@@ -106,7 +106,7 @@ DIALECTS: Mapping[str, Dialect] = {
     for dialect in (
         Dialect(
             "ragen",
-            _references(ragen=["ragen_keys:RAGEN_KEYS"]),
+            _references(ragen=["ragen.keys:RAGEN_KEYS"]),
             marks=(
                 *("rl_or_sft", "system.n_gpus", "training.n_rollout", "training.max_turns", "optimization"),
                 *("sft.env_type", "sft.data_generation", "sft.training", "model.base_model"),
@@ -117,8 +117,8 @@ DIALECTS: Mapping[str, Dialect] = {
         Dialect(
             "vagen",
             _references(
-                vagen=["vagen_keys:VAGEN_KEYS"],
-                vagen_env_config=["vagen_world_keys:VAGEN_ENV_KEYS"],
+                vagen=["vagen.keys:VAGEN_KEYS"],
+                vagen_env_config=["vagen.world_keys:VAGEN_ENV_KEYS"],
             ),
             marks=("rollout_manager", "algorithm.high_level_gamma", "data.max_trajectory_length", "env1"),
             alike=_CRITIC,
@@ -127,10 +127,10 @@ DIALECTS: Mapping[str, Dialect] = {
         Dialect(
             "verl",
             _references(
-                verl_ppo_trainer=["verl_keys:VERL_TRAINER_KEYS", "verl_actor_keys:VERL_ACTOR_KEYS"],
-                verl_megatron_optim=["verl_other_keys:VERL_MEGATRON_OPTIM_KEYS"],
-                verl_sft_trainer=["verl_other_keys:VERL_SFT_KEYS"],
-                verl_evaluation=["verl_other_keys:VERL_EVALUATION_KEYS"],
+                verl_ppo_trainer=["verl.keys:VERL_TRAINER_KEYS", "verl.actor_keys:VERL_ACTOR_KEYS"],
+                verl_megatron_optim=["verl.other_keys:VERL_MEGATRON_OPTIM_KEYS"],
+                verl_sft_trainer=["verl.other_keys:VERL_SFT_KEYS"],
+                verl_evaluation=["verl.other_keys:VERL_EVALUATION_KEYS"],
             ),
             marks=("actor_rollout_ref", "model.partial_pretrain", "custom_reward_function"),
             alike=_CRITIC,
@@ -138,10 +138,10 @@ DIALECTS: Mapping[str, Dialect] = {
         Dialect(
             "rlinf",
             _references(
-                rlinf_basic=["rlinf_basic_keys:RLINF_BASIC_KEYS"],
-                rlinf_math=["rlinf_math_keys:RLINF_MATH_KEYS"],
-                rlinf_embodied=["rlinf_embodied_keys:RLINF_EMBODIED_KEYS"],
-                rlinf_env=["rlinf_embodied_keys:RLINF_ENV_KEYS"],
+                rlinf_basic=["rlinf.basic_keys:RLINF_BASIC_KEYS"],
+                rlinf_math=["rlinf.math_keys:RLINF_MATH_KEYS"],
+                rlinf_embodied=["rlinf.embodied_keys:RLINF_EMBODIED_KEYS"],
+                rlinf_env=["rlinf.embodied_keys:RLINF_ENV_KEYS"],
             ),
             marks=("cluster", "runner", "env_type", "actor.group_name"),
             alike={"env.train": "", "env.eval": ""},
@@ -149,7 +149,7 @@ DIALECTS: Mapping[str, Dialect] = {
         ),
         Dialect(
             "roll",
-            _references(roll=["roll_keys:ROLL_KEYS"]),
+            _references(roll=["roll.keys:ROLL_KEYS"]),
             marks=("actor_train", "actor_infer", "num_return_sequences_in_group", "reference.strategy_args"),
             alike=_ROLL_WORKERS,
         ),
@@ -175,7 +175,7 @@ def _verl(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
         names = ["verl_ppo_trainer"]
     chosen = tuple(map(dialect.reference, names))
     if names == ["verl_sft_trainer"]:
-        chosen = (*chosen, Reference("verl_sft_run", _rows("verl_other_keys:VERL_SFT_RUN_KEYS")))
+        chosen = (*chosen, Reference("verl_sft_run", _rows("verl.other_keys:VERL_SFT_RUN_KEYS")))
     if names == ["verl_ppo_trainer"] and _get(tree, "actor_rollout_ref.actor.strategy") == "megatron":
         chosen = _with_megatron(dialect, chosen)
     return replace(dialect, references=chosen)
@@ -216,7 +216,7 @@ def _vagen(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     played = tuple(worlds.values()) or ("frozenlake",)
 
     def of_worlds() -> tuple[Row, ...]:
-        found: tuple[Row, ...] = import_module("quintet.config.dialects.vagen_world_keys").world_keys(played)
+        found: tuple[Row, ...] = import_module("quintet.config.dialects.vagen.world_keys").world_keys(played)
         return found
 
     own = (*dialect.references, Reference("vagen_worlds", of_worlds))
@@ -236,7 +236,7 @@ def _without(reference: Reference, keys: Iterable[str]) -> Reference:
 def _roll(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     """Its reference leaves out what names a run and its model; no file of ROLL's is without it."""
     return replace(
-        dialect, references=(*dialect.references, Reference("roll_run", _rows("roll_run_keys:ROLL_RUN_KEYS")))
+        dialect, references=(*dialect.references, Reference("roll_run", _rows("roll.run_keys:ROLL_RUN_KEYS")))
     )
 
 

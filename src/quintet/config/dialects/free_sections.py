@@ -9,8 +9,8 @@ from importlib.resources import files
 from typing import Any
 
 from quintet.config.capability import Capability
+from quintet.config.dialects.composition.reading import Written
 from quintet.config.dialects.dialect import Dialect
-from quintet.config.dialects.reading import Written
 from quintet.config.dialects.takes import FREE
 from quintet.config.dialects.typos import meant
 from quintet.config.faults import Fault, source_of

@@ -12,11 +12,11 @@ from pydantic import ValidationError
 
 from quintet.config.compose import Composed, flatten
 from quintet.config.dialects.checking import idle_keys, illegal_values, pending_defaults, pending_keys, unknown_keys
+from quintet.config.dialects.composition.reading import Given, Written, composed, reference_values
 from quintet.config.dialects.conversion import Native, Values
 from quintet.config.dialects.dialect import Dialect, narrowed
 from quintet.config.dialects.elsewhere import known_elsewhere
 from quintet.config.dialects.free_sections import model_faults, model_remarks
-from quintet.config.dialects.reading import Given, Written, composed, reference_values
 from quintet.config.dialects.spelling import respelt
 from quintet.config.faults import Fault, describe_faults, raise_faults, source_of
 from quintet.config.keys import show
@@ -113,7 +113,7 @@ def written_over_reference(given: Given, dialect: Dialect) -> tuple[Written, Dia
 
 
 def _natively(written: Written, dialect: Dialect) -> Native:
-    conversion = cast("_Conversion", import_module(f"quintet.config.dialects.{dialect.name}"))
+    conversion = cast("_Conversion", import_module(f"quintet.config.dialects.{dialect.name}.convert"))
     values = Values(written, dialect)
     raise_faults(conversion.disagreements(values))
     native = Native(values)

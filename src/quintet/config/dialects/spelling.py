@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quintet.config.dialects.composition.reading import Given
 from quintet.config.dialects.ledger import Row
-from quintet.config.dialects.reading import Given
 from quintet.errors import ConfigError
 
 __all__ = ["Respelt", "respelt"]

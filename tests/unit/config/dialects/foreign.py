@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 
 from quintet.config.compose import flatten
+from quintet.config.dialects.composition.reading import composed, given_tree
 from quintet.config.dialects.dialect import DIALECTS
 from quintet.config.dialects.loading import Converted, convert
-from quintet.config.dialects.reading import composed, given_tree
 from quintet.config.translate import Translation, translate
 
 __all__ = ["changed", "converted", "natively", "translated"]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from quintet.config.dialects.checking import Unknown, illegal_values, pending_keys, unknown_keys
+import pytest
+
+from quintet.config.dialects.checking import Unknown, idle_keys, illegal_values, pending_keys, unknown_keys
+from quintet.config.dialects.composition.reading import Written, composed, given_tree, read
 from quintet.config.dialects.dialect import DIALECTS, detect
-from quintet.config.dialects.loading import written_over_reference
-from quintet.config.dialects.reading import Written, composed, read
+from quintet.config.dialects.loading import convert, written_over_reference
+from quintet.errors import ConfigError
 
 RAGEN = """\
 system: {n_gpus: 1}
@@ -107,3 +111,36 @@ def test_hydras_own_section_is_checked_like_any_other(tmp_path: Path) -> None:
     found = {key.key: key.nearest for key in unknown_keys(written, here, frozenset())}
     assert set(found) == {"hydra.searchcpath", "hydra.ru_n.dir", "hydra.run.dri"}
     assert found["hydra.ru_n.dir"] == found["hydra.run.dri"] == ("hydra.run.dir",)
+
+
+def test_a_key_without_effect_is_told(tmp_path: Path) -> None:
+    """It was given a value of its own, and another key keeps it from doing anything."""
+    text = "runner: {task_type: math}\nalgorithm: {entropy_bonus: 0.01}\nactor: {training_backend: fsdp}\n"
+    there, here, _ = written_over_reference(composed(_file(tmp_path, text), []), DIALECTS["rlinf"])
+    told = list(idle_keys(there, here))
+    assert len(told) == 1
+    assert "entropy_bonus = 0.01" in told[0]
+    assert "has no effect: algorithm.calculate_entropy is false, not true" in told[0]
+    again = composed(_file(tmp_path, text), ["algorithm.calculate_entropy=true"])
+    assert list(idle_keys(*written_over_reference(again, DIALECTS["rlinf"])[:2])) == []
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("dialect", "tree", "words"),
+    [
+        ("rlinf", {"runner": {"task_type": "math"}, "cluster": {"num_nodes": 10**11}}, "cluster.num_nodes"),
+        ("rlinf", {"runner": {"task_type": "math"}, "data": {"rollout_batch_size": 10**20 + 39}}, "n_minibatches"),
+        ("roll", {"actor_train": {"device_mapping": f"list(range(0,{10**23}))"}}, "beyond any cluster"),
+        ("roll", {"rollout_batch_size": 10**20 + 39}, "gradient_accumulation_steps"),
+        ("verl", {"actor_rollout_ref": {}, "data": {"train_batch_size": 10**20 + 39}}, "ppo_mini_batch_size"),
+    ],
+)
+def test_a_huge_number_is_a_message_and_no_wait(dialect: str, tree: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        convert(given_tree(tree), DIALECTS[dialect])

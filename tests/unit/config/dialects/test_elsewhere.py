@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from quintet.config.dialects.checking import Unknown, unknown_keys
+from quintet.config.dialects.composition.reading import composed
 from quintet.config.dialects.dialect import DIALECTS, narrowed
 from quintet.config.dialects.elsewhere import known_elsewhere
-from quintet.config.dialects.reading import composed
 
 LEAST = {"verl": 400, "vagen": 400, "rlinf": 700, "roll": 700, "ragen": 100}
 """Keys of each list; VAGEN knows verl's, too."""

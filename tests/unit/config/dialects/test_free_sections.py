@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from quintet.config.dialects.composition.reading import Given, composed
 from quintet.config.dialects.dialect import DIALECTS
 from quintet.config.dialects.free_sections import arguments
 from quintet.config.dialects.loading import convert, load_given
-from quintet.config.dialects.reading import Given, composed
 from quintet.errors import ConfigError
 
 CONFIG = {"hidden_size": 8, "attention_dropout": 0.0, "rope_scaling": {"factor": 2.0, "type": "linear"}}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet.config.dialects.reading import Written, read
+from quintet.config.dialects.composition.reading import Written, read
 from quintet.errors import ConfigError, MachineError
 
 MAIN = """\

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from foreign import changed, converted, natively, translated
 
+from quintet.config.dialects.composition.reading import composed
 from quintet.config.dialects.dialect import DIALECTS, narrowed
 from quintet.config.dialects.loading import convert
-from quintet.config.dialects.reading import composed
 from quintet.errors import ConfigError
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "rlinf"

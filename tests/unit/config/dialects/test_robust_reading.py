@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from quintet.config.dialects.composition.reading import Written, composed, read
 from quintet.config.dialects.dialect import DIALECTS, detect
 from quintet.config.dialects.loading import convert
-from quintet.config.dialects.reading import Written, composed, read
 from quintet.errors import ConfigError, MachineError, UserError
 
 SOON = 8.0

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from quintet.config.dialects.reading import composed
-from quintet.config.dialects.script import Scripted, read_words
-from quintet.config.dialects.shell_flow import ran
-from quintet.config.dialects.shell_values import Shell
+from quintet.config.dialects.composition.reading import composed
+from quintet.config.dialects.scripts.flow import ran
+from quintet.config.dialects.scripts.script import Scripted, read_words
+from quintet.config.dialects.scripts.values import Shell
 from quintet.errors import ConfigError, MachineError
 
 VERL = r"""#!/bin/bash

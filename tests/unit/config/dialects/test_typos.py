@@ -12,10 +12,10 @@ import pytest
 
 from quintet.config.compose import flatten
 from quintet.config.dialects.checking import unknown_keys
+from quintet.config.dialects.composition.reading import given_tree
 from quintet.config.dialects.dialect import DIALECTS
 from quintet.config.dialects.elsewhere import known_elsewhere
 from quintet.config.dialects.loading import written_over_reference
-from quintet.config.dialects.reading import given_tree
 from quintet.config.dialects.typos import meant
 
 KEYS = Path(__file__).parent / "keys"

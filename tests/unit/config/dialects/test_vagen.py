@@ -11,7 +11,7 @@ from foreign import changed, converted, natively, translated
 
 from quintet.config.dialects.dialect import DIALECTS
 from quintet.config.dialects.loading import load_foreign
-from quintet.config.dialects.vagen_world_keys import VAGEN_WORLD_KEYS, world_keys
+from quintet.config.dialects.vagen.world_keys import VAGEN_WORLD_KEYS, world_keys
 from quintet.config.keys import keys
 from quintet.errors import ConfigError
 

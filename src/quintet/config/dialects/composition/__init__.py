@@ -1,0 +1,1 @@
+"""Composing foreign files as their own users do, by Hydra's library."""

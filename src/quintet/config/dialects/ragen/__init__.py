@@ -1,0 +1,1 @@
+"""RAGEN: multi-turn agents on text worlds."""

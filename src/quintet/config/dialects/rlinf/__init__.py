@@ -1,0 +1,1 @@
+"""RLinf: reasoning and embodied policies."""

@@ -1,0 +1,1 @@
+"""ROLL: pipelines of workers."""

@@ -1,0 +1,1 @@
+"""Run scripts and lists of overrides: read, never run."""

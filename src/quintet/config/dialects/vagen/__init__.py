@@ -1,0 +1,1 @@
+"""VAGEN: agents over worlds, on verl's keys."""

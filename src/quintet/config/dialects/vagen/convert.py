@@ -1,0 +1,332 @@
+"""VAGEN's overrides of verl's trainer, and its env_config.yaml: multi-turn agents on text and in pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from quintet.config.capability import Capability
+from quintet.config.dialects.conversion import Native, Values, native_word
+from quintet.config.dialects.dialect import DIALECTS, narrowed
+from quintet.config.dialects.ledger import Row
+from quintet.config.dialects.vagen.world_keys import WORLD
+from quintet.config.dialects.verl.actor_keys import KL_WORDS
+from quintet.config.dialects.verl.batches import (
+    ACTOR,
+    ROLLOUT,
+    Step,
+    pass_faults,
+    passes,
+    share_faults,
+)
+from quintet.config.dialects.verl.convert import (
+    REWARDED,
+    clipping,
+    express_learning,
+    express_rewards,
+    express_surroundings,
+    learning,
+    policy_frame,
+    rewards,
+    surroundings,
+)
+from quintet.config.dialects.verl.critic import critic_defaults, express_critic
+from quintet.config.dialects.verl.rules import divergence_faults, group_faults, shared_faults
+from quintet.config.divisors import nearest_divisor
+from quintet.config.faults import Fault
+from quintet.config.native import Experiment
+from quintet.config.native.data import DataConfig
+from quintet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quintet.config.translate import Foreign
+
+__all__ = ["convert", "disagreements", "express", "frame"]
+
+GROUPS, GAMES = "data.train_batch_size", "rollout_manager.n_trajectory"
+MINI = f"{ACTOR}.ppo_mini_batch_size"
+STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
+LONGEST, FIRST, REPLY = (f"data.max_{name}_length" for name in ("trajectory", "prompt", "response"))
+FILES = ("data.train_files", "data.val_files")
+MASKED, WINDOW = "rollout_manager.use_gae_mask", "rollout_manager.window_size"
+WORLDS = ("frozenlake", "sokoban", "svg", "navigation", "primitive_skill")
+"""Those that have a native counterpart."""
+MADE = 10_000
+"""Start states that the reference makes for training."""
+
+
+def _sections(values: Values) -> list[str]:
+    """The sections of worlds that somebody gave."""
+    names = [key.removesuffix(".env_name") for key in values.written.sources if key.endswith(".env_name")]
+    return [name for name in names if "." not in name]
+
+
+def _key(values: Values, key: str) -> str:
+    """A world's key as it was given, in the section that people named; else that of the reference."""
+    for section in _sections(values)[:1]:
+        if values.given(f"{section}.{key}"):
+            return f"{section}.{key}"
+    return f"{WORLD}.{key}"
+
+
+def disagreements(values: Values) -> Iterator[Fault]:
+    """What VAGEN or verl under it asserts, and what would play another game than was meant."""
+    step = _step(values)
+    estimator = values["algorithm.adv_estimator"]
+    yield from _world_faults(values)
+    yield from _mini_batch_faults(values, step)
+    yield from _length_faults(values)
+    yield from share_faults(values, step)
+    kinds = passes(values, critic=estimator != "grpo", reference=_divergence_key(values) is not None)
+    yield from pass_faults(values, step, kinds)
+    yield from group_faults(values, GAMES)
+    yield from divergence_faults(values)
+    yield from shared_faults(values)
+    yield from _step_faults(values)
+
+
+def _step(values: Values) -> Step:
+    """VAGEN counts mini-batches in games."""
+    replies = values[f"{ROLLOUT}.n"]
+    return Step(
+        sequences=values[GROUPS] * values[GAMES] * replies,
+        update=values[MINI] * replies,
+        longest=values[LONGEST],
+        of=(GROUPS, GAMES),
+        update_of=MINI,
+        longest_of=(LONGEST,),
+    )
+
+
+def _world_faults(values: Values) -> Iterator[Fault]:
+    sections = _sections(values)
+    if len(sections) > 1:
+        others = ", ".join(values.told(f"{section}.env_name") for section in sections[:-1])
+        problem = f"several worlds in one run wait for {Capability.WORLDS}; there is also {others}"
+        yield values.fault(f"{sections[-1]}.env_name", problem, f"keep one of the sections {', '.join(sections)}")
+    name = _key(values, "env_name")
+    if values[name] not in WORLDS:
+        problem = f"this world waits for {Capability.WORLDS}"
+        yield values.fault(name, problem, f"play {', '.join(WORLDS[:-1])} or {WORLDS[-1]}")
+    if not sections:
+        for key in filter(values.given, FILES):
+            problem = "the rows of that file name worlds, and no section with an env_name says which"
+            yield values.fault(key, problem, "give the env_config.yaml from which the file was made, too")
+
+
+def _mini_batch_faults(values: Values, step: Step) -> Iterator[Fault]:
+    games = values[GROUPS] * values[GAMES]
+    if games % values[MINI]:
+        problem = (
+            f"the {games} games of a step, from {values.told(GROUPS)} and {values.told(GAMES)}, must be a multiple"
+        )
+        yield values.fault(MINI, f"{problem} of it", f"nearest: {MINI}={nearest_divisor(games, step.update)}")
+
+
+def _length_faults(values: Values) -> Iterator[Fault]:
+    least = values[FIRST] + values[REPLY]
+    if values[LONGEST] < least:
+        problem = f"a whole game can't be shorter than {values.told(FIRST)} and {values.told(REPLY)} together"
+        yield values.fault(LONGEST, problem, f"at least: {LONGEST}={least}")
+
+
+def _step_faults(values: Values) -> Iterator[Fault]:
+    """A number of steps, or passes over the start states that make whole steps."""
+    inner = f"{ACTOR}.optim.total_training_steps"
+    if (values[inner] or -1) > 0 and values[inner] != values[STEPS]:
+        yield values.fault(inner, f"the trainer puts {values.told(STEPS)} there", f"set {STEPS} instead")
+    size = _key(values, "train_size")
+    if values[STEPS] is None and values[size] < values[GROUPS]:
+        problem = f"a step takes more start states: {values.told(GROUPS)}"
+        yield values.fault(size, problem, f"at least: {size}={values[GROUPS]}")
+
+
+def convert(values: Values, native: Native) -> None:
+    """What a VAGEN run is, natively."""
+    native.put("warm_start", None)
+    critic_defaults(values, native)
+    rows = values.dialect.rows().values()
+    native.take_rows(row for row in rows if not row.key.startswith(f"{WORLD}.") and not _feeds(row, "data.", "reward."))
+    _world(values, native)
+    _data(values, native)
+    _batches(values, native)
+    _algorithm(values, native)
+    learning(values, native)
+    surroundings(values, native)
+
+
+def _feeds(row: Row, *sections: str) -> bool:
+    return bool(row.native) and row.native[0].startswith(sections)
+
+
+def _world(values: Values, native: Native) -> None:
+    name = _key(values, "env_name")
+    native.put("world", {"name": values[name]}, name, *FILES)
+    rendered = _key(values, "env_config.render_mode")
+    native.put("world.render", values[rendered], rendered)
+    rows = values.dialect.rows()
+    for row in rows.values():
+        if row.direct and row.key.startswith(f"{WORLD}."):
+            key = _key(values, row.key.removeprefix(f"{WORLD}."))
+            native.put(row.native[0], native_word(row, values[key]), key)
+    form = _key(values, "env_config.prompt_format")
+    native.put("rollout.think", values[form] != "no_think", form)
+    native.put("rollout.thoughts", None if values[form] in ("free_think", "no_think") else values[form], form)
+    if f"{WORLD}.env_config.dim_room" in rows:
+        room = _key(values, "env_config.dim_room")
+        for side, cells in zip(("height", "width"), values[room], strict=True):
+            native.put(f"world.{side}", cells, room)
+    if values[name] in ("frozenlake", "sokoban"):
+        native.put("world.observation", "grid")
+    native.put("rollout.format_penalty", 0.0)
+    held_out = _key(values, "test_size")
+    native.put("validation.games", values[held_out], held_out)
+
+
+def _data(values: Values, native: Native) -> None:
+    """Rows of verl's data files that VAGEN's don't have are only looked at where somebody gave them."""
+    plain = DataConfig()
+    for row in values.dialect.rows().values():
+        if row.key.startswith("data.") and _feeds(row, "data.") and values.given(row.key):
+            field, value = row.native[0].removeprefix("data."), native_word(row, values[row.key])
+            if row.key != "data.image_key" and hasattr(plain, field) and value != getattr(plain, field):
+                native.put(row.native[0], value, row.key)
+    if values["data.image_key"] != "images":
+        native.put("data.image_key", values["data.image_key"], "data.image_key")
+    if any(key.startswith(REWARDED) for key in values.written.sources):
+        rewards(values, native)
+        native.take_rows(row for row in values.dialect.rows().values() if _feeds(row, "reward."))
+
+
+def _batches(values: Values, native: Native) -> None:
+    games = values[GROUPS] * values[GAMES]
+    native.put("training.mini_batches", games // values[MINI], MINI, GROUPS, GAMES)
+    made = _key(values, "train_size")
+    passes = values[made] // values[GROUPS] * values[EPOCHS]
+    steps = min(values[STEPS] or passes, passes) or values[STEPS]
+    native.put("training.steps", steps, STEPS, EPOCHS, made, GROUPS)
+    if steps * values[GROUPS] > values[made]:
+        native.put("training.start_states", values[made], made)
+    reply = f"{ROLLOUT}.response_length"
+    native.put("rollout.max_response_tokens", values[reply], reply, REPLY)
+    native.put("rollout.max_prompt_tokens", values[LONGEST] - values[reply], LONGEST, reply, REPLY)
+    past = values[WINDOW]
+    native.put("rollout.window_size", None if past is None else past + 1, WINDOW)
+
+
+def _algorithm(values: Values, native: Native) -> None:
+    estimator, turns, gamma, lam = (f"algorithm.{key}" for key in ("adv_estimator", "high_level_gamma", "gamma", "lam"))
+    written = values[estimator]
+    name = "gae" if written == "masked_gae" else written
+    native.put("algorithm.advantage", {"name": name}, estimator)
+    if name != "grpo":
+        discount = turns if name == "turn_wise_gae" else gamma
+        native.put("algorithm.advantage.gamma", float(values[discount]), discount)
+        native.put("algorithm.advantage.lam", float(values[lam]), lam)
+    if name == "bi_level_gae":
+        native.put("algorithm.advantage.turn_gamma", float(values[turns]), turns)
+        native.put("algorithm.advantage.turn_lam", float(values[lam]), lam)
+    # `gae` goes over the world's words, too
+    own = values[MASKED] and written != "gae"
+    native.put("algorithm.advantage_over_own_tokens", own, MASKED, *([estimator] if written == "gae" else []))
+    clipping(values, native)
+    _divergence(values, native)
+
+
+def _divergence_key(values: Values) -> str | None:
+    """Which key gives the divergence from the reference its weight: that of the loss, or that of the rewards."""
+    loss, reward, weight = f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef"
+    if values[loss]:
+        return f"{ACTOR}.kl_loss_coef"
+    wanted = values[reward] if values.given(reward) else values[weight] > 0
+    return weight if wanted else None
+
+
+def _divergence(values: Values, native: Native) -> None:
+    """verl under VAGEN takes the divergence off the rewards wherever the loss doesn't have it."""
+    loss, reward = f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
+    penalty, kind, target, horizon = (
+        f"algorithm.{key}" for key in ("kl_penalty", "kl_ctrl.type", "kl_ctrl.target_kl", "kl_ctrl.horizon")
+    )
+    weight = _divergence_key(values)
+    if weight is None:
+        native.put("algorithm.kl", None, loss, reward, "algorithm.kl_ctrl.kl_coef")
+        return
+    native.put("algorithm.kl.coefficient", float(values[weight]), weight)
+    native.put("algorithm.kl.place", "loss" if values[loss] else "reward", loss, reward, weight)
+    if not values[loss]:
+        native.put("algorithm.kl.estimator", KL_WORDS.get(values[penalty], values[penalty]), penalty)
+        native.put("algorithm.kl.horizon", values[horizon], horizon)
+        steered = values[kind] == "adaptive"
+        native.put("algorithm.kl.target", values[target] if steered else None, target, kind)
+
+
+def frame(experiment: Experiment) -> dict[str, Any]:
+    """A section with the world.
+
+    Raises:
+        ConfigError: VAGEN has no such world, or plays none in such a run.
+    """
+    if experiment.sft is not None or experiment.evaluation is not None:
+        raise ConfigError("VAGEN plays worlds and nothing else", key="sft" if experiment.sft else "evaluation")
+    if experiment.world.name not in WORLDS:
+        message = f"VAGEN's reference has no world {experiment.world.name}"
+        raise ConfigError(message, key="world.name", hint=f"it has {', '.join(WORLDS)}")
+    return {WORLD: {"env_name": experiment.world.name}} | policy_frame(experiment)
+
+
+def express(foreign: Foreign) -> None:
+    """A native run in VAGEN's words, as far as it has them."""
+    run = foreign.experiment
+    rows = narrowed(DIALECTS["vagen"], frame(run)).rows()
+    games = run.training.groups_per_step * run.training.samples_per_group
+    foreign.put(MINI, max(1, games // run.training.mini_batches))
+    foreign.put(STEPS, run.training.steps or None)
+    foreign.put(REPLY, run.rollout.max_response_tokens)
+    foreign.put(LONGEST, run.rollout.max_prompt_tokens + run.rollout.max_response_tokens)
+    foreign.put(FIRST, run.rollout.max_start_tokens or run.rollout.max_prompt_tokens)
+    foreign.put(WINDOW, None if run.rollout.window_size is None else run.rollout.window_size - 1)
+    _express_world(foreign)
+    express_learning(foreign, rows)
+    _express_algorithm(foreign)
+    if run.data:
+        foreign.put("data.image_key", run.data.image_key or "images")
+        foreign.put("data.truncation", run.data.truncation)
+    express_rewards(foreign)
+    express_surroundings(foreign)
+    express_critic(foreign, rows)
+
+
+def _express_world(foreign: Foreign) -> None:
+    run = foreign.experiment
+    foreign.put(f"{WORLD}.env_config.render_mode", foreign.native("world.render"))
+    form = run.rollout.thoughts or ("free_think" if run.rollout.think else "no_think")
+    foreign.put(f"{WORLD}.env_config.prompt_format", form)
+    if run.world.name == "sokoban":
+        foreign.put(f"{WORLD}.env_config.dim_room", [run.world.height, run.world.width])
+    foreign.put(
+        f"{WORLD}.train_size", run.training.start_states or max(MADE, run.training.steps * run.training.groups_per_step)
+    )
+    foreign.put(f"{WORLD}.test_size", run.validation.games)
+
+
+def _express_algorithm(foreign: Foreign) -> None:
+    algorithm = foreign.experiment.algorithm
+    advantage, own = algorithm.advantage, algorithm.advantage_over_own_tokens
+    foreign.put("algorithm.adv_estimator", "masked_gae" if advantage.name == "gae" and own else advantage.name)
+    foreign.put(MASKED, own)
+    gamma = getattr(advantage, "gamma", 1.0)
+    foreign.put("algorithm.high_level_gamma", getattr(advantage, "turn_gamma", 1.0))
+    foreign.put("algorithm.high_level_gamma" if advantage.name == "turn_wise_gae" else "algorithm.gamma", gamma)
+    foreign.put("algorithm.lam", getattr(advantage, "lam", 1.0))
+    kl = algorithm.kl
+    in_reward = kl is not None and kl.place == "reward"
+    foreign.put("algorithm.kl_ctrl.kl_coef", kl.coefficient if kl and in_reward else 0.0)
+    if in_reward and kl and kl.coefficient == 0:
+        foreign.put("algorithm.use_kl_in_reward", True)
+    if kl and in_reward:
+        words = {ours: theirs for theirs, ours in reversed(KL_WORDS.items())}
+        foreign.put("algorithm.kl_penalty", words.get(kl.estimator, kl.estimator))
+        foreign.put("algorithm.kl_ctrl.horizon", kl.horizon)
+        foreign.put("algorithm.kl_ctrl.type", "fixed" if kl.target is None else "adaptive")
+        foreign.put("algorithm.kl_ctrl.target_kl", 0.1 if kl.target is None else kl.target)

@@ -1,0 +1,1 @@
+"""verl: reinforcement learning, fine-tuning and evaluation on prompts from files."""

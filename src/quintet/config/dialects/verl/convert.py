@@ -1,0 +1,443 @@
+"""verl's `ppo_trainer.yaml`, `sft_trainer.yaml` and `evaluation.yaml`: one answer to each prompt from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from quintet.config.dialects.conversion import Native, Values
+from quintet.config.dialects.dialect import DIALECTS, narrowed
+from quintet.config.dialects.ledger import Row
+from quintet.config.dialects.verl.batches import (
+    ACTOR,
+    MODEL,
+    ROLLOUT,
+    budgets,
+    express_budgets,
+    pass_faults,
+    passes,
+    share_faults,
+)
+from quintet.config.dialects.verl.critic import critic, critic_defaults, express_critic
+from quintet.config.dialects.verl.other_keys import UNCLIPPED
+from quintet.config.dialects.verl.rules import (
+    divergence_faults,
+    group_faults,
+    mini_batch_faults,
+    shared_faults,
+    step_of,
+)
+from quintet.config.faults import Fault
+from quintet.config.native import Experiment, TrainingConfig
+from quintet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quintet.config.translate import Foreign
+
+__all__ = [
+    "REWARDED",
+    "clipping",
+    "convert",
+    "disagreements",
+    "express",
+    "express_learning",
+    "express_rewards",
+    "express_surroundings",
+    "frame",
+    "learning",
+    "policy_frame",
+    "rewards",
+    "surroundings",
+]
+
+ESTIMATORS = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
+"""verl's names of estimators that are called otherwise here."""
+LOGGERS = {"file": "jsonl", "tracking": "wandb"}
+RESUME = {"auto": "auto", "disable": "never"}
+REWARDED = ("custom_reward_function.", "reward_model.")
+"""Sections that say what judges a reply."""
+FUNCTION = ("custom_reward_function.path", "custom_reward_function.name")
+STEPS = f"{ACTOR}.optim.total_training_steps"
+
+
+def _kind(values: Values) -> str:
+    names = {reference.name for reference in values.dialect.references}
+    return next((kind for kind in ("sft", "evaluation") if any(f"verl_{kind}" in name for name in names)), "ppo")
+
+
+def disagreements(values: Values) -> Iterator[Fault]:
+    """What verl asserts when it starts, and where its reference leaves two keys to contradict each other."""
+    if _kind(values) != "ppo":
+        return
+    step, with_critic = step_of(values), values["algorithm.adv_estimator"] == "gae"
+    yield from mini_batch_faults(values)
+    yield from share_faults(values, step)
+    yield from pass_faults(values, step, passes(values, critic=with_critic, reference=_has_reference(values)))
+    yield from group_faults(values, f"{ROLLOUT}.n")
+    yield from divergence_faults(values)
+    yield from shared_faults(values)
+
+
+def convert(values: Values, native: Native) -> None:
+    """What a verl run is, natively."""
+    native.put("warm_start", None)
+    native.put("world", {"name": "prompts"})
+    kind = _kind(values)
+    if kind == "ppo":
+        _reinforced(values, native)
+    elif kind == "sft":
+        _supervised(values, native)
+    else:
+        native.take_rows(values.dialect.rows().values())
+        native.put("evaluation.function", _function(values), *FUNCTION)
+
+
+def _reinforced(values: Values, native: Native) -> None:
+    critic_defaults(values, native)
+    native.take_rows(values.dialect.rows().values())
+    _data(values, native)
+    rewards(values, native)
+    mini = (f"{ACTOR}.ppo_mini_batch_size", "data.train_batch_size")
+    native.put("training.mini_batches", values[mini[1]] // values[mini[0]], *mini)
+    _steps(values, native)
+    _algorithm(values, native)
+    learning(values, native)
+    for ours, engine, data in (
+        ("rollout.max_prompt_tokens", f"{ROLLOUT}.prompt_length", "data.max_prompt_length"),
+        ("rollout.max_response_tokens", f"{ROLLOUT}.response_length", "data.max_response_length"),
+    ):
+        native.put(ours, values[engine], engine, data)
+    native.put("rollout.max_turns", 1)
+    native.put("rollout.think", False)
+    native.put("rollout.format_penalty", 0.0)
+    surroundings(values, native)
+
+
+def _data(values: Values, native: Native) -> None:
+    for ours, theirs in {"train_files": "data.train_files", "validation_files": "data.val_files"}.items():
+        native.put(f"data.{ours}", _list(values[theirs]), theirs)
+    keys = ("data.custom_cls.path", "data.custom_cls.name")
+    if values[keys[0]] is not None:
+        native.put("data.dataset_class", f"{values[keys[0]]}:{values[keys[1]]}", *keys)
+
+
+def rewards(values: Values, native: Native) -> None:
+    """What judges a reply."""
+    native.put("reward.kind", "rules")
+    native.put("reward.function", _function(values), *FUNCTION)
+    enabled, path, libraries = (f"reward_model.{key}" for key in ("enable", "model.path", "model.external_lib"))
+    if values[enabled]:
+        native.put("reward.model.path", values[path], path, enabled)
+        native.put("reward.model.external_libs", _list(values[libraries]), libraries)
+    else:
+        native.put("reward.model", None, enabled)
+
+
+def _function(values: Values) -> str | None:
+    """The user's own rules as `file.py:function`."""
+    path, name = (values[key] for key in FUNCTION)
+    return None if path is None else f"{path}:{name}"
+
+
+def _list(value: Any) -> list[Any]:
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def _steps(values: Values, native: Native) -> None:
+    """Either a number of steps, or passes over the data."""
+    if (values[STEPS] or -1) > 0:
+        native.put("training.steps", values[STEPS], STEPS)
+        native.put("data.epochs", None, STEPS)
+    else:
+        native.put("data.epochs", values["trainer.total_epochs"], "trainer.total_epochs")
+
+
+def learning(values: Values, native: Native) -> None:
+    """Policy, critic and reference: how they learn `algorithm`, which is there already. VAGEN does the same, on
+    games."""
+    native.put("policy.preset", None, f"{MODEL}.path")
+    libraries, overrides = f"{MODEL}.external_lib", f"{MODEL}.override_config.model_config"
+    native.put("external_libs", _list(values[libraries]), libraries)
+    native.put("policy.overrides", values[overrides] or {}, overrides)
+    critic(values, native)
+    algorithm = native.tree["algorithm"]
+    with_critic, reference = algorithm["advantage"]["name"].endswith("gae"), algorithm["kl"] is not None
+    budgets(values, native, passes(values, critic=with_critic, reference=reference))
+    native.put("actor.optimizer.betas", [0.9, 0.999])
+    if values[f"{ACTOR}.optim.weight_decay"] is None:
+        native.put("actor.optimizer.weight_decay", 0.01)
+    for part, section in (("actor", f"{ACTOR}.optim"), ("critic", "critic.optim")):
+        _warmup(values, native, part, section)
+        _megatron(values, native, part, section)
+    for part in ("actor", "reference"):
+        native.put(f"{part}.backend", values[f"{ACTOR}.strategy"], f"{ACTOR}.strategy")
+        padding = f"{MODEL}.use_remove_padding"
+        native.put(f"{part}.memory.remove_padding", values[padding], padding)
+    native.put("rollout.recompute_logprobs", True)
+    if values[f"{ROLLOUT}.name"] == "hf":
+        # the engines of vLLM and SGLang alone are split
+        tensor = f"{ROLLOUT}.tensor_model_parallel_size"
+        native.put("rollout.engine_options.tensor_parallel", 1, tensor, f"{ROLLOUT}.name")
+
+
+def _algorithm(values: Values, native: Native) -> None:
+    estimator = "algorithm.adv_estimator"
+    name = ESTIMATORS.get(values[estimator], values[estimator])
+    native.put("algorithm.advantage", {"name": name}, estimator)
+    if name != "grpo":
+        native.put("algorithm.advantage.gamma", float(values["algorithm.gamma"]), "algorithm.gamma")
+        native.put("algorithm.advantage.lam", float(values["algorithm.lam"]), "algorithm.lam")
+    clipping(values, native)
+    _divergence(values, native)
+
+
+def clipping(values: Values, native: Native) -> None:
+    """verl's policy loss; it learns from groups without signal, too."""
+    clip = f"{ACTOR}.clip_ratio"
+    native.put("algorithm.clip_low", values[clip], clip)
+    native.put("algorithm.clip_high", values[clip], clip)
+    native.put("algorithm.clip_dual", 3.0)
+    native.put("algorithm.drop_groups_without_signal", False)
+
+
+def _has_reference(values: Values) -> bool:
+    return bool(values[f"{ACTOR}.use_kl_loss"] or values["algorithm.use_kl_in_reward"])
+
+
+def _divergence(values: Values, native: Native) -> None:
+    """The coefficient and the estimator of whichever is switched on are rows."""
+    switches = (f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
+    if not _has_reference(values):
+        native.put("algorithm.kl", None, *switches)
+        return
+    native.put("algorithm.kl.place", "loss" if values[switches[0]] else "reward", *switches)
+    control = ("algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.type")
+    steered = values[switches[1]] and values[control[1]] == "adaptive"
+    native.put("algorithm.kl.target", values[control[0]] if steered else None, *control)
+
+
+def _warmup(values: Values, native: Native, part: str, section: str) -> None:
+    """Steps, or else a share of them; Megatron takes 0 steps for none said."""
+    steps, ratio = f"{section}.lr_warmup_steps", f"{section}.lr_warmup_steps_ratio"
+    given = -1 if values[steps] is None else values[steps]
+    said = given > 0 or (given == 0 and not _is_megatron(values))
+    share = 0.0 if said else float(values[ratio] or 0.0)
+    total = values[f"{section}.lr_decay_steps"] or values[STEPS] or -1
+    if share and total > 0:
+        given, share = int(share * total), 0.0
+    native.put(f"{part}.optimizer.warmup_steps", max(0, given), steps, ratio)
+    native.put(f"{part}.optimizer.warmup_ratio", share, ratio, steps)
+
+
+def _is_megatron(values: Values) -> bool:
+    """Whether the optimizer's section is that of Megatron."""
+    return values[f"{ACTOR}.optim.lr_decay_style"] is not None
+
+
+def _megatron(values: Values, native: Native, part: str, section: str) -> None:
+    """Megatron's optimizer has a lowest learning rate where others have a share, and a norm of its own."""
+    least, peak = f"{section}.min_lr", f"{section}.lr"
+    if values[least] is not None:
+        rate = native.tree[part]["optimizer"]["learning_rate"]
+        native.put(f"{part}.optimizer.min_learning_rate_ratio", values[least] / rate, least, peak)
+    elif _is_megatron(values):
+        native.put(f"{part}.optimizer.min_learning_rate_ratio", 0.0)
+    norm, older = f"{section}.clip_grad", f"{section.removesuffix('.optim')}.grad_clip"
+    if values.given(norm) or (values[norm] is not None and not values.given(older)):
+        native.put(f"{part}.optimizer.max_grad_norm", float(values[norm] or UNCLIPPED), norm)
+
+
+def surroundings(values: Values, native: Native) -> None:
+    """Where the run writes, and where it goes on from."""
+    written = values["trainer.logger"]
+    names = [LOGGERS.get(name, name) for name in _list(written)]
+    native.put("tracking.loggers", list(dict.fromkeys(["jsonl", *names])), "trainer.logger")
+    _directory(values, native)
+    mode, path = "trainer.resume_mode", "trainer.resume_from_path"
+    if values[mode] is not None:
+        native.put("resume", RESUME.get(values[mode]) or values[path], mode, path)
+
+
+def _directory(values: Values, native: Native) -> None:
+    """The directory is split into its last part, the run's name, and what lies above; where that isn't the name
+    of the experiment, the experiment gets a directory of its own below."""
+    keys = ("trainer.default_local_dir", "trainer.experiment_name")
+    directory, name = values[keys[0]].rstrip("/"), values[keys[1]]
+    above, _, last = directory.rpartition("/")
+    if last == name or not values.given(keys[1]):
+        native.put("output_dir", above or ("/" if directory.startswith("/") else "."), *keys)
+        native.put("name", last, *keys)
+    else:
+        native.put("output_dir", directory, *keys)
+        native.put("name", name, *keys)
+
+
+def _supervised(values: Values, native: Native) -> None:
+    native.take_rows(values.dialect.rows().values())
+    model = "model.partial_pretrain"
+    native.put("policy.preset", None, model)
+    native.put("policy.path", values[model], model)
+    native.put("sft.path", values[model], model)
+    native.put("external_libs", _list(values["model.external_lib"]), "model.external_lib")
+    offload = ("model.fsdp_config.cpu_offload", "model.fsdp_config.offload_params")
+    native.put("actor.memory.sharded_offload", values[offload[0]] and values[offload[1]], *offload)
+    if values["model.lora_rank"]:
+        for ours, theirs in {"rank": "lora_rank", "alpha": "lora_alpha"}.items():
+            native.put(f"sft.lora.{ours}", values[f"model.{theirs}"], f"model.{theirs}")
+        native.put("sft.lora.target_modules", _list(values["model.target_modules"]), "model.target_modules")
+    else:
+        native.put("sft.lora", None, "model.lora_rank")
+    native.put("sft.optimizer.betas", [0.9, 0.95])
+    native.put("sft.optimizer.warmup_steps", 0)
+    native.put("sft.optimizer.min_learning_rate_ratio", 0.0)
+    native.put("data.kind", "demonstrations")
+    _data(values, native)
+    surroundings(values, native)
+
+
+def frame(experiment: Experiment) -> dict[str, Any]:
+    """The file by which verl says such a run.
+
+    Raises:
+        ConfigError: verl plays no worlds, and solves none.
+    """
+    if experiment.evaluation is not None:
+        return {"data": {"path": experiment.evaluation.path}}
+    if experiment.sft is not None:
+        if experiment.sft.games is not None:
+            message = "verl fine-tunes on conversations from files; games that a search solves are none"
+            raise ConfigError(message, key="sft", hint="ragen has them")
+        return {"model": {"partial_pretrain": experiment.sft.path or experiment.policy.path or "model"}}
+    if experiment.world.name != "prompts":
+        message = f"verl answers prompts from files and has no world {experiment.world.name}"
+        raise ConfigError(message, key="world.name", hint="ragen and vagen have worlds")
+    return policy_frame(experiment)
+
+
+def policy_frame(experiment: Experiment) -> dict[str, Any]:
+    """The sections that make a file one of reinforcement learning, and Megatron's optimizer where it learns."""
+    policy: dict[str, Any] = {"model": {"path": experiment.policy.path or "model"}}
+    if experiment.actor.backend == "megatron":
+        policy["actor"] = {"strategy": "megatron"}
+    return {"actor_rollout_ref": policy}
+
+
+def express(foreign: Foreign) -> None:
+    """A native run in verl's words, as far as it has them."""
+    run = foreign.experiment
+    rows = narrowed(DIALECTS["verl"], frame(run)).rows()
+    if run.evaluation is not None:
+        _express_function(foreign, run.evaluation.function)
+    elif run.sft is not None:
+        _express_supervised(foreign)
+    else:
+        _express_reinforced(foreign, rows)
+        express_critic(foreign, rows)
+
+
+def _express_reinforced(foreign: Foreign, rows: Mapping[str, Row]) -> None:
+    run = foreign.experiment
+    foreign.put(f"{ACTOR}.ppo_mini_batch_size", max(1, run.training.groups_per_step // run.training.mini_batches))
+    express_learning(foreign, rows)
+    _express_algorithm(foreign)
+    _express_data(foreign)
+    if run.data and run.data.epochs and run.training.steps == TrainingConfig().steps:
+        foreign.put("trainer.total_epochs", run.data.epochs)
+    else:
+        foreign.put(STEPS, run.training.steps or -1)
+    express_rewards(foreign)
+    express_surroundings(foreign)
+
+
+def express_rewards(foreign: Foreign) -> None:
+    """What judges a reply, in verl's words."""
+    reward = foreign.experiment.reward
+    if reward is None:
+        return
+    _express_function(foreign, reward.function)
+    foreign.put("reward_model.enable", reward.model is not None)
+    if reward.model:
+        foreign.put("reward_model.model.path", reward.model.path)
+        foreign.put("reward_model.model.external_lib", list(reward.model.external_libs) or None)
+
+
+def _express_function(foreign: Foreign, function: str | None) -> None:
+    path, _, name = (function or "").rpartition(":")
+    foreign.put(FUNCTION[0], path or None)
+    foreign.put(FUNCTION[1], name or "compute_score")
+
+
+def _express_data(foreign: Foreign) -> None:
+    data = foreign.experiment.data
+    if data is None:
+        return
+    for key, files in {"train_files": data.train_files, "val_files": data.validation_files}.items():
+        foreign.put(f"data.{key}", files[0] if len(files) == 1 else list(files))
+    path, _, name = (data.dataset_class or "").rpartition(":")
+    foreign.put("data.custom_cls.path", path or None)
+    foreign.put("data.custom_cls.name", name or None)
+
+
+def express_learning(foreign: Foreign, rows: Mapping[str, Row]) -> None:
+    """Policy, critic and reference in verl's words."""
+    run = foreign.experiment
+    foreign.put(f"{MODEL}.external_lib", list(run.external_libs) or None)
+    foreign.put(f"{MODEL}.override_config.model_config", run.policy.overrides)
+    foreign.put(f"{MODEL}.use_remove_padding", run.actor.memory.remove_padding)
+    foreign.put(f"{ACTOR}.strategy", run.actor.backend)
+    foreign.put(f"{ACTOR}.clip_ratio", run.algorithm.clip_low)
+    foreign.put(f"{ACTOR}.use_kl_loss", run.algorithm.kl is not None and run.algorithm.kl.place == "loss")
+    _express_optimizers(foreign)
+    express_budgets(foreign, rows)
+
+
+def _express_algorithm(foreign: Foreign) -> None:
+    advantage, kl = foreign.experiment.algorithm.advantage, foreign.experiment.algorithm.kl
+    foreign.put("algorithm.adv_estimator", advantage.name)
+    foreign.put("algorithm.gamma", getattr(advantage, "gamma", 1.0))
+    foreign.put("algorithm.lam", getattr(advantage, "lam", 1.0))
+    foreign.put("algorithm.use_kl_in_reward", kl is not None and kl.place == "reward")
+    if kl and kl.target is not None:
+        foreign.put("algorithm.kl_ctrl.type", "adaptive")
+        foreign.put("algorithm.kl_ctrl.target_kl", kl.target)
+
+
+def _express_optimizers(foreign: Foreign) -> None:
+    run = foreign.experiment
+    for learner, section in ((run.actor, f"{ACTOR}.optim"), (run.critic, "critic.optim")):
+        optimizer = learner.optimizer
+        if optimizer.warmup_steps:
+            foreign.put(f"{section}.lr_warmup_steps", optimizer.warmup_steps)
+        elif optimizer.warmup_ratio:
+            foreign.put(f"{section}.lr_warmup_steps_ratio", optimizer.warmup_ratio)
+        if run.actor.backend == "megatron" and optimizer.min_learning_rate_ratio:
+            foreign.put(f"{section}.min_lr", optimizer.min_learning_rate_ratio * optimizer.learning_rate)
+
+
+def express_surroundings(foreign: Foreign) -> None:
+    """Where the run writes, and where it goes on from, in verl's words."""
+    run = foreign.experiment
+    foreign.put("trainer.logger", [name for name in run.tracking.loggers if name != "jsonl"])
+    foreign.put("trainer.experiment_name", run.name)
+    above = "" if run.output_dir == "." else run.output_dir.rstrip("/") + "/"
+    foreign.put("trainer.default_local_dir", f"{above}{run.name}")
+    modes = {ours: theirs for theirs, ours in RESUME.items()}
+    foreign.put("trainer.resume_mode", modes.get(run.resume, "resume_path"))
+    foreign.put("trainer.resume_from_path", None if run.resume in modes else run.resume)
+
+
+def _express_supervised(foreign: Foreign) -> None:
+    run = foreign.experiment
+    sft = run.sft
+    if sft is None:
+        return
+    foreign.put("model.external_lib", run.external_libs[0] if run.external_libs else None)
+    for key in ("cpu_offload", "offload_params"):
+        foreign.put(f"model.fsdp_config.{key}", run.actor.memory.sharded_offload)
+    foreign.put("model.lora_rank", sft.lora.rank if sft.lora else 0)
+    if sft.lora:
+        foreign.put("model.lora_alpha", int(sft.lora.alpha))
+        modules = list(sft.lora.target_modules)
+        foreign.put("model.target_modules", modules[0] if len(modules) == 1 else modules)
+    _express_data(foreign)
+    express_surroundings(foreign)
