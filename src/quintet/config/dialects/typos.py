@@ -21,8 +21,15 @@ def meant(key: str, legal: Iterable[str], limit: int = 3) -> list[str]:
     alignment distance). A key whose last word is spelt right but that stands in the wrong section is
     near, too.
     """
-    ranked = sorted((_rank(key, other), other) for other in legal if other != key)
+    ranked = sorted((_rank(key, other), other) for other in legal if other != key and _shares_a_word(key, other))
     return [other for (distance, *_), other in ranked if distance <= FAR][:limit]
+
+
+def _shares_a_word(key: str, other: str) -> bool:
+    """Whether the last words have something to do with each other, however long the sections before them are;
+    keys that differ in two letters at most have in any case."""
+    last, last_other = _plain(key.rpartition(".")[2]), _plain(other.rpartition(".")[2])
+    return OSA.distance(last, last_other) <= len(last) // 2 or OSA.distance(_plain(key), _plain(other)) <= 2
 
 
 def _rank(key: str, other: str) -> tuple[float, float, int]:

@@ -74,6 +74,8 @@ def test_one_slip_in_any_documented_key_is_traced_to_it(seed: int) -> None:
         ("data/train_batch_size", "data.train_batch_size"),
         ("train_batch_size", "data.train_batch_size"),
         ("zebra.crossing", None),
+        ("actor_rollout_ref.rollout.zebra", None),
+        ("actor_rollout_ref.rollout.m", "actor_rollout_ref.rollout.n"),
     ],
 )
 def test_what_is_near_is_named_and_what_is_far_isnt(written: str, right: str | None) -> None:
