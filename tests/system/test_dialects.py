@@ -30,7 +30,10 @@ sft: {env_type: frozenlake, frozenlake: {size: 3, is_slippery: true, p: 0.9}}
 
 
 def test_a_ragen_configuration_trains_on_a_local_model(quintet: Command, small: Path, tmp_path: Path) -> None:
-    quintet("train", str(small), "validation.only=true", "name=made", "tracking.config_dir=copies")
+    drawn = "validation.sampling={do_sample: true, temperature: 1.0, samples: 2}"
+    quintet("train", str(small), "validation.only=true", "name=made", "tracking.config_dir=copies", drawn)
+    played = tmp_path / "runs/made/trajectories/validation/step_000000.jsonl"
+    assert len(played.read_text().splitlines()) == 2 * 16
     assert (tmp_path / "copies/config.yaml").read_text() == (tmp_path / "runs/made/config.yaml").read_text()
     assert len((tmp_path / "runs/made/metrics.jsonl").read_text().splitlines()) == 1
     path = tmp_path / "base.yaml"

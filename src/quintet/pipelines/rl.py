@@ -24,7 +24,7 @@ from quintet.pipelines.warm_start import corpus, demonstration_batch, learn_demo
 from quintet.policies.tiny import make_policy
 from quintet.records import Batch, Outcome, Trajectory
 from quintet.rollout.agent_loop import Game, Sampling, derive_seed
-from quintet.rollout.assemble import assemble, learn_observations
+from quintet.rollout.assemble import assemble, learn_observations, reward_at_end
 from quintet.runtime.local import Components, build
 from quintet.runtime.stop import StopRequest, stop_on_signals
 from quintet.tracking.loggers import JsonlLogger, LoggerContext
@@ -76,6 +76,8 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
                 with timings.phase("gen"):
                     trajectories = play_training_games(components, step)
                 batch = assemble(t for t in trajectories if t.outcome is not Outcome.FAILED)
+                if not config.algorithm.turn_rewards:
+                    batch = reward_at_end(batch)
                 with timings.phase("old_log_prob"):
                     batch, gap = complete_logprobs(components, batch)
                 if components.critic:
@@ -202,7 +204,9 @@ def learn(components: Components, batch: Batch, step: int, timings: Timings) -> 
     actor, critic = PolicyObjective(algorithm), CriticObjective(config.critic)
     seen: list[dict[str, float]] = []
     for epoch in range(training.epochs):
-        order = torch.Generator().manual_seed(derive_seed(config.seed, "order", step, epoch))
+        order = None
+        if config.actor.shuffle:
+            order = torch.Generator().manual_seed(derive_seed(config.seed, "order", step, epoch))
         for part in mini_batches(batch, size, order, whole_groups=not rest):
             if components.critic:
                 with timings.phase("update_critic"):
@@ -238,15 +242,22 @@ def _combine(updates: list[dict[str, float]]) -> dict[str, float]:
 
 
 def validate(run: Run, components: Components, step: int) -> dict[str, float]:
-    """Play the held-out games greedily and store them."""
+    """Play the held-out games, greedily unless replies are to be drawn, and store them."""
     config = run.config
-    games = [Game(split_seed(Split.VALIDATION, index), index, 0) for index in range(config.validation.games)]
+    wanted = config.validation.sampling
+    games = [
+        Game(split_seed(Split.VALIDATION, index), index, sample)
+        for index in range(config.validation.games)
+        for sample in range(wanted.samples)
+    ]
+    drawn = Sampling(wanted.temperature, wanted.top_k, wanted.top_p, derive_seed(config.seed, "validation", step))
+    sampling = drawn if wanted.do_sample else GREEDY
     with run.progress.phase("validation", len(games), unit="game") as progress:
         trajectories: list[Trajectory] = []
-        for trajectory in components.games.play(games, GREEDY):
+        for trajectory in components.games.play(games, sampling):
             trajectories.append(trajectory)
             progress.advance()
-    trajectories.sort(key=lambda t: t.group)
+    trajectories.sort(key=lambda t: (t.group, t.sample))
     _store(run, step, "validation", trajectories)
     return summarize_validation(config.world.name, trajectories)
 

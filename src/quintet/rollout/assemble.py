@@ -9,7 +9,7 @@ import torch
 
 from quintet.records import Batch, Trajectory
 
-__all__ = ["assemble", "learn_observations"]
+__all__ = ["assemble", "learn_observations", "reward_at_end"]
 
 
 @dataclass(slots=True)
@@ -57,6 +57,16 @@ def learn_observations(batch: Batch) -> Batch:
     starts = batch.lengths.cumsum(0) - batch.lengths
     before = torch.where(starts > 0, own[(starts - 1).clamp(min=0)], 0)
     return replace(batch, loss_mask=own > before.repeat_interleave(batch.lengths))
+
+
+def reward_at_end(batch: Batch) -> Batch:
+    """The batch with the sum of each game's rewards on the last of the policy's tokens in it."""
+    own = batch.loss_mask.nonzero().squeeze(-1)
+    owner = batch.token_trajectory[own]
+    size = len(batch.group)
+    last = torch.zeros(size, dtype=torch.long).scatter_reduce(0, owner, own, "amax", include_self=False)
+    total = batch.rewards.new_zeros(size).index_add(0, batch.token_trajectory, batch.rewards)
+    return replace(batch, rewards=torch.zeros_like(batch.rewards).index_copy(0, last, total))
 
 
 def assemble(trajectories: Iterable[Trajectory]) -> Batch:

@@ -62,11 +62,14 @@ def select_trajectories(batch: Batch, keep: Tensor) -> Batch:
     return select_sequences(batch, keep[batch.trajectory].nonzero().squeeze(-1))
 
 
-def mini_batches(batch: Batch, size: int, generator: torch.Generator, *, whole_groups: bool = True) -> Iterator[Batch]:
-    """Whole groups in random order, or single trajectories, `size` at a time; the last may be smaller."""
+def mini_batches(
+    batch: Batch, size: int, generator: torch.Generator | None, *, whole_groups: bool = True
+) -> Iterator[Batch]:
+    """Whole groups in random order, or single trajectories, `size` at a time; the last may be smaller. Without a
+    generator they come in their own order."""
     owner = batch.group[batch.trajectory] if whole_groups else batch.trajectory
     present = torch.unique(owner)
-    order = present[torch.randperm(len(present), generator=generator)]
+    order = present if generator is None else present[torch.randperm(len(present), generator=generator)]
     for chosen in order.split(size):
         yield select_sequences(batch, torch.isin(owner, chosen).nonzero().squeeze(-1))
 

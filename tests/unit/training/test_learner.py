@@ -157,6 +157,12 @@ def test_mini_batches_keep_groups_whole_and_lose_nothing() -> None:
         assert len(torch.unique(batch.group[part.trajectory])) == 1
 
 
+def test_without_shuffling_mini_batches_come_in_their_own_order() -> None:
+    batch = ragged_batch()
+    parts = [torch.unique(batch.group[part.trajectory]).tolist() for part in mini_batches(batch, 2, None)]
+    assert parts == [[0, 1], [2]]
+
+
 def test_micro_batches_predict_every_own_token_once() -> None:
     batch = ragged_batch()
     seen = torch.cat([micro.index for micro in micro_batches(batch, Budget(40))])
@@ -179,6 +185,26 @@ def test_the_schedule_by_hand() -> None:
     cosine = OptimizerConfig(learning_rate=1.0, warmup_steps=0, schedule="cosine", min_learning_rate_ratio=0.2)
     assert learning_rate(cosine, 5, 10) == pytest.approx(0.6)
     assert learning_rate(cosine, 10, 10) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rates"),
+    [
+        ({"warmup_steps": 4, "warmup_start": 0.2, "schedule": "constant"}, {1: 0.4, 4: 1.0, 9: 1.0}),
+        ({"schedule": "cosine", "cycles": 1.0}, {5: 0.0, 10: 1.0}),
+        ({"schedule": "linear", "decay_steps": 4}, {2: 0.5, 4: 0.0, 9: 0.0}),
+        ({"schedule": "inverse_square_root", "warmup_steps": 4}, {4: 1.0, 16: 0.5}),
+        ({"schedule": "wsd", "stable_decay_steps": 4}, {6: 1.0, 8: 2 * 0.5**0.5 - 1, 10: 0.0}),
+        ({"schedule": "wsd", "stable_decay_steps": 4, "stable_decay": "minus_sqrt"}, {7: 0.5, 10: 0.0}),
+        ({"schedule": "wsd", "stable_decay_steps": 4, "stable_decay": "cosine"}, {8: 0.5, 10: 0.0}),
+        ({"schedule": "wsd", "stable_decay_steps": 4, "stable_decay": "linear"}, {7: 0.75, 10: 0.0}),
+    ],
+)
+def test_further_schedules_by_hand(changes: dict[str, object], rates: dict[int, float]) -> None:
+    config = OptimizerConfig.model_validate(
+        {"learning_rate": 1.0, "warmup_steps": 0, "min_learning_rate_ratio": 0.0} | changes
+    )
+    assert {step: learning_rate(config, step, 10) for step in rates} == pytest.approx(rates)
 
 
 def test_recomputed_activations_take_less_memory_and_give_the_same_gradient(policy_directory: Path) -> None:

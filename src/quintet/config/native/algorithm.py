@@ -156,7 +156,7 @@ class AlgorithmConfig(Section):
     move costs a little, games that all failed differ a little, and `grpo` would blow that up."""
     train_on_observations: bool = False
     """The world's words are learnt like the policy's own."""
-    turn_rewards: Annotated[bool, Waits(Capability.ALGORITHMS)] = True
+    turn_rewards: bool = True
     """Each turn's reward lies on that turn's last token; without it their sum lies on the game's last."""
     advantage_over_own_tokens: Annotated[bool, Waits(Capability.ALGORITHMS)] = True
     """Advantages leap over the world's words."""

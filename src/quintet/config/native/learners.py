@@ -38,23 +38,18 @@ class OptimizerConfig(Section):
     """Optimizer steps from 0 to `learning_rate`."""
     warmup_ratio: Share = 0.0
     """The same as a share of all steps, where `warmup_steps` is 0."""
-    warmup_start: Annotated[NonNegative, Waits(Capability.SCHEDULES)] = 0.0
+    warmup_start: NonNegative = 0.0
     """Learning rate with which the warm-up begins."""
-    schedule: Annotated[
-        Literal["constant", "linear", "cosine", "wsd", "inverse_square_root"],
-        Waits(Capability.SCHEDULES, lacks=("wsd", "inverse_square_root")),
-    ] = "linear"
+    schedule: Literal["constant", "linear", "cosine", "wsd", "inverse_square_root"] = "linear"
     """Decay after the warm-up."""
-    decay_steps: Annotated[PositiveInt | None, Waits(Capability.SCHEDULES)] = None
+    decay_steps: PositiveInt | None = None
     """Steps until the decay ends; null takes all."""
-    cycles: Annotated[PositiveFloat, Waits(Capability.SCHEDULES)] = 0.5
+    cycles: PositiveFloat = 0.5
     """Waves of the cosine."""
-    stable_decay: Annotated[
-        Literal["constant", "exponential", "cosine", "linear", "minus_sqrt"], Waits(Capability.SCHEDULES)
-    ] = "exponential"
+    stable_decay: Literal["constant", "exponential", "cosine", "linear", "minus_sqrt"] = "exponential"
     """How `wsd` decays at its end."""
-    stable_decay_steps: Annotated[PositiveInt | None, Waits(Capability.SCHEDULES)] = None
-    """Steps of that decay."""
+    stable_decay_steps: PositiveInt | None = None
+    """Steps of that decay; null takes a tenth of all."""
     min_learning_rate_ratio: Share = 0.1
     """Share of `learning_rate` left at the end."""
     betas: Annotated[tuple[DecayRate, DecayRate], Field(strict=False)] = (0.9, 0.95)
@@ -187,7 +182,7 @@ class ActorConfig(_Learner):
     """Steps and schedule."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
-    shuffle: Annotated[bool, Waits(Capability.BATCHING, (True,))] = True
+    shuffle: bool = True
     """Games are dealt anew into mini-batches at each pass."""
     shuffle_seed: Annotated[Count | None, Waits(Capability.MEGATRON)] = None
     """Of that shuffling; null takes the run's."""

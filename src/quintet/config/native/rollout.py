@@ -88,15 +88,15 @@ class EngineConfig(Section):
 class SamplingConfig(Section):
     """How replies are drawn in validation."""
 
-    do_sample: Annotated[bool, Waits(Capability.SAMPLING)] = False
+    do_sample: bool = False
     """Replies are drawn; without it the likeliest token is taken each time."""
-    temperature: Annotated[NonNegative, Waits(Capability.SAMPLING)] = 0.0
+    temperature: NonNegative = 0.0
     """Divides the logits; 0 is greedy."""
-    top_p: Annotated[Ratio, Waits(Capability.SAMPLING)] = 1.0
+    top_p: Ratio = 1.0
     """Sample from the likeliest tokens that together reach this probability."""
-    top_k: Annotated[Count, Waits(Capability.SAMPLING)] = 0
+    top_k: Count = 0
     """0 keeps the whole vocabulary."""
-    samples: Annotated[PositiveInt, Waits(Capability.SAMPLING)] = 1
+    samples: PositiveInt = 1
     """Games from each held-out start."""
 
 

@@ -185,9 +185,8 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "The policy samples its actions at inference; false takes the likeliest ones.",
-        pending=Capability.SAMPLING,
-        noop=(False,),
         native="validation.sampling.do_sample",
+        proof=PROOF,
     ),
     row(
         "actor.model.precision",

@@ -503,9 +503,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         number(least=0),
         0.0,
         "Learning rate at the start of the warm-up.",
-        pending=Capability.SCHEDULES,
-        noop=(0,),
         native="actor.optimizer.warmup_start",
+        proof=PROOF,
     ),
     row(
         "actor.lr_sched.lr_warmup_iters",
@@ -541,9 +540,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "constant",
         "Shape of the learning rate after the warm-up; WSD holds it and then lets it fall.",
         native="actor.optimizer.schedule",
-        pending=Capability.SCHEDULES,
-        noop=("constant", "linear", "cosine"),
         words={"inverse-square-root": "inverse_square_root", "WSD": "wsd"},
+        proof=PROOF,
     ),
     row(
         "actor.lr_sched.lr_decay_iters",

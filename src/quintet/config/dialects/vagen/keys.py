@@ -540,9 +540,8 @@ VAGEN_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "True puts each turn's reward at the end of that turn; false puts their sum at the end of the game.",
-        pending=Capability.ALGORITHMS,
-        noop=(True,),
         native="algorithm.turn_rewards",
+        proof=PROOF,
     ),
     row(
         "rollout_manager.use_loss_mask",

@@ -267,9 +267,8 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "Replies of a step are shuffled anew for each of several passes.",
-        pending=Capability.BATCHING,
-        noop=(True,),
         native="actor.shuffle",
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
@@ -324,9 +323,8 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         POSITIVE_NUMBER,
         0.5,
         "Waves of a cosine decay over the training; 0.5 falls once from the peak to the end.",
-        pending=Capability.SCHEDULES,
-        noop=(0.5,),
         native="actor.optimizer.cycles",
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.actor.optim.warmup_style",
