@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 Command = Any
 
 RAGEN = """\
@@ -70,6 +72,51 @@ def test_ragens_own_base_yaml_trains(quintet: Command, small: Path, tmp_path: Pa
     assert lines[1]["timing_s/old_log_prob"] > 0, "observations are learnt, too"
     assert len(list((tmp_path / "log/trajectory/ragen-main-exp/train/step_2").glob("*.html"))) == 8
     assert list(run.glob("wandb/offline-run-*"))
+
+
+VAGEN = """\
+#!/bin/bash
+set -x
+NAME="lake"
+python -m vagen.env.create_dataset --yaml_path env_config.yaml --train_path train.parquet --test_path test.parquet
+python3 -m vagen.trainer.main_ppo \\
+    algorithm.adv_estimator=bi_level_gae algorithm.kl_ctrl.kl_coef=0.01 \\
+    data.train_batch_size=4 data.max_prompt_length=200 data.max_response_length=24 data.max_trajectory_length=400 \\
+    actor_rollout_ref.model.path=$MODEL critic.model.path=$MODEL \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=8 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 \\
+    actor_rollout_ref.rollout.name=hf actor_rollout_ref.rollout.dtype=float32 \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=1 \\
+    trainer.logger=['console'] trainer.experiment_name=$NAME trainer.n_gpus_per_node=1 trainer.nnodes=1 \\
+    trainer.total_training_steps=1 trainer.test_freq=-1 \\
+    rollout_manager.max_turns=2 rollout_manager.window_size=1 rollout_manager.n_trajectory=4 \\
+    2>&1 | tee $NAME.log
+"""
+VAGEN_WORLD = """\
+env1:
+  env_name: frozenlake
+  env_config: {render_mode: text, size: 3, is_slippery: false}
+  train_size: 6
+  test_size: 5
+"""
+
+
+def test_a_vagen_script_trains_on_a_local_model(
+    quintet: Command, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The overrides of its script and the world of its `env_config.yaml`; nothing of the script is run."""
+    quintet("train", str(small), "validation.only=true", "name=made")
+    monkeypatch.setenv("MODEL", str(tmp_path / "runs/made/checkpoints/global_step_0/hf"))
+    (tmp_path / "run.sh").write_text(VAGEN)
+    (tmp_path / "env_config.yaml").write_text(VAGEN_WORLD)
+    done = quintet("train", "run.sh")
+    assert "run.sh: a configuration of vagen" in done.stderr
+    (metrics,) = tmp_path.glob("checkpoints/*/lake/metrics.jsonl")
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1]
+    assert "actor/reward_kl_penalty" in lines[1]
+    assert "critic/vf_loss" in lines[1]
+    assert "val/frozenlake/success_rate" not in lines[1]
+    assert not (tmp_path / "lake.log").exists()
 
 
 def test_what_waits_is_told_before_anything_begins(quintet: Command, tmp_path: Path) -> None:
