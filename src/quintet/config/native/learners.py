@@ -169,8 +169,6 @@ class _Learner(Section):
     """What saves memory."""
     megatron: MegatronConfig | None = None
     """Options of Megatron by its own names; null leaves them all as they are."""
-    budget: BudgetConfig = BudgetConfig()
-    """What a pass with gradients may hold."""
     inference_budget: BudgetConfig = BudgetConfig()
     """What a pass without gradients may hold."""
 
@@ -178,6 +176,8 @@ class _Learner(Section):
 class ActorConfig(_Learner):
     """How the policy learns."""
 
+    budget: BudgetConfig = BudgetConfig()
+    """What a pass with gradients may hold."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=6e-4, betas=(0.9, 0.99), max_grad_norm=0.4)
     """Steps and schedule."""
     gradient_checkpointing: bool = False
@@ -193,6 +193,8 @@ class ActorConfig(_Learner):
 class CriticConfig(_Learner):
     """The value model of `gae` and `bi_level_gae`; it starts from the policy's own weights."""
 
+    budget: BudgetConfig = BudgetConfig()
+    """What a pass with gradients may hold."""
     path: Annotated[str | None, Waits(Capability.MODELS)] = None
     """Model directory that the critic starts from; null takes the policy's."""
     dtype: Annotated[OwnPrecision | None, Waits(Capability.MEMORY)] = None

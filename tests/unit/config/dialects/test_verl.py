@@ -504,3 +504,10 @@ def test_what_waits_is_told_by_the_keys_that_ask_for_it(tmp_path: Path) -> None:
     tree = changed(PPO, {"trainer.nnodes": 2, f"{ACTOR}.strategy": "megatron", f"{ROLLOUT}.temperature": 0.7})
     waits = {fault.key for fault in converted(tmp_path, "verl", tree).waits}
     assert waits == {"trainer.nnodes", f"{ACTOR}.strategy", "world"}
+
+
+def test_steps_beside_epochs_end_the_run_at_whichever_comes_first(tmp_path: Path) -> None:
+    both = {"trainer.total_epochs": 3, "actor_rollout_ref.actor.optim.total_training_steps": 50}
+    found = converted(tmp_path, "verl", changed(PPO, both))
+    assert (natively(found, "data.epochs"), natively(found, "data.max_steps")) == (3, 50)
+    assert translated(found, "verl").lost == {}

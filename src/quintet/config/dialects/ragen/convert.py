@@ -22,6 +22,11 @@ TRAINING_GAMES = 10_000
 KL = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "k3"}
 ESTIMATORS = {"masked_gae": "gae", "reinforce++": "reinforce_plus_plus"}
 """RAGEN's names for estimators that are called otherwise here; `gae` leaps over observations in any case."""
+BUDGETS = (
+    *("actor.budget", "actor.inference_budget", "critic.budget", "critic.inference_budget"),
+    "reference.inference_budget",
+)
+"""What one forward pass holds, of everything that makes one: RAGEN has one number for all."""
 LENGTH_PENALTY = 1.0
 """RAGEN's code never reads `length_penalty`; switched on, all of a reply beyond its budget counts."""
 
@@ -96,11 +101,8 @@ def _training(values: Values, native: Native) -> None:
     native.put("training.steps", steps, *follows)
     if made < TRAINING_GAMES:
         native.put("training.start_states", made, "training.train_data_num")
-    for component in ("actor", "critic", "reference"):
-        for budget in ("budget", "inference_budget"):
-            native.put(
-                f"{component}.{budget}.sequences", values["training.micro_batch_size"], "training.micro_batch_size"
-            )
+    for budget in BUDGETS:
+        native.put(f"{budget}.sequences", values["training.micro_batch_size"], "training.micro_batch_size")
     whole = min(values["training.val_data_num"] or TRAINING_GAMES, TRAINING_GAMES)
     side_by_side = values["training.val_batch_size"]
     native.put("validation.games", whole - whole % side_by_side, "training.val_data_num", "training.val_batch_size")

@@ -154,7 +154,13 @@ _RL_KEYS: tuple[Row, ...] = (
         1,
         "Sequences of one forward pass, of policy, reference and critic alike, over all GPUs together. Changes memory, "
         "not the result.",
-        native=("actor.budget.sequences", "critic.budget.sequences", "reference.inference_budget.sequences"),
+        native=(
+            "actor.budget.sequences",
+            "actor.inference_budget.sequences",
+            "critic.budget.sequences",
+            "critic.inference_budget.sequences",
+            "reference.inference_budget.sequences",
+        ),
         proof=PROOF,
         computed=True,
         unit="sequences",

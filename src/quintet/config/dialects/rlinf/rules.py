@@ -95,6 +95,9 @@ def _rates(values: Values) -> Iterator[Fault]:
     peak, most = "actor.optim.lr", "actor.lr_sched.max_lr"
     if values.given(most) and values[most] < values[peak]:
         peak = most
+    elif values.given(most) and values[most] > values[peak]:
+        problem = f"the learning rate never rises above {values.told(peak)}"
+        yield values.fault(most, problem, f"leave it out, or nearest: {most}={values[peak]}")
     for key in ("actor.optim.min_lr", "actor.lr_sched.min_lr"):
         if values.given(key) and values[key] > values[peak]:
             yield values.fault(key, f"is above {values.told(peak)}", f"nearest: {key}={values[peak]}")

@@ -139,8 +139,12 @@ def _ranks(run: Experiment, ours: str) -> int:
     return max(1, (_total(run) if devices is None else len(devices)) // split)
 
 
+MOST = 10**6
+"""Sequences of one pass that are believed."""
+
+
 def _divisor(number: int, most: int) -> int:
-    return max(size for size in range(1, most + 1) if number % size == 0)
+    return max(size for size in range(1, min(most, MOST) + 1) if number % size == 0)
 
 
 def _learner(foreign: Foreign, name: str) -> None:

@@ -144,12 +144,14 @@ def _list(value: Any) -> list[Any]:
 
 
 def _steps(values: Values, native: Native) -> None:
-    """Either a number of steps, or passes over the data."""
-    if (values[STEPS] or -1) > 0:
+    """A number of steps, or passes over the data; where both were given, whichever ends first."""
+    passes, limited = "trainer.total_epochs", (values[STEPS] or -1) > 0
+    if limited and not values.given(passes):
         native.put("training.steps", values[STEPS], STEPS)
         native.put("data.epochs", None, STEPS)
-    else:
-        native.put("data.epochs", values["trainer.total_epochs"], "trainer.total_epochs")
+        return
+    native.put("data.epochs", values[passes], passes)
+    native.put("data.max_steps", values[STEPS] if limited else None, STEPS)
 
 
 def learning(values: Values, native: Native) -> None:
@@ -343,6 +345,7 @@ def _express_reinforced(foreign: Foreign, rows: Mapping[str, Row]) -> None:
     _express_data(foreign)
     if run.data and run.data.epochs and run.training.steps == TrainingConfig().steps:
         foreign.put("trainer.total_epochs", run.data.epochs)
+        foreign.put(STEPS, run.data.max_steps or -1)
     else:
         foreign.put(STEPS, run.training.steps or -1)
     express_rewards(foreign)
