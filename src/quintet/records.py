@@ -6,6 +6,7 @@ tokens, `B` sequences, `R` trajectories.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -15,16 +16,19 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "Answer",
     "Batch",
     "Failure",
     "Generation",
     "Observation",
     "Outcome",
+    "Question",
     "Request",
     "Step",
     "StopReason",
     "Trajectory",
     "Turn",
+    "Verdict",
 ]
 
 
@@ -79,11 +83,57 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A fault kept as data: where it happened (`reset`, `step`), the error's type and its message."""
+    """A fault kept as data: where it happened (`reset`, `step`, `reward`), the error's type and its message."""
 
     where: str
     kind: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One row of a data file: what is asked, and what an answer is judged by.
+
+    >>> Question(id=7, source="openai/gsm8k", messages=({"role": "user", "content": "2 + 3 = ?"},), truth="5").truth
+    '5'
+    """
+
+    id: int
+    """Number of the row over all files."""
+    source: str
+    """Says which rules judge; empty where the row doesn't say."""
+    messages: tuple[Mapping[str, Any], ...]
+    """Chat messages, each with `role` and `content`."""
+    truth: Any = None
+    """What is right."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What a reward function is told besides."""
+    response: str | None = None
+    """A demonstrated answer, where the row has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the policy answered, to be judged. `tokens` counts those it wrote; `id` is the caller's own."""
+
+    id: int
+    question: Question
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an answer is worth: `score` is its reward, all factors and penalties included."""
+
+    id: int
+    score: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """What the reward is made of and what is to be logged, by name; `acc` says how right the answer is, 0 to 1."""
+    predicted: str | None = None
+    """The answer that was read out of the text, for votes among answers."""
+    failure: Failure | None = None
+    """Why it couldn't be judged; the score is then that of a wrong answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +211,10 @@ class Trajectory:
     turns: tuple[Turn, ...]
     outcome: Outcome
     failure: Failure | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """What the reward is made of, by name, where a reward function says so."""
+    predicted: str | None = None
+    """The answer that was read out of the policy's words, where a verifier reads one."""
 
     @property
     def success(self) -> bool:
@@ -204,8 +258,20 @@ class Batch:
     """float32 [N], nats, as the engine sampled; 0 where the mask is false."""
     rewards: torch.Tensor
     """float32 [N], a turn's reward at its `turn_end`; 0 elsewhere."""
+    rollout_logprobs: torch.Tensor | None = None
+    """float32 [N], nats, as the engine sampled, where `logprobs` are the learner's own."""
     ref_logprobs: torch.Tensor | None = None
     """float32 [N], nats, of the reference policy; 0 where the mask is false."""
+    squared_mass: torch.Tensor | None = None
+    """float32 [N], sum of the squared probabilities of all tokens where each own token was drawn."""
+    correction: torch.Tensor | None = None
+    """float32 [N], by what each token's loss is multiplied; null multiplies by 1."""
+    saw: torch.Tensor | None = None
+    """int64 [N], the same number for turns of a group that answered the same words of the world."""
+    baseline: torch.Tensor | None = None
+    """float32 [R], reward of a greedy game from the same start."""
+    parts: Mapping[str, torch.Tensor] | None = None
+    """float32 [R] each, what the rewards are made of."""
     values: torch.Tensor | None = None
     """float32 [N], the critic's estimate before each token."""
     advantages: torch.Tensor | None = None

@@ -9,16 +9,20 @@ Everything pluggable (worlds, engines, policies, algorithms) is a protocol plus 
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar, cast
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar, cast
 
 from quintet.errors import ConfigError, nearest
 
-__all__ = ["Entry", "Registry"]
+__all__ = ["Entry", "Registry", "load_outside"]
 
 T = TypeVar("T")
 
@@ -119,3 +123,58 @@ class Registry(Generic[T]):
         for point in importlib.metadata.entry_points(group=group):
             if point.name not in self._entries:
                 self.add(point.name, point.value, help=f"from {point.module}")
+
+
+def load_outside(reference: str, key: str, entry_points: str | None = None) -> Callable[..., Any]:
+    """What a user's `file.py:name`, `module:name`, or a name that another package registered under `entry_points`
+    stands for; `key` is the configuration's, for messages.
+
+    Raises:
+        ConfigError: there is no such file, module or name, or importing it fails.
+    """
+    for point in importlib.metadata.entry_points(group=entry_points) if entry_points else ():
+        if point.name == reference:
+            return cast("Callable[..., Any]", point.load())
+    place, colon, name = reference.rpartition(":")
+    if not colon:
+        raise ConfigError(
+            f"{key} = {reference!r} names nothing to call", key=key, value=reference, hint="give file.py:name"
+        )
+    module = _module(place, key, reference)
+    if not hasattr(module, name):
+        close = nearest(name, vars(module))
+        raise ConfigError(
+            f"{key} = {reference!r}: {place} has no {name!r}",
+            key=key,
+            value=reference,
+            hint=f"did you mean {close!r}?" if close else None,
+        )
+    return cast("Callable[..., Any]", getattr(module, name))
+
+
+def _module(place: str, key: str, reference: str) -> ModuleType:
+    """A user's file or module, imported once."""
+    try:
+        return _file(Path(place).expanduser().resolve()) if place.endswith(".py") else importlib.import_module(place)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{key} = {reference!r}: there is no file {place}", key=key, value=reference) from error
+    except Exception as error:
+        told = f"{key} = {reference!r}: importing it failed: {type(error).__name__}: {error}"
+        raise ConfigError(told, key=key, value=reference) from error
+
+
+def _file(path: Path) -> ModuleType:
+    name = f"quintet_outside_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

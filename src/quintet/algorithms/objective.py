@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quintet.algorithms.kl import kl_estimate
 from quintet.algorithms.losses import ppo_clip, value_clip
-from quintet.config.native import AlgorithmConfig, CriticConfig
+from quintet.config.native import AlgorithmConfig, CriticConfig, PpoLossConfig
 
 __all__ = ["CriticObjective", "Imitation", "PolicyObjective", "PolicyTargets", "ValueTargets"]
 
@@ -52,8 +52,12 @@ class PolicyObjective:
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, targets: PolicyTargets) -> tuple[Tensor, dict[str, Tensor]]:
         """See `PolicyLearning`."""
-        c = self.config
-        parts = ppo_clip(logprobs, targets.old_logprobs, targets.advantages, c.clip_low, c.clip_high, c.clip_dual)
+        c, loss = self.config, self.config.loss
+        if not isinstance(loss, PpoLossConfig):
+            raise NotImplementedError(loss.name)
+        parts = ppo_clip(
+            logprobs, targets.old_logprobs, targets.advantages, loss.clip_low, loss.clip_high, loss.clip_dual
+        )
         policy = (parts.loss * targets.weights).sum()
         spread = (entropy * targets.weights).sum()
         metrics = {
@@ -63,12 +67,12 @@ class PolicyObjective:
             "actor/pg_clipfrac": (parts.clipped * targets.weights).sum(),
             "actor/pg_clipfrac_lower": (parts.clipped_lower * targets.weights).sum(),
         }
-        loss = policy - c.entropy_coefficient * spread
+        total = policy - c.entropy_coefficient * spread
         if c.kl and c.kl.place == "loss" and targets.ref_logprobs is not None:
             divergence = (kl_estimate(logprobs, targets.ref_logprobs, c.kl.estimator) * targets.weights).sum()
             metrics |= {"actor/kl_loss": divergence}
-            loss = loss + c.kl.coefficient * divergence
-        return loss, metrics
+            total = total + c.kl.coefficient * divergence
+        return total, metrics
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ def _walk(
         yield Key(dotted, takes, default, meaning, kind, is_section, "oneOf" in field, waits, lacks)
         for part in inner:
             own = _names(part) if "oneOf" in field else None
-            same = own is None or (default or {}).get("name") == own
+            same = own is None or _is_one_of(str((default or {}).get("name")), own)
             below = (f"{dotted}.name", own) if own else kind
             waiting = waits or part.get("waits")
             yield from _walk(part, sections, f"{dotted}.", (default or {}) if same else {}, below, waiting)
@@ -145,6 +145,8 @@ def _takes(field: JsonSchema, inner: list[JsonSchema]) -> str:
 
 
 def _type(field: JsonSchema) -> str:
+    if "$ref" in field:
+        return "a section"
     if "const" in field:
         return str(field["const"])
     if "enum" in field:

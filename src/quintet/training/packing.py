@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,11 +48,11 @@ def select_sequences(batch: Batch, sequences: Tensor) -> Batch:
     starts = batch.lengths.cumsum(0) - batch.lengths
     tokens = _ranges(starts[sequences], lengths)
     size = len(batch.tokens)
-    packed = {
+    packed: dict[str, Any] = {
         f.name: value[tokens]
         for f in fields(Batch)
         if isinstance(value := getattr(batch, f.name), Tensor)
-        and f.name not in {"lengths", "trajectory", "group"}
+        and f.name not in {"lengths", "trajectory", "group", "baseline"}
         and len(value) == size
     }
     return replace(batch, lengths=lengths, trajectory=batch.trajectory[sequences], **packed)

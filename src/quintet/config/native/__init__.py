@@ -5,21 +5,17 @@ A value that makes no sense by itself is refused here; what needs several keys a
 imports torch.
 """
 
-from quintet.config.native.algorithm import (
-    AdvantageConfig,
-    AlgorithmConfig,
-    BiLevelGaeConfig,
-    GaeConfig,
-    GrpoConfig,
-    KlConfig,
-)
+from quintet.config.native.advantages import AdvantageConfig, BiLevelGaeConfig, GaeConfig, GrpoConfig
+from quintet.config.native.algorithm import AlgorithmConfig, KlConfig
+from quintet.config.native.data import DataConfig, EvaluationConfig, RewardConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import ActorConfig, CriticConfig, OptimizerConfig
+from quintet.config.native.losses import LossConfig, PpoLossConfig
 from quintet.config.native.policy import PolicyConfig
 from quintet.config.native.rollout import RolloutConfig, ValidationConfig
 from quintet.config.native.section import Section
 from quintet.config.native.tracking import CheckpointConfig, TrackingConfig
-from quintet.config.native.training import TrainingConfig, WarmStartConfig
+from quintet.config.native.training import SftConfig, TrainingConfig, WarmStartConfig
 from quintet.config.native.worlds import FrozenLakeConfig, SokobanConfig, WorldConfig
 
 __all__ = [
@@ -29,15 +25,21 @@ __all__ = [
     "BiLevelGaeConfig",
     "CheckpointConfig",
     "CriticConfig",
+    "DataConfig",
+    "EvaluationConfig",
     "Experiment",
     "FrozenLakeConfig",
     "GaeConfig",
     "GrpoConfig",
     "KlConfig",
+    "LossConfig",
     "OptimizerConfig",
     "PolicyConfig",
+    "PpoLossConfig",
+    "RewardConfig",
     "RolloutConfig",
     "Section",
+    "SftConfig",
     "SokobanConfig",
     "TrackingConfig",
     "TrainingConfig",

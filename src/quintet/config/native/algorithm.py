@@ -2,100 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from quintet.config.capability import Capability, Waits
-from quintet.config.native.section import NonNegative, Section, Share
+from quintet.config.native.advantages import AdvantageConfig, GrpoConfig
+from quintet.config.native.losses import LossConfig, PpoLossConfig
+from quintet.config.native.section import NonNegative, Section
 
 __all__ = [
-    "AdvantageConfig",
     "AlgorithmConfig",
-    "BiLevelGaeConfig",
-    "EstimatorConfig",
-    "GaeConfig",
-    "GrpoConfig",
+    "CorrectionConfig",
+    "FilterConfig",
     "KlConfig",
+    "RejectionConfig",
+    "ShapingConfig",
 ]
 
-
-class GrpoConfig(Section):
-    """Reward of a game against the others that started from the same state."""
-
-    name: Literal["grpo"] = "grpo"
-    """Which estimator of advantages."""
-    normalize_by_std: bool = True
-    """Divide by the group's deviation; false gives Dr. GRPO."""
-    whiten: Annotated[bool, Waits(Capability.ALGORITHMS)] = False
-    """Advantages to mean 0 and deviation 1 over the batch, after that."""
-
-
-class GaeConfig(Section):
-    """Generalised advantage estimation over the policy's own tokens, with a critic."""
-
-    name: Literal["gae"] = "gae"
-    """Which estimator of advantages."""
-    gamma: Share = 1.0
-    """Discount a token."""
-    lam: Share = 0.95
-    """Weight of longer returns."""
-    whiten: bool = True
-    """Advantages to mean 0 and deviation 1 over the batch."""
-
-
-class BiLevelGaeConfig(Section):
-    """GAE over turns with a discount of its own, then over the tokens inside each turn."""
-
-    name: Literal["bi_level_gae"] = "bi_level_gae"
-    """Which estimator of advantages."""
-    gamma: Share = 1.0
-    """Discount a token, inside a turn."""
-    lam: Share = 0.95
-    """Weight of longer returns (λ)."""
-    turn_gamma: Share = 0.95
-    """Discount a turn."""
-    turn_lam: Share = 0.95
-    """Weight of longer returns over turns (λ)."""
-    whiten: bool = True
-    """Advantages to mean 0 and deviation 1 over the batch."""
-
-
-class EstimatorConfig(Section):
-    """A further estimator of advantages, by the name under which it was published."""
-
-    waits: ClassVar = Waits(Capability.ALGORITHMS)
-
-    name: Literal[
-        "grpo_passk",
-        "grpo_dynamic",
-        "gdpo",
-        "rloo",
-        "reinforce",
-        "reinforce_plus_plus",
-        "reinforce_plus_plus_baseline",
-        "remax",
-        "opo",
-        "gpg",
-        "gigpo",
-        "brpo",
-        "arpo",
-        "turn_wise_gae",
-        "optimal_token_baseline",
-        "tir_optimal_token_baseline",
-        "raw",
-        "none",
-    ]
-    """Which estimator of advantages."""
-    gamma: Share = 1.0
-    """Discount a token."""
-    lam: Share = 1.0
-    """Weight of longer returns (λ)."""
-    whiten: bool = True
-    """Advantages to mean 0 and deviation 1 over the batch."""
-
-
-AdvantageConfig = Annotated[GrpoConfig | GaeConfig | BiLevelGaeConfig | EstimatorConfig, Field(discriminator="name")]
+Ratio = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class KlConfig(Section):
@@ -105,10 +30,7 @@ class KlConfig(Section):
     """A term of the loss, or a penalty on each token's reward."""
     coefficient: Annotated[float, Field(ge=0.0)] = 0.001
     """Weight of the divergence."""
-    estimator: Annotated[
-        Literal["k1", "abs", "k2", "k3", "k1+", "abs+", "k3+", "full"],
-        Waits(Capability.ALGORITHMS, lacks=("full",)),
-    ] = "k3"
+    estimator: Literal["k1", "abs", "k2", "k3", "k1+", "abs+", "k3+", "full"] = "k3"
     """How the divergence is estimated from the tokens that were sampled; with `+`, the gradient is
     that of `k2`. `full` sums over the whole vocabulary."""
     target: PositiveFloat | None = None
@@ -116,6 +38,8 @@ class KlConfig(Section):
     fixed."""
     horizon: PositiveInt = 10000
     """Games over which the coefficient is steered."""
+    swapped: bool = False
+    """Policy and reference change places in the estimate, as they do in one of RLinf's two learners."""
     refresh_every_steps: Annotated[int, Field(ge=0)] = 0
     """The reference becomes the present policy at every n-th step; 0 never."""
 
@@ -126,28 +50,90 @@ class KlConfig(Section):
         return self
 
 
+class ShapingConfig(Section):
+    """What is done to the reward of a game before it is compared with others, in this order."""
+
+    length_penalty: NonNegative = 0.0
+    """Taken off the reward of a game for each token over budget, as a share of the budget."""
+    length_budget: PositiveInt | None = None
+    """Tokens of the policy's own that a game may have for free; null takes half of what its replies may hold."""
+    clip: PositiveFloat | None = None
+    """Rewards of games are held within ± this; null for no bound."""
+    center: Literal["none", "group", "batch"] = "none"
+    """Over which games their mean is taken off."""
+    divide: Literal["none", "group", "batch"] = "none"
+    """Over which games rewards are divided by their deviation, after that."""
+
+
+class FilterConfig(Section):
+    """Which groups are learnt from."""
+
+    keep_share: Ratio = 1.0
+    """Share of the groups, those whose rewards differ most, that is learnt from (RAGEN's uncertainty filter)."""
+    min_mean: float | None = None
+    """Groups whose mean reward is lower aren't learnt from …"""
+    max_mean: float | None = None
+    """… nor those whose mean reward is higher."""
+    refill_rounds: Annotated[int, Field(ge=0)] = 0
+    """Further rounds in which groups without signal are replaced by newly drawn ones (DAPO's dynamic sampling)."""
+
+
+class RejectionConfig(Section):
+    """Words that engine and learner judge too differently aren't learnt from."""
+
+    estimator: Literal["k1", "k2", "k3"] = "k1"
+    """By which estimate of the divergence."""
+    over: Literal["token", "sequence_sum", "sequence_mean", "sequence_max"] = "token"
+    """For each token, or summed, averaged or maximal over a reply."""
+    upper: PositiveFloat
+    """Bound; of `k1`, on the ratio."""
+    lower: PositiveFloat | None = None
+    """Lower bound of `k1` on the ratio; null takes 1 / upper."""
+
+
+class CorrectionConfig(Section):
+    """Importance weights for the gap between the engine that wrote and the learner that learns."""
+
+    level: Literal["token", "sequence"] | None = "token"
+    """One weight for each token, or one for each reply, the product over its tokens; null weighs nothing."""
+    upper: PositiveFloat = 2.0
+    """Larger weights are cut to this (truncated importance sampling) …"""
+    lower: PositiveFloat | None = None
+    """… or, where this is given, weights outside `lower` … `upper` become 0."""
+    normalize: bool = False
+    """Weights to mean 1 over the batch."""
+    reject: Annotated[tuple[RejectionConfig, ...], Field(strict=False)] = ()
+    """What isn't learnt from; all of them count."""
+
+
 class AlgorithmConfig(Section):
     """What is optimised."""
 
     advantage: AdvantageConfig = GrpoConfig()
     """How good each token was."""
-    loss: Annotated[
-        Literal["ppo", "decoupled_ppo", "reinforce", "gspo", "cispo", "distillation", "sac", "nft"],
-        Waits(Capability.ALGORITHMS),
-    ] = "ppo"
+    loss: LossConfig = PpoLossConfig()
     """The policy's loss."""
-    clip_low: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
-    """The probability ratio is clipped below 1 - clip_low …"""
-    clip_high: PositiveFloat = 0.28
-    """… and above 1 + clip_high."""
-    clip_dual: Annotated[float, Field(gt=1.0)] | None = 3.0
-    """Bound on ratio × advantage where the advantage is negative; null for none."""
     entropy_coefficient: Annotated[float, Field(ge=0.0)] = 0.0
     """Weight of the entropy bonus."""
     kl: KlConfig | None = None
     """null knows no reference."""
-    aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"] = "token-mean"
+    correction: CorrectionConfig | None = None
+    """null takes the engine's words as the learner's own. Needs `rollout.recompute_logprobs`."""
+    aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
+        "token-mean"
+    )
     """How token losses become one number, always over the whole mini-batch."""
+    aggregation_scale: PositiveFloat | None = None
+    """By what `seq-mean-token-sum-norm` divides; null takes the longest game that there can be, in tokens."""
+    micro_batch_weights: Literal["exact", "equal", "tokens"] = "exact"
+    """`exact` aggregates over the whole mini-batch, however it is cut into passes. The others are other frameworks'
+    ways: each pass by itself, all of them alike (`equal`), or each by its share of the tokens (`tokens`)."""
+    stop_ratio: PositiveFloat | None = None
+    """Mean probability ratio above which an update isn't made; null makes all."""
+    shaping: ShapingConfig = ShapingConfig()
+    """What is done to rewards first."""
+    filter: FilterConfig = FilterConfig()
+    """Which groups are learnt from."""
     drop_groups_without_signal: bool = True
     """Groups whose games all had the same reward give no gradient under `grpo`: leave them out of
     the update. Has no effect with a critic."""
@@ -158,14 +144,8 @@ class AlgorithmConfig(Section):
     """The world's words are learnt like the policy's own."""
     turn_rewards: bool = True
     """Each turn's reward lies on that turn's last token; without it their sum lies on the game's last."""
-    advantage_over_own_tokens: Annotated[bool, Waits(Capability.ALGORITHMS)] = True
-    """Advantages leap over the world's words."""
-    length_penalty: Annotated[NonNegative, Waits(Capability.ALGORITHMS)] = 0.0
-    """Taken off the reward of a game for each token over budget, as a share of the budget."""
-    stop_ratio: Annotated[PositiveFloat | None, Waits(Capability.ALGORITHMS)] = None
-    """Mean probability ratio above which a micro-batch isn't learnt from."""
-    scale_by_valid_tokens: Annotated[bool, Waits(Capability.ALGORITHMS)] = False
-    """Each micro-batch counts by its share of the mini-batch's tokens."""
+    advantage_over_own_tokens: bool = True
+    """Advantages leap over the world's words; without it their recursion goes through them, too."""
     level: Annotated[Literal["token", "action", "chunk"], Waits(Capability.EMBODIED)] = "token"
     """What one probability ratio covers."""
     entropy_level: Annotated[Literal["token", "action", "chunk"], Waits(Capability.EMBODIED)] = "token"

@@ -2,31 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from quintet.config.native.section import Count, Section, Texts
+from quintet.config.capability import Capability, Waits
+from quintet.config.native.section import Count, NonNegative, Section, Share, Texts
 
-__all__ = ["DataConfig", "EvaluationConfig", "RewardConfig", "RewardModelConfig"]
+__all__ = [
+    "DataConfig",
+    "EvaluationConfig",
+    "JudgeConfig",
+    "OverlongConfig",
+    "RewardConfig",
+    "RewardModelConfig",
+]
+
+Weights = Annotated[tuple[PositiveFloat, ...], Field(strict=False)]
+Counts = Annotated[tuple[PositiveInt, ...], Field(strict=False)]
 
 
 class DataConfig(Section):
     """Prompts from files."""
 
-    kind: Literal["prompts", "conversations", "demonstrations"] = "prompts"
-    """What a row holds."""
+    kind: Annotated[
+        Literal["prompts", "conversations", "demonstrations"], Waits(Capability.EMBODIED, lacks=("demonstrations",))
+    ] = "prompts"
+    """What a row holds: a prompt to be answered, a conversation to be imitated, or a robot's movements."""
     train_files: Texts = ()
     """Parquet, JSON, JSON Lines or CSV, one file or many."""
     validation_files: Texts = ()
-    """Held-out prompts."""
+    """Held-out prompts; none given takes the training files."""
+    weights: Weights = ()
+    """Share of each training file in what is drawn, in their order; none given draws from all rows alike."""
     prompt_key: str = "prompt"
-    """Column of the prompt: chat messages, or text."""
+    """Column of the prompt: chat messages, or text. A dot leads into a mapping, `extra_info.question`."""
     messages_key: str | None = None
     """Column of a whole conversation; exclusive with `prompt_key`."""
+    response_key: str | None = None
+    """Column of a demonstrated answer, to imitate; null takes `response`, `answer` or `solution` where there is
+    one."""
+    source_key: str = "data_source"
+    """Column that says which rules judge; rows without it are judged by `reward.kind`."""
+    truth_key: str = "reward_model"
+    """Column of what is right: a mapping with `ground_truth`, or the answer itself; without such a column
+    `ground_truth`, `answer`, `solution`, `solutions`, `target` or `label` is looked for."""
+    extra_key: str = "extra_info"
+    """Column of what a reward function is told besides."""
+    system_prompt: str | None = None
+    """System message of rows that have none."""
     template: str | None = None
     """How a prompt becomes a conversation; null takes the tokenizer's chat template."""
-    image_key: str | None = None
+    image_key: Annotated[str | None, Waits(Capability.VISION)] = None
     """Column of pictures; null for none."""
     shuffle: bool = True
     """Rows come in a random order, anew in each pass."""
@@ -49,9 +76,14 @@ class DataConfig(Section):
     keep_text: bool = False
     """Rows keep the prompt as text, with the chat template applied."""
     dataset_class: str | None = None
-    """A data set of your own, `file.py:Class`."""
+    """A data set of your own, `file.py:Class`: `Class(data_files, tokenizer, config)`, with `len()` and rows by
+    number, each a mapping as a file's row is."""
+    cache_dir: str | None = None
+    """Where large tables lie in a form that is read row by row; null takes the user's cache directory."""
     train_rows: PositiveInt | None = None
     """Rows that are drawn once and no others used; null takes all."""
+    validation_rows: PositiveInt | None = None
+    """The first so many held-out rows; null takes all."""
     validation_batch: PositiveInt | None = None
     """Held-out prompts at a time; null takes all at once."""
     epochs: PositiveInt | None = None
@@ -61,7 +93,7 @@ class DataConfig(Section):
 
 
 class RewardModelConfig(Section):
-    """A model that judges answers."""
+    """A model that judges answers: a sequence classifier whose only output is the score."""
 
     path: str | None = None
     """Its directory; null takes the policy's."""
@@ -75,25 +107,85 @@ class RewardModelConfig(Section):
     """Longer answers are cut; null takes prompt and reply."""
     sequences_per_pass: PositiveInt | None = None
     """Answers that are judged in one forward pass on one device."""
-    min_sharded_parameters: Count = 0
+    min_sharded_parameters: Annotated[Count, Waits(Capability.SHARDING)] = 0
     """Modules with at least so many parameters are sharding units of their own."""
     offload_parameters: bool = False
     """Weights move to the CPU while others compute."""
+
+
+class JudgeConfig(Section):
+    """A language model that is asked for a verdict, through any endpoint that speaks OpenAI's protocol."""
+
+    url: str
+    """Its base, such as `http://127.0.0.1:8000/v1`."""
+    model: str
+    """Which of its models."""
+    key_variable: str = "OPENAI_API_KEY"
+    """Environment variable with its key; it may be unset."""
+    prompt: str | None = None
+    """What it is asked, with `{question}`, `{answer}` and `{truth}`; null takes a plain question for a score from
+    0 to 10."""
+    max_tokens: PositiveInt = 512
+    """Tokens of one verdict."""
+    temperature: NonNegative = 0.0
+    """Of its sampling."""
+    concurrent: PositiveInt = 16
+    """Requests under way at a time."""
+    retries: Count = 2
+    """Further attempts after a failed request."""
+
+
+class OverlongConfig(Section):
+    """DAPO's soft penalty for answers that come near to the longest allowed."""
+
+    buffer: PositiveInt
+    """Tokens before the longest reply, `rollout.max_response_tokens`, over which the penalty grows from 0 to
+    `penalty`."""
+    penalty: NonNegative = 1.0
+    """What is taken off the longest."""
 
 
 class RewardConfig(Section):
     """What judges an answer."""
 
     kind: str = "rules"
-    """Which rules: `math`, `vqa`, `code`; `rules` asks each row for its own."""
+    """Which rules: `math`, `gsm8k`, `countdown`, `code`, … (`quintet list`); `rules` asks each row for its own."""
     manager: Literal["naive", "prime", "batch", "dapo", "gdpo", "rate_limited", "remote"] = "naive"
     """Who calls the rules: one answer after another, in processes, or all at once."""
     function: str | None = None
-    """Rules of your own, `file.py:function`."""
+    """Rules of your own, `file.py:function`: called with `data_source`, `solution_str`, `ground_truth` and
+    `extra_info`; gives a number, or a mapping with `score` and whatever else is to be logged."""
+    function_arguments: Annotated[dict[str, Any], Field(default_factory=dict)]
+    """What the function is given besides."""
     scale: float = 1.0
     """Factor on every reward."""
+    worst: float = 0.0
+    """Reward of an answer that is quite wrong, where 1 is that of a right one; before `scale`."""
+    format: Literal["think_answer", "answer_tag", "boxed"] | None = None
+    """Form that an answer must have for `format_reward`; null asks for none."""
+    format_reward: NonNegative = 0.0
+    """Added to the reward of an answer of that form."""
+    overlong: OverlongConfig | None = None
+    """Penalty for long answers; null for none."""
+    timeout_seconds: PositiveFloat = 10.0
+    """Time for one answer; then its process is killed and the answer has failed."""
+    workers: PositiveInt | None = None
+    """Processes that judge; null takes one for `naive` and `batch`, and as many as there are cores for the others."""
+    requests_per_minute: PositiveInt | None = None
+    """Calls that `rate_limited` makes at most; null sets no limit."""
+    max_failed_share: Share = 0.5
+    """Share of a step's answers whose judgement fails that ends the run when it is passed; failed answers count as
+    quite wrong."""
     model: RewardModelConfig | None = None
-    """null judges by rules alone."""
+    """null judges by rules alone; else the model's score takes the place of theirs in training."""
+    judge: JudgeConfig | None = None
+    """null asks no language model; else its verdict takes the place of the rules'."""
+
+    @model_validator(mode="after")
+    def _one_judge(self) -> Self:
+        if self.model is not None and self.judge is not None:
+            raise ValueError("give either `model` or `judge`: set the other to null")
+        return self
 
 
 class EvaluationConfig(Section):
@@ -110,4 +202,8 @@ class EvaluationConfig(Section):
     truth_key: str = "reward_model"
     """Column of what is right."""
     function: str | None = None
-    """Rules of your own, `file.py:function`."""
+    """Rules of your own, `file.py:function`; null takes those of each row's source."""
+    samples: Counts = (1, 2, 4, 8)
+    """Numbers k for pass@k and maj@k; those beyond the answers of a prompt are left out."""
+    confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
+    """Of the intervals around means."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from quintet.config.capability import Capability, Waits
+from quintet.config.native.advantages import OutsideAdvantageConfig
 from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.data import DataConfig, EvaluationConfig, RewardConfig
 from quintet.config.native.learners import ActorConfig, CriticConfig, ReferenceConfig
@@ -38,9 +38,9 @@ class Experiment(Section):
     """The model that acts."""
     world: WorldConfig = FrozenLakeConfig()
     """What is played."""
-    data: Annotated[DataConfig | None, Waits(Capability.DATA)] = None
+    data: DataConfig | None = None
     """Prompts from files; null where the world makes its own."""
-    reward: Annotated[RewardConfig | None, Waits(Capability.REWARDS)] = None
+    reward: RewardConfig | None = None
     """What judges answers; null where the world does."""
     rollout: RolloutConfig = RolloutConfig()
     """How it is played."""
@@ -48,7 +48,7 @@ class Experiment(Section):
     """null starts reinforcement learning from the policy as it is."""
     sft: SftConfig | None = None
     """Supervised fine-tuning in place of reinforcement learning; null for none."""
-    evaluation: Annotated[EvaluationConfig | None, Waits(Capability.EVALUATION)] = None
+    evaluation: EvaluationConfig | None = None
     """Stored answers are judged and nothing is trained; null trains."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """What is optimised."""
@@ -71,4 +71,6 @@ class Experiment(Section):
 
     @property
     def needs_critic(self) -> bool:
-        return self.algorithm.advantage.name in ("gae", "bi_level_gae", "turn_wise_gae")
+        advantage = self.algorithm.advantage
+        asked = isinstance(advantage, OutsideAdvantageConfig) and advantage.needs_critic
+        return asked or advantage.name in ("gae", "bi_level_gae", "turn_wise_gae")

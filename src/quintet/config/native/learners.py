@@ -30,7 +30,7 @@ OwnPrecision = Literal["float32", "bfloat16", "float16", "auto"]
 class OptimizerConfig(Section):
     """AdamW, linear warm-up, then constant, linear or cosine decay."""
 
-    kind: Annotated[Literal["adamw", "sgd", "muon"], Waits(Capability.SCHEDULES)] = "adamw"
+    kind: Annotated[Literal["adamw", "sgd", "muon"], Waits(Capability.SCHEDULES, lacks=("muon",))] = "adamw"
     """Which optimizer."""
     learning_rate: PositiveFloat = 1e-4
     """Peak learning rate."""
@@ -195,7 +195,7 @@ class CriticConfig(_Learner):
 
     budget: BudgetConfig = BudgetConfig()
     """What a pass with gradients may hold."""
-    path: Annotated[str | None, Waits(Capability.MODELS)] = None
+    path: str | None = None
     """Model directory that the critic starts from; null takes the policy's."""
     dtype: Annotated[OwnPrecision | None, Waits(Capability.MEMORY)] = None
     """Type of its weights; null takes `policy.dtype`, `auto` the one that its own configuration names."""
@@ -214,5 +214,8 @@ class CriticConfig(_Learner):
 class ReferenceConfig(_Learner):
     """Where the reference of `algorithm.kl` lies."""
 
+    path: str | None = None
+    """Model directory of a reference, or a teacher, that isn't the policy itself; null takes the policy as
+    reinforcement learning finds it."""
     dtype: Annotated[OwnPrecision | None, Waits(Capability.MEMORY)] = None
     """Type of its weights; null takes `policy.dtype`, `auto` the one that its own configuration names."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from quintet.config.capability import Capability, Waits
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.native.policy import LoraConfig
 from quintet.config.native.section import Count, Section, Share, Texts
@@ -78,8 +77,6 @@ class SolvedGamesConfig(Section):
 
 class SftConfig(Section):
     """Supervised fine-tuning by itself, on games that were solved or on conversations from `data`."""
-
-    waits: ClassVar = Waits(Capability.SFT)
 
     games: SolvedGamesConfig | None = None
     """Solved games to learn from; null learns from `data`."""

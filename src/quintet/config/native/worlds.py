@@ -72,8 +72,6 @@ class SokobanConfig(Section):
 class PromptsConfig(Section):
     """A question from a data file and one answer, which a reward function judges."""
 
-    waits: ClassVar = Waits(Capability.DATA)
-
     name: Literal["prompts"]
     """Which world."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from quintet.config.faults import raise_faults
 from quintet.config.keys import show
+from quintet.config.native import PpoLossConfig
 from quintet.config.plan.advice import Planned, advice
 from quintet.config.plan.arithmetic import plan
 from quintet.config.plan.batches import Data, Share, data_of, sequences_per_game, share
@@ -157,7 +158,9 @@ def _played(config: Experiment) -> dict[str, str]:
 def _algorithm(config: Experiment) -> str:
     algorithm, kl = config.algorithm, config.algorithm.kl
     rate = f"learning rate {config.actor.optimizer.learning_rate:g}"
-    clip = f"{algorithm.loss} clipped to {1 - algorithm.clip_low:g} … {1 + algorithm.clip_high:g}"
+    loss = algorithm.loss
+    bounds = f" clipped to {1 - loss.clip_low:g} … {1 + loss.clip_high:g}" if isinstance(loss, PpoLossConfig) else ""
+    clip = f"{loss.name}{bounds}"
     held = f"KL ({kl.estimator}) × {kl.coefficient:g} in the {kl.place}" if kl else "no KL"
     return ", ".join([algorithm.advantage.name, clip, held, rate])
 

@@ -299,7 +299,7 @@ def test_an_older_name_of_logged_games_is_read_as_the_documented_one(tmp_path: P
 
 VERLS: list[tuple[str, Any, str, Any]] = [
     (f"{ACTOR}.entropy_coeff", 0.001, "algorithm.entropy_coefficient", 0.001),
-    (f"{ACTOR}.clip_ratio", 0.3, "algorithm.clip_high", 0.3),
+    (f"{ACTOR}.clip_ratio", 0.3, "algorithm.loss.clip_high", 0.3),
     (f"{ACTOR}.grad_clip", 0.5, "actor.optimizer.max_grad_norm", 0.5),
     (f"{ACTOR}.ppo_epochs", 2, "training.epochs", 2),
     (f"{ACTOR}.use_dynamic_bsz", True, "actor.budget.tokens", 16384),

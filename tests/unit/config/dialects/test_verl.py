@@ -108,7 +108,7 @@ POLICY: list[Row] = [
     (f"{ACTOR}.use_dynamic_bsz", True, 1, "actor.budget.tokens", 16384),
     (f"{ACTOR}.ppo_max_token_len_per_gpu", 24000, 0, "actor.budget.tokens", 24000),
     (f"{ACTOR}.grad_clip", 0.5, 0, "actor.optimizer.max_grad_norm", 0.5),
-    (f"{ACTOR}.clip_ratio", 0.3, 1.0, "algorithm.clip_high", 0.3),
+    (f"{ACTOR}.clip_ratio", 0.3, 1.0, "algorithm.loss.clip_high", 0.3),
     (f"{ACTOR}.entropy_coeff", 0.01, -1, "algorithm.entropy_coefficient", 0.01),
     (f"{ACTOR}.use_kl_loss", True, 1, "algorithm.kl.place", "loss"),
     (f"{ACTOR}.use_torch_compile", False, 0, "actor.memory.torch_compile", False),

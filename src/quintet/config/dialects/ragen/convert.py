@@ -125,11 +125,11 @@ def _algorithm(values: Values, native: Native) -> None:
         native.put("algorithm.advantage.turn_lam", 1.0)
     _divergence(values, native)
     _masks(values, native)
-    native.put("algorithm.clip_high", 0.2)
-    native.put("algorithm.clip_dual", None)
+    native.put("algorithm.loss.clip_high", 0.2)
+    native.put("algorithm.loss.clip_dual", None)
     native.put("algorithm.entropy_coefficient", 0.001)
     if values["training.length_penalty"]:
-        native.put("algorithm.length_penalty", LENGTH_PENALTY, "training.length_penalty")
+        native.put("algorithm.shaping.length_penalty", LENGTH_PENALTY, "training.length_penalty")
     for part in ("actor", "critic"):
         native.put(f"{part}.optimizer.schedule", "constant")
         native.put(f"{part}.optimizer.warmup_steps", 0)
@@ -255,7 +255,7 @@ def _express_algorithm(foreign: Foreign) -> None:
     foreign.put("optimization.adv_estimator", names.get(algorithm.advantage.name, algorithm.advantage.name))
     foreign.put("optimization.kl_coef", algorithm.kl.coefficient if algorithm.kl else 0)
     foreign.put("training.state_masking", not algorithm.train_on_observations)
-    foreign.put("training.length_penalty", algorithm.length_penalty > 0)
+    foreign.put("training.length_penalty", algorithm.shaping.length_penalty > 0)
     if algorithm.kl:
         estimators = {ours: theirs for theirs, ours in KL.items()}
         foreign.put("training.use_kl_loss", algorithm.kl.place == "loss")

@@ -333,7 +333,7 @@ _RL_KEYS: tuple[Row, ...] = (
         "Long replies, counted in tokens, cost a game some of its reward. RAGEN's code never reads it.",
         pending=Capability.ALGORITHMS,
         noop=(False,),
-        native="algorithm.length_penalty",
+        native="algorithm.shaping.length_penalty",
         computed=True,
     ),
     row(

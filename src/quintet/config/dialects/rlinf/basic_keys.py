@@ -245,7 +245,7 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         "What is minimised; ppo is the clipped policy loss, which the framework's source calls actor.",
         pending=Capability.ALGORITHMS,
         noop=("ppo", "actor", "actor_critic"),
-        native="algorithm.loss",
+        native="algorithm.loss.name",
         words=LOSSES,
     ),
     row(
@@ -280,7 +280,7 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         number(above=0, below=1),
         0.2,
         "The probability ratio is clipped this far below and above 1.",
-        native=("algorithm.clip_low", "algorithm.clip_high"),
+        native=("algorithm.loss.clip_low", "algorithm.loss.clip_high"),
         computed=True,
         proof=PROOF,
     ),
@@ -309,7 +309,7 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         optional(number(above=1)),
         None,
         "Bound on ratio × advantage where the advantage is negative, in multiples of the advantage; null for none.",
-        native="algorithm.clip_dual",
+        native="algorithm.loss.clip_dual",
         proof=PROOF,
     ),
     row(
@@ -348,7 +348,7 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         "Each micro-batch's loss weighs as its share of the unmasked tokens of the whole batch.",
         pending=Capability.ALGORITHMS,
         noop=(False,),
-        native="algorithm.scale_by_valid_tokens",
+        native="algorithm.micro_batch_weights",
     ),
     row(
         "algorithm.sampling_params.do_sample",

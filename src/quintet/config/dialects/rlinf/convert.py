@@ -90,7 +90,7 @@ def _algorithm(values: Values, native: Native) -> None:
     if advantage == "gae":
         native.put("algorithm.advantage.lam", 1.0)
     native.put("algorithm.drop_groups_without_signal", False)
-    for native_key in ("algorithm.clip_low", "algorithm.clip_high"):
+    for native_key in ("algorithm.loss.clip_low", "algorithm.loss.clip_high"):
         native.put(native_key, values["algorithm.ratio_clip_eps"], "algorithm.ratio_clip_eps")
     bonus, counts = "algorithm.entropy_bonus", "algorithm.calculate_entropy"
     native.put("algorithm.entropy_coefficient", float(values[bonus]) if values[counts] else 0.0, bonus, counts)
@@ -177,7 +177,7 @@ def _express_algorithm(foreign: Foreign) -> None:
     if named:
         foreign.put("algorithm.adv_type", named[0])
     foreign.put("algorithm.normalize_advantages", algorithm.advantage.whiten)
-    foreign.put("algorithm.ratio_clip_eps", algorithm.clip_low)
+    foreign.put("algorithm.ratio_clip_eps", getattr(algorithm.loss, "clip_low", 0.2))
     foreign.put("algorithm.entropy_bonus", algorithm.entropy_coefficient)
     foreign.put("algorithm.calculate_entropy", algorithm.entropy_coefficient > 0)
     foreign.put("algorithm.kl_beta", algorithm.kl.coefficient if algorithm.kl else 0.0)

@@ -194,7 +194,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         number(above=0, below=1),
         0.2,
         "The probability ratio of the policy loss is clipped this far below and above 1.",
-        native=("algorithm.clip_low", "algorithm.clip_high"),
+        native=("algorithm.loss.clip_low", "algorithm.loss.clip_high"),
         proof=PROOF,
     ),
     row(

@@ -196,9 +196,9 @@ def _algorithm(values: Values, native: Native) -> None:
 def clipping(values: Values, native: Native) -> None:
     """verl's policy loss; it learns from groups without signal, too."""
     clip = f"{ACTOR}.clip_ratio"
-    native.put("algorithm.clip_low", values[clip], clip)
-    native.put("algorithm.clip_high", values[clip], clip)
-    native.put("algorithm.clip_dual", 3.0)
+    native.put("algorithm.loss.clip_low", values[clip], clip)
+    native.put("algorithm.loss.clip_high", values[clip], clip)
+    native.put("algorithm.loss.clip_dual", 3.0)
     native.put("algorithm.drop_groups_without_signal", False)
 
 
@@ -388,7 +388,7 @@ def express_learning(foreign: Foreign, rows: Mapping[str, Row]) -> None:
     foreign.put(f"{MODEL}.override_config.model_config", run.policy.overrides)
     foreign.put(f"{MODEL}.use_remove_padding", run.actor.memory.remove_padding)
     foreign.put(f"{ACTOR}.strategy", run.actor.backend)
-    foreign.put(f"{ACTOR}.clip_ratio", run.algorithm.clip_low)
+    foreign.put(f"{ACTOR}.clip_ratio", getattr(run.algorithm.loss, "clip_low", 0.2))
     foreign.put(f"{ACTOR}.use_kl_loss", run.algorithm.kl is not None and run.algorithm.kl.place == "loss")
     _express_optimizers(foreign)
     express_budgets(foreign, rows)
