@@ -266,6 +266,10 @@ class Batch:
     """float32 [N], sum of the squared probabilities of all tokens where each own token was drawn."""
     correction: torch.Tensor | None = None
     """float32 [N], by what each token's loss is multiplied; null multiplies by 1."""
+    learnt: torch.Tensor | None = None
+    """bool [N], own tokens that are learnt from; null learns from all."""
+    divergence: torch.Tensor | None = None
+    """float32 [N], nats, of the policy from the reference over the whole vocabulary."""
     saw: torch.Tensor | None = None
     """int64 [N], the same number for turns of a group that answered the same words of the world."""
     baseline: torch.Tensor | None = None

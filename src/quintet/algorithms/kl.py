@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quintet.config.native import KlConfig
 
-__all__ = ["KlControl", "kl_estimate", "penalised"]
+__all__ = ["KlControl", "kl_estimate", "penalised", "token_divergence"]
 
 
 def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
@@ -21,7 +21,8 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
     With x = logp - ref: `k1` x, `abs` |x|, `k2` x²/2, `k3` exp(-x) - 1 + x with x held within ±20 and
     the value within ±10, as verl has it. `k1`, `abs` and `k3` are means of zero gradient or of a
     gradient other than the divergence's; with a `+` behind them they keep their value and take the
-    gradient of `k2`, which is that of the divergence under the sampled tokens.
+    gradient of `k2`, which is that of the divergence under the sampled tokens. `full` can't be told from
+    the sampled tokens: see `token_divergence`.
 
     Raises:
         ValueError: unknown estimator.
@@ -47,6 +48,24 @@ def _estimate(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
     raise ValueError(f"unknown estimator {estimator!r}")
 
 
+def token_divergence(logprobs: Tensor, reference: Tensor | None, config: KlConfig, full: Tensor | None) -> Tensor:
+    """The divergence at each token as configured, [M]: an estimate, or `full`, the sum over the vocabulary that a
+    `Scorer` makes. With `swapped`, policy and reference have changed places in either.
+
+    Raises:
+        ValueError: what the estimator needs is missing.
+    """
+    if config.estimator == "full":
+        if full is None:
+            raise ValueError("the full divergence is made by a Scorer, from the reference's own distribution")
+        return full
+    if reference is None:
+        raise ValueError("a divergence needs the reference's log-probs")
+    if config.swapped:
+        return kl_estimate(reference, logprobs, config.estimator)
+    return kl_estimate(logprobs, reference, config.estimator)
+
+
 @dataclass(slots=True)
 class KlControl:
     """The coefficient of the KL term: fixed, or steered towards a target."""
@@ -69,7 +88,15 @@ class KlControl:
             self.coefficient *= 1.0 + error * samples / self.config.horizon
 
 
-def penalised(rewards: Tensor, logprobs: Tensor, reference: Tensor, mask: Tensor, control: KlControl) -> Tensor:
-    """Rewards [N] less the coefficient times the KL of each token under `mask`, bool [N]."""
-    kl = kl_estimate(logprobs, reference, control.config.estimator)
+def penalised(
+    rewards: Tensor,
+    logprobs: Tensor,
+    reference: Tensor | None,
+    mask: Tensor,
+    control: KlControl,
+    full: Tensor | None = None,
+) -> Tensor:
+    """Rewards [N] less the coefficient times the divergence of each token under `mask`, bool [N]; see
+    `token_divergence`."""
+    kl = token_divergence(logprobs, reference, control.config, full)
     return rewards - control.coefficient * torch.where(mask, kl, 0.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Rows", "masked_mean", "whiten"]
+__all__ = ["Rows", "last_tokens", "masked_mean", "whiten"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,10 @@ class Rows:
     """bool [R, T], filled from the left."""
 
     @classmethod
-    def of(cls, mask: Tensor, trajectory: Tensor) -> Rows:
-        """`mask` bool [N], `trajectory` int64 [N] ascending."""
+    def of(cls, mask: Tensor, trajectory: Tensor, count: int | None = None) -> Rows:
+        """`mask` bool [N], `trajectory` int64 [N] ascending; `count` rows, or up to the highest number there is."""
         own = mask.nonzero().squeeze(-1)
-        rows = int(trajectory.max()) + 1 if trajectory.numel() else 0
+        rows = count if count is not None else int(trajectory.max()) + 1 if trajectory.numel() else 0
         owner = trajectory[own]
         counts = torch.bincount(owner, minlength=rows)
         width = int(counts.max()) if rows else 0
@@ -46,20 +46,33 @@ class Rows:
         return packed
 
 
+def last_tokens(mask: Tensor, trajectory: Tensor) -> Tensor:
+    """The last token under `mask` of each trajectory, bool [N]; `trajectory` int64 [N] ascending."""
+    own = mask.nonzero().squeeze(-1)
+    owner = trajectory[own]
+    ends = torch.ones_like(own, dtype=torch.bool)
+    ends[:-1] = owner[1:] != owner[:-1]
+    found = torch.zeros_like(mask, dtype=torch.bool)
+    found[own[ends]] = True
+    return found
+
+
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean of `values` where `mask` is true; 0 over nothing."""
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
-def whiten(values: Tensor, mask: Tensor) -> Tensor:
+def whiten(values: Tensor, mask: Tensor, over: Tensor | None = None) -> Tensor:
     """Mean 0 and deviation 1 (unbiased) over the mask, 0 outside it.
 
-    As in verl's `masked_whiten`: (x - mean) * rsqrt(var + 1e-8). Fewer than two tokens stay as
-    they are, where verl raises.
+    As in verl's `masked_whiten`: (x - mean) * rsqrt(var + 1e-8). The mean and variance are those of the tokens
+    under `over`, bool [N], which is the mask itself where it isn't given. Fewer than two of those leave values
+    as they are, where verl raises.
     """
-    count = mask.sum()
+    counted = mask if over is None else over
+    count = counted.sum()
     if count < 2:
         return values * mask
-    mean = masked_mean(values, mask)
-    variance = ((values - mean).square() * mask).sum() / (count - 1)
+    mean = masked_mean(values, counted)
+    variance = ((values - mean).square() * counted).sum() / (count - 1)
     return (values - mean) * torch.rsqrt(variance + 1e-8) * mask

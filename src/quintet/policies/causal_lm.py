@@ -6,10 +6,11 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from quintet.errors import ConfigError, MachineError, nearest
 from quintet.policies.attention import Layout, PackedLayout, register_attention
@@ -19,13 +20,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Packed",
+    "TokenMeasures",
     "ValueModel",
     "hidden_states",
     "load_model",
     "load_tokenizer",
     "recompute_activations",
+    "token_measures",
     "token_statistics",
 ]
+
+LOGITS_AT_ONCE = 2**25
+"""Logits that are held at a time, places × vocabulary: 128 MiB in float32, and as much again for each of the handful
+of tensors that are made of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +141,90 @@ def hidden_states(body: nn.Module, tokens: Tensor, positions: Tensor, layout: La
     return states
 
 
-def token_statistics(model: PreTrainedModel, packed: Packed, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target and entropy at its place, nats, both float32 [M].
+class TokenMeasures(NamedTuple):
+    """Of each predicted place, float32 [M]."""
 
-    Logits are made for the M predicted places alone and divided by `temperature`, as while sampling.
+    logprobs: Tensor
+    """Of the target, nats."""
+    entropy: Tensor
+    """Nats."""
+    divergence: Tensor
+    """Of the policy from another, summed over the vocabulary, nats; 0 without another."""
+    squared_mass: Tensor
+    """Sum of the squared probabilities of all tokens, without gradient; 0 where it wasn't asked for."""
+
+
+def token_statistics(model: PreTrainedModel, packed: Packed, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Log-probability of each target and entropy at its place, nats, both float32 [M]; see `token_measures`."""
+    measures = token_measures(model, packed, temperature)
+    return measures.logprobs, measures.entropy
+
+
+def token_measures(
+    model: PreTrainedModel,
+    packed: Packed,
+    temperature: float = 1.0,
+    other: PreTrainedModel | None = None,
+    *,
+    swapped: bool = False,
+    squared_mass: bool = False,
+) -> TokenMeasures:
+    """What the model says at each place, and how far it is from `other` there: KL(model ‖ other), or with `swapped`
+    KL(other ‖ model). No gradient flows into `other`.
+
+    Logits are made for the M predicted places alone and divided by `temperature`, as while sampling. Where places ×
+    vocabulary exceed `LOGITS_AT_ONCE`, they are made for some places after the other, and again in the backward pass.
     """
+    hidden = _hidden_at_sources(model, packed)
+    with torch.no_grad():
+        theirs = None if other is None else _hidden_at_sources(other, packed)
+    places = max(1, LOGITS_AT_ONCE // model.lm_head.weight.shape[0])
+
+    def measure(start: int) -> tuple[Tensor, ...]:
+        """Of the places from `start` on."""
+        part = slice(start, start + places)
+        logprobs = _log_distribution(model, hidden[part], temperature)
+        reference = None
+        if other is not None and theirs is not None:
+            with torch.no_grad():
+                reference = _log_distribution(other, theirs[part], temperature)
+        return _measures(logprobs, packed.targets[part], reference, swapped=swapped, squared_mass=squared_mass)
+
+    starts = range(0, len(hidden), places)
+    if len(starts) <= 1:
+        return TokenMeasures(*measure(0))
+    if torch.is_grad_enabled():
+        parts = [checkpoint(measure, start, use_reentrant=False, preserve_rng_state=False) for start in starts]
+    else:
+        parts = [measure(start) for start in starts]
+    return TokenMeasures(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _hidden_at_sources(model: PreTrainedModel, packed: Packed) -> Tensor:
     hidden = hidden_states(model.model, packed.tokens, packed.positions, packed.layout)
-    logits = model.lm_head(hidden.index_select(0, packed.sources)).float() / temperature
-    logprobs = logits.log_softmax(-1)
-    entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return logprobs.gather(-1, packed.targets[:, None]).squeeze(-1), entropy
+    return hidden.index_select(0, packed.sources)
+
+
+def _log_distribution(model: PreTrainedModel, hidden: Tensor, temperature: float) -> Tensor:
+    """[m, hidden] to float32 [m, vocabulary]."""
+    logits: Tensor = model.lm_head(hidden).float() / temperature
+    return logits.log_softmax(-1)
+
+
+def _measures(
+    logprobs: Tensor, targets: Tensor, other: Tensor | None, *, swapped: bool, squared_mass: bool
+) -> tuple[Tensor, ...]:
+    """`TokenMeasures` of some places, from log-probs [m, vocabulary]."""
+    chances = logprobs.exp()
+    entropy = -(chances * logprobs).sum(-1)
+    divergence = squared = torch.zeros_like(entropy)
+    if other is not None and swapped:
+        divergence = (other.exp() * (other - logprobs)).sum(-1)
+    elif other is not None:
+        divergence = (chances * (logprobs - other)).sum(-1)
+    if squared_mass:
+        squared = chances.detach().square().sum(-1)
+    return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy, divergence, squared
 
 
 class ValueModel(nn.Module):

@@ -1,27 +1,38 @@
-"""Learners: a model, its optimizer, and updates on packed batches, in one process."""
+"""Learners: a model, its optimizer, and updates on packed batches."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from quintet.algorithms.aggregation import token_weights
-from quintet.algorithms.objective import CriticObjective, PolicyLearning, PolicyTargets, ValueTargets
-from quintet.config.native import OptimizerConfig
-from quintet.policies.causal_lm import Packed, ValueModel, token_statistics
+from quintet.algorithms.aggregation import Aggregation
+from quintet.algorithms.losses import PolicyTargets
+from quintet.algorithms.objective import (
+    CriticObjective,
+    PolicyLearning,
+    PolicyObjective,
+    ValueTargets,
+    batch_targets,
+)
+from quintet.config.native import KlConfig, OptimizerConfig
+from quintet.policies.causal_lm import Packed, TokenMeasures, ValueModel, token_measures
 from quintet.records import Batch
 from quintet.training.optimizer import make_optimizer
 from quintet.training.packing import Budget, MicroBatch, micro_batches
+from quintet.training.ranks import Ranks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = ["ActorLearner", "CriticLearner", "Learner", "Scorer"]
+
+ALONE = Ranks()
 
 
 class Learner(Protocol):
@@ -44,8 +55,26 @@ def _precision(dtype: torch.dtype) -> AbstractContextManager[object]:
     return nullcontext() if dtype is torch.float32 else torch.autocast("cpu", dtype=dtype)
 
 
+def _parts(batch: Batch, budget: Budget, aggregation: Aggregation) -> Tensor | None:
+    """The number of each own token's micro-batch, int64 [N], where the aggregation depends on it."""
+    if aggregation.exact:
+        return None
+    part = torch.zeros(len(batch.tokens), dtype=torch.long)
+    for number, micro in enumerate(micro_batches(batch, budget)):
+        part[micro.index] = number
+    return part
+
+
+def _aggregation(given: Aggregation | str) -> Aggregation:
+    return Aggregation(given) if isinstance(given, str) else given
+
+
+def _never(metrics: Mapping[str, float]) -> bool:
+    return False
+
+
 class _Plain:
-    """Gradients added up over micro-batches, clipped, one AdamW step. A step whose gradient isn't
+    """Gradients added up over micro-batches and ranks, clipped, one optimizer step. A step whose gradient isn't
     finite is skipped and counted."""
 
     def __init__(
@@ -56,14 +85,16 @@ class _Plain:
         budget: Budget,
         inference_budget: Budget | None = None,
         dtype: torch.dtype = torch.float32,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`budget` holds for passes with gradients, `inference_budget` for those without; the former for both
-        where it is alone."""
+        where it is alone. `ranks` share the passes among them."""
         self.model = model
         self._config = config
         self._budget = budget
         self._inference_budget = inference_budget or budget
         self._dtype = dtype
+        self._ranks = ranks
         self.optimizer = make_optimizer(config, model.parameters())
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -89,18 +120,25 @@ class _Plain:
                 self.optimizer.state[parameter] = {key: value.clone() for key, value in fields.items()}
 
     def _step(
-        self, batch: Batch, rate: float, loss_of: Callable[[MicroBatch], tuple[Tensor, dict[str, Tensor]]]
+        self,
+        batch: Batch,
+        rate: float,
+        loss_of: Callable[[MicroBatch], tuple[Tensor, dict[str, Tensor]]],
+        refused: Callable[[Mapping[str, float]], bool] = _never,
     ) -> dict[str, float]:
-        """One optimizer step on the whole batch; metrics are sums over micro-batches."""
+        """One optimizer step on the whole batch, unless it is `refused` by its metrics, which are sums over
+        micro-batches."""
         sums: dict[str, float] = {}
-        for micro in micro_batches(batch, self._budget):
+        for micro in self._ranks.share(micro_batches(batch, self._budget)):
             loss, metrics = loss_of(micro)
             torch.autograd.backward(loss)
             for name, value in metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value.detach())
+        sums = self._ranks.sum_values(sums)
+        self._ranks.sum_gradients(self.model.parameters())
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
         finite = bool(torch.isfinite(norm))
-        if finite:
+        if finite and not refused(sums):
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
@@ -118,30 +156,59 @@ class Scorer:
         budget: Budget,
         dtype: torch.dtype = torch.float32,
         temperature: float = 1.0,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """`temperature` divides the logits, as while sampling."""
+        """`temperature` divides the logits, as while sampling; `ranks` share the passes among them."""
         self.model = model
         self._budget = budget
         self._dtype = dtype
         self._temperature = temperature
+        self._ranks = ranks
 
     def frozen(self, budget: Budget) -> Scorer:
         """The policy as it is now, which stays as it is."""
         model = copy.deepcopy(self.model).requires_grad_(requires_grad=False)
-        return Scorer(model, budget=budget, dtype=self._dtype, temperature=self._temperature)
+        return Scorer(model, budget=budget, dtype=self._dtype, temperature=self._temperature, ranks=self._ranks)
+
+    def measures(
+        self, packed: Packed, other: Scorer | None = None, *, swapped: bool = False, squared_mass: bool = False
+    ) -> TokenMeasures:
+        """Log-probs, entropy and the rest at each predicted place, [M]; see `token_measures`."""
+        with _precision(self._dtype):
+            return token_measures(
+                self.model,
+                packed,
+                self._temperature,
+                None if other is None else other.model,
+                swapped=swapped,
+                squared_mass=squared_mass,
+            )
 
     def statistics(self, packed: Packed) -> tuple[Tensor, Tensor]:
         """Log-probability of each target and entropy at its place, nats, both float32 [M]."""
-        with _precision(self._dtype):
-            return token_statistics(self.model, packed, self._temperature)
+        measures = self.measures(packed)
+        return measures.logprobs, measures.entropy
 
-    @torch.no_grad()
     def logprobs(self, batch: Batch) -> Tensor:
         """Log-probability of each own token, nats, float32 [N]; 0 outside the loss mask."""
+        return self._over(batch, lambda packed: self.measures(packed).logprobs)
+
+    def squared_mass(self, batch: Batch) -> Tensor:
+        """Σ π² over the vocabulary at the place of each own token, float32 [N]; 0 outside the loss mask."""
+        return self._over(batch, lambda packed: self.measures(packed, squared_mass=True).squared_mass)
+
+    def divergence(self, batch: Batch, reference: Scorer, *, swapped: bool = False) -> Tensor:
+        """KL(policy ‖ reference) over the whole vocabulary at the place of each own token, or with `swapped` the other
+        way round; nats, float32 [N], 0 outside the loss mask."""
+        return self._over(batch, lambda packed: self.measures(packed, reference, swapped=swapped).divergence)
+
+    @torch.no_grad()
+    def _over(self, batch: Batch, measure: Callable[[Packed], Tensor]) -> Tensor:
+        """[N]: what is measured at the own tokens, 0 elsewhere."""
         out = torch.zeros(len(batch.tokens))
-        for micro in micro_batches(batch, self._budget):
-            out[micro.index], _ = self.statistics(micro.packed)
-        return out
+        for micro in self._ranks.share(micro_batches(batch, self._budget)):
+            out[micro.index] = measure(micro.packed)
+        return self._ranks.sum(out)
 
 
 class ActorLearner(_Plain):
@@ -158,32 +225,64 @@ class ActorLearner(_Plain):
         inference_budget: Budget | None = None,
         dtype: torch.dtype = torch.float32,
         temperature: float = 1.0,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`temperature` divides the logits, as while sampling."""
-        super().__init__(model, config, budget=budget, inference_budget=inference_budget, dtype=dtype)
-        self.scorer = Scorer(model, budget=self._inference_budget, dtype=dtype, temperature=temperature)
+        super().__init__(model, config, budget=budget, inference_budget=inference_budget, dtype=dtype, ranks=ranks)
+        self.scorer = Scorer(model, budget=self._inference_budget, dtype=dtype, temperature=temperature, ranks=ranks)
 
-    def update(self, batch: Batch, objective: PolicyLearning, aggregation: str, rate: float) -> dict[str, float]:
+    def update(
+        self,
+        batch: Batch,
+        objective: PolicyLearning,
+        aggregation: Aggregation | str,
+        rate: float,
+        *,
+        reference: Scorer | None = None,
+        seed: int = 0,
+    ) -> dict[str, float]:
         """One optimizer step on a mini-batch.
 
-        Besides the objective's own metrics gives `grad_norm`, `lr`, `skipped` and the gap between the
-        engine's and the learner's probabilities (`probs_diff_max`, `probs_diff_mean`), which is
-        rounding alone as long as no step was made since the tokens were sampled.
+        `reference` is needed for a `full` divergence in the loss; `seed` decides what `clip_cov` draws. Besides the
+        objective's own metrics gives `grad_norm`, `lr`, `skipped` and the gap between the engine's and the
+        learner's probabilities (`probs_diff_max`, `probs_diff_mean`), which is rounding alone as long as no step was
+        made since the tokens were sampled. Where the objective has a `stop_ratio`, `actor/stopped_updates` is 1 if
+        the update wasn't made because of it.
+
+        Raises:
+            ValueError: the divergence is to be `full` and there is no reference.
         """
-        weights = token_weights(aggregation, batch.loss_mask, batch.token_trajectory)
-        advantages = torch.zeros_like(batch.logprobs) if batch.advantages is None else batch.advantages
-        gaps: list[Tensor] = []
+        policy = objective if isinstance(objective, PolicyObjective) else None
+        full = policy.full_divergence if policy else None
+        if full and reference is None:
+            raise ValueError("the full divergence needs the reference itself: update(…, reference=…)")
+        targets = self._targets(batch, objective, _aggregation(aggregation), seed)
+        place = batch.loss_mask.cumsum(0) - 1
+        engine = batch.logprobs if batch.rollout_logprobs is None else batch.rollout_logprobs
+        largest = [0.0]
 
         def loss_of(micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
-            logprobs, entropy = self.scorer.statistics(micro.packed)
-            i = micro.index
-            gaps.append((logprobs.detach().exp() - batch.logprobs[i].exp()).abs())
-            reference = None if batch.ref_logprobs is None else batch.ref_logprobs[i]
-            return objective(logprobs, entropy, PolicyTargets(weights[i], batch.logprobs[i], advantages[i], reference))
+            some = targets.at(place[micro.index])
+            measures = self._measures(micro.packed, full, reference)
+            some = replace(some, divergence=measures.divergence) if full else some
+            gap = (measures.logprobs.detach().exp() - engine[micro.index].exp()).abs()
+            largest.append(float(gap.max()))
+            loss, metrics = objective(measures.logprobs, measures.entropy, some)
+            return loss, metrics | {"probs_diff_mean": gap.sum() / len(targets.weights)}
 
-        metrics = self._step(batch, rate, loss_of)
-        gap = torch.cat(gaps)
-        return {**metrics, "probs_diff_max": float(gap.max()), "probs_diff_mean": float(gap.mean())}
+        metrics = self._step(batch, rate, loss_of, policy.stops if policy else _never)
+        if policy and policy.config.stop_ratio is not None:
+            metrics["actor/stopped_updates"] = float(policy.stops(metrics))
+        return metrics | {"probs_diff_max": self._ranks.largest(max(largest))}
+
+    def _measures(self, packed: Packed, full: KlConfig | None, reference: Scorer | None) -> TokenMeasures:
+        return self.scorer.measures(packed, reference, swapped=full.swapped) if full else self.scorer.measures(packed)
+
+    def _targets(self, batch: Batch, objective: PolicyLearning, aggregation: Aggregation, seed: int) -> PolicyTargets:
+        part = _parts(batch, self._budget, aggregation)
+        if isinstance(objective, PolicyObjective):
+            return objective.targets(batch, aggregation, part=part, logprobs=self.scorer.logprobs, seed=seed)
+        return batch_targets(batch, aggregation, part)
 
 
 class CriticLearner(_Plain):
@@ -195,16 +294,32 @@ class CriticLearner(_Plain):
         """The estimate before each own token, float32 [N]; 0 elsewhere."""
         out = torch.zeros(len(batch.tokens))
         with torch.no_grad(), _precision(self._dtype):
-            for micro in micro_batches(batch, self._inference_budget):
+            for micro in self._ranks.share(micro_batches(batch, self._inference_budget)):
                 out[micro.index] = self.model(micro.packed).float()
-        return out
+        return self._ranks.sum(out)
 
-    def update(self, batch: Batch, objective: CriticObjective, aggregation: str, rate: float) -> dict[str, float]:
-        """One optimizer step on a mini-batch that has `values` and `returns`."""
+    def update(
+        self,
+        batch: Batch,
+        objective: CriticObjective,
+        aggregation: Aggregation | str,
+        rate: float,
+        mask: Tensor | None = None,
+    ) -> dict[str, float]:
+        """One optimizer step on a mini-batch that has `values` and `returns`; `mask` bool [N] are the own tokens whose
+        values are learnt, None all of them.
+
+        Raises:
+            ValueError: the batch has no values or no returns.
+        """
         if batch.values is None or batch.returns is None:
             raise ValueError("the critic learns from a batch with values and returns")
-        weights = token_weights(aggregation, batch.loss_mask, batch.token_trajectory)
         old, returns = batch.values, batch.returns
+        if mask is not None:
+            batch = replace(batch, loss_mask=batch.loss_mask & mask)
+        aggregation = _aggregation(aggregation)
+        part = _parts(batch, self._budget, aggregation)
+        weights = aggregation.weights(batch.loss_mask, batch.token_trajectory, part)
 
         def loss_of(micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
             i = micro.index

@@ -1,4 +1,4 @@
-"""AdamW and its schedule."""
+"""Optimizers and their schedule."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from quintet.config.native import OptimizerConfig
+from quintet.errors import ConfigError
 
 __all__ = ["learning_rate", "make_optimizer"]
 
@@ -51,10 +52,25 @@ def _decayed(kind: str, progress: float) -> float:
     }[kind]
 
 
-def make_optimizer(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
-    """AdamW in its fused form: one kernel for all tensors."""
+def make_optimizer(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW in its fused form, one kernel for all tensors; or plain stochastic gradient descent, without momentum,
+    whose weight decay is a term of the gradient.
+
+    Raises:
+        ConfigError: an optimizer that isn't there yet.
+    """
+    held = list(parameters)
+    if config.kind == "sgd":
+        return torch.optim.SGD(held, lr=config.learning_rate, weight_decay=config.weight_decay)
+    if config.kind != "adamw":
+        raise ConfigError(
+            f"the optimizer {config.kind!r} isn't there yet",
+            key="optimizer.kind",
+            value=config.kind,
+            hint="take adamw or sgd",
+        )
     return torch.optim.AdamW(
-        list(parameters),
+        held,
         lr=config.learning_rate,
         betas=config.betas,
         eps=config.epsilon,

@@ -1,4 +1,4 @@
-"""If these fail, clipping, value loss or aggregation push the weights the wrong way."""
+"""If these fail, clipping or value loss push the weights the wrong way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.algorithms.aggregation import token_weights
 from quintet.algorithms.losses import ppo_clip, value_clip
 from quintet.algorithms.tokens import masked_mean, whiten
 
@@ -57,27 +56,6 @@ def test_value_loss_takes_the_worse_of_free_and_clipped() -> None:
     assert parts.clipped.tolist() == [True, False]
     free = value_clip(torch.tensor([2.0]), torch.zeros(1), torch.tensor([2.0]), None)
     assert float(free.loss) == 0.0
-
-
-MASK = torch.tensor([0, 1, 1, 1, 0, 1, 0, 0], dtype=torch.bool)
-OWNER = torch.tensor([3, 3, 3, 3, 5, 5, 6, 6])
-
-
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [
-        ("token-mean", [0, 1 / 4, 1 / 4, 1 / 4, 0, 1 / 4, 0, 0]),
-        ("seq-mean-token-sum", [0, 1 / 2, 1 / 2, 1 / 2, 0, 1 / 2, 0, 0]),
-        ("seq-mean-token-mean", [0, 1 / 6, 1 / 6, 1 / 6, 0, 1 / 2, 0, 0]),
-    ],
-)
-def test_aggregation_by_hand(mode: str, expected: list[float]) -> None:
-    torch.testing.assert_close(token_weights(mode, MASK, OWNER), torch.tensor(expected))
-
-
-def test_an_unknown_aggregation_is_refused() -> None:
-    with pytest.raises(ValueError, match="token-max"):
-        token_weights("token-max", MASK, OWNER)
 
 
 @settings(deadline=None)

@@ -3,52 +3,34 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from loss_grid import near_batch, other_policy, ragged_batch
 from transformers import PreTrainedModel
 
+from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.objective import CriticObjective, Imitation, PolicyObjective
 from quintet.config.native import AlgorithmConfig, CriticConfig, OptimizerConfig
+from quintet.errors import ConfigError
+from quintet.policies import causal_lm
 from quintet.policies.causal_lm import ValueModel, load_model, recompute_activations, token_statistics
-from quintet.records import Batch
-from quintet.training.learner import ActorLearner, CriticLearner
+from quintet.training.learner import ActorLearner, CriticLearner, Scorer
 from quintet.training.optimizer import learning_rate
-from quintet.training.packing import Budget, micro_batches, mini_batches, select_trajectories
+from quintet.training.packing import Budget, micro_batches, mini_batches, select_sequences, select_trajectories
 
 
-def ragged_batch(seed: int = 0) -> Batch:
-    """Nine sequences of five trajectories, a common prompt, masks with gaps."""
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.tensor([12, 17, 9, 30, 21, 9, 14, 26, 11])
-    shared = torch.arange(200, 206)
-    tokens, masks, ends = [], [], []
-    for length in lengths.tolist():
-        rest = torch.randint(0, 300, (length - 6,), generator=generator)
-        mask = torch.rand(length - 6, generator=generator) < 0.5
-        mask[-1] = True
-        tokens.append(torch.cat([shared, rest]))
-        masks.append(torch.cat([torch.zeros(6, dtype=torch.bool), mask]))
-        ends.append(torch.cat([torch.zeros(length - 1, dtype=torch.bool), torch.ones(1, dtype=torch.bool)]))
-    mask = torch.cat(masks)
-    size = len(mask)
-    return Batch(
-        tokens=torch.cat(tokens),
-        positions=torch.cat([torch.arange(n) for n in lengths.tolist()]),
-        lengths=lengths,
-        loss_mask=mask,
-        turn=torch.zeros(size, dtype=torch.long),
-        turn_end=torch.cat(ends),
-        trajectory=torch.tensor([0, 0, 1, 1, 2, 3, 3, 4, 4]),
-        group=torch.tensor([0, 0, 1, 1, 2]),
-        logprobs=(torch.randn(size, generator=generator) * 0.3 - 5.5) * mask,
-        rewards=torch.randn(size, generator=generator) * torch.cat(ends),
-        advantages=torch.randn(size, generator=generator) * mask,
-        values=torch.randn(size, generator=generator) * mask,
-        returns=torch.randn(size, generator=generator) * mask,
-    )
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two threads wait for each other longer than passes as small as these take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def learner(directory: Path, budget: Budget) -> ActorLearner:
@@ -235,3 +217,145 @@ def test_mini_batches_of_games_may_cut_groups() -> None:
     parts = list(mini_batches(batch, 2, torch.Generator().manual_seed(0), whole_groups=False))
     assert [len(torch.unique(part.trajectory)) for part in parts] == [2, 2, 1]
     assert sum(len(part.tokens) for part in parts) == len(batch.tokens)
+
+
+def distributions(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
+    """Log-probs of the whole vocabulary before each token but the first, [length - 1, vocabulary]."""
+    positions, layout = torch.arange(len(tokens)), causal_lm.PackedLayout(torch.tensor([len(tokens)]))
+    logits: torch.Tensor = model.lm_head(causal_lm.hidden_states(model.model, tokens, positions, layout))
+    return logits[:-1].log_softmax(-1)
+
+
+def test_the_full_divergence_is_the_sum_over_the_vocabulary(policy_directory: Path) -> None:
+    actor, batch = learner(policy_directory, Budget(64)), ragged_batch()
+    other = Scorer(other_policy(actor.model), budget=Budget(40))
+    forth = actor.scorer.divergence(batch, other)
+    back = actor.scorer.divergence(batch, other, swapped=True)
+    mass = actor.scorer.squared_mass(batch)
+    start = 0
+    for length in batch.lengths.tolist():
+        part = slice(start, start + length)
+        mask, tokens = batch.loss_mask[part][1:], batch.tokens[part]
+        with torch.no_grad():
+            p, q = distributions(actor.model, tokens), distributions(other.model, tokens)
+        for found, expected in (
+            (forth, (p.exp() * (p - q)).sum(-1)),
+            (back, (q.exp() * (q - p)).sum(-1)),
+            (mass, (2 * p).exp().sum(-1)),
+        ):
+            torch.testing.assert_close(found[part][1:], expected * mask, atol=1e-6, rtol=1e-4)
+        start += length
+    assert float(forth[batch.loss_mask].min()) > 0.0
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_the_full_divergence_in_the_loss_pulls_towards_the_reference(policy_directory: Path, swapped: bool) -> None:
+    actor = learner(policy_directory, Budget(64))
+    batch = replace(near_batch(actor.scorer), advantages=None, correction=None)
+    reference = Scorer(other_policy(actor.model), budget=Budget(64))
+    kl = {"estimator": "full", "coefficient": 1.0, "swapped": swapped}
+    objective = PolicyObjective(AlgorithmConfig.model_validate({"kl": kl}))
+    told = [actor.update(batch, objective, "token-mean", 5e-5, reference=reference) for _ in range(15)]
+    losses = [metrics["actor/kl_loss"] for metrics in told]
+    each = Scorer(load_model(policy_directory), budget=Budget()).divergence(batch, reference, swapped=swapped)
+    assert losses[0] == pytest.approx(float(each.sum() / batch.loss_mask.sum()), rel=1e-4)
+    assert losses[-1] < 0.8 * losses[0]
+    with pytest.raises(ValueError, match="reference"):
+        actor.update(batch, objective, "token-mean", 1e-3)
+
+
+def test_logits_made_some_places_at_a_time_give_the_same_gradient(
+    policy_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(places: int) -> list[torch.Tensor]:
+        model = load_model(policy_directory)
+        monkeypatch.setattr(causal_lm, "LOGITS_AT_ONCE", places * model.config.vocab_size)
+        (micro,) = micro_batches(ragged_batch(), Budget())
+        found = causal_lm.token_measures(model, micro.packed, 0.7, other_policy(model), squared_mass=True)
+        torch.autograd.backward((found.logprobs + found.entropy + found.divergence).sum())
+        return [*(x.detach() for x in found), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    torch.testing.assert_close(measure(5), measure(10_000), atol=1e-4, rtol=1e-4)
+
+
+def test_an_update_whose_ratio_is_too_large_isnt_made(policy_directory: Path) -> None:
+    actor = learner(policy_directory, Budget(64))
+    batch = near_batch(actor.scorer)
+    batch = replace(batch, logprobs=batch.logprobs - 1.0)  # every ratio is about e
+    before = {name: value.clone() for name, value in actor.weights()}
+    for bound, stopped in ((2.0, 1.0), (4.0, 0.0)):
+        objective = PolicyObjective(AlgorithmConfig(stop_ratio=bound))
+        told = actor.update(batch, objective, "token-mean", 1e-3)
+        assert told["actor/ratio"] == pytest.approx(2.8, abs=0.2)
+        assert (told["actor/stopped_updates"], told["skipped"]) == (stopped, 0.0)
+        assert all(torch.equal(before[name], value) for name, value in actor.weights()) == bool(stopped)
+
+
+def test_the_gap_is_that_to_the_engine(policy_directory: Path) -> None:
+    actor = learner(policy_directory, Budget(64))
+    batch = near_batch(actor.scorer)
+    batch = replace(batch, rollout_logprobs=actor.scorer.logprobs(batch))
+    told = actor.update(batch, PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
+    assert told["probs_diff_max"] < 1e-6
+    assert told["actor/ppo_kl"] != 0.0
+
+
+def test_micro_batches_weigh_alike_where_that_is_asked_for(policy_directory: Path) -> None:
+    """As other frameworks do; then the loss depends on the cut."""
+    objective = PolicyObjective(AlgorithmConfig())
+
+    def loss(budget: Budget, ways: Any) -> float:
+        actor = learner(policy_directory, budget)
+        batch = near_batch(actor.scorer)
+        return actor.update(batch, objective, Aggregation(micro_batch_weights=ways), 0.0)["actor/pg_loss"]
+
+    assert loss(Budget(sequences=1), "tokens") == pytest.approx(loss(Budget(), "exact"), rel=1e-5)
+    assert loss(Budget(), "equal") == pytest.approx(loss(Budget(), "exact"), rel=1e-5)
+    actor = learner(policy_directory, Budget(sequences=1))
+    batch = near_batch(actor.scorer)
+    each = [
+        learner(policy_directory, Budget()).update(
+            select_sequences(batch, torch.tensor([i])), objective, "token-mean", 0.0
+        )
+        for i in range(len(batch.lengths))
+    ]
+    by_hand = sum(told["actor/pg_loss"] for told in each) / len(each)
+    assert loss(Budget(sequences=1), "equal") == pytest.approx(by_hand, rel=1e-5)
+    assert loss(Budget(sequences=1), "equal") != pytest.approx(loss(Budget(), "exact"), rel=1e-3)
+
+
+def test_the_critic_learns_the_chosen_values_alone(policy_directory: Path) -> None:
+    config = OptimizerConfig(learning_rate=1e-3)
+    critic = CriticLearner(ValueModel(load_model(policy_directory)), config, budget=Budget(64))
+    batch = replace(ragged_batch(), values=torch.zeros(149))
+    objective = CriticObjective(CriticConfig(value_clip=None))
+    told = critic.update(batch, objective, "token-mean", 0.0, batch.turn_end)
+    chosen = batch.returns[batch.turn_end & batch.loss_mask]  # the head starts at zero
+    assert told["critic/vf_loss"] == pytest.approx(float(0.5 * chosen.square().mean()), rel=1e-5)
+    elsewhere = replace(batch, returns=torch.where(batch.turn_end, batch.returns, 1e6))
+    assert critic.update(elsewhere, objective, "token-mean", 0.0, batch.turn_end) == told
+
+
+def test_plain_gradient_descent_by_hand(policy_directory: Path) -> None:
+    config = OptimizerConfig(kind="sgd", learning_rate=1.0, max_grad_norm=1e9)
+    actor = ActorLearner(load_model(policy_directory), config, budget=Budget())
+    batch, before = near_batch(actor.scorer), actor.model.lm_head.weight.detach().clone()
+    objective = PolicyObjective(AlgorithmConfig())
+    actor.optimizer.zero_grad = lambda *, set_to_none: None  # type: ignore[method-assign, misc, assignment]
+    actor.update(batch, objective, "token-mean", 0.5)
+    grad = actor.model.lm_head.weight.grad
+    torch.testing.assert_close(actor.model.lm_head.weight.detach(), before - 0.5 * grad)
+    assert actor.state() == {}
+    with pytest.raises(ConfigError, match="muon"):
+        ActorLearner(load_model(policy_directory), OptimizerConfig(kind="muon"), budget=Budget())
+
+
+@pytest.mark.parametrize("name", ["ppo", "clip_cov", "kl_cov", "decoupled_ppo", "gmpo"])
+def test_a_mini_batch_that_lost_all_its_words_changes_nothing(policy_directory: Path, name: str) -> None:
+    actor = learner(policy_directory, Budget(64))
+    batch = near_batch(actor.scorer)
+    before = {key: value.clone() for key, value in actor.weights()}
+    objective = PolicyObjective(AlgorithmConfig.model_validate({"loss": {"name": name}}))
+    told = actor.update(replace(batch, loss_mask=batch.loss_mask & False), objective, "token-mean", 1e-3)
+    assert (told["grad_norm"], told["skipped"]) == (0.0, 0.0)
+    assert all(torch.equal(before[key], value) for key, value in actor.weights())

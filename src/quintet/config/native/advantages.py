@@ -166,7 +166,7 @@ class TokenBaselineConfig(Section):
 
 
 class GrpoDynamicConfig(Section):
-    """`grpo` whose trajectories may have several turns, each weighted as its level says (RLinf)."""
+    """`grpo` of whole games or of their turns (RLinf)."""
 
     name: Literal["grpo_dynamic"]
     """Which estimator of advantages."""

@@ -57,12 +57,12 @@ class ShapingConfig(Section):
     """Taken off the reward of a game for each token over budget, as a share of the budget."""
     length_budget: PositiveInt | None = None
     """Tokens of the policy's own that a game may have for free; null takes half of what its replies may hold."""
-    clip: PositiveFloat | None = None
-    """Rewards of games are held within ± this; null for no bound."""
     center: Literal["none", "group", "batch"] = "none"
     """Over which games their mean is taken off."""
     divide: Literal["none", "group", "batch"] = "none"
     """Over which games rewards are divided by their deviation, after that."""
+    clip: PositiveFloat | None = None
+    """Rewards of games are held within ± this; null for no bound."""
 
 
 class FilterConfig(Section):

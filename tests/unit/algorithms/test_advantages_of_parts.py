@@ -1,0 +1,151 @@
+"""If these fail, a batch from which games were dropped is compared with games that are gone, or breaks the run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from quintet.algorithms.advantages import ADVANTAGES, critic_mask, group_statistics, own_tokens, played
+from quintet.config.native.advantages import AdvantageConfig
+from quintet.records import Batch
+from quintet.training.packing import select_trajectories
+
+MakeBatch = Callable[..., Batch]
+
+CONFIG: TypeAdapter[Any] = TypeAdapter(AdvantageConfig)
+NAMES = sorted(entry.name for entry in ADVANTAGES if entry.name != "outside")
+MASKS = [[0, 1, 1], [0, 0, 1], [1, 1, 0, 1], [1], [0, 1, 1], [1, 1]]
+REWARDS = [[0, 0, 1.0], [0, 0, 3.0], [0, 0.5, 0, 2.0], [4.0], [0, 1.0, -1.0], [0, 0.25]]
+GROUPS = [0, 0, 1, 1, 1, 2]
+
+
+def make(make_batch: MakeBatch, rows: list[int], dtype: torch.dtype = torch.float64) -> Batch:
+    """The given rows of the above, as a batch of their own."""
+    pick = lambda values: [values[row] for row in rows]  # noqa: E731
+    masks = pick(MASKS)
+    ends = [[int(own and not any(mask[place + 1 :][:1])) for place, own in enumerate(mask)] for mask in masks]
+    values = [[0.1 * (row + 1) * (place + 1) for place in range(len(MASKS[row]))] for row in rows]
+    batch = make_batch(masks, pick(REWARDS), ends=ends, values=values, group=pick(GROUPS), dtype=dtype)
+    sizes = torch.tensor([[row, place] for row in rows for place in range(len(MASKS[row]))]).reshape(-1, 2)
+    return dataclasses.replace(
+        batch,
+        logprobs=-0.2 - 0.1 * sizes.sum(1).to(dtype),
+        squared_mass=0.3 + 0.05 * sizes[:, 1].to(dtype),
+        saw=sizes[:, 1] % 2 + 10 * torch.tensor([GROUPS[int(row)] for row in sizes[:, 0]]),
+        turn=torch.cat([torch.tensor(mask).eq(0).cumsum(0) for mask in masks]),
+        baseline=torch.tensor(pick([0.5, 0.1, 0.2, 0.3, 0.4, 0.6])).to(dtype),
+        parts={"right": torch.tensor(pick([1.0, 0.0, 1.0, 0.5, 0.0, 2.0])).to(dtype)},
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_games_that_are_gone_take_no_part(make_batch: MakeBatch, name: str) -> None:
+    """What remains of a batch, whose trajectories keep their numbers, is estimated like a batch of its own."""
+    rows = [0, 1, 3, 4]
+    whole = make(make_batch, list(range(len(MASKS))))
+    keep = torch.zeros(len(MASKS), dtype=torch.bool)
+    keep[rows] = True
+    rest = select_trajectories(whole, keep)
+    assert len(rest.group) == len(MASKS)
+    assert played(rest).tolist() == keep.tolist()
+    estimate, config = ADVANTAGES.get(name).load(), CONFIG.validate_python({"name": name})
+    expected = estimate(make(make_batch, rows), config)
+    for found, told in zip(estimate(rest, config), expected, strict=True):
+        torch.testing.assert_close(found, told)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", NAMES)
+def test_as_exact_as_the_rewards_and_0_on_the_worlds_words(
+    make_batch: MakeBatch, name: str, dtype: torch.dtype
+) -> None:
+    batch = make(make_batch, list(range(len(MASKS))), dtype)
+    advantages, returns = ADVANTAGES.get(name).load()(batch, CONFIG.validate_python({"name": name}))
+    assert advantages.dtype == returns.dtype == dtype
+    assert advantages.shape == returns.shape == batch.tokens.shape
+    assert not advantages[~batch.loss_mask].any()
+    assert not returns[~batch.loss_mask].any()
+    assert torch.isfinite(advantages).all()
+    assert advantages.any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_of_nothing_gives_nothing(make_batch: MakeBatch, name: str) -> None:
+    whole = make(make_batch, [0, 1, 2])
+    nothing = select_trajectories(whole, torch.zeros(3, dtype=torch.bool))
+    advantages, returns = ADVANTAGES.get(name).load()(nothing, CONFIG.validate_python({"name": name}))
+    assert advantages.shape == returns.shape == (0,)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("turn_wise_gae",)])
+def test_any_of_them_can_be_whitened(make_batch: MakeBatch, name: str) -> None:
+    batch = make(make_batch, list(range(len(MASKS))))
+    advantages, _ = ADVANTAGES.get(name).load()(batch, CONFIG.validate_python({"name": name, "whiten": True}))
+    own = advantages[batch.loss_mask]
+    assert abs(float(own.mean())) < 1e-9
+    assert float(own.std()) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_every_estimator_of_the_schema_is_registered() -> None:
+    """`none` waits for policies that are learnt without one."""
+    schema = CONFIG.json_schema()
+    assert {entry.name for entry in ADVANTAGES} | {"none"} == set(schema["discriminator"]["mapping"])
+
+
+def test_what_is_not_counted_enters_no_mean() -> None:
+    scores = torch.tensor([3.0, 1.0, 2.0, 9.0])
+    group = torch.tensor([5, 6, 6, 6])
+    mean, deviation = group_statistics(scores, group, torch.tensor([True, True, True, False]))
+    assert mean.tolist() == [0.0, 1.5, 1.5, 1.5]
+    assert deviation.tolist() == pytest.approx([1.0, 0.5**0.5, 0.5**0.5, 0.5**0.5])
+
+
+def test_own_tokens_are_counted_over_all_sequences_of_a_game(make_batch: MakeBatch) -> None:
+    batch = make_batch([[1, 0, 1], [0, 1]], [[0, 0, 0], [0, 0]], trajectory=[0, 0])
+    assert own_tokens(batch).tolist() == [3]
+
+
+def test_the_critic_learns_where_returns_are_known(make_batch: MakeBatch) -> None:
+    batch = make_batch([[1, 1, 0, 1, 1]], [[0, 1.0, 0, 0, 2.0]], ends=[[0, 1, 0, 0, 1]], values=[[0.0] * 5])
+    turn_wise = CONFIG.validate_python({"name": "turn_wise_gae"})
+    assert critic_mask(batch, turn_wise).tolist() == [False, True, False, False, True]
+    assert critic_mask(batch, CONFIG.validate_python({"name": "gae"})).tolist() == batch.loss_mask.tolist()
+    _, returns = ADVANTAGES.get("turn_wise_gae").load()(batch, turn_wise)
+    assert not returns[~critic_mask(batch, turn_wise)].any()
+
+
+OUTSIDE = """
+import torch
+
+def centred(batch, options):
+    values = batch.rewards - options["mean"]
+    return values, values * 2
+
+def broken(batch, options):
+    return batch.rewards
+"""
+
+
+def test_a_users_own_estimator(make_batch: MakeBatch, tmp_path: Path) -> None:
+    from quintet.errors import ConfigError
+
+    (tmp_path / "mine.py").write_text(OUTSIDE)
+    batch = make_batch([[0, 1], [0, 1]], [[0, 1.0], [0, 3.0]])
+    given = {"name": "outside", "function": f"{tmp_path}/mine.py:centred", "options": {"mean": 1.0}}
+    estimate = ADVANTAGES.get("outside").load()
+    advantages, returns = estimate(batch, CONFIG.validate_python(given))
+    assert advantages.tolist() == [0.0, 0.0, 0.0, 2.0]
+    assert returns.tolist() == [0.0, 0.0, 0.0, 4.0]
+    whitened, _ = estimate(batch, CONFIG.validate_python({**given, "whiten": True}))
+    assert whitened.tolist() == pytest.approx([0.0, -(0.5**0.5), 0.0, 0.5**0.5])
+    given["function"] = f"{tmp_path}/mine.py:broken"
+    with pytest.raises(ConfigError, match=r"broken.*must give") as caught:
+        estimate(batch, CONFIG.validate_python(given))
+    assert caught.value.key == "algorithm.advantage.function"
+    assert "batch.rewards" in str(caught.value.hint)

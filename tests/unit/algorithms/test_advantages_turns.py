@@ -1,0 +1,138 @@
+"""If these fail, a turn is credited with what another did. All numbers are worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from quintet.algorithms.advantages import bi_level_gae, gae, gigpo, grpo_dynamic, turn_ends, turn_wise_gae
+from quintet.config.native.advantages import (
+    BiLevelGaeConfig,
+    GaeConfig,
+    GigpoConfig,
+    GrpoDynamicConfig,
+    TurnWiseGaeConfig,
+)
+from quintet.records import Batch
+
+MakeBatch = Callable[..., Batch]
+
+MASK = [[1, 1, 1, 1, 1, 0, 0, 1, 1, 1]]
+ENDS = [[0, 0, 0, 0, 1, 0, 0, 0, 0, 1]]
+VALUES = [[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]]
+REWARDS = [[0, 0, 0, 0, 1.0, 0, 0, 0, 0, 1.0]]
+"""The vectors of `ragen-vagen.md`, which VAGEN's code gave."""
+
+
+def two_turns(make_batch: MakeBatch, rewards: list[list[float]] = REWARDS) -> Batch:
+    return make_batch(MASK, rewards, ends=ENDS, values=VALUES)
+
+
+def close(found: torch.Tensor, expected: list[float]) -> None:
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=2e-6, rtol=0)
+
+
+def test_every_token_of_a_turn_has_the_turns_advantage(make_batch: MakeBatch) -> None:
+    config = TurnWiseGaeConfig(name="turn_wise_gae", gamma=0.95, lam=0.95, whiten=False)
+    advantages, returns = turn_wise_gae(two_turns(make_batch), config)
+    close(advantages, [1.45] * 5 + [0] * 5)
+    close(returns, [0, 0, 0, 0, 1.95, 0, 0, 0, 0, 1.0])
+
+
+def test_turn_wise_advantages_are_whitened_over_turns(make_batch: MakeBatch) -> None:
+    """Of 1.45 and 0: mean 0.725, variance 0.725² × 2; five tokens against three don't count more."""
+    config = TurnWiseGaeConfig(name="turn_wise_gae", gamma=0.95, lam=0.95)
+    advantages, returns = turn_wise_gae(two_turns(make_batch), config)
+    half = 0.5**0.5
+    close(advantages, [half] * 5 + [0, 0] + [-half] * 3)
+    close(returns, [0, 0, 0, 0, 1.95, 0, 0, 0, 0, 1.0])
+
+
+@pytest.mark.parametrize(("ends", "first"), [("turns", 0.85), ("rewards", 0.9)])
+def test_the_peers_lose_a_turn_that_earned_nothing(make_batch: MakeBatch, ends: Any, first: float) -> None:
+    batch = two_turns(make_batch, [[0, 0, 0, 0, 0.0, 0, 0, 0, 0, 1.0]])
+    config = BiLevelGaeConfig(gamma=1.0, lam=1.0, turn_gamma=0.95, turn_lam=1.0, turn_ends=ends, whiten=False)
+    advantages, _ = bi_level_gae(batch, config)
+    close(advantages, [first - 0.1 * place for place in range(5)] + [0, 0, 0.2, 0.1, 0])
+
+
+def test_where_every_turn_is_rewarded_the_peers_are_right(make_batch: MakeBatch) -> None:
+    batch = two_turns(make_batch)
+    found = [bi_level_gae(batch, BiLevelGaeConfig(turn_ends=ends)) for ends in ("turns", "rewards")]
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_penalty_on_each_token_makes_a_turn_of_it_for_the_peers(make_batch: MakeBatch) -> None:
+    """Then `turn_gamma` is a discount a token; with `turn_ends: turns` it isn't."""
+    batch = make_batch([[1, 1, 1]], [[-0.1, -0.1, 1.0]], ends=[[0, 0, 1]], values=[[0.0, 0.0, 0.0]])
+    options = {"gamma": 1.0, "lam": 1.0, "turn_gamma": 0.5, "turn_lam": 1.0, "whiten": False}
+    close(bi_level_gae(batch, BiLevelGaeConfig(turn_ends="rewards", **options))[0], [0.1, 0.4, 1.0])
+    close(bi_level_gae(batch, BiLevelGaeConfig(turn_ends="turns", **options))[0], [0.8, 0.9, 1.0])
+
+
+def test_the_last_own_token_ends_a_turn_whatever_was_marked(make_batch: MakeBatch) -> None:
+    """A game that was cut in mid-reply. RAGEN's code reads beyond the end where the last token isn't rewarded."""
+    batch = make_batch([[1, 1, 0, 1, 0]], [[0, 1.0, 0, 0, 0]], ends=[[0, 1, 0, 0, 0]], values=[[0.5] * 5])
+    assert turn_ends(batch).tolist() == [False, True, False, True, False]
+    config = BiLevelGaeConfig(gamma=1.0, lam=1.0, turn_gamma=1.0, turn_lam=1.0, turn_ends="rewards", whiten=False)
+    close(bi_level_gae(batch, config)[0], [0.5, 0.5, 0, -0.5, 0])
+
+
+def test_one_turn_alone_is_plain_gae(make_batch: MakeBatch) -> None:
+    batch = make_batch([[1, 1, 1]], [[0.2, 0, 1.0]], ends=[[0, 0, 1]], values=[[0.3, 0.1, 0.4]])
+    flat = gae(batch, GaeConfig(gamma=0.9, lam=0.8, whiten=False))
+    torch.testing.assert_close(bi_level_gae(batch, BiLevelGaeConfig(gamma=0.9, lam=0.8, whiten=False)), flat)
+
+
+def games(make_batch: MakeBatch) -> Batch:
+    """Two games of two turns from one start, and one of one turn from another. `saw`: all begin alike in a group;
+    then the first two meet the same, too."""
+    batch = make_batch(
+        [[0, 1, 1, 0, 1], [0, 1, 0, 1], [0, 1]], [[0, 0, 1.0, 0, 2.0], [0, 0.0, 0, 4.0], [0, 3.0]], group=[0, 0, 1]
+    )
+    return dataclasses.replace(
+        batch,
+        turn=torch.tensor([0, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0]),
+        saw=torch.tensor([0, 0, 0, 1, 1, 0, 0, 1, 1, 2, 2]),
+    )
+
+
+def test_turns_are_compared_with_those_that_answered_the_same(make_batch: MakeBatch) -> None:
+    """Returns of turns with γ 1/2: 2, 2 and 2, 4. Games 3 and 4 about 3.5; the lone game keeps its 3."""
+    config = GigpoConfig(name="gigpo", turn_gamma=0.5, normalize_by_std=False)
+    close(gigpo(games(make_batch), config)[0], [0, -0.5, -0.5, 0, -0.5 - 1, 0, 0.5, 0, 0.5 + 1, 0, 3.0])
+    weighted = GigpoConfig(name="gigpo", turn_gamma=0.5, normalize_by_std=False, game_weight=0.0, turn_weight=2.0)
+    close(gigpo(games(make_batch), weighted)[0], [0, 0, 0, 0, -2, 0, 0, 0, 2, 0, 0])
+    normalised = GigpoConfig(name="gigpo", turn_gamma=0.5, game_weight=0.0)
+    close(gigpo(games(make_batch), normalised)[0], [0, 0, 0, 0, -(0.5**0.5), 0, 0, 0, 0.5**0.5, 0, 0])
+    with pytest.raises(ValueError, match="answered"):
+        gigpo(dataclasses.replace(games(make_batch), saw=None), config)
+
+
+def test_a_turn_that_nobody_else_had_is_not_credited(make_batch: MakeBatch) -> None:
+    batch = dataclasses.replace(games(make_batch), saw=torch.tensor([0, 0, 0, 1, 1, 0, 0, 3, 3, 2, 2]))
+    config = GigpoConfig(name="gigpo", turn_gamma=1.0, normalize_by_std=False, game_weight=0.0)
+    close(gigpo(batch, config)[0], [0, -0.5, -0.5, 0, 0, 0, 0.5, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("trajectory", [0, -0.5, -0.5, 0, -0.5, 0, 0.5, 0, 0.5, 0, 3.0]),
+        ("turn", [0, -0.75, -0.75, 0, 0.25, 0, -1.75, 0, 2.25, 0, 3.0]),
+    ],
+)
+def test_grpo_of_games_or_of_turns(make_batch: MakeBatch, level: Any, expected: list[float]) -> None:
+    """Games 3 and 4 about 3.5; turns 1, 2, 0 and 4 about 1.75."""
+    config = GrpoDynamicConfig(name="grpo_dynamic", level=level, normalize_by_std=False)
+    close(grpo_dynamic(games(make_batch), config)[0], expected)
+
+
+def test_turns_are_divided_by_the_deviation_of_turns(make_batch: MakeBatch) -> None:
+    advantages, _ = grpo_dynamic(games(make_batch), GrpoDynamicConfig(name="grpo_dynamic", level="turn"))
+    deviation = ((0.75**2 + 0.25**2 + 1.75**2 + 2.25**2) / 3) ** 0.5
+    close(advantages[[1, 4, 6, 8]], [x / (deviation + 1e-6) for x in (-0.75, 0.25, -1.75, 2.25)])

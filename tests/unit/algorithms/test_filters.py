@@ -1,0 +1,116 @@
+"""If these fail, the wrong games are learnt from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quintet.algorithms.filters import has_signal, keep_trajectories
+from quintet.config.native.algorithm import FilterConfig
+
+GROUP = torch.tensor([4, 4, 7, 7, 9, 9, 2])
+REWARDS = torch.tensor([0.0, 0.0, 0.0, 1.0, 3.0, 5.0, 2.0], dtype=torch.float64)
+"""Deviations 0, 0.71 and 1.41, and one game alone."""
+
+
+def kept(**options: Any) -> list[int]:
+    """Numbers of the groups that stay."""
+    signal = options.pop("signal_threshold", None)
+    counted = options.pop("counted", None)
+    keep = keep_trajectories(REWARDS, GROUP, FilterConfig(**options), signal_threshold=signal, counted=counted)
+    names = set(GROUP[keep].tolist())
+    assert keep.tolist() == [bool(counted is None or counted[i]) and int(g) in names for i, g in enumerate(GROUP)]
+    return sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "expected"),
+    [(0.0, [0, 0, 1, 1, 1, 1, 1]), (0.8, [0, 0, 0, 0, 1, 1, 1]), (2.0, [0, 0, 0, 0, 0, 0, 1])],
+)
+def test_groups_whose_rewards_differ_have_a_signal(threshold: float, expected: list[int]) -> None:
+    assert has_signal(REWARDS, GROUP, threshold).int().tolist() == expected
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 123.456])
+def test_rounding_is_no_signal(value: float) -> None:
+    assert not has_signal(torch.full((7,), value), torch.zeros(7)).any()
+
+
+def test_who_is_not_counted_brings_no_signal() -> None:
+    counted = torch.tensor([True] * 5 + [False] + [True])
+    assert has_signal(REWARDS, GROUP, 0.0, counted).int().tolist() == [0, 0, 1, 1, 1, 0, 1]
+
+
+def test_everything_stays_by_default() -> None:
+    assert kept() == [2, 4, 7, 9]
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        (0.01, [9]),
+        (0.25, [9]),
+        (0.26, [7, 9]),
+        (0.5, [7, 9]),
+        (0.51, [2, 7, 9]),
+        (0.75, [2, 7, 9]),
+        (0.9, [2, 4, 7, 9]),
+    ],
+)
+def test_the_share_that_deviates_most_stays(share: float, expected: list[int]) -> None:
+    """Four groups; a started group counts whole, and of the two without deviation the first by number stays."""
+    assert kept(keep_share=share) == expected
+
+
+def test_a_share_that_comes_out_even_is_not_rounded_up() -> None:
+    """0.3 × 10 is a little more than 3 to a computer."""
+    rewards = torch.arange(20, dtype=torch.float64) * (torch.arange(20) % 2)
+    keep = keep_trajectories(rewards, torch.arange(20) // 2, FilterConfig(keep_share=0.3))
+    assert keep.tolist() == [False] * 14 + [True] * 6
+    assert 0.1 * 3 * 10 > 3.0
+    assert int(keep_trajectories(rewards, torch.arange(20) // 2, FilterConfig(keep_share=0.1 * 3)).sum()) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"min_mean": 0.5}, [2, 7, 9]),
+        ({"max_mean": 2.0}, [2, 4, 7]),
+        ({"min_mean": 0.1, "max_mean": 0.9}, [7]),
+        ({"min_mean": 10.0}, []),
+        ({"min_mean": 0.1, "keep_share": 0.5}, [7, 9]),
+        ({"max_mean": 2.0, "keep_share": 0.3}, [7]),
+        ({"signal_threshold": 0.0}, [2, 7, 9]),
+        ({"signal_threshold": 1.0, "keep_share": 0.5}, [9]),
+    ],
+)
+def test_bounds_on_the_mean_come_first(options: dict[str, Any], expected: list[int]) -> None:
+    """Means 2, 0, 0.5 and 4, bounds included."""
+    assert kept(**options) == expected
+
+
+def test_what_is_not_counted_is_not_kept() -> None:
+    """Without its second game group 9 has no deviation left."""
+    counted = torch.tensor([True] * 5 + [False] + [True])
+    assert kept(counted=counted) == [2, 4, 7, 9]
+    assert kept(counted=counted, keep_share=0.25) == [7]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(-3, 3)), min_size=1, max_size=20),
+    st.floats(0.01, 1.0),
+)
+def test_groups_stay_or_go_whole_and_one_always_stays(games: list[tuple[int, int]], share: float) -> None:
+    group = torch.tensor([number for number, _ in games])
+    rewards = torch.tensor([float(reward) for _, reward in games])
+    keep = keep_trajectories(rewards, group, FilterConfig(keep_share=share))
+    names = torch.unique(group[keep])
+    assert keep.any()
+    assert torch.equal(keep, torch.isin(group, names))
+    total = len(torch.unique(group))
+    assert share * total - 1e-6 <= len(names) < share * total + 1

@@ -1,0 +1,107 @@
+"""If these fail, loss, entropy, divergence and the gap's weights are put together wrongly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from quintet.algorithms.aggregation import Aggregation
+from quintet.algorithms.objective import PolicyObjective, batch_targets
+from quintet.config.native import AlgorithmConfig
+from quintet.records import Batch
+
+MakeBatch = Callable[..., Batch]
+
+
+@pytest.fixture
+def batch(make_batch: MakeBatch) -> Batch:
+    """Two games of one and three own tokens, the world's words between them."""
+    made = make_batch([[0, 1], [1, 0, 1, 1]], [[0.0] * 2, [0.0] * 4])
+    advantages = torch.tensor([0, 2, 1, 0, 1, -1], dtype=torch.float64)
+    return replace(made, logprobs=torch.full((6,), math.log(0.2), dtype=torch.float64), advantages=advantages)
+
+
+NOW = torch.tensor([0.2, 0.2, 0.2, 0.4], dtype=torch.float64).log()
+ENTROPY = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+
+
+def told(batch: Batch, mode: str = "token-mean", **config: object) -> tuple[float, dict[str, float]]:
+    objective = PolicyObjective(AlgorithmConfig.model_validate(config))
+    targets = objective.targets(batch, Aggregation(mode, scale=10.0), logprobs=lambda _: torch.zeros(6))
+    loss, metrics = objective(NOW, ENTROPY, targets)
+    return float(loss), {name: float(value) for name, value in metrics.items()}
+
+
+def test_loss_and_metrics_by_hand(batch: Batch) -> None:
+    loss, metrics = told(batch, entropy_coefficient=0.1)
+    assert metrics["actor/pg_loss"] == pytest.approx((-2 - 1 - 1 + 2) / 4)
+    assert metrics["actor/entropy"] == pytest.approx(2.5)
+    assert loss == pytest.approx(-0.5 - 0.25)
+    assert metrics["actor/ratio"] == pytest.approx((1 + 1 + 1 + 2) / 4)
+    assert metrics["actor/ppo_kl"] == pytest.approx(-math.log(2.0) / 4)
+
+
+@pytest.mark.parametrize("mode", ["seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+def test_shares_stay_means_over_tokens_whatever_the_aggregation(batch: Batch, mode: str) -> None:
+    loss, metrics = told(batch, mode, loss={"name": "ppo", "clip_dual": 1.5})
+    assert metrics["actor/ratio"] == pytest.approx(1.25)
+    assert metrics["actor/pg_clipfrac_lower"] == pytest.approx(1 / 4)
+    sums = {"seq-mean-token-sum": 1 / 2, "seq-mean-token-mean": 1 / 6, "seq-mean-token-sum-norm": 1 / 20}[mode]
+    first = {"seq-mean-token-mean": 1 / 2}.get(mode, sums)
+    assert loss == pytest.approx(-2 * first + (-1 - 1 + 1.5) * sums)
+
+
+def test_weights_of_the_gap_multiply_the_loss_alone(batch: Batch) -> None:
+    weighed = replace(batch, correction=torch.tensor([9, 0.5, 2, 9, 1, 0], dtype=torch.float64))
+    _, metrics = told(weighed)
+    assert metrics["actor/pg_loss"] == pytest.approx((-1 - 2 - 1) / 4)
+    assert metrics["actor/entropy"] == pytest.approx(2.5)
+
+
+def test_gmpo_counts_every_reply_alike_and_leaves_entropy_to_the_aggregation(batch: Batch) -> None:
+    _, metrics = told(batch, loss={"name": "gmpo", "clip_high": 9.0, "clip_low": 9.0})
+    geometric = 2.0 ** (1 / 3)
+    assert metrics["actor/pg_loss"] == pytest.approx((-2 - geometric / 3) / 2)
+    assert metrics["actor/entropy"] == pytest.approx(2.5)
+
+
+def test_what_decoupled_ppo_leaves_out_doesnt_count_in_the_mean(batch: Batch) -> None:
+    engine = batch.logprobs.clone()
+    engine[5] -= 1.0  # a weight of e
+    loss = {"name": "decoupled_ppo", "max_weight": 2.0}
+    _, metrics = told(replace(batch, rollout_logprobs=engine), loss=loss)
+    assert metrics["actor/pg_loss"] == pytest.approx((-2 - 1 - 1) / 3)
+    assert metrics["actor/entropy"] == pytest.approx(2.5)
+
+
+def test_the_divergence_is_a_term_of_the_loss(batch: Batch) -> None:
+    reference = torch.full((6,), math.log(0.1), dtype=torch.float64)
+    kl = {"estimator": "k1", "coefficient": 0.5}
+    loss, metrics = told(replace(batch, ref_logprobs=reference), kl=kl)
+    expected = (3 * math.log(2.0) + math.log(4.0)) / 4
+    assert metrics["actor/kl_loss"] == pytest.approx(expected)
+    assert loss == pytest.approx(-0.5 + 0.5 * expected)
+    _, swapped = told(replace(batch, ref_logprobs=reference), kl={**kl, "swapped": True})
+    assert swapped["actor/kl_loss"] == pytest.approx(-expected)
+    _, rewarded = told(replace(batch, ref_logprobs=reference), kl={**kl, "place": "reward"})
+    assert "actor/kl_loss" not in rewarded
+
+
+def test_stopping_needs_a_bound() -> None:
+    assert not PolicyObjective(AlgorithmConfig()).stops({"actor/ratio": 1e9})
+    stops = PolicyObjective(AlgorithmConfig(stop_ratio=2.0)).stops
+    assert [stops({"actor/ratio": ratio}) for ratio in (1.9, 2.0, 2.1)] == [False, False, True]
+
+
+def test_targets_are_those_of_own_tokens_in_their_order(batch: Batch) -> None:
+    targets = batch_targets(batch, Aggregation())
+    assert targets.advantages.tolist() == [2, 1, 1, -1]
+    assert targets.sequence is not None
+    assert targets.sequence.tolist() == [0, 1, 1, 1]
+    some = targets.at(torch.tensor([3, 0]))
+    assert some.advantages.tolist() == [-1, 2]
+    assert some.ref_logprobs is None

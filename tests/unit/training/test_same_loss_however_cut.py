@@ -1,0 +1,114 @@
+"""If these fail, what a policy learns depends on micro-batch size, packing or the number of processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import loss_grid
+import pytest
+import torch
+from loss_grid import AGGREGATIONS, LOSSES, TOLD, grid, learner, near_batch, objective, three_steps
+
+from quintet.algorithms.aggregation import Aggregation
+from quintet.algorithms.losses import LOSSES as REGISTRY
+from quintet.training.packing import Budget
+
+Told = dict[str, list[float]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two threads wait for each other longer than passes as small as these take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def whole(policy_directory: Path) -> Told:
+    """The mini-batch in a single pass."""
+    return grid(learner(policy_directory, Budget()))
+
+
+def same(ours: Told, theirs: Told) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, values in theirs.items():
+        assert ours[name] == pytest.approx(values, rel=1e-5, abs=1e-6), (name, TOLD)
+
+
+def test_the_grid_has_every_loss() -> None:
+    assert sorted(LOSSES) == sorted(entry.name for entry in REGISTRY)
+
+
+def test_the_grid_tells_losses_and_aggregations_apart(whole: Told) -> None:
+    """Else equal numbers would prove nothing."""
+    first = {name: tuple(round(value, 7) for value in values) for name, values in whole.items()}
+    own = {name for name in LOSSES if REGISTRY.get(name).load() and name not in ("gmpo", "sapo")}
+    for name in own:
+        assert len({first[f"{name} {mode}"] for mode in AGGREGATIONS}) == len(AGGREGATIONS), name
+    for mode in AGGREGATIONS:
+        assert len({first[f"{name} {mode}"] for name in LOSSES}) == len(LOSSES) - 1  # gpg and reinforce are one
+
+
+@pytest.mark.parametrize(
+    "budget", [Budget(60), Budget(sequences=2), Budget(sequences=1)], ids=["tokens", "sequences", "unpacked"]
+)
+def test_micro_batches_change_nothing(policy_directory: Path, whole: Told, budget: Budget) -> None:
+    same(grid(learner(policy_directory, budget)), whole)
+
+
+@pytest.mark.parametrize("name", ["ppo", "gspo", "decoupled_ppo"])
+def test_padding_changes_nothing(policy_directory: Path, whole: Told, name: str) -> None:
+    """Against a plain forward pass of transformers over padded rows."""
+    from transformers import AutoModelForCausalLM
+
+    actor = learner(policy_directory, Budget())
+    batch = near_batch(actor.scorer)
+    model = AutoModelForCausalLM.from_pretrained(policy_directory, dtype=torch.float32).eval()
+    other = loss_grid.other_policy(model)
+    rows = torch.nn.utils.rnn.pad_sequence(batch.tokens.split(batch.lengths.tolist()), batch_first=True)
+    seen = torch.arange(rows.shape[1]) < batch.lengths[:, None]
+    own = torch.nn.utils.rnn.pad_sequence(batch.loss_mask.split(batch.lengths.tolist()), batch_first=True)[:, 1:]
+    now = model(rows, attention_mask=seen.long()).logits[:, :-1].log_softmax(-1)
+    with torch.no_grad():
+        theirs = other(rows, attention_mask=seen.long()).logits[:, :-1].log_softmax(-1)
+    logprobs = now.gather(-1, rows[:, 1:, None]).squeeze(-1)[own]
+    entropy = -(now.exp() * now).sum(-1)[own]
+    wanted = objective(name)
+    targets = wanted.targets(batch, Aggregation("seq-mean-token-mean"), logprobs=actor.scorer.logprobs)
+    targets = replace(targets, divergence=(now.exp() * (now - theirs)).sum(-1)[own])
+    loss, metrics = wanted(logprobs, entropy, targets)
+    torch.autograd.backward(loss)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+    told = {**metrics, "grad_norm": norm}
+    expected = dict(zip(TOLD, whole[f"{name} seq-mean-token-mean"], strict=True))
+    for key in TOLD[:-1]:
+        assert told[key].item() == pytest.approx(expected[key], rel=1e-5, abs=1e-6), key
+
+
+def test_two_processes_learn_the_same_as_one(policy_directory: Path, whole: Told, tmp_path: Path) -> None:
+    alone = learner(policy_directory, Budget())
+    before = float(alone.scorer.logprobs(near_batch(alone.scorer)).sum())
+    after = three_steps(alone)
+    command = [sys.executable, str(Path(__file__).with_name("loss_grid.py")), str(policy_directory)]
+    ranks = [
+        subprocess.Popen([*command, str(rank), "2", str(tmp_path / "meeting")], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        answers = [rank.communicate(timeout=120)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    first, second = (json.loads(answer) for answer in answers)
+    assert first == second
+    same(first["grid"], whole)
+    same({"cispo token-mean": first["once"]}, {"cispo token-mean": whole["cispo token-mean"]})
+    assert abs(after - before) > 0.1
+    assert first["probability"] == pytest.approx(after, rel=1e-5)
