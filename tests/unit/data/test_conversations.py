@@ -1,0 +1,277 @@
+"""If these fail, fine-tuning learns the user's words, or forgets part of the assistant's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quintet.config.native import DataConfig
+from quintet.data.conversations import (
+    Conversation,
+    ConversationFormat,
+    Conversations,
+    Passage,
+    conversation_of,
+    cut,
+)
+from quintet.errors import ConfigError
+from quintet.policies import tiny
+
+LLAMA = (
+    "{{ '<|begin|>' }}{% for m in messages %}<|head|>{{ m['role'] }}<|/head|>\n\n{{ m['content'] | trim }}<|eot|>"
+    "{% endfor %}{% if add_generation_prompt %}<|head|>assistant<|/head|>\n\n{% endif %}"
+)
+"""Llama 3's form: trimmed words, an end of turn that isn't the end of text, nothing behind it."""
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' and not loop.last %}"
+    "{{ m['content'].split('</think>')[-1].lstrip('\n') }}{% else %}{{ m['content'] }}{% endif %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Qwen3's form: thoughts of earlier replies are left out."""
+BEGUN = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}<|A|>{{ m['content'].split('</think>')[-1] }}<|im_end|>"
+    "{% else %}<|U|>{{ m['content'] }}{% endif %}{% endfor %}{% if add_generation_prompt %}<|A|><think>\n{% endif %}"
+)
+"""DeepSeek-R1's form: the policy is asked to go on thinking, and finished replies show no thoughts."""
+UNMARKED = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{{ 'assistant:' if add_generation_prompt }}"
+)
+REFUSING = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system here') }}{% endif %}x"
+TWO_TURNS = (
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "Up or down?"},
+    {"role": "assistant", "content": "Up"},
+    {"role": "user", "content": "And now?"},
+    {"role": "assistant", "content": "Down, then up"},
+)
+
+
+def tokenizer(template: str | None = None) -> Any:
+    made = tiny.make_tokenizer(420, ["system\nuser\nassistant\n Up Down or now"])
+    if template is not None:
+        signs = ["<|begin|>", "<|head|>", "<|/head|>", "<|eot|>", "<|A|>", "<|U|>"]
+        made.add_special_tokens({"additional_special_tokens": signs}, replace_extra_special_tokens=False)
+        made.chat_template = template
+    return made
+
+
+def parts(made: Any, passage: Passage) -> list[tuple[str, bool]]:
+    """What is learnt and what isn't, as text, in order."""
+    found: list[tuple[list[int], bool]] = []
+    for token, own in zip(passage.tokens, passage.own, strict=True):
+        if not found or found[-1][1] != own:
+            found.append(([], own))
+        found[-1][0].append(token)
+    return [(made.decode(tokens, skip_special_tokens=False), own) for tokens, own in found]
+
+
+def learnt(template: str | None, messages: Sequence[dict[str, Any]], first: int = 0) -> list[list[tuple[str, bool]]]:
+    made = tokenizer(template)
+    return [parts(made, p) for p in ConversationFormat(made).passages(Conversation(tuple(messages), first))]
+
+
+def test_chatml_replies_and_their_end_tokens_are_learnt() -> None:
+    assert learnt(None, TWO_TURNS) == [
+        [
+            (
+                "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nUp or down?<|im_end|>\n"
+                "<|im_start|>assistant\n",
+                False,
+            ),
+            ("Up<|im_end|>", True),
+            ("\n<|im_start|>user\nAnd now?<|im_end|>\n<|im_start|>assistant\n", False),
+            ("Down, then up<|im_end|>", True),
+        ]
+    ]
+
+
+def test_llamas_replies_end_with_the_end_of_their_turn() -> None:
+    spaced = [{**message, "content": f" {message['content']}\n"} for message in TWO_TURNS[1:]]
+    assert learnt(LLAMA, spaced) == [
+        [
+            ("<|begin|><|head|>user<|/head|>\n\nUp or down?<|eot|><|head|>assistant<|/head|>\n\n", False),
+            ("Up<|eot|>", True),
+            ("<|head|>user<|/head|>\n\nAnd now?<|eot|><|head|>assistant<|/head|>\n\n", False),
+            ("Down, then up<|eot|>", True),
+        ]
+    ]
+
+
+def test_of_a_prompt_and_its_answer_only_the_answer_is_learnt() -> None:
+    ((*_, (before, asked), (answer, own)),) = learnt(None, TWO_TURNS, first=4)
+    assert "Up<|im_end|>" in before
+    assert not asked
+    assert (answer, own) == ("Down, then up<|im_end|>", True)
+
+
+def test_where_earlier_thoughts_are_dropped_each_reply_has_a_sequence() -> None:
+    talk = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "<think>a</think>\nb"},
+        {"role": "user", "content": "two"},
+        {"role": "assistant", "content": "<think>c</think>\nd"},
+    ]
+    asked = "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n"
+    assert learnt(THINKING, talk) == [
+        [(asked, False), ("<think>a</think>\nb<|im_end|>", True)],
+        [
+            (f"{asked}b<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n", False),
+            ("<think>c</think>\nd<|im_end|>", True),
+        ],
+    ]
+
+
+@pytest.mark.parametrize("said", ["<think>\na</think>b", "a</think>b"])
+def test_thoughts_that_the_template_leaves_out_of_the_reply_itself_are_learnt(said: str) -> None:
+    talk = [{"role": "user", "content": "one"}, {"role": "assistant", "content": said}]
+    assert learnt(BEGUN, talk) == [[("<|U|>one<|A|><think>\n", False), ("a</think>b<|im_end|>", True)]]
+
+
+def test_a_template_without_end_tokens_gets_one_behind_the_last_reply() -> None:
+    assert learnt(UNMARKED, TWO_TURNS[1:3]) == [[("user: Up or down?\nassistant:", False), (" Up<|im_end|>", True)]]
+
+
+def test_a_conversation_that_the_assistant_begins() -> None:
+    assert learnt(None, TWO_TURNS[2:3]) == [[("<|im_start|>assistant\n", False), ("Up<|im_end|>", True)]]
+
+
+def test_a_prompt_with_the_template_applied_stands_as_it_is() -> None:
+    made = tokenizer()
+    (passage,) = ConversationFormat(made).passages(Conversation(prompt="Q: or\nA:", answer=" Up"))
+    assert parts(made, passage) == [("Q: or\nA:", False), (" Up<|im_end|>", True)]
+
+
+def test_a_tokenizer_that_puts_a_space_before_every_text_encodes_in_one() -> None:
+    """As Llama 2's: by itself "Up" would become "▁Up", which isn't what follows a line break."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<unk>", "</s>", "▁[INST]", "▁a", "▁b", "▁[/INST]", "▁Up", "▁"]
+    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    made = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>", unk_token="<unk>")
+    made.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %} "
+        "{{ m['content'] }}</s>{% endif %}{% endfor %}"
+    )
+    talk = ({"role": "user", "content": "a b"}, {"role": "assistant", "content": "Up"})
+    (passage,) = ConversationFormat(made).passages(Conversation(talk))
+    tokens = made.convert_ids_to_tokens(list(passage.tokens))
+    assert [(t, o) for t, o in zip(tokens, passage.own, strict=True)] == [
+        ("▁[INST]", False),
+        ("▁a", False),
+        ("▁b", False),
+        ("▁[/INST]", False),
+        ("▁Up", True),
+        ("</s>", True),
+    ]
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=12), min_size=2, max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_whatever_is_said_what_is_learnt_are_the_replies(said: list[str]) -> None:
+    made = FIXED
+    roles = ["user", "assistant"] * 3
+    talk = tuple({"role": role, "content": text} for role, text in zip(roles, said, strict=False))
+    passages = ConversationFormat(made).passages(Conversation(talk))
+    own = [token for passage in passages for token, o in zip(passage.tokens, passage.own, strict=True) if o]
+    replies = [m["content"] for m in talk if m["role"] == "assistant"]
+    assert own == [token for reply in replies for token in [*made.encode(reply, add_special_tokens=False), END]]
+    if len(passages) == 1:
+        whole = made.apply_chat_template(list(talk), tokenize=False)
+        assert whole.startswith(made.decode(passages[0].tokens, skip_special_tokens=False))
+
+
+FIXED = tokenizer()
+END = FIXED.eos_token_id
+
+
+def read(row: dict[str, Any], **keys: Any) -> Conversation:
+    return conversation_of(row, DataConfig(**keys), 3, "x.jsonl, row 3")
+
+
+def test_rows_are_read_by_the_columns_that_are_named() -> None:
+    asked = {"role": "user", "content": "2 + 3?"}
+    answered = Conversation((asked, {"role": "assistant", "content": "5"}), first=1)
+    assert read({"prompt": "2 + 3?", "answer": "5"}) == answered
+    assert read({"prompt": [asked], "response": "5", "answer": "no"}) == answered
+    assert read({"info": {"q": "2 + 3?"}, "a": "5"}, prompt_key="info.q", response_key="a") == answered
+    whole = {"messages": [asked | {"name": None}, {"role": "assistant", "content": "5", "name": None}]}
+    assert read(whole, messages_key="messages") == Conversation(answered.messages)
+    written = {"messages": '[{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]'}
+    assert read(written, messages_key="messages") == Conversation(answered.messages)
+    system = {"role": "system", "content": "Be short."}
+    assert read(whole, messages_key="messages", system_prompt="Be short.").messages[0] == system
+    assert read({"messages": [system, asked]}, messages_key="messages", system_prompt="x").messages[0] == system
+    rendered = conversation_of({"prompt": "Q:", "answer": "5"}, DataConfig(), 0, "x", rendered=True)
+    assert (rendered.prompt, rendered.answer) == ("Q:", "5")
+
+
+@pytest.mark.parametrize(
+    ("row", "keys", "words"),
+    [
+        ({"prompt": "a"}, {}, ["no answer", "data.response_key", "x.jsonl, row 3"]),
+        ({"message": []}, {"messages_key": "messages"}, ["messages", "data.messages_key=message"]),
+        ({"messages": "hello"}, {"messages_key": "messages"}, ["no chat messages"]),
+        ({"messages": [{"content": "a"}]}, {"messages_key": "messages"}, ["`role`"]),
+        ({"question": "a", "answer": "b"}, {}, ["prompt", "question"]),
+    ],
+)
+def test_rows_that_hold_something_else_are_named(row: dict[str, Any], keys: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        read(row, **keys)
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "words"),
+    [
+        (None, TWO_TURNS[:2], "no reply to learn"),
+        (REFUSING, TWO_TURNS, "no system here"),
+        ("{{ messages | length }}", TWO_TURNS, "can't be found"),
+    ],
+)
+def test_what_a_template_cant_say_is_refused(template: str | None, messages: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ConversationFormat(tokenizer(template)).passages(Conversation(messages), "row 7")
+
+
+def test_a_tokenizer_without_a_template_may_be_given_one_by_name() -> None:
+    bare = tokenizer()
+    bare.chat_template = None
+    with pytest.raises(ConfigError, match="no chat template"):
+        ConversationFormat(bare).passages(Conversation(TWO_TURNS))
+    (passage,) = ConversationFormat(bare, "chatml").passages(Conversation(TWO_TURNS))
+    assert parts(bare, passage)[-1] == ("Down, then up<|im_end|>", True)
+
+
+def test_sequences_that_are_too_long_are_refused_or_cut() -> None:
+    passage = Passage((1, 2, 3, 4, 5, 6), (False, False, True, True, False, True))
+    assert cut(passage, 6, "error", "row 1") is passage
+    with pytest.raises(ConfigError, match=r"row 1 has 6 tokens, more than sft\.max_tokens = 5"):
+        cut(passage, 5, "error", "row 1")
+    # the first token left can't be learnt: nothing stands before it
+    assert cut(passage, 4, "left", "") == Passage((3, 4, 5, 6), (False, True, False, True))
+    assert cut(passage, 4, "right", "") == Passage((1, 2, 3, 4), (False, False, True, True))
+    assert cut(passage, 3, "middle", "") == Passage((1, 5, 6), (False, False, True))
+
+
+def test_batches_hold_sequences_end_to_end() -> None:
+    one, two = Passage((1, 2, 3), (False, True, True)), Passage((4, 5), (False, True))
+    rows = Conversations([[one], [Passage((9, 9), (False, False))], [two, one]])
+    assert (len(rows), rows.given, rows.kept) == (2, 3, [0, 2])
+    batch = rows.batch([1, 0])
+    assert batch.tokens.tolist() == [4, 5, 1, 2, 3, 1, 2, 3]
+    assert batch.positions.tolist() == [0, 1, 0, 1, 2, 0, 1, 2]
+    assert batch.loss_mask.tolist() == [False, True, False, True, True, False, True, True]
+    assert batch.turn_end.tolist() == [False, True, False, False, True, False, False, True]
+    assert batch.lengths.tolist() == [2, 3, 3]
+    assert batch.trajectory.tolist() == [0, 0, 1]
+    assert batch.tokens.dtype == torch.int64

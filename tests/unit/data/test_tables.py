@@ -1,0 +1,270 @@
+"""If these fail, a data file is read wrongly, eats the memory, or a broken one ends the run without saying where."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quintet.data import scanning, tables
+from quintet.data.files import cache_directory, find_files
+from quintet.data.source import open_rows
+from quintet.errors import ConfigError, MachineError
+
+KEY = "data.train_files"
+ROWS = [{"question": "2 + 3 = ?\nSay it.", "answer": "5"}, {"question": 'say "é"', "answer": "é, \\u00e9 ☃"}]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=7)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows, indent=2, ensure_ascii=False), encoding="utf-8")
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    else:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+def read(*names: str | Path, cache: Path | None = None) -> list[dict[str, Any]]:
+    rows, _ = open_rows([str(name) for name in names], KEY, None if cache is None else str(cache))
+    return [rows[number] for number in range(len(rows))]
+
+
+@pytest.mark.parametrize("ending", tables.KINDS)
+def test_every_kind_gives_the_same_rows(tmp_path: Path, ending: str) -> None:
+    path = write(tmp_path / f"rows{ending}", ROWS * 10)
+    assert read(path) == ROWS * 10
+
+
+@pytest.mark.parametrize("ending", [".json", ".jsonl", ".csv"])
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path, ending: str) -> None:
+    path = write(tmp_path / f"rows{ending}", ROWS)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read(path) == ROWS
+
+
+def test_json_may_be_objects_one_after_another(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(ROWS[0], indent=1) + "\n\n" + json.dumps(ROWS[1]))
+    assert read(path) == ROWS
+
+
+def test_blank_lines_hold_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('\n{"a": 1}\n\n  \n{"a": 2}')
+    assert read(path) == [{"a": 1}, {"a": 2}]
+
+
+text = st.text(st.characters(codec="utf-8"), max_size=20)
+values = st.recursive(
+    st.none() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False) | text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.dictionaries(text, values, max_size=3), min_size=1, max_size=8),
+    block=st.integers(1, 40),
+    indent=st.sampled_from([None, 2]),
+    array=st.booleans(),
+)
+def test_json_is_found_wherever_a_block_ends(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], block: int, indent: int | None, array: bool
+) -> None:
+    path = tmp_path_factory.mktemp("json") / "rows.json"
+    ways = {"indent": indent, "ensure_ascii": False}
+    path.write_text(json.dumps(rows, **ways) if array else "\n".join(json.dumps(row, **ways) for row in rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scanning, "BLOCK", block)
+        assert read(path) == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line", "why"),
+    [
+        ("a.jsonl", '{"a": 1}\n{"a": 2}\n{"a": \n', 3, "Expecting value"),
+        ("a.jsonl", '{"a": 1}\n[2]\n', 2, "must be an object"),
+        ("a.jsonl", b'{"a": "\xff"}\n', 1, "utf-8"),
+        ("a.json", '[{"a": 1},\n {"a": 2}\n {"a": 3}]', 3, "comma"),
+        ("a.json", '[{"a": 1},\n {"a": 2', 2, "delimiter"),
+        ("a.json", '[{"a": 1},\n {"a": 2}\n', 3, "ends within"),
+        ("a.json", '[{"a": 1}]\n7', 2, "follows the end"),
+        ("a.json", '[{"a": 1},\n 3]', 2, "must be an object"),
+        ("a.json", b'{"a": 1}\n{"a": "\xff"}', 1, "UTF-8"),
+        ("a.csv", "a,b\n1,2\n3\n", 3, "1 cells"),
+        ("a.csv", 'a,b\n1,2\n"3,4\n', 3, "end of data"),
+        ("a.csv", "a,a\n1,2\n", 1, "same name"),
+    ],
+)
+def test_a_broken_row_is_told_with_file_and_line(
+    tmp_path: Path, name: str, content: str | bytes, line: int, why: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match=why) as caught:
+        read(path)
+    assert caught.value.key == KEY
+    assert f"{KEY}: {path}, line {line}: " in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_broken_row_of_a_large_file_is_told_when_it_is_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "SMALL", 0)
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n{"a":\n{"a": 3}\n')
+    rows, _ = open_rows([str(path)], KEY)
+    assert rows[2] == {"a": 3}
+    with pytest.raises(ConfigError, match="line 2"):
+        rows[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.jsonl", b"\n", "holds no rows"),
+        ("a.json", b"[]", "holds no rows"),
+        ("a.json", b"", "holds no rows"),
+        ("a.csv", b"a,b\n", "holds no rows"),
+        ("a.parquet", b"PAR1 or not", "isn't a Parquet file"),
+        ("a.parqet", b"x", "did you mean .parquet"),
+        ("a.txt", b"x", "files end in .parquet, .json, .jsonl, .csv"),
+    ],
+)
+def test_a_file_that_is_no_data_is_refused(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        read(path)
+    assert told in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert caught.value.key == KEY
+
+
+def test_an_empty_parquet_file_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match="holds no rows"):
+        read(tmp_path / "a.parquet")
+
+
+def test_names_home_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("b", "a", "c[1]"):
+        write(tmp_path / f"{name}.jsonl", [{"from": name}] * 2)
+    rows, sizes = open_rows(["~/[ab].jsonl", "~/c[1].jsonl", "~/a.jsonl"], KEY)
+    assert [rows[number]["from"] for number in range(len(rows))] == ["a", "a", "b", "b", "c[1]", "c[1]", "a", "a"]
+    assert sizes == (4, 2, 2)
+    assert rows.place(3) == f"{tmp_path / 'b.jsonl'}, row 1"
+    with pytest.raises(IndexError):
+        rows[8]
+
+
+def test_a_missing_file_is_told_with_what_is_there(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", ROWS)
+    with pytest.raises(ConfigError, match="there is no file") as caught:
+        read(tmp_path / "trian.jsonl")
+    assert "holds train.jsonl" in str(caught.value)
+    for wrong in (tmp_path / "*.parquet", tmp_path / "no" / "*" / "x.jsonl"):
+        with pytest.raises(ConfigError, match="there is no file"):
+            read(wrong)
+    with pytest.raises(ConfigError, match="is a directory"):
+        read(tmp_path)
+
+
+def test_a_large_parquet_file_is_mapped_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "SMALL", 0)
+    monkeypatch.setattr(tables, "BATCH", 16)
+    rows = [{"number": n, "kind": "odd" if n % 2 else "even", "words": [{"role": str(n)}]} for n in range(100)]
+    table = pa.Table.from_pylist(rows)
+    table = table.set_column(1, "kind", table["kind"].dictionary_encode())
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=30)
+    assert read(tmp_path / "a.parquet", cache=tmp_path / "cache") == rows
+    (made,) = (tmp_path / "cache" / "tables").iterdir()
+    stamp = made.stat().st_mtime_ns
+    assert read(tmp_path / "a.parquet", cache=tmp_path / "cache") == rows
+    assert made.stat().st_mtime_ns == stamp
+    write(tmp_path / "a.parquet", rows[:50])
+    assert len(read(tmp_path / "a.parquet", cache=tmp_path / "cache")) == 50
+
+
+def test_a_cache_that_cant_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "SMALL", 0)
+    write(tmp_path / "a.parquet", ROWS)
+    (tmp_path / "cache").write_text("no directory")
+    with pytest.raises(MachineError, match="can't write"):
+        read(tmp_path / "a.parquet", cache=tmp_path / "cache")
+
+
+def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert cache_directory(None) == tmp_path / ".cache" / "quintet"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert cache_directory(None) == Path("/elsewhere/quintet")
+    assert cache_directory("~/x") == tmp_path / "x"
+
+
+def test_files_of_other_machines_are_copied(tmp_path: Path) -> None:
+    import fsspec
+
+    system = fsspec.filesystem("memory")
+    for name in ("1", "2"):
+        system.pipe_file(f"/quintet/{name}.jsonl", json.dumps({"from": name}).encode())
+    assert read("memory://quintet/*.jsonl", cache=tmp_path) == [{"from": "1"}, {"from": "2"}]
+    assert len(list((tmp_path / "copies").iterdir())) == 2
+    assert read("memory://quintet/1.jsonl", cache=tmp_path) == [{"from": "1"}]
+    with pytest.raises(MachineError, match="can't copy"):
+        read("memory://quintet/3.jsonl", cache=tmp_path)
+    with pytest.raises(ConfigError, match="nothing matches"):
+        read("memory://quintet/*.csv", cache=tmp_path)
+    with pytest.raises(ConfigError, match="can't read nowhere://"):
+        find_files(["nowhere://quintet/a.jsonl"], KEY, tmp_path)
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_fifty_thousand_rows_cost_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of 1 kB; what stays in memory is 8 bytes for each, whatever is read."""
+    monkeypatch.setattr(tables, "SMALL", 0)
+    path, count = tmp_path / "large.jsonl", 50_000
+    filler = "x" * 1000
+    with path.open("w") as file:
+        for number in range(count):
+            file.write(f'{{"n": {number}, "text": "{filler}"}}\n')
+    tracemalloc.start()
+    rows, _ = open_rows([str(path)], KEY)
+    opened, _ = tracemalloc.get_traced_memory()
+    assert all(rows[number]["n"] == number for number in range(0, count, 97))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(rows) == count
+    assert opened < 16 * count
+    assert most < 16 * count + 3 * scanning.BLOCK
+
+
+def test_reading_text_loads_no_heavy_package(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", ROWS)
+    code = (
+        "import sys; from quintet.data.source import open_rows; "
+        f"rows, _ = open_rows([{str(path)!r}], 'data.train_files'); rows[0]; "
+        "print([name for name in ('torch', 'transformers', 'pyarrow', 'fsspec') if name in sys.modules])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
