@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
+from quintet.config.capability import Capability, Waits
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.native.policy import LoraConfig
 from quintet.config.native.section import Count, Section, Share, Texts
@@ -89,28 +90,45 @@ class SftConfig(Section):
     loggers: Texts | None = None
     """Loggers of this stage; null takes the run's."""
     output_dir: str | None = None
-    """Where weights and the merged model are stored; null takes the run's directory."""
+    """Where the final weights are stored, `merged_model` and, with LoRA, `lora_adapter`; what lies there under these
+    names is replaced. null puts them into the run's directory, as `model` and `lora_adapter`."""
     remote_dir: str | None = None
-    """Where they are copied to."""
-    devices: PositiveInt = 1
+    """Where those are copied to when the run ends: any address that fsspec knows, such as `hdfs://…` or `s3://…`."""
+    devices: Annotated[PositiveInt, Waits(Capability.SHARDING)] = 1
     """Devices of this stage."""
     epochs: PositiveInt = 1
     """Passes over the data."""
     batch: PositiveInt = 256
-    """Sequences in one optimizer step."""
+    """Rows in one optimizer step; what is left of a pass is dropped."""
     sequences_per_pass: PositiveInt | None = None
-    """Sequences of one forward and backward pass."""
+    """Sequences of one forward and backward pass; null fills it up to `training.micro_batch_tokens`."""
     max_tokens: PositiveInt = 2048
-    """Longer sequences are refused."""
+    """Longer sequences are refused, or cut as `data.truncation` says."""
     validate_before: bool = True
-    """The held-out loss is measured before the first update."""
+    """The held-out loss is measured before the first update; `validation.every_steps` says how often in between."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
+    liger: bool = False
+    """Liger's fused kernels, which need the package `liger-kernel` and a GPU."""
     lora: LoraConfig | None = None
     """null trains all weights."""
+    merge: bool = True
+    """LoRA's adapters are added to the weights at the end; without it the run leaves the adapters alone."""
+    choose: Literal["last", "best"] = "last"
+    """Which weights are the final ones: those after the last step, or those of the validated step with the lowest
+    held-out loss."""
+    then_reinforce: bool = False
+    """Reinforcement learning follows, from the final weights; where they are there already, the stage isn't run
+    again."""
     warmup_ratio: Share = 0.1
-    """Share of the optimizer steps that warm up."""
+    """Share of the optimizer steps that warm up, where `optimizer.warmup_steps` is 0."""
     optimizer: OptimizerConfig = OptimizerConfig(
-        learning_rate=1e-5, schedule="cosine", betas=(0.9, 0.95), weight_decay=0.01, min_learning_rate_ratio=0.0
+        learning_rate=1e-5,
+        schedule="cosine",
+        warmup_steps=0,
+        betas=(0.9, 0.95),
+        weight_decay=0.01,
+        min_learning_rate_ratio=0.0,
+        stable_decay="cosine",
     )
-    """Steps and schedule."""
+    """Steps and schedule; `wsd` decays over the last tenth of what follows the warm-up, as verl's does."""

@@ -1,0 +1,35 @@
+"""If these fail, `quintet sft` begins what can't work, or says so without the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quintet.cli.sft import run
+from quintet.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["training.steps=3"], ["no section `sft`", "rl_or_sft=sft"]),
+        (["sft.epochs=3"], ["nothing to learn from", "data.train_files"]),
+        (["sft.devices=2", "sft.games={}"], ["sft.devices", "sharded"]),
+        (["sft.path=/nowhere", "sft.games={}"], ["sft.path", "/nowhere"]),
+        (["sft.lora.path=/nowhere", "sft.games={}"], ["sft.lora.path", "/nowhere"]),
+        (["sft.batch=1", "data.train_files=[nowhere.jsonl]"], ["nowhere.jsonl"]),
+        (["sft.optimizer.kind=muon", "sft.games={}"], ["sft.optimizer.kind"]),
+        (["sft.epoch=3"], ["sft.epochs"]),
+        (["sft.max_tokens=9", "data.train_files=[rows.jsonl]"], ["rows.jsonl, row 0 has", "sft.max_tokens = 9"]),
+    ],
+)
+def test_the_users_faults_name_the_key(
+    arguments: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "How many words are too many?", "answer": "These are."}')
+    with pytest.raises(UserError) as error:
+        run(None, arguments, None, "refuse")
+    for word in words:
+        assert word in str(error.value)
