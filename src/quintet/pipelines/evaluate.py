@@ -1,0 +1,405 @@
+"""Evaluation: stored answers are judged, or a model answers first; what they come to goes into the run's directory."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+
+from quintet.config import Composed, dump_config
+from quintet.config.native import DataConfig, EvaluationConfig, Experiment, RewardConfig
+from quintet.data.questions import RowReader
+from quintet.data.source import open_rows
+from quintet.envs.catalogue import make_world
+from quintet.envs.seeds import Split, split_seed
+from quintet.errors import ConfigError, MachineError, nearest
+from quintet.policies.causal_lm import load_model, load_tokenizer
+from quintet.records import Answer, Failure, Trajectory, Verdict
+from quintet.rollout.agent_loop import AgentLoop, Game, Sampling, derive_seed
+from quintet.rollout.dialogue import ChatFormat
+from quintet.rollout.engine import ENGINES, Engine
+from quintet.rollout.memory import slots_within
+from quintet.rollout.prompts import PromptLoop
+from quintet.runtime.judging import open_judge
+from quintet.runtime.local import end_tokens
+from quintet.runtime.memory import keep_freed_memory
+from quintet.tracking.estimates import Estimates, Sample, estimates, validation_metrics
+from quintet.tracking.progress import open_progress
+from quintet.tracking.run_directory import RunDirectory, machine_errors
+from quintet.tracking.trajectories import write_trajectories
+from quintet.training.checkpoint import find_checkpoint, open_checkpoint
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Evaluation", "Found", "Measured", "evaluate_model", "evaluate_stored", "find_model"]
+
+RESULTS, ANSWERS, GAMES, CONFIG = "results.json", "answers.jsonl", "games.jsonl", "evaluation.yaml"
+TOGETHER = 4096
+"""Answers that are judged, or games that are played, at a time: what is held in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is computed: pass@k and maj@k for these k, from which accuracy an answer is right, and how sure the
+    intervals are."""
+
+    samples: tuple[int, ...] = (1, 2, 4, 8)
+    right_from: float = 1.0
+    confidence: float = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What was found, by data source."""
+
+    directory: Path
+    measured: Measured
+    sources: Mapping[str, Estimates]
+    failures: Mapping[str, Mapping[str, int]]
+    """How many answers of each source couldn't be judged, by the kind of failure."""
+    metrics: Mapping[str, float]
+    """The same under verl's names, `test_score/<source>` among them."""
+
+    @property
+    def answers(self) -> int:
+        return sum(found.answers for found in self.sources.values())
+
+    @property
+    def failed(self) -> int:
+        return sum(sum(kinds.values()) for kinds in self.failures.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """What `results.json` holds."""
+        sources = {name: asdict(found) | {"failures": self.failures[name]} for name, found in self.sources.items()}
+        return {
+            "answers": self.answers,
+            "failed": self.failed,
+            "confidence": self.measured.confidence,
+            "right_from": self.measured.right_from,
+            "sources": sources,
+            "metrics": dict(self.metrics),
+        }
+
+
+@dataclass(slots=True)
+class _Record:
+    """Answers as they are judged: written in the order of their numbers, whatever order they come in."""
+
+    file: IO[str]
+    samples: list[Sample] = field(default_factory=list)
+    failures: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    _waiting: list[tuple[int, Sample, str]] = field(default_factory=list)
+
+    def add(self, number: int, sample: Sample, failure: Failure | None, shown: Mapping[str, Any]) -> None:
+        """Take the answer of that number; `shown` is what its line holds besides its score."""
+        if failure is not None:
+            self.failures[sample.source][failure.kind] += 1
+        line = json.dumps({**_line(sample, failure), **shown}, ensure_ascii=False)
+        heapq.heappush(self._waiting, (number, sample, line))
+        while self._waiting and self._waiting[0][0] == len(self.samples):
+            _, known, text = heapq.heappop(self._waiting)
+            self.samples.append(known)
+            with machine_errors(self.file.name):
+                self.file.write(f"{text}\n")
+
+
+def _line(sample: Sample, failure: Failure | None) -> dict[str, Any]:
+    return {
+        "source": sample.source,
+        "prompt": sample.prompt,
+        "score": sample.score,
+        "parts": {name: value if math.isfinite(value) else None for name, value in sample.parts.items()},
+        "predicted": sample.predicted,
+        "failure": None if failure is None else asdict(failure),
+    }
+
+
+@contextmanager
+def _recording(composed: Composed) -> Iterator[tuple[RunDirectory, _Record]]:
+    """The run's directory, made and locked, with a file for answers that appears once it is whole."""
+    directory = RunDirectory.of(composed.experiment)
+    directory.create()
+    with directory.lock():
+        told = dump_config(composed).partition("\n")[2]
+        directory.write_text(CONFIG, f"# Resolved configuration of this evaluation.\n{told}")
+        part = directory.path / f".{ANSWERS}.partial"
+        with machine_errors(part):
+            # a policy's bytes may decode to lone surrogates, which UTF-8 can't hold
+            file = part.open("w", encoding="utf-8", errors="backslashreplace")
+        try:
+            with file:
+                yield directory, _Record(file)
+                with machine_errors(part):
+                    file.flush()
+            with machine_errors(part):
+                part.replace(directory.path / ANSWERS)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _finish(directory: RunDirectory, record: _Record, measured: Measured) -> Evaluation:
+    """Estimates of each source, written down."""
+    sources: dict[str, list[Sample]] = defaultdict(list)
+    for sample in record.samples:
+        sources[sample.source].append(sample)
+    found = {
+        name: estimates(samples, measured.samples, confidence=measured.confidence, right_from=measured.right_from)
+        for name, samples in sorted(sources.items())
+    }
+    means = {f"test_score/{name}": one.score.mean for name, one in found.items()}
+    failures = {name: dict(sorted(record.failures[name].items())) for name in found}
+    evaluation = Evaluation(directory.path, measured, found, failures, means | validation_metrics(record.samples))
+    directory.write_text(RESULTS, json.dumps(evaluation.as_json(), indent=1, ensure_ascii=False) + "\n")
+    return evaluation
+
+
+def evaluate_stored(composed: Composed, console: Console) -> Evaluation:
+    """Judge the answers of `evaluation.path` by `reward`, or by `evaluation.function`.
+
+    Raises:
+        ConfigError: nothing to evaluate is named, or the file hasn't the columns.
+        MachineError: a file can't be read or written.
+    """
+    config = composed.experiment
+    stored = config.evaluation
+    if stored is None:
+        raise ConfigError(
+            "no stored answers to evaluate",
+            key="evaluation.path",
+            hint="set evaluation.path to their file, or have a model answer: quintet eval MODEL --data FILE",
+        )
+    answers = _Stored(stored, questions_matter=_asks_a_model(config.reward))
+    with _recording(composed) as (directory, record):
+        judging = config.model_copy(update={"reward": _reward(config)})
+        judge = open_judge(judging, Path(config.policy.path or "policy"))
+        progress = open_progress(console)
+        with closing(judge), progress.phase("judging", len(answers), unit="prompt") as phase:
+            waiting: dict[int, Answer] = {}
+
+            def take(verdicts: Iterable[Verdict]) -> None:
+                for verdict in verdicts:
+                    _add_stored(record, waiting.pop(verdict.id), verdict)
+
+            for row in range(len(answers)):
+                for answer in answers.of(row):
+                    waiting[answer.id] = answer
+                    judge.submit(answer)
+                take(judge.ready() if len(waiting) < TOGETHER else judge.drain())
+                phase.advance()
+            take(judge.drain())
+        return _finish(directory, record, Measured(stored.samples, stored.right_from, stored.confidence))
+
+
+def _add_stored(record: _Record, answer: Answer, verdict: Verdict) -> None:
+    question = answer.question
+    sample = Sample(
+        question.source or "prompts", str(question.id), verdict.score, dict(verdict.parts), verdict.predicted
+    )
+    record.add(answer.id, sample, verdict.failure, {"response": answer.text})
+
+
+def _reward(config: Experiment) -> RewardConfig:
+    """What judges: the reward section, with the evaluation's own function where it names one."""
+    reward = config.reward or RewardConfig(function_arguments={})
+    function = config.evaluation.function if config.evaluation else None
+    return reward if function is None else reward.model_copy(update={"function": function})
+
+
+def _asks_a_model(reward: RewardConfig | None) -> bool:
+    return reward is not None and (reward.model is not None or reward.judge is not None)
+
+
+class _Stored:
+    """Rows of questions with their answers, numbered through."""
+
+    def __init__(self, config: EvaluationConfig, *, questions_matter: bool) -> None:
+        """`questions_matter` has rows without a prompt refused; rules need none."""
+        self._column = config.response_key
+        self._prompt = None if questions_matter else config.prompt_key
+        self._rows, _ = open_rows([config.path], "evaluation.path")
+        self._reader = RowReader(
+            DataConfig(prompt_key=config.prompt_key, source_key=config.source_key, truth_key=config.truth_key)
+        )
+        self._answers = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def of(self, number: int) -> Iterator[Answer]:
+        """The answers of a row; rows are to be asked for in their order.
+
+        Raises:
+            ConfigError: a column isn't there, or holds something else.
+        """
+        row, place = dict(self._rows[number]), self._rows.place(number)
+        texts = self._texts(row.pop(self._column, None), row, place)
+        if self._prompt is not None and row.get(self._prompt) is None:
+            row[self._prompt] = ""
+        question = self._reader.read(row, number, place)
+        for text in texts:
+            yield Answer(self._answers, question, text, tokens=0)
+            self._answers += 1
+
+    def _texts(self, value: object, row: Mapping[str, Any], place: str) -> Sequence[str]:
+        texts = [value] if isinstance(value, str) else value
+        if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
+            return texts
+        if value is None:
+            close = nearest(self._column, row)
+            told = f"{place} has no such column"
+            hint = (f"did you mean {close}? " if close else "") + f"its columns are {', '.join(row)}"
+        else:
+            told, hint = f"{place} holds {value!r:.60}", "it takes a list of texts, or one text"
+        key = "evaluation.response_key"
+        raise ConfigError(f"{key} = {self._column}: {told}", key=key, value=self._column, source=place, hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A model on disk, and the configuration of the run that made it, where that lies beside it."""
+
+    policy: Path
+    config: Path | None = None
+
+
+def find_model(place: str) -> Found:
+    """The model at a path: a Hugging Face directory, a `global_step_N` directory, or a run's, whose last good
+    checkpoint counts.
+
+    Raises:
+        MachineError: there is none, or the checkpoint is damaged.
+    """
+    path = Path(place).expanduser()
+    if (path / "config.json").is_file():
+        return Found(path)
+    if (path / "hf").is_dir():
+        return Found(open_checkpoint(path).directory / "hf", _beside(path.resolve().parent.parent))
+    if (path / "checkpoints").is_dir():
+        damaged: dict[Path, str] = {}
+        checkpoint = find_checkpoint(path / "checkpoints", damaged.__setitem__)
+        if checkpoint is not None:
+            return Found(checkpoint.directory / "hf", _beside(path))
+        faults = "; ".join(f"{one.name}: {why}" for one, why in damaged.items()) or "there is none yet"
+        raise MachineError(f"no whole checkpoint in {path / 'checkpoints'} ({faults})", "name another run")
+    raise MachineError(
+        f"no model at {place}", "name a directory with config.json and weights, a global_step_N directory, or a run's"
+    )
+
+
+def _beside(run: Path) -> Path | None:
+    config = RunDirectory(run).config
+    return config if config.is_file() else None
+
+
+def evaluate_model(composed: Composed, measured: Measured, console: Console) -> Evaluation:
+    """Have `policy.path` answer the held-out questions of `data`, or play held-out games of `world`:
+    `validation.sampling.samples` times each, as `validation.sampling` says.
+
+    Raises:
+        ConfigError: the files, the world or the rules aren't as the configuration says.
+        MachineError: the model can't be read, or a file can't be written.
+    """
+    config = composed.experiment
+    with _recording(composed) as (directory, record):
+        player = _Player.of(config)
+        samples = config.validation.sampling.samples
+        progress = open_progress(console)
+        kept: list[Trajectory] = []
+        with closing(player), progress.phase("playing", len(player.starts) * samples, unit="game") as phase:
+            for trajectory in player.play(samples):
+                _add_played(record, trajectory, trajectory.group * samples + trajectory.sample)
+                if config.world.name != "prompts":
+                    kept.append(trajectory)
+                phase.advance()
+        if kept:
+            kept.sort(key=lambda t: (t.group, t.sample))
+            write_trajectories(directory.path / GAMES, 0, "validation", kept)
+        return _finish(directory, record, measured)
+
+
+def _add_played(record: _Record, trajectory: Trajectory, number: int) -> None:
+    parts = dict(trajectory.parts) or {"acc": float(trajectory.success)}
+    sample = Sample(trajectory.world, str(trajectory.seed), trajectory.reward, parts, trajectory.predicted)
+    shown = {
+        "response": trajectory.turns[-1].text if trajectory.turns else "",
+        "sample": trajectory.sample,
+        "outcome": trajectory.outcome.value,
+        "turns": len(trajectory.turns),
+        "tokens": trajectory.response_tokens,
+    }
+    record.add(number, sample, trajectory.failure, shown)
+
+
+@dataclass(frozen=True, slots=True)
+class _Player:
+    """A model, what it is asked, and who judges."""
+
+    games: AgentLoop | PromptLoop
+    starts: Sequence[int]
+    sampling: Sampling
+
+    @classmethod
+    def of(cls, config: Experiment) -> _Player:
+        keep_freed_memory()
+        torch.set_num_threads(config.training.threads or torch.get_num_threads())
+        policy, trusted = Path(str(config.policy.path)), config.policy.trust_remote_code
+        model = load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides)
+        tokenizer = load_tokenizer(
+            config.policy.tokenizer or policy, trust_remote_code=trusted or config.policy.trust_tokenizer_code
+        )
+        wanted = config.validation.sampling
+        seed = derive_seed(config.seed, "evaluation")
+        sampling = Sampling(wanted.temperature if wanted.do_sample else 0.0, wanted.top_k, wanted.top_p, seed)
+        ends = end_tokens(tokenizer, model)
+        if config.world.name == "prompts":
+            return cls(*_questions(config, policy, model, tokenizer, ends), sampling)
+        starts = [split_seed(Split.VALIDATION, index) for index in range(config.validation.games)]
+        engine = _engine(config, model, config.rollout.max_prompt_tokens)
+        chat = ChatFormat(tokenizer)
+        games = AgentLoop(engine, chat, lambda: make_world(config.world), config.rollout, config.world.name)
+        return cls(games, starts, sampling)
+
+    def play(self, samples: int) -> Iterator[Trajectory]:
+        """All games, `samples` from each start, `TOGETHER` at a time."""
+        games = [Game(start, group, sample) for group, start in enumerate(self.starts) for sample in range(samples)]
+        for first in range(0, len(games), TOGETHER):
+            yield from self.games.play(games[first : first + TOGETHER], self.sampling)
+
+    def close(self) -> None:
+        """Let go of the judge's processes."""
+        if isinstance(self.games, PromptLoop):
+            self.games.close()
+
+
+def _questions(
+    config: Experiment, policy: Path, model: Any, tokenizer: Any, ends: tuple[int, ...]
+) -> tuple[PromptLoop, Sequence[int]]:
+    """The held-out questions, and who has them answered; the engine makes room for the longest."""
+    from quintet.data.dataset import Questions
+
+    if config.data is None:
+        raise ConfigError("no questions to ask", key="data", hint="name files: data.validation_files")
+    limit = config.rollout.max_prompt_tokens
+    questions = Questions.of(config.data, tokenizer, limit, "validation", config.seed)
+    rows = range(len(questions))
+    longest = max(len(questions.prompt(row)) for row in rows)
+    engine = _engine(config, model, longest)
+    judge = open_judge(config, policy)
+    # every failure is shown in the results: none ends an evaluation
+    return PromptLoop(engine, tokenizer, questions, judge, config.rollout, ends=ends, max_failed_share=1.0), rows
+
+
+def _engine(config: Experiment, model: Any, prompt_tokens: int) -> Engine:
+    own = model if config.policy.dtype == "float32" else model.to(torch.bfloat16)
+    context = prompt_tokens + config.rollout.max_response_tokens
+    slots = slots_within(own, context, config.rollout.max_concurrent, config.rollout.engine_options.memory_share)
+    return ENGINES.get(config.rollout.engine).load()(own, slots=slots, context=context)

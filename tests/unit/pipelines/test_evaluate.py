@@ -1,0 +1,259 @@
+"""If these fail, an evaluation says something about answers that it didn't judge, or loses some that it did."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from rich.console import Console
+
+from quintet.config import load_experiment
+from quintet.config.native import Experiment
+from quintet.errors import ConfigError, MachineError
+from quintet.pipelines import evaluate
+from quintet.pipelines.evaluate import Evaluation, Measured, evaluate_model, evaluate_stored, find_model
+from quintet.records import Answer, Failure, Verdict
+from quintet.training.checkpoint import save_checkpoint
+
+ROWS = [
+    {"data_source": "a/b", "prompt": "2 + 2", "responses": ["4", "5", "4", "4"], "reward_model": {"ground_truth": "4"}},
+    {"data_source": "a/b", "prompt": "2 + 3", "responses": ["4", "5", "6", "7"], "reward_model": {"ground_truth": "5"}},
+    {"data_source": "c", "prompt": "1 + 1", "responses": "crash", "reward_model": {"ground_truth": "2"}},
+]
+
+
+class Judge:
+    """Right is what equals the truth; verdicts come late and the wrong way round."""
+
+    opened: ClassVar[list[Judge]] = []
+
+    def __init__(self, config: Experiment, policy: Path) -> None:
+        self.config, self.policy, self.closed = config, policy, False
+        self.most = 0
+        self._waiting: list[Answer] = []
+        Judge.opened.append(self)
+
+    def submit(self, answer: Answer) -> None:
+        self._waiting.append(answer)
+        self.most = max(self.most, len(self._waiting))
+
+    def ready(self) -> Iterator[Verdict]:
+        if len(self._waiting) > 2:
+            yield self._judge(self._waiting.pop())
+
+    def drain(self) -> Iterator[Verdict]:
+        while self._waiting:
+            yield self._judge(self._waiting.pop())
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _judge(self, answer: Answer) -> Verdict:
+        text = answer.text.strip()
+        if text == "crash":
+            return Verdict(answer.id, 0.0, failure=Failure("reward", "Crashed", "signal 11"))
+        right = float(text == str(answer.question.truth))
+        return Verdict(answer.id, right, {"acc": right, "chars": float("inf")}, text)
+
+
+@pytest.fixture(autouse=True)
+def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Judge.opened.clear()
+    monkeypatch.setattr(evaluate, "open_judge", Judge)
+    monkeypatch.chdir(tmp_path)
+
+
+def written(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def stored(rows: list[Any], *words: str) -> Evaluation:
+    written(Path("answers.jsonl"), rows)
+    composed = load_experiment(None, ["evaluation.path=answers.jsonl", "name=e", *words])
+    return evaluate_stored(composed, Console(file=io.StringIO()))
+
+
+def lines(found: Evaluation) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (found.directory / "answers.jsonl").read_text().splitlines()]
+
+
+def test_stored_answers_are_judged_and_counted() -> None:
+    found = stored(ROWS)
+    assert (found.answers, found.failed) == (9, 1)
+    assert found.failures == {"a/b": {}, "c": {"Crashed": 1}}
+    both = found.sources["a/b"]
+    assert (both.prompts, both.score.mean) == (2, 0.5)
+    assert {k: one.mean for k, one in both.passed.items()} == {1: 0.5, 2: 0.75, 4: 1.0}
+    assert {k: one.mean for k, one in both.majority.items()} == pytest.approx({1: 0.5, 2: 0.5, 4: 0.625})
+    assert found.metrics["test_score/a/b"] == 0.5
+    assert found.metrics["test_score/c"] == 0.0
+    assert found.metrics["val-core/a/b/acc/mean@4"] == 0.5
+    assert Judge.opened[0].closed
+
+
+def test_results_lie_in_the_runs_directory_in_the_order_of_the_file() -> None:
+    found = stored(ROWS)
+    assert found.directory == Path("runs/e")
+    told = lines(found)
+    assert [line["response"] for line in told] == ["4", "5", "4", "4", "4", "5", "6", "7", "crash"]
+    assert told[0]["parts"] == {"acc": 1.0, "chars": None}, "JSON knows no infinity"
+    assert told[8]["failure"] == {"where": "reward", "kind": "Crashed", "message": "signal 11"}
+    assert json.loads((found.directory / "results.json").read_text()) == json.loads(json.dumps(found.as_json()))
+    assert sorted(path.name for path in found.directory.iterdir()) == [
+        ".lock",
+        "answers.jsonl",
+        "evaluation.yaml",
+        "results.json",
+    ]
+
+
+def test_many_answers_dont_wait_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "TOGETHER", 5)
+    monkeypatch.setattr(Judge, "ready", lambda _self: [])
+    found = stored(ROWS[:2] * 10)
+    assert found.answers == 80
+    assert Judge.opened[0].most <= 8
+
+
+def test_other_columns_and_ones_own_function() -> None:
+    rows = [{"src": "s", "question": "?", "out": ["9"], "right": "9"}]
+    keys = {"source_key": "src", "prompt_key": "question", "response_key": "out", "truth_key": "right"}
+    words = [f"evaluation.{key}={column}" for key, column in keys.items()]
+    found = stored(rows, *words, "evaluation.function=mine.py:score", "evaluation.samples=[1]")
+    assert found.sources["s"].score.mean == 1.0
+    judging = Judge.opened[0].config.reward
+    assert judging is not None
+    assert judging.function == "mine.py:score"
+
+
+def test_the_real_judge_calls_ones_own_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quintet.runtime.judging import open_judge
+
+    monkeypatch.setattr(evaluate, "open_judge", open_judge)
+    Path("mine.py").write_text(
+        "def score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    if solution_str == 'crash':\n        raise ValueError('no')\n"
+        "    return {'score': float(solution_str == ground_truth), 'length': len(solution_str)}\n"
+    )
+    found = stored(ROWS, "evaluation.function=mine.py:score")
+    assert found.sources["a/b"].score.mean == 0.5
+    assert found.sources["a/b"].passed[2].mean == 0.75
+    assert found.metrics["val-aux/a/b/length/mean@4"] == 1.0
+    assert found.failures["c"] == {"ValueError": 1}
+
+
+def test_a_prompt_is_needed_only_where_a_model_judges() -> None:
+    row = [{"data_source": "s", "responses": ["9"], "reward_model": {"ground_truth": "9"}}]
+    assert stored(row).sources["s"].score.mean == 1.0
+    with pytest.raises(ConfigError, match="prompt"):
+        stored(row, "reward.model.path=nowhere")
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"prompt": "?", "respones": ["1"]}, "did you mean respones"),
+        ({"prompt": "?", "responses": []}, "it takes a list of texts"),
+        ({"prompt": "?", "responses": [1]}, "it takes a list of texts"),
+    ],
+)
+def test_rows_without_answers_are_refused(row: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        stored([row])
+    assert not list(Path("runs/e").glob("*answers*")), "nothing half made stays"
+    assert Judge.opened[0].closed
+
+
+def test_nothing_to_evaluate_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no stored answers"):
+        evaluate_stored(load_experiment(None, []), Console(file=io.StringIO()))
+
+
+def playing(policy: Path, *words: str, samples: int = 2) -> Evaluation:
+    given = [
+        "name=p",
+        "policy.preset=null",
+        f"policy.path={policy}",
+        "warm_start=null",
+        f"validation.sampling.samples={samples}",
+        "validation.sampling.do_sample=true",
+        "validation.sampling.temperature=1.0",
+        "rollout.max_response_tokens=4",
+        "rollout.max_prompt_tokens=200",
+    ]
+    return evaluate_model(load_experiment(None, [*given, *words]), Measured((1, 2)), Console(file=io.StringIO()))
+
+
+def test_a_model_answers_first(policy_directory: Path) -> None:
+    written(Path("questions.jsonl"), ROWS)
+    words = ["world.name=prompts", "data.train_files=[questions.jsonl]", "data.validation_rows=2"]
+    found = playing(policy_directory, *words)
+    assert found.sources["a/b"].prompts == 2
+    assert found.answers == 4
+    told = lines(found)
+    assert [(line["prompt"], line["sample"]) for line in told] == [("0", 0), ("0", 1), ("1", 0), ("1", 1)]
+    assert all(0 < line["tokens"] <= 4 for line in told)
+    assert Judge.opened[0].closed
+    again = playing(policy_directory, *words)
+    assert lines(again) == told, "the same seed draws the same answers"
+
+
+def test_held_out_games_are_played(policy_directory: Path) -> None:
+    found = playing(policy_directory, "world.size=3", "validation.games=3", "rollout.max_turns=2")
+    lake = found.sources["frozenlake"]
+    assert (lake.prompts, lake.answers) == (3, 6)
+    assert lake.accuracy is not None
+    assert all(seed % 3 == 1 for seed in {int(line["prompt"]) for line in lines(found)}), "validation's seeds"
+    games = [json.loads(line) for line in (found.directory / "games.jsonl").read_text().splitlines()]
+    assert len(games) == 6
+    assert found.metrics["test_score/frozenlake"] == lake.score.mean
+
+
+def test_a_world_that_raises_costs_its_own_game(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from quintet.envs.frozenlake import FrozenLake
+
+    reset: Callable[..., Any] = FrozenLake.reset
+
+    def broken(self: FrozenLake, seed: int) -> Any:
+        if seed == 1:
+            raise RuntimeError("no ice")
+        return reset(self, seed)
+
+    monkeypatch.setattr(FrozenLake, "reset", broken)
+    found = playing(policy_directory, "validation.games=2", "rollout.max_turns=1", samples=1)
+    assert found.failures == {"frozenlake": {"RuntimeError": 1}}
+    assert found.answers == 2
+
+
+def test_models_are_found_wherever_they_lie(policy_directory: Path, tmp_path: Path) -> None:
+    import shutil
+
+    assert find_model(str(policy_directory)).policy == policy_directory
+    run = tmp_path / "runs" / "r"
+    for step in (1, 2):
+        save_checkpoint(
+            run / "checkpoints", step, {}, lambda there: shutil.copytree(policy_directory, there / "hf"), keep=5
+        )
+    (run / "config.yaml").write_text("name: r\n")
+    last = run / "checkpoints" / "global_step_2"
+    assert find_model(str(last.with_name("global_step_1"))).policy.parent.name == "global_step_1"
+    found = find_model(str(run))
+    assert (found.policy, found.config) == (last / "hf", run / "config.yaml")
+    assert find_model(str(last)).config == (run / "config.yaml").resolve()
+    (last / "hf" / "config.json").write_text("{}")
+    assert find_model(str(run)).policy.parent.name == "global_step_1", "the last whole one"
+    with pytest.raises(MachineError, match="damaged"):
+        find_model(str(last))
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(MachineError, match="there is none yet"):
+        find_model(str(tmp_path / "run"))
+    with pytest.raises(MachineError, match="no model at"):
+        find_model("Qwen/Qwen2.5-0.5B")

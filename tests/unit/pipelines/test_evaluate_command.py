@@ -1,0 +1,195 @@
+"""If these fail, `quintet eval` shows other numbers than it found, or asks a model something else than it was told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.cli import evaluate
+from quintet.cli.evaluate import Asked, run
+from quintet.config import Composed
+from quintet.errors import ConfigError, MachineError
+from quintet.pipelines import evaluate as pipeline
+from quintet.pipelines.evaluate import Evaluation, Measured
+from quintet.records import Answer, Failure, Verdict
+from quintet.tracking.estimates import Sample, estimates
+
+
+class Judge:
+    """Right is what equals the truth; `crash` can't be judged."""
+
+    def __init__(self, *_: object) -> None:
+        self._waiting: list[Answer] = []
+
+    def submit(self, answer: Answer) -> None:
+        self._waiting.append(answer)
+
+    def ready(self) -> list[Verdict]:
+        return []
+
+    def drain(self) -> list[Verdict]:
+        waiting, self._waiting = self._waiting, []
+        return [self._judge(answer) for answer in waiting]
+
+    def close(self) -> None:
+        pass
+
+    def _judge(self, answer: Answer) -> Verdict:
+        if answer.text == "crash":
+            return Verdict(answer.id, 0.0, failure=Failure("reward", "Crashed", "signal 11"))
+        return Verdict(answer.id, float(answer.text == answer.question.truth))
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(pipeline, "open_judge", Judge)
+    monkeypatch.chdir(tmp_path)
+
+
+def stored(*answers: list[str]) -> None:
+    rows = [{"data_source": "s", "prompt": "?", "responses": said, "reward_model": "1"} for said in answers]
+    Path("my answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_table_and_where_the_rest_lies(capsys: pytest.CaptureFixture[str]) -> None:
+    stored(["1", "0"], ["1", "crash"])
+    assert run(None, ["evaluation.path=my answers.jsonl"], None, "refuse", Asked()) == 0
+    told = capsys.readouterr()
+    assert "4 answers" in told.out
+    assert "pass@2" in told.out
+    assert "95% interval" in told.out
+    assert "s: answers that couldn't be judged and count as wrong: 1 × Crashed" in told.err
+    assert "runs/eval-my-answers/results.json" in told.out
+
+
+def test_names_of_sources_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"data_source": "[/red]x", "prompt": "?", "responses": ["1"], "reward_model": "1"}
+    Path("odd.jsonl").write_text(json.dumps(row) + "\n")
+    assert run(None, ["evaluation.path=odd.jsonl"], None, "refuse", Asked()) == 0
+    assert "[/red]x" in capsys.readouterr().out
+
+
+def test_json_alone_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    stored(["1", "0"])
+    words = ["evaluation.path=my answers.jsonl", "name=mine", "evaluation.confidence=0.9"]
+    assert run(None, words, None, "refuse", Asked(), as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["sources"]["s"]["passed"]["2"]["mean"] == 1.0
+    assert told["confidence"] == 0.9
+    assert told == json.loads(Path("runs/mine/results.json").read_text())
+
+
+def test_verls_own_configuration(tmp_path: Path) -> None:
+    stored(["1", "1", "0"])
+    (tmp_path / "evaluation.yaml").write_text(
+        "data:\n  path: my answers.jsonl\n  prompt_key: prompt\n  response_key: responses\n"
+        "  data_source_key: data_source\n  reward_model_key: reward_model\n"
+        "custom_reward_function:\n  path: null\n  name: compute_score\n"
+    )
+    assert run("evaluation.yaml", [], None, "refuse", Asked()) == 0
+    metrics = json.loads(Path("runs/eval-my-answers/results.json").read_text())["metrics"]
+    assert metrics["test_score/s"] == pytest.approx(2 / 3)
+
+
+def test_options_lie_over_the_configuration() -> None:
+    stored(["1", "0"])
+    asked = Asked(name="mine", output_dir="there", confidence=0.5)
+    assert run(None, ["evaluation.path=my answers.jsonl"], None, "refuse", asked) == 0
+    assert json.loads(Path("there/mine/results.json").read_text())["confidence"] == 0.5
+    assert "confidence: 0.5  # command line" in Path("there/mine/evaluation.yaml").read_text()
+
+
+def test_when_most_cant_be_judged_the_status_says_so() -> None:
+    stored(["crash", "crash", "1"])
+    assert run(None, ["evaluation.path=my answers.jsonl"], None, "refuse", Asked()) == 1
+
+
+@pytest.fixture
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Composed, Measured]]:
+    """What a model would be asked."""
+    seen: list[tuple[Composed, Measured]] = []
+
+    def fake(composed: Composed, measured: Measured, _console: object) -> Evaluation:
+        seen.append((composed, measured))
+        return Evaluation(Path(), measured, {"s": estimates([Sample("s", "0", 1.0)], [1])}, {"s": {}}, {})
+
+    monkeypatch.setattr(pipeline, "evaluate_model", fake)
+    return seen
+
+
+def test_a_bare_model_gets_room_for_answers(policy_directory: Path, asked_for: Any) -> None:
+    stored(["1"])
+    asked = Asked(data="my answers.jsonl", samples=6, limit=3, max_tokens=77)
+    run(str(policy_directory), ["seed=5"], None, "refuse", asked)
+    (composed, measured), config = asked_for[0], asked_for[0][0].experiment
+    assert (config.world.name, config.seed, config.name) == ("prompts", 5, f"eval-{policy_directory.name}")
+    assert (config.data.validation_files, config.data.validation_rows) == (("my answers.jsonl",), 3)
+    assert config.policy.path == str(policy_directory)
+    assert (config.rollout.max_response_tokens, config.rollout.max_prompt_tokens) == (77, 8192)
+    sampling = config.validation.sampling
+    assert (sampling.samples, sampling.do_sample, sampling.temperature) == (6, True, 1.0)
+    assert measured.samples == (1, 2, 4, 6)
+    assert composed.provenance["policy.path"] == "command line"
+
+
+def test_one_sample_is_greedy(policy_directory: Path, asked_for: Any) -> None:
+    run(str(policy_directory), ["size=3", "rollout.max_turns=2"], None, "refuse", Asked(world="frozenlake", games=9))
+    config = asked_for[0][0].experiment
+    assert (config.world.name, config.world.size, config.validation.games) == ("frozenlake", 3, 9)
+    assert config.rollout.max_turns == 2
+    assert not config.validation.sampling.do_sample
+
+
+def test_a_run_is_asked_as_it_was_trained(policy_directory: Path, tmp_path: Path, asked_for: Any) -> None:
+    import shutil
+
+    from quintet.training.checkpoint import save_checkpoint
+
+    def write(there: Path) -> None:
+        shutil.copytree(policy_directory, there / "hf")
+
+    save_checkpoint(tmp_path / "runs" / "r" / "checkpoints", 7, {}, write, keep=1)
+    (tmp_path / "runs" / "r" / "config.yaml").write_text(
+        "name: r\nrollout: {think: false, max_turns: 3}\nworld: {name: frozenlake, size: 5}\n"
+    )
+    run("runs/r", [], None, "refuse", Asked(world="frozenlake"))
+    config = asked_for[0][0].experiment
+    assert (config.rollout.think, config.rollout.max_turns, config.world.size) == (False, 3, 5)
+    assert config.policy.path.endswith("global_step_7/hf")
+    assert config.name == "eval-r"
+    run("runs/r", ["height=5"], None, "refuse", Asked(world="sokoban"))
+    assert asked_for[1][0].experiment.world.height == 5
+
+
+@pytest.mark.parametrize(
+    ("what", "asked", "told"),
+    [
+        (None, Asked(data="q.jsonl"), "which model"),
+        ("m", Asked(data="q.jsonl", world="frozenlake"), "which of them"),
+        ("m", Asked(data="q.jsonl", samples=4, temperature=0.0), "all the same"),
+        (".", Asked(), "is a directory"),
+        ("m", Asked(data="q.jsonl", games=4), "--games says nothing here"),
+        ("m", Asked(world="frozenlake", limit=4), "--limit says nothing here"),
+        (None, Asked(max_tokens=4), "--max-tokens is for a model"),
+        (None, Asked(name="a/b"), "a run's name"),
+        (None, Asked(), "no stored answers"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(what: str | None, asked: Asked, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        run(what, [], None, "refuse", asked)
+
+
+def test_unknown_models_and_worlds_are_refused(policy_directory: Path) -> None:
+    with pytest.raises(MachineError, match="no model at nowhere"):
+        run("nowhere", [], None, "refuse", Asked(data="q.jsonl"))
+    with pytest.raises(ConfigError, match="frozenlak"):
+        run(str(policy_directory), [], None, "refuse", Asked(world="frozenlak"))
+
+
+def test_options_of_the_world_are_known_by_their_short_names() -> None:
+    words = list(evaluate._options(["size=3", "seed=1", "sized=2"], Asked(world="frozenlake")))
+    assert words == ["world.size=3", "seed=1", "sized=2"]
