@@ -10,8 +10,11 @@ from typing import Any
 
 from quintet.config import Composed
 from quintet.config.faults import Fault, raise_faults
+from quintet.config.native import Experiment
+from quintet.config.native.advantages import OutsideAdvantageConfig
+from quintet.config.native.losses import OutsideLossConfig
 from quintet.errors import ConfigError, nearest
-from quintet.registry import Registry
+from quintet.registry import Registry, load_outside
 
 __all__ = ["check_choices", "missing_packages", "unknown_choices"]
 
@@ -24,6 +27,20 @@ def check_choices(composed: Composed) -> None:
     """
     raise_faults(_imported(composed))
     raise_faults([*unknown_choices(composed), *missing_packages(composed)])
+    _own_functions(composed.experiment)
+
+
+def _own_functions(config: Experiment) -> None:
+    """Load the user's own estimator and loss, so that what is wrong with them is told before anything begins.
+
+    Raises:
+        ConfigError: there is no such file or function.
+    """
+    algorithm = config.algorithm
+    if isinstance(algorithm.advantage, OutsideAdvantageConfig):
+        load_outside(algorithm.advantage.function, "algorithm.advantage.function", "quintet.advantages")
+    if isinstance(algorithm.loss, OutsideLossConfig):
+        load_outside(algorithm.loss.function, "algorithm.loss.function", "quintet.losses")
 
 
 def _imported(composed: Composed) -> Iterator[Fault]:
@@ -70,7 +87,8 @@ def _named(composed: Composed) -> Iterator[tuple[str, str, Registry[Any]]]:
     from quintet.tracking.loggers import LOGGERS
 
     config = composed.experiment
-    yield "world.name", config.world.name, WORLDS
+    if config.world.name != "prompts":
+        yield "world.name", config.world.name, WORLDS
     yield "rollout.engine", config.rollout.engine, ENGINES
     yield from (("tracking.loggers", name, LOGGERS) for name in config.tracking.loggers)
 

@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from quintet import __version__
+from quintet.cli import data
 from quintet.errors import UserError
 
 __all__ = ["app", "main"]
@@ -20,6 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+app.add_typer(data.app, name="data")
 
 Config = Annotated[
     str | None,
@@ -54,6 +57,53 @@ def train(
     from quintet.cli.train import run
 
     raise typer.Exit(run(*_split(config, overrides), dialect, unknown_keys))
+
+
+@app.command()
+def sft(
+    config: Config = None,
+    overrides: Overrides = None,
+    dialect: DialectName = None,
+    unknown_keys: UnknownKeys = "refuse",
+) -> None:
+    """Fine-tune a model on conversations or on solved games."""
+    from quintet.cli.sft import run
+
+    raise typer.Exit(run(*_split(config, overrides), dialect, unknown_keys))
+
+
+@app.command(name="eval")
+def evaluate(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CONFIG|MODEL", help="Of stored answers a configuration; else a model, a checkpoint or a run."
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    data_file: Annotated[
+        str | None, typer.Option("--data", metavar="FILE", help="Questions that the model is to answer.")
+    ] = None,
+    world: Annotated[str | None, typer.Option(help="A world that it is to play.")] = None,
+    samples: Annotated[int, typer.Option(help="Answers to each question, games from each start.", min=1)] = 1,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy; by itself 0 for one sample, 1 for several.", min=0.0)
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens of one answer.", min=1)] = None,
+    limit: Annotated[int | None, typer.Option(help="Questions at most.", min=1)] = None,
+    games: Annotated[int, typer.Option(help="Start states of a world.", min=1)] = 256,
+    confidence: Annotated[float, typer.Option(help="Of the intervals.", min=0.01, max=0.999)] = 0.95,
+    name: Annotated[str | None, typer.Option(help="Directory of the results under the output directory.")] = None,
+    output_dir: Annotated[str, typer.Option(help="Where results lie.")] = "runs",
+    dialect: DialectName = None,
+    unknown_keys: UnknownKeys = "refuse",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the table.")] = False,
+) -> None:
+    """Judge stored answers, or have a model answer and judge that."""
+    from quintet.cli.evaluate import Asked, run
+
+    asked = Asked(data_file, world, samples, temperature, max_tokens, limit, games, confidence, name, output_dir)
+    raise typer.Exit(run(*_split(what, overrides), dialect, unknown_keys, asked, as_json=as_json))
 
 
 @app.command()

@@ -18,6 +18,7 @@ from quintet.config.plan.fit import gib
 from quintet.config.plan.loads import Load
 from quintet.config.plan.memory import Peak
 from quintet.config.plan.placement import Component, Placement, ranges
+from quintet.config.plan.steps import epochs_of, fine_tuning
 from quintet.config.plan.survey import Survey
 
 __all__ = ["numbers_table", "page", "print_survey", "section"]
@@ -107,14 +108,32 @@ def _number(number: float | None) -> str:
 
 def _arithmetic(found: Survey) -> Iterator[Row]:
     numbers, config = found.numbers, found.composed.experiment
-    if config.sft is not None:
-        yield "sequences a step", _number(numbers["sequences_per_step"]), "in one optimizer step"
-        yield "epochs", _number(numbers["epochs"]), "passes over the data"
-        yield "steps", _number(numbers["steps"]), _steps(found)
+    if config.evaluation is not None:
+        yield "questions", _number(numbers["rows"]), "with stored answers"
+        yield "k", ", ".join(map(str, numbers["samples"])), "of pass@k and maj@k, as far as there are answers"
+    elif fine_tuning(config) is not None:
+        yield from _of_fine_tuning(found)
     elif numbers:
         yield from _of_a_step(found)
         yield from _of_ranks(found)
         yield from _of_the_run(found)
+
+
+def _of_fine_tuning(found: Survey) -> Iterator[Row]:
+    numbers = found.numbers
+    yield "sequences a step", _number(numbers["sequences_per_step"]), "in one optimizer step"
+    yield "micro-batches", _most(numbers["passes_per_step"]), "in each optimizer step, their gradients add up"
+    yield "epochs", _number(numbers["epochs"]), "passes over the data"
+    if "games" in numbers:
+        yield "games", _number(numbers["games"]), "solved, a row for each of their moves"
+    yield "steps", _number(numbers["steps"]), _steps(found)
+    yield "validations", _number(numbers["validations"]), "of the held-out loss"
+    yield from _dropped(found)
+
+
+def _dropped(found: Survey) -> Iterator[Row]:
+    if found.data and found.data.dropped:
+        yield "rows dropped", _number(found.data.dropped), "of each pass: they fill no whole step"
 
 
 def _of_a_step(found: Survey) -> Iterator[Row]:
@@ -150,13 +169,12 @@ def _of_the_run(found: Survey) -> Iterator[Row]:
     updates = numbers["optimizer_steps"]
     yield "optimizer steps", _most(updates) if drop else _number(updates), "groups without signal need none" * drop
     yield "games", _number(numbers["games"]), ""
-    held_out = config.data is not None and config.data.validation_files
-    games = _counted(numbers["validation_games"], "game")
-    yield "validations", _number(numbers["validations"]), f"of {'the held-out rows' if held_out else games} each"
+    many = numbers["validation_games"]
+    games = "the held-out rows" if many is None else _counted(many, "answer" if found.data else "game")
+    yield "validations", _number(numbers["validations"]), f"of {games} each"
     keep, made = config.checkpoint.keep, numbers["checkpoints"]
     yield "checkpoints", _number(made), f"the last {keep:,} are kept" if made and keep < made else "all are kept"
-    if found.data and found.data.dropped:
-        yield "rows dropped", _number(found.data.dropped), "of each pass: they fill no whole step"
+    yield from _dropped(found)
 
 
 def _counted(number: float, word: str) -> str:
@@ -169,13 +187,15 @@ def _most(number: int | None) -> str:
 
 
 def _steps(found: Survey) -> str:
-    data = found.data
+    data, config = found.data, found.composed.experiment
     if data is None or not data.decide:
         return ""
     if data.rows is None:
         return "data.epochs × the rows of the files, which aren't here to be counted"
-    passes = found.composed.experiment.sft or found.composed.experiment.data
-    return f"{passes.epochs if passes else 1} × {data.rows:,} rows, {data.batch:,} in each step"
+    rows = f"{data.rows:,} rows{', less those that are too long' if data.at_most else ''}"
+    most = config.data.max_steps if config.data else None
+    limit = f"; at most {most:,}, data.max_steps" if most is not None and data.steps == most else ""
+    return f"{epochs_of(config)} × {rows}, {data.batch:,} in each step{limit}"
 
 
 def _table() -> Table:

@@ -11,8 +11,13 @@ __all__ = ["run"]
 
 
 def run(config: str | None, overrides: list[str], dialect: str | None, unknown_keys: str) -> int:
-    """Check everything, then load what is heavy and train."""
+    """Check everything, then load what is heavy and train; what asks for fine-tuning alone is fine-tuned."""
     composed = compose(config, overrides, dialect, unknown_keys)
+    stage = composed.experiment.sft
+    if stage is not None and not stage.then_reinforce:
+        from quintet.cli.sft import run_composed
+
+        return run_composed(composed)
     check_choices(composed)
     from quintet.tracking.run_directory import RunDirectory
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
+from typing import Any, Protocol
 
-__all__ = ["Split", "layout_split", "split_of", "split_seed", "start_state"]
+__all__ = ["Split", "Starts", "WorldStarts", "layout_split", "split_of", "split_seed", "start_state"]
+
+
+TRIALS_FROM = 10**9
+"""Number of the first training game that decides about the end of a warm start."""
 
 
 class Split(StrEnum):
@@ -54,3 +60,60 @@ def layout_split(layout: str) -> Split:
     never give the same map, however few maps there are.
     """
     return _ORDER[zlib.crc32(layout.encode()) % len(_ORDER)]
+
+
+class Starts(Protocol):
+    """Where games begin: seeds of a world, or rows of a data file. What was drawn isn't drawn again."""
+
+    def take(self, count: int) -> list[int]:
+        """The next start states for training."""
+        ...
+
+    def held_out(self) -> list[int]:
+        """Those of validation, always the same."""
+        ...
+
+    def trials(self, count: int) -> list[int]:
+        """Some that a warm start is tried on, not those of validation."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """How far it was drawn, for JSON."""
+        ...
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        ...
+
+
+class WorldStarts:
+    """Seeds of a world that makes a game of each."""
+
+    def __init__(self, states: int | None, seed: int, held_out: int) -> None:
+        """`states` start states there are, None for as many as are drawn; `held_out` validation games."""
+        self._states = states
+        self._seed = seed
+        self._held_out = held_out
+        self._drawn = 0
+
+    def take(self, count: int) -> list[int]:
+        """See `Starts.take`."""
+        numbers = range(self._drawn, self._drawn + count)
+        self._drawn += count
+        return [split_seed(Split.TRAIN, start_state(number, self._states, self._seed)) for number in numbers]
+
+    def held_out(self) -> list[int]:
+        """See `Starts.held_out`."""
+        return [split_seed(Split.VALIDATION, index) for index in range(self._held_out)]
+
+    def trials(self, count: int) -> list[int]:
+        """See `Starts.trials`; beyond those of any step."""
+        return [split_seed(Split.TRAIN, TRIALS_FROM + index) for index in range(count)]
+
+    def state(self) -> dict[str, Any]:
+        """See `Starts.state`."""
+        return {"drawn": self._drawn}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """See `Starts.load`."""
+        self._drawn = int(state["drawn"])

@@ -41,13 +41,18 @@ def rich_table(run: Run, rows: list[ClosingRow]) -> Table:
     """The closing table for a terminal."""
     from rich.table import Table
 
-    table = Table(title=f"{run.config.world.name}: {run.config.validation.games} held-out games, greedy")
+    table = Table(title=f"{run.config.world.name}: {_held_out(run.config)}")
     for column, align in (("", "left"), ("before RL", "right"), ("after RL", "right"), ("change", "right")):
         table.add_column(column, justify=align)  # type: ignore[arg-type]
     for row in rows:
         change = "" if row.before is None or row.after is None else f"{row.after - row.before:+.3f}"
         table.add_row(row.label, _number(row.before), _number(row.after), change)
     return table
+
+
+def _held_out(config: Experiment) -> str:
+    games = "held-out questions" if config.data else f"{config.validation.games} held-out games"
+    return games if config.validation.sampling.do_sample else f"{games}, greedy"
 
 
 def _number(value: float | None) -> str:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from quintet.config import Composed, dump_config, plan
-from quintet.config.native import Experiment
+from quintet.config.native import Experiment, SftConfig
 from quintet.errors import ConfigError, MachineError
-from quintet.runtime.local import Components
 from quintet.tracking.loggers import LoggerContext, MetricLogger, open_loggers, truncate
 from quintet.tracking.progress import Progress, open_progress
 from quintet.tracking.run_directory import RunDirectory, machine_errors, write_atomic
@@ -24,9 +23,15 @@ from quintet.training.checkpoint import Checkpoint, find_checkpoint, open_checkp
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from quintet.runtime.local import Components
+
 __all__ = ["Run", "Timings", "open_run"]
 
-MAY_CHANGE = ("output_dir", "resume", "tracking.", "checkpoint.", "name", "training.steps", "placement.")
+MAY_CHANGE = (
+    *("output_dir", "resume", "tracking.", "checkpoint.", "name", "placement."),
+    *("training.steps", "data.epochs", "data.max_steps"),
+    *("sft.name", "sft.project", "sft.loggers", "sft.output_dir", "sft.remote_dir", "sft.merge", "sft.epochs"),
+)
 """Keys, and sections, that a resumed run may set anew: they don't touch the numbers; more steps only
 stretch the schedules."""
 
@@ -71,25 +76,37 @@ class Run:
         before = self.checkpoint.state["seconds"] if self.checkpoint else 0.0
         return float(before) + time.perf_counter() - self._begun
 
+    def settle(self, steps: int) -> None:
+        """The number of steps, now that it is known how many follow from the data."""
+        config = self.config
+        training = config.training.model_copy(update={"steps": steps})
+        self.composed = replace(self.composed, experiment=config.model_copy(update={"training": training}))
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of one step everywhere."""
         if self._logger is None:
+            config = self.config
+            stage = config.sft if config.sft and not config.sft.then_reinforce else SftConfig()
             context = LoggerContext(
                 self.directory.path,
                 resume_step=self.checkpoint.step if self.checkpoint else None,
                 reporter=self.progress,
-                name=self.config.name,
-                project=self.config.tracking.project or "quintet",
+                name=stage.name or config.name,
+                project=stage.project or config.tracking.project or "quintet",
             )
-            self._logger = open_loggers(self.config.tracking.loggers, context)
+            self._logger = open_loggers(config.tracking.loggers if stage.loggers is None else stage.loggers, context)
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         self._logger.log(step, self.seconds, {**metrics, "perf/max_memory_rss_gb": memory})
 
     def save(self, step: int, components: Components) -> None:
         """Make the checkpoint of this step."""
-        state = {"seconds": self.seconds, "experiment": self.config.model_dump(mode="json")}
+        self.store(step, components.save, starts=components.starts.state())
+
+    def store(self, step: int, write: Callable[[Path], None], **state: Any) -> None:
+        """Make a checkpoint of the files that `write(directory)` puts there, and of JSON values of the caller's."""
+        state |= {"seconds": self.seconds, "experiment": self.config.model_dump(mode="json")}
         with machine_errors(self.directory.checkpoints):
-            save_checkpoint(self.directory.checkpoints, step, state, components.save, keep=self.config.checkpoint.keep)
+            save_checkpoint(self.directory.checkpoints, step, state, write, keep=self.config.checkpoint.keep)
 
     def close(self) -> None:
         """Let go of the log files."""
@@ -125,7 +142,8 @@ def _needed_bytes(composed: Composed) -> int:
     """
     config = composed.experiment
     kept = min(config.checkpoint.keep + 1, plan(composed).checkpoints)
-    path = Path(config.policy.path) if config.policy.path else None
+    given = config.sft.path if config.sft and config.sft.path else config.policy.path
+    path = Path(given) if given else None
     weights = sum(file.stat().st_size for file in path.glob("*.safetensors")) if path else MADE_POLICY_BYTES
     return 3 * weights * kept + LOG_BYTES
 

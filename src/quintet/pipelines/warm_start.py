@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
 from quintet.algorithms.objective import Imitation
 from quintet.config.native import Experiment, RolloutConfig, WarmStartConfig
+from quintet.data.book import PromptBook
 from quintet.data.demonstrations import Demonstration
-from quintet.records import Batch, Outcome, StopReason, Trajectory, Turn
+from quintet.errors import ConfigError
+from quintet.records import Batch, Outcome, Question, StopReason, Trajectory, Turn
 from quintet.rollout.agent_loop import derive_seed
 from quintet.rollout.assemble import assemble
 from quintet.rollout.dialogue import ChatFormat, Dialogue
@@ -18,7 +21,7 @@ from quintet.training.learner import ActorLearner
 from quintet.training.optimizer import learning_rate
 from quintet.training.packing import select_sequences
 
-__all__ = ["corpus", "demonstration_batch", "learn_demonstrations", "reply_format"]
+__all__ = ["answer_batch", "corpus", "demonstration_batch", "learn_demonstrations", "reply_format"]
 
 
 def reply_format(config: Experiment, actions: tuple[str, ...]) -> ReplyFormat:
@@ -80,6 +83,43 @@ def _as_trajectory(
             )
         )
     return Trajectory("demonstration", demonstration.seed, number, 0, tuple(turns), Outcome.SUCCESS)
+
+
+def answer_batch(book: PromptBook, rows: int, tokenizer: Any, rollout: RolloutConfig) -> Batch:
+    """Demonstrated answers of up to `rows` training questions as the policy would have given them, the answers
+    under the loss mask.
+
+    Raises:
+        ConfigError: no row has one.
+    """
+    shown = [(number, book[number]) for number in book.trials(rows)]
+    found = [_as_answer(book, number, question, tokenizer, rollout) for number, question in shown if question.response]
+    if not found:
+        raise ConfigError(
+            "the data have no demonstrated answers to learn from",
+            key="warm_start",
+            hint="name their column, data.response_key, or set warm_start=null",
+        )
+    return assemble(found)
+
+
+def _as_answer(book: PromptBook, number: int, question: Question, tokenizer: Any, rollout: RolloutConfig) -> Trajectory:
+    words = tokenizer.encode(question.response, add_special_tokens=False)[: rollout.max_response_tokens - 1]
+    tokens = (*words, tokenizer.eos_token_id)
+    turn = Turn(
+        observation="",
+        prompt=book.prompt(number),
+        continues=False,
+        tokens=tokens,
+        logprobs=(0.0,) * len(tokens),
+        weight_version=0,
+        text=str(question.response),
+        actions=(),
+        valid_format=True,
+        reward=0.0,
+        stop=StopReason.STOP,
+    )
+    return Trajectory("demonstration", number, number, 0, (turn,), Outcome.SUCCESS)
 
 
 def learn_demonstrations(

@@ -41,11 +41,14 @@ class Preset:
     mlp: int
     vocabulary: int
     context: int
+    digits: bool = False
+    """Each digit is a token of its own, so that sums are learnt place by place."""
 
 
 PRESETS: Mapping[str, Preset] = {
     "grid-1m": Preset(hidden=128, layers=4, heads=8, kv_heads=2, mlp=384, vocabulary=640, context=2048),
     "grid-3m": Preset(hidden=256, layers=4, heads=8, kv_heads=4, mlp=704, vocabulary=640, context=4096),
+    "numbers-1m": Preset(hidden=128, layers=4, heads=4, kv_heads=4, mlp=384, vocabulary=512, context=2048, digits=True),
 }
 
 
@@ -62,17 +65,19 @@ def preset(name: str) -> Preset:
     raise ConfigError(f"unknown preset {name!r}", key="policy.preset", value=name, hint=hint)
 
 
-def make_tokenizer(vocabulary: int, texts: Iterable[str]) -> PreTrainedTokenizerFast:
+def make_tokenizer(vocabulary: int, texts: Iterable[str], *, digits: bool = False) -> PreTrainedTokenizerFast:
     """A byte-level BPE of at most `vocabulary` tokens, trained on `texts`, with the chat template.
 
     Symbols of a grid stand behind a space, ` P _ O`: the pre-tokenizer keeps each apart, so each
-    becomes one token as soon as it occurs in `texts`.
+    becomes one token as soon as it occurs in `texts`. With `digits` no two digits share a token.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alone = pre_tokenizers.Digits(individual_digits=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([alone, by_bytes]) if digits else by_bytes
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary - len(TAGS),
@@ -125,7 +130,7 @@ def make_policy(name: str, directory: Path, texts: Iterable[str], seed: int) -> 
         ConfigError: unknown preset.
     """
     shape = preset(name)
-    tokenizer = make_tokenizer(shape.vocabulary, texts)
+    tokenizer = make_tokenizer(shape.vocabulary, texts, digits=shape.digits)
     model = make_model(shape, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from quintet.records import Batch, Trajectory
 
@@ -22,6 +23,7 @@ class _Columns:
     turn_end: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
+    saw: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     trajectory: list[int] = field(default_factory=list)
 
@@ -75,16 +77,16 @@ def assemble(trajectories: Iterable[Trajectory]) -> Batch:
     A turn that doesn't continue the sequence before it begins a new one.
     """
     columns = _Columns()
-    groups: list[int] = []
-    for trajectory in trajectories:
-        if not trajectory.turns:
-            continue
+    played = [trajectory for trajectory in trajectories if trajectory.turns]
+    seen: dict[tuple[int, str], int] = {}
+    for index, trajectory in enumerate(played):
         for number, turn in enumerate(trajectory.turns):
             if not turn.continues:
-                columns.begin(len(groups))
+                columns.begin(index)
             columns.read(turn.prompt, number)
             columns.wrote(turn.tokens, turn.logprobs, turn.reward, number)
-        groups.append(trajectory.group)
+            state = seen.setdefault((trajectory.group, turn.observation), len(seen))
+            columns.saw += [state] * (len(turn.prompt) + len(turn.tokens))
     lengths = torch.tensor(columns.lengths)
     starts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
     return Batch(
@@ -95,7 +97,15 @@ def assemble(trajectories: Iterable[Trajectory]) -> Batch:
         turn=torch.tensor(columns.turn),
         turn_end=torch.tensor(columns.turn_end),
         trajectory=torch.tensor(columns.trajectory),
-        group=torch.tensor(groups),
+        group=torch.tensor([trajectory.group for trajectory in played]),
         logprobs=torch.tensor(columns.logprobs, dtype=torch.float32),
         rewards=torch.tensor(columns.rewards, dtype=torch.float32),
+        saw=torch.tensor(columns.saw),
+        parts=_parts(played),
     )
+
+
+def _parts(played: Sequence[Trajectory]) -> dict[str, Tensor] | None:
+    """What rewards are made of, [R] each; a part that a trajectory lacks is 0 there."""
+    names = sorted({name for trajectory in played for name in trajectory.parts})
+    return {name: torch.tensor([t.parts.get(name, 0.0) for t in played]) for name in names} or None

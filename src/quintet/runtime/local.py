@@ -6,26 +6,33 @@ import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from quintet.algorithms.kl import KlControl
-from quintet.config.native import Experiment, OptimizerConfig
+from quintet.config.native import Experiment, OptimizerConfig, RewardConfig
+from quintet.data.book import PromptBook
 from quintet.envs.catalogue import make_world
+from quintet.envs.seeds import Starts, WorldStarts
 from quintet.errors import ConfigError
 from quintet.policies.causal_lm import ValueModel, load_model, load_tokenizer, recompute_activations
 from quintet.rollout.agent_loop import AgentLoop, derive_seed
 from quintet.rollout.dialogue import ChatFormat
 from quintet.rollout.engine import ENGINES, Engine
 from quintet.rollout.memory import slots_within
+from quintet.rollout.prompts import PromptLoop
+from quintet.runtime.judging import open_judge
 from quintet.runtime.memory import keep_freed_memory
 from quintet.training.checkpoint import Checkpoint
 from quintet.training.learner import ActorLearner, CriticLearner, Scorer
 from quintet.training.packing import Budget
 
-__all__ = ["Components", "build"]
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["Components", "build", "end_tokens"]
 
 
 @dataclass(slots=True)
@@ -34,13 +41,29 @@ class Components:
 
     experiment: Experiment
     tokenizer: Any
-    chat: ChatFormat
     actor: ActorLearner
     engine: Engine
-    games: AgentLoop
+    games: AgentLoop | PromptLoop
+    starts: Starts
+    book: PromptBook | None = None
+    """Questions, where such are answered."""
     critic: CriticLearner | None = None
     reference: Scorer | None = None
     kl: KlControl | None = None
+
+    @property
+    def chat(self) -> ChatFormat:
+        """The policy's chat template, taken apart.
+
+        Raises:
+            ConfigError: it can't carry a dialogue.
+        """
+        return ChatFormat(self.tokenizer)
+
+    def close(self) -> None:
+        """Let go of processes."""
+        if isinstance(self.games, PromptLoop):
+            self.games.close()
 
     def sync_weights(self, version: int) -> None:
         """Give the learner's weights to the engine."""
@@ -61,8 +84,11 @@ class Components:
     def grow_critic(self) -> None:
         """A critic from the policy as it is now."""
         config = self.experiment
+        trusted, overrides = config.policy.trust_remote_code, config.policy.overrides
+        path = config.critic.path
+        body = load_model(path, trust_remote_code=trusted, overrides=overrides) if path else self.actor.model
         self.critic = CriticLearner(
-            ValueModel(self.actor.model),
+            ValueModel(body),
             config.critic.optimizer,
             budget=Budget.of(config.critic.budget, config.training),
             inference_budget=Budget.of(config.critic.inference_budget, config.training),
@@ -70,10 +96,15 @@ class Components:
         )
 
     def keep_reference(self) -> None:
-        """The policy as it is now becomes the reference."""
-        self.reference = self.actor.scorer.frozen(
-            Budget.of(self.experiment.reference.inference_budget, self.experiment.training)
-        )
+        """The policy as it is now becomes the reference, or the model that the configuration names does."""
+        config = self.experiment
+        budget = Budget.of(config.reference.inference_budget, config.training)
+        if config.reference.path is None:
+            self.reference = self.actor.scorer.frozen(budget)
+        elif self.reference is None:
+            trusted = config.policy.trust_remote_code
+            model = load_model(config.reference.path, trust_remote_code=trusted).requires_grad_(requires_grad=False)
+            self.reference = Scorer(model, budget=budget, dtype=_dtype(config), temperature=config.rollout.temperature)
         if self.kl is None and self.experiment.algorithm.kl is not None:
             self.kl = KlControl.of(self.experiment.algorithm.kl)
 
@@ -85,8 +116,9 @@ class Components:
         if self.critic is not None:
             save_file(dict(self.critic.weights()), directory / "critic.safetensors")
             save_file(self.critic.state(), directory / "critic_optimizer.safetensors")
-        if self.reference is not None and self.kl is not None:
+        if self.reference is not None and self.experiment.reference.path is None:
             save_file(dict(self.reference.model.named_parameters()), directory / "reference.safetensors")
+        if self.kl is not None:
             (directory / "kl.json").write_text(json.dumps({"coefficient": self.kl.coefficient}))
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -100,19 +132,21 @@ class Components:
             self.critic.model.load_state_dict(load_file(checkpoint.directory / "critic.safetensors"))
             self.critic.load_state(load_file(checkpoint.directory / "critic_optimizer.safetensors"))
         self._load_reference(checkpoint.directory)
+        training = self.experiment.training
+        self.starts.load(checkpoint.state.get("starts", {"drawn": checkpoint.step * training.groups_per_step}))
         self.sync_weights(checkpoint.step)
 
     def _load_reference(self, directory: Path) -> None:
-        if self.experiment.algorithm.kl is None:
+        if not self.experiment.needs_reference:
             return
         self.keep_reference()
         path = directory / "reference.safetensors"
-        if self.reference is None or self.kl is None or not path.exists():
-            return
-        saved = load_file(path)
-        for name, parameter in self.reference.model.named_parameters():
-            parameter.copy_(saved[name])
-        self.kl.coefficient = float(json.loads((directory / "kl.json").read_text())["coefficient"])
+        if self.reference is not None and path.exists():
+            saved = load_file(path)
+            for name, parameter in self.reference.model.named_parameters():
+                parameter.copy_(saved[name])
+        if self.kl is not None and (directory / "kl.json").exists():
+            self.kl.coefficient = float(json.loads((directory / "kl.json").read_text())["coefficient"])
 
 
 def _dtype(config: Experiment) -> torch.dtype:
@@ -133,8 +167,8 @@ def _tokenizer(config: Experiment, policy: Path, vocabulary: int) -> Any:
     return tokenizer
 
 
-def build(config: Experiment, policy: Path) -> Components:
-    """Components around the policy at that directory.
+def build(config: Experiment, policy: Path, book: PromptBook | None = None) -> Components:
+    """Components around the policy at that directory; with a `book`, its questions are asked.
 
     Raises:
         MachineError: the directory isn't a model.
@@ -147,7 +181,6 @@ def build(config: Experiment, policy: Path) -> Components:
     model = load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides)
     tokenizer = _tokenizer(config, policy, model.config.vocab_size)
     dtype = _dtype(config)
-    chat = ChatFormat(tokenizer)
     own = model if dtype is torch.float32 else copy.deepcopy(model).to(dtype)
     context = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
     slots = slots_within(own, context, config.rollout.max_concurrent, config.rollout.engine_options.memory_share)
@@ -162,5 +195,25 @@ def build(config: Experiment, policy: Path) -> Components:
         dtype=dtype,
         temperature=config.rollout.temperature,
     )
-    games = AgentLoop(engine, chat, lambda: make_world(config.world), config.rollout, config.world.name)
-    return Components(config, tokenizer, chat, actor, engine, games)
+    games = _games(config, engine, tokenizer, model, book, policy)
+    starts = book or WorldStarts(config.training.start_states, config.seed, config.validation.games)
+    return Components(config, tokenizer, actor, engine, games, starts, book)
+
+
+def _games(
+    config: Experiment, engine: Engine, tokenizer: Any, model: PreTrainedModel, book: PromptBook | None, policy: Path
+) -> AgentLoop | PromptLoop:
+    """What plays: worlds turn by turn, or questions with one answer each."""
+    if book is None:
+        chat = ChatFormat(tokenizer)
+        return AgentLoop(engine, chat, lambda: make_world(config.world), config.rollout, config.world.name)
+    judge, ends = open_judge(config, policy), end_tokens(tokenizer, model)
+    limit = config.reward.max_failed_share if config.reward else RewardConfig(function_arguments={}).max_failed_share
+    return PromptLoop(engine, tokenizer, book, judge, config.rollout, ends=ends, max_failed_share=limit)
+
+
+def end_tokens(tokenizer: Any, model: PreTrainedModel) -> tuple[int, ...]:
+    """Tokens that end an answer: the tokenizer's, and those that the model's generation settings name."""
+    named = getattr(model.generation_config, "eos_token_id", None)
+    listed = [named] if isinstance(named, int) else list(named or ())
+    return tuple(dict.fromkeys([tokenizer.eos_token_id, *listed]))

@@ -2,7 +2,8 @@
 
 Names are those that verl's users know. A name that is not defined here can't be logged, so the
 table in the documentation is complete by construction. A part in braces stands for one path
-component: `val/{world}/success_rate` defines `val/frozenlake/success_rate`.
+component: `val/{world}/success_rate` defines `val/frozenlake/success_rate`. With a `*` it may hold `/`,
+as names of data sources do.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Metric:
         return self.name == name or ("{" in self.name and re.fullmatch(self._pattern(), name) is not None)
 
     def _pattern(self) -> str:
-        return re.sub(r"\\{\w+\\}", "[^/]+", re.escape(self.name))
+        part = re.sub(r"\\{\w+\\}", "[^/]+", re.escape(self.name))
+        return re.sub(r"\\{\w+\\\*\\}", ".+", part)
 
 
 _DEFINED: dict[str, Metric] = {}
@@ -208,6 +210,35 @@ def _define_outcomes() -> None:
         (0.1, 1.0),
         "mean over the step's groups",
     )
+    define(
+        "training/groups_kept",
+        "Share of groups that the filter leaves to learn from",
+        "share",
+        "as `algorithm.filter` asks",
+        "mean over the step's groups",
+    )
+    define("training/groups_drawn", "Groups played for the step, replaced ones included", "groups", "steady", "count")
+    define(
+        "training/refill_rounds",
+        "Further rounds played to replace groups without signal",
+        "rounds",
+        "below filter.refill_rounds",
+        "count",
+    )
+    define(
+        "reward/{part}/mean",
+        "Mean of one part of the reward, by the name under which the reward function gives it",
+        "reward",
+        "rises",
+        f"mean over {games}",
+    )
+    define(
+        "reward/failed",
+        "Answers whose judgement raised, hung, died or gave no finite number; they count as wrong",
+        "answers",
+        (0.0, 0.0),
+        f"count over {games}",
+    )
 
 
 def _define_learning() -> None:
@@ -293,6 +324,21 @@ def _define_learning() -> None:
         (0.0, 0.0),
         "count over the step",
     )
+    define(
+        "actor/stopped_updates",
+        "Optimizer steps left out because the mean probability ratio passed algorithm.stop_ratio",
+        "updates",
+        (0.0, 0.0),
+        "count over the step",
+    )
+    define("actor/ratio", "Mean probability ratio of new to old policy", "1", (0.9, 1.1), batches)
+    define(
+        "rollout_corr/{statistic}",
+        "Gap between engine and learner, and the weights and rejections that correct it, under verl's names",
+        "as named",
+        "steady and small",
+        f"over {tokens}",
+    )
     define("training/global_step", "Steps done", "steps", "rises by 1", "value after the step")
     define(
         "training/rollout_probs_diff_max",
@@ -323,6 +369,16 @@ def _define_validation() -> None:
         "mean over the turns of the held-out games, played greedily",
     )
 
+    for level, what in (("core", "the main score"), ("aux", "a further number")):
+        define(
+            f"val-{level}/{{source*}}/{{part}}/{{statistic*}}",
+            f"Held-out answers to questions of one source, {what}: mean@N and std@N over N answers a question, "
+            "pass@k, best@k, worst@k and maj@k of k of them",
+            "reward or share",
+            "rises",
+            "mean over the questions of the source",
+        )
+
 
 def _define_warm_start() -> None:
     batch = "mean over the update's target tokens"
@@ -336,6 +392,35 @@ def _define_warm_start() -> None:
     )
     define("sft/grad_norm", "Norm of the gradient before clipping", "norm", "falls, then steady", "value of the update")
     define("sft/lr", "Learning rate of the warm start", "1", "as scheduled", "value of the update")
+
+
+def _define_fine_tuning() -> None:
+    tokens = "mean over the step's learnt tokens"
+    define("train/loss", "Cross-entropy of the replies that are imitated", "nats", "falls", tokens)
+    define(
+        "train/token_accuracy",
+        "Share of learnt tokens whose probability is above one half",
+        "share",
+        (0.0, 1.0),
+        tokens,
+    )
+    define("train/grad_norm", "Norm of the gradient before clipping", "norm", "steady", "value of the step")
+    define("train/lr", "Learning rate of fine-tuning", "1", "as scheduled", "value of the step")
+    define(
+        "train/skipped_updates",
+        "Whether the step was left out because its gradient wasn't finite",
+        "updates",
+        (0.0, 0.0),
+        "count",
+    )
+    define(
+        "val/loss",
+        "Cross-entropy of held-out replies",
+        "nats",
+        "falls; a rise while train/loss falls is overfitting",
+        "mean over the learnt tokens of all held-out rows",
+    )
+    define("training/epoch", "Passes over the rows that lie behind", "passes", "rises", "value after the step")
 
 
 _PHASES = {
@@ -387,4 +472,5 @@ _define_outcomes()
 _define_learning()
 _define_validation()
 _define_warm_start()
+_define_fine_tuning()
 _define_performance()

@@ -35,6 +35,9 @@ KEY_METRICS: Mapping[str, str] = {
     "val/{world}/success_rate": "validation",
     "sft/loss": "loss",
     "sft/token_accuracy": "accuracy",
+    "train/loss": "loss",
+    "train/token_accuracy": "accuracy",
+    "val/loss": "held-out loss",
 }
 """What a bar shows, by the word it shows it under."""
 

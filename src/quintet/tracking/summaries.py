@@ -45,7 +45,19 @@ def summarize_games(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "trajectory/failed": sum(trajectory.outcome is Outcome.FAILED for trajectory in trajectories),
         **{f"trajectory/outcome/{kind}": _share(t.outcome is kind for t in trajectories) for kind in Outcome},
         **{f"response/stop_reason/{kind}": _share(turn.stop is kind for turn in turns) for kind in StopReason},
+        **_parts(trajectories),
     }
+
+
+def _parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What rewards are made of, where a reward function says so, and what couldn't be judged."""
+    names = sorted({name for trajectory in trajectories for name in trajectory.parts})
+    if not names:
+        return {}
+    count = len(trajectories)
+    means = {f"reward/{name}/mean": sum(t.parts.get(name, 0.0) for t in trajectories) / count for name in names}
+    failed = sum(t.failure is not None and t.failure.where == "reward" for t in trajectories)
+    return means | {"reward/failed": failed}
 
 
 def summarize_validation(world: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -63,6 +75,8 @@ def summarize_batch(batch: Batch) -> dict[str, float]:
     """Advantages, and values and returns where there is a critic."""
     own = batch.loss_mask
     metrics: dict[str, float] = {}
+    if not bool(own.any()):
+        return metrics
     if batch.advantages is not None:
         advantages = batch.advantages[own]
         metrics |= {

@@ -71,6 +71,7 @@ def _trajectory(item: Trajectory, tokens: bool) -> dict[str, Any]:
         "success": item.success,
         "reward": item.reward,
         "failure": None if item.failure is None else _failure(item.failure),
+        **({"parts": dict(item.parts), "predicted": item.predicted} if item.parts else {}),
         "turns": [_turn(turn, tokens) for turn in item.turns],
     }
 

@@ -74,3 +74,7 @@ class Experiment(Section):
         advantage = self.algorithm.advantage
         asked = isinstance(advantage, OutsideAdvantageConfig) and advantage.needs_critic
         return asked or advantage.name in ("gae", "bi_level_gae", "turn_wise_gae")
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.algorithm.kl is not None or self.algorithm.loss.name == "distillation"

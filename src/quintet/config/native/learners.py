@@ -31,7 +31,7 @@ class OptimizerConfig(Section):
     """AdamW, linear warm-up, then constant, linear or cosine decay."""
 
     kind: Annotated[Literal["adamw", "sgd", "muon"], Waits(Capability.SCHEDULES, lacks=("muon",))] = "adamw"
-    """Which optimizer."""
+    """Which optimizer; `sgd` is plain gradient descent, without momentum."""
     learning_rate: PositiveFloat = 1e-4
     """Peak learning rate."""
     warmup_steps: Annotated[int, Field(ge=0)] = 5
@@ -148,12 +148,13 @@ class MemoryConfig(Section):
     """Memory for it is pinned."""
     liger: Annotated[bool, Waits(Capability.MEMORY)] = False
     """Liger's fused kernels."""
-    remove_padding: Annotated[bool, Waits(Capability.BATCHING, (False,))] = True
-    """Sequences are computed end to end; without it they are filled up to the longest."""
+    remove_padding: bool = True
+    """Sequences are computed end to end. They are so without it, too: filling them up to the longest would change
+    the time and not the result."""
     torch_compile: Annotated[bool, Waits(Capability.SHARDING)] = False
     """Log-probs and entropy are compiled."""
-    padding_side: Annotated[Literal["left", "right"], Waits(Capability.BATCHING, ("left", "right"))] = "right"
-    """Where sequences are filled up, where something fills them up."""
+    padding_side: Literal["left", "right"] = "right"
+    """Where sequences are filled up, where something fills them up: no learner here does."""
 
 
 class _Learner(Section):

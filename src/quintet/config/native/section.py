@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from quintet.config.capability import Waits
 
@@ -14,7 +14,14 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
 Count = Annotated[int, Field(ge=0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
-Texts = Annotated[tuple[str, ...], Field(strict=False)]
+
+
+def _listed(given: Any) -> Any:
+    """One text stands for a list of it."""
+    return (given,) if isinstance(given, str) else given
+
+
+Texts = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(_listed)]
 
 
 class Section(BaseModel):

@@ -1,0 +1,181 @@
+"""What comes before the first step: data, policy, components, warm start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+from quintet.config.native import Experiment, WarmStartConfig
+from quintet.data.book import PromptBook, texts_of
+from quintet.data.demonstrations import Demonstration, demonstrate
+from quintet.envs.catalogue import make_world
+from quintet.envs.seeds import Split
+from quintet.errors import InterruptedRun
+from quintet.pipelines.playing import GREEDY, validate
+from quintet.pipelines.run import Run
+from quintet.pipelines.warm_start import (
+    answer_batch,
+    corpus,
+    demonstration_batch,
+    learn_demonstrations,
+    reply_format,
+)
+from quintet.policies.causal_lm import load_tokenizer
+from quintet.policies.tiny import make_policy
+from quintet.records import Batch
+from quintet.rollout.agent_loop import Game, derive_seed
+from quintet.runtime.local import Components, build
+from quintet.runtime.stop import StopRequest
+from quintet.tracking.loggers import JsonlLogger, LoggerContext
+from quintet.tracking.run_directory import machine_errors
+
+__all__ = ["begin", "interrupted", "open_prompts"]
+
+TRIALS = 256
+TRIAL_ACCURACY = 0.88
+"""Token accuracy below which a trial of the warm start isn't worth its time: nothing is won yet."""
+VOCABULARY_TEXTS = 4000
+"""Texts of the data from which a made policy learns its vocabulary."""
+
+
+def open_prompts(run: Run) -> PromptBook | None:
+    """The questions of a run that answers some; where passes over them say how many steps it has, it now knows.
+
+    Raises:
+        ConfigError: the files are missing or unreadable, or give no step.
+    """
+    config = run.config
+    if config.data is None or config.world.name != "prompts":
+        return None
+    if run.checkpoint:
+        policy = run.checkpoint.directory / "hf"
+    elif config.policy.path is not None:
+        policy = Path(config.policy.path)
+    else:
+        policy = _made_policy(run, islice(texts_of(config.data), VOCABULARY_TEXTS))
+    book = PromptBook.of(config, load_tokenizer(config.policy.tokenizer or policy))
+    if book.train.left_out:
+        run.progress.note(f"{book.train.left_out:,} questions are too long and left out")
+    run.settle(_steps(config, len(book.train)))
+    return book
+
+
+def _steps(config: Experiment, rows: int) -> int:
+    data, training = config.data, config.training
+    if data is None or data.epochs is None:
+        return training.steps
+    steps = rows // training.groups_per_step * data.epochs
+    return steps if data.max_steps is None else min(steps, data.max_steps)
+
+
+def begin(run: Run, book: PromptBook | None, stop: StopRequest) -> Components:
+    """Components at the checkpoint, or at the end of the warm start, which is checkpoint 0."""
+    config = run.config
+    if run.checkpoint:
+        components = build(config, run.checkpoint.directory / "hf", book)
+        components.load(run.checkpoint)
+        run.progress.note(f"going on from {run.checkpoint.directory}")
+        return components
+    demonstrations = [] if book else _demonstrations(run)
+    components = build(config, _policy(run, demonstrations), book)
+    if config.warm_start:
+        _warm_start(run, components, config.warm_start, demonstrations, stop)
+    if config.needs_critic:
+        components.grow_critic()
+    if config.needs_reference:
+        components.keep_reference()
+    components.sync_weights(0)
+    if config.validation.before_training or config.validation.only:
+        run.log(0, validate(run, components, 0))
+    run.save(0, components)
+    return components
+
+
+def _demonstrations(run: Run) -> list[Demonstration]:
+    config = run.config
+    if config.warm_start is None and config.policy.path is not None:
+        return []
+    games = config.warm_start.games if config.warm_start else 100
+    run.progress.note(f"solving {games} {config.world.name} games")
+    return demonstrate(
+        lambda: make_world(config.world),
+        games,
+        split=Split.DEMONSTRATION,
+        max_turns=config.rollout.max_turns,
+        max_actions_per_turn=config.rollout.max_actions_per_turn,
+    )
+
+
+def _policy(run: Run, demonstrations: list[Demonstration]) -> Path:
+    """The directory of the policy to start from; a preset is made there first, unless the questions did already."""
+    config = run.config
+    if config.policy.path is not None:
+        return Path(config.policy.path)
+    if config.data is not None:
+        return run.directory.policy
+    world = make_world(config.world)
+    return _made_policy(run, corpus(demonstrations, world.instruction(), reply_format(config, world.actions)))
+
+
+def _made_policy(run: Run, texts: Iterable[str]) -> Path:
+    config = run.config
+    with machine_errors(run.directory.policy):
+        make_policy(str(config.policy.preset), run.directory.policy, texts, derive_seed(config.seed, "policy"))
+    return run.directory.policy
+
+
+def _warm_start(
+    run: Run,
+    components: Components,
+    warm_start: WarmStartConfig,
+    demonstrations: list[Demonstration],
+    stop: StopRequest,
+) -> None:
+    config = run.config
+    batch = _shown(config, components, warm_start, demonstrations)
+    log = JsonlLogger(LoggerContext(run.directory.path, filename=run.directory.warm_start.name))
+    with run.progress.phase("warm start", warm_start.updates, unit="update") as progress:
+
+        def report(update: int, metrics: dict[str, float]) -> bool:
+            if stop:
+                raise interrupted(run, stop, 0)
+            enough = metrics["sft/token_accuracy"] > TRIAL_ACCURACY and _wins_enough(components, warm_start, update)
+            log.log(update, run.seconds, metrics)
+            progress.advance(metrics)
+            return enough
+
+        learn_demonstrations(components.actor_with(warm_start.optimizer), batch, warm_start, config.seed, report)
+    log.close()
+
+
+def _shown(
+    config: Experiment, components: Components, warm_start: WarmStartConfig, demonstrations: list[Demonstration]
+) -> Batch:
+    """What the warm start learns: solved games, or demonstrated answers."""
+    book = components.book
+    if book is not None:
+        return answer_batch(book, warm_start.games, components.tokenizer, config.rollout)
+    world = make_world(config.world)
+    replies = reply_format(config, world.actions)
+    return demonstration_batch(demonstrations, components.chat, world.instruction(), replies, config.rollout)
+
+
+def _wins_enough(components: Components, config: WarmStartConfig, update: int) -> bool:
+    """Whether the policy wins `until_success` of some training games that the steps don't use."""
+    if config.until_success is None or update % config.check_every_updates:
+        return False
+    components.sync_weights(0)
+    games = [Game(start, index, 0) for index, start in enumerate(components.starts.trials(TRIALS))]
+    won = sum(trajectory.success for trajectory in components.games.play(games, GREEDY))
+    return won >= config.until_success * len(games)
+
+
+def interrupted(run: Run, stop: StopRequest, step: int) -> InterruptedRun:
+    """How a run that was asked to stop ends."""
+    if step == 0:
+        return InterruptedRun(f"stopped by {stop.signal} in the warm start", "the same command begins it again")
+    return InterruptedRun(
+        f"stopped by {stop.signal} after step {step}; {run.directory.path} is ready to go on",
+        "the same command goes on from there",
+    )

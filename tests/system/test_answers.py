@@ -1,0 +1,167 @@
+"""If these fail, answering questions from files doesn't train, forgets where it was, or dies of a bad reward function."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.tracking.metrics import describe, reproducible
+
+Command = Any
+
+SMALL = """\
+name: sums
+world: {name: prompts}
+policy: {preset: numbers-1m}
+data: {train_files: sums/train.parquet, validation_files: sums/validation.parquet}
+rollout: {max_turns: 1, window_size: null, max_prompt_tokens: 64, max_response_tokens: 16}
+warm_start: {games: 60, updates: 25, turns_per_update: 32, until_success: null}
+training: {steps: 3, groups_per_step: 4, samples_per_group: 4, mini_batches: 2, threads: 1}
+validation: {every_steps: 2}
+checkpoint: {every_steps: 1}
+tracking: {trajectories_every_steps: 1, loggers: [jsonl]}
+"""
+
+
+@pytest.fixture
+def sums(quintet: Command, tmp_path: Path) -> Path:
+    quintet("data", "make", "addition", "sums", "digits=1", "--train", "20", "--validation", "6")
+    path = tmp_path / "sums.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+VARIANTS = {
+    "grpo, refilled and shaped": [
+        "algorithm.filter={refill_rounds: 1, keep_share: 0.5}",
+        "algorithm.shaping={length_penalty: 0.1, length_budget: 4}",
+    ],
+    "remax, gspo": ["algorithm.advantage={name: remax}", "algorithm.loss={name: gspo}"],
+    "gae, corrected, over observations": [
+        "algorithm.advantage={name: gae}",
+        "algorithm.correction={level: sequence, reject: [{upper: 2.0}]}",
+        "algorithm.advantage_over_own_tokens=false",
+    ],
+    "token baseline, full divergence": [
+        "algorithm.advantage={name: optimal_token_baseline}",
+        "algorithm.loss={name: clip_cov}",
+        "algorithm.kl={estimator: full, place: loss, coefficient: 0.1}",
+    ],
+    "gdpo, divergence off the rewards": [
+        "algorithm.advantage={name: gdpo}",
+        "algorithm.kl={estimator: full, place: reward, coefficient: 0.1, target: 0.1}",
+        "reward={format: answer_tag, format_reward: 0.5, worst: -1.0, scale: 2.0}",
+    ],
+}
+
+
+@pytest.mark.parametrize("words", VARIANTS.values(), ids=VARIANTS.keys())
+def test_questions_are_answered_and_learnt_from(quintet: Command, sums: Path, tmp_path: Path, words: list[str]) -> None:
+    quintet("train", str(sums), "training.steps=2", *words)
+    run = tmp_path / "runs/sums"
+    found = lines(run)
+    assert [line["step"] for line in found] == [0, 1, 2]
+    for line in found:
+        for name in set(line) - {"step", "time_seconds"}:
+            describe(name)
+    assert {"val/prompts/success_rate", "val-core/addition/acc/mean@1"} <= set(found[0])
+    assert found[1]["actor/grad_norm"] >= 0
+    game = json.loads((run / "trajectories/train/step_000001.jsonl").read_text().splitlines()[0])
+    assert set(game["parts"]) >= {"acc"}
+
+
+def test_a_killed_run_goes_on_with_the_next_questions(quintet: Command, sums: Path, tmp_path: Path) -> None:
+    quintet("train", str(sums), "name=whole")
+    with (tmp_path / "log").open("wb") as log:
+        command = [sys.executable, "-m", "quintet", "train", str(sums), "name=stopped"]
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
+        try:
+            end = time.monotonic() + 120
+            while not (tmp_path / "runs/stopped/checkpoints/global_step_1").exists() and time.monotonic() < end:
+                assert process.poll() is None, (tmp_path / "log").read_text()
+                time.sleep(0.01)
+            process.send_signal(signal.SIGKILL)
+            process.wait(timeout=60)
+        finally:
+            process.kill()
+    quintet("train", str(sums), "name=stopped")
+    runs = [[reproducible(line) for line in lines(tmp_path / f"runs/{name}")] for name in ("whole", "stopped")]
+    assert runs[0] == runs[1]
+    asked = [
+        [json.loads(line)["seed"] for line in (file).read_text().splitlines()]
+        for file in sorted((tmp_path / "runs/stopped/trajectories/train").glob("*.jsonl"))
+    ]
+    assert len({seed for step in asked for seed in step}) == 12, "three steps of four questions, none twice"
+
+
+REWARD = """\
+def score(data_source, solution_str, ground_truth, extra_info, bonus):
+    if extra_info["index"] % 2:
+        raise ValueError("no opinion on odd rows")
+    return {"score": bonus, "mine": 3.0}
+"""
+
+
+def test_a_reward_function_that_raises_costs_its_answers_and_then_the_run(
+    quintet: Command, sums: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(REWARD)
+    own = ["reward.function=mine.py:score", "reward.function_arguments={bonus: 0.5}", "training.steps=1"]
+    quintet("train", str(sums), *own, "reward.max_failed_share=1.0")
+    step = lines(tmp_path / "runs/sums")[1]
+    assert 0 < step["reward/failed"] < 16
+    games = (tmp_path / "runs/sums/trajectories/train/step_000001.jsonl").read_text().splitlines()
+    failed = [game["failure"] for game in map(json.loads, games) if game["failure"]]
+    assert len(failed) == step["reward/failed"]
+    assert failed[0]["kind"] == "ValueError"
+    assert "no opinion" in failed[0]["message"]
+    done = quintet("train", str(sums), *own, "reward.max_failed_share=0.01", "name=strict", check=False)
+    assert done.returncode == 2
+    assert "couldn't be judged (first: ValueError: no opinion on odd rows" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+OWN = """\
+import torch
+from quintet.algorithms.advantages import trajectory_rewards
+from quintet.algorithms.losses import PolicyLoss
+
+
+def half(batch, options):
+    advantages = options["share"] * trajectory_rewards(batch)[batch.token_trajectory] * batch.loss_mask
+    return advantages, advantages
+
+
+def loss(logprobs, targets, options):
+    nothing = torch.zeros(len(logprobs), dtype=torch.bool)
+    return PolicyLoss(-logprobs * targets.advantages, nothing, nothing, logprobs.detach() - targets.old_logprobs)
+"""
+
+
+def test_functions_of_the_users_own_are_used(quintet: Command, sums: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    words = [
+        "training.steps=1",
+        "algorithm.drop_groups_without_signal=false",
+        "reward={worst: 1.0}",
+        "algorithm.advantage={name: outside, function: 'own.py:half', options: {share: 0.25}}",
+        "algorithm.loss={name: outside, function: 'own.py:loss'}",
+    ]
+    quintet("train", str(sums), *words)
+    assert lines(tmp_path / "runs/sums")[1]["critic/advantages/mean"] == 0.25
+    done = quintet(
+        "train", str(sums), *words[:-1], "algorithm.loss={name: outside, function: 'own.py:los'}", check=False
+    )
+    assert done.returncode == 2
+    assert "did you mean 'loss'" in done.stderr

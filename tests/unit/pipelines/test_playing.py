@@ -1,0 +1,73 @@
+"""If these fail, steps learn from groups that teach nothing though others were asked for, or games repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from quintet.config import load_experiment
+from quintet.envs.seeds import WorldStarts
+from quintet.pipelines.estimating import gather
+from quintet.pipelines.playing import play_training_games
+from quintet.records import Outcome, StopReason, Trajectory, Turn
+from quintet.rollout.agent_loop import Game, Sampling
+
+WORDS = ["training.groups_per_step=4", "training.samples_per_group=2", "training.mini_batches=2"]
+
+
+class Table:
+    """Games whose reward is the sample's number where the start's number is divisible by `telling`, else 1."""
+
+    def __init__(self, telling: int) -> None:
+        self.telling = telling
+        self.rounds: list[list[Game]] = []
+
+    def play(self, games: Sequence[Game], sampling: Sampling) -> Iterator[Trajectory]:
+        self.rounds.append(list(games))
+        for game in reversed(games):
+            differs = (game.seed // 3) % self.telling == 0
+            reward = float(game.sample) if differs and sampling.temperature else 0.25
+            turn = Turn("start", (1, 2), False, (3, 4), (-0.1, -0.2), 0, "", (), True, reward, StopReason.STOP)
+            yield Trajectory("table", game.seed, game.group, game.sample, (turn,), Outcome.TERMINATED)
+
+
+def components(telling: int, *words: str) -> Any:
+    experiment = load_experiment(None, [*WORDS, *words]).experiment
+    return SimpleNamespace(experiment=experiment, games=Table(telling), starts=WorldStarts(None, 0, 8))
+
+
+def test_without_refilling_a_step_plays_its_groups_once() -> None:
+    table = components(2)
+    played = play_training_games(table, 1)
+    assert [(t.seed, t.group, t.sample) for t in played.trajectories] == [
+        (3 * group, group, sample) for group in range(4) for sample in range(2)
+    ]
+    assert played.metrics == {}
+    assert next(t.seed for t in play_training_games(table, 2).trajectories) == 12, "the next step draws new starts"
+
+
+def test_groups_without_signal_are_replaced() -> None:
+    """Of the starts 0, 1, 2, … every second tells something: 0 and 2 in the first round, then 4, then 6."""
+    table = components(2, "algorithm.filter.refill_rounds=5")
+    played = play_training_games(table, 1)
+    assert sorted({t.seed // 3 for t in played.trajectories}) == [0, 2, 4, 6]
+    assert [len(games) // 2 for games in table.games.rounds] == [4, 2, 1]
+    assert played.metrics == {"training/groups_drawn": 7, "training/refill_rounds": 2}
+    assert table.starts.state() == {"drawn": 7}
+
+
+def test_where_rounds_run_out_the_step_is_filled_up() -> None:
+    table = components(8, "algorithm.filter.refill_rounds=1")
+    played = play_training_games(table, 1)
+    assert sorted({t.seed // 3 for t in played.trajectories}) == [0, 1, 2, 3]
+    assert played.metrics == {"training/groups_drawn": 7, "training/refill_rounds": 1}
+
+
+def test_remax_plays_one_greedy_game_from_each_start() -> None:
+    table = components(2, "algorithm.advantage={name: remax}")
+    played = play_training_games(table, 1)
+    assert len(table.games.rounds[1]) == 4
+    batch = gather(played, table.experiment)
+    assert batch.baseline is not None
+    assert batch.baseline.tolist() == [0.25] * 8

@@ -1,0 +1,130 @@
+"""If these fail, answers are judged as somebody else's, a broken judge ends the run, or it hides that it is broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.config.native import RolloutConfig
+from quintet.errors import MachineError
+from quintet.policies.causal_lm import load_tokenizer
+from quintet.records import Answer, Failure, Generation, Outcome, Question, Request, StopReason, Verdict
+from quintet.rollout.agent_loop import Game, Sampling
+from quintet.rollout.assemble import assemble
+from quintet.rollout.prompts import PromptLoop
+
+GREEDY = Sampling(0.0, 0, 1.0, 0)
+
+
+class Book:
+    """Question n asks for n."""
+
+    def __getitem__(self, number: int) -> Question:
+        return Question(number, "sums", ({"role": "user", "content": f"say {number}"},), truth=str(number))
+
+    def prompt(self, number: int) -> tuple[int, ...]:
+        return (5, 6, number)
+
+
+class Echo:
+    """An engine that answers with the number in the prompt, the last asked first, and `length` where it is odd."""
+
+    weight_version = 1
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.waiting: list[Request] = []
+        self.seen: list[Request] = []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting)
+
+    def submit(self, request: Request) -> None:
+        self.waiting.append(request)
+        self.seen.append(request)
+
+    def step(self) -> list[Generation]:
+        request = self.waiting.pop()
+        number = request.prompt[-1]
+        words = tuple(self.tokenizer.encode(f"it is {number}", add_special_tokens=False))
+        cut = number % 2 == 1
+        tokens = words if cut else (*words, self.tokenizer.eos_token_id)
+        stop = StopReason.LENGTH if cut else StopReason.STOP
+        return [Generation(request.id, tokens, (-0.5,) * len(tokens), stop, 1)]
+
+    def load_weights(self, version: int, weights: object) -> None: ...
+    def forget(self) -> None: ...
+    def sleep(self) -> None: ...
+    def wake(self) -> None: ...
+
+
+class Late:
+    """A judge that has nothing ready until it is drained; fails on the numbers it is told to."""
+
+    def __init__(self, fails: tuple[str, ...] = ()) -> None:
+        self.fails = fails
+        self.answers: list[Answer] = []
+        self.closed = False
+
+    def submit(self, answer: Answer) -> None:
+        self.answers.append(answer)
+
+    def ready(self) -> list[Verdict]:
+        return []
+
+    def drain(self) -> list[Verdict]:
+        answers, self.answers = self.answers, []
+        return [self._verdict(answer) for answer in answers]
+
+    def _verdict(self, answer: Answer) -> Verdict:
+        truth = str(answer.question.truth)
+        if truth in self.fails:
+            return Verdict(answer.id, -1.0, {"acc": 0.0}, failure=Failure("reward", "Timeout", "10 s"))
+        right = float(answer.text == f"it is {truth}")
+        return Verdict(answer.id, 5 * right, {"acc": right}, predicted=truth)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def loop(policy_directory: Path, judge: Late, limit: float = 0.5) -> PromptLoop:
+    tokenizer = load_tokenizer(policy_directory)
+    ends = (tokenizer.eos_token_id,)
+    return PromptLoop(Echo(tokenizer), tokenizer, Book(), judge, RolloutConfig(), ends=ends, max_failed_share=limit)
+
+
+def test_each_answer_is_judged_by_its_own_question(policy_directory: Path) -> None:
+    games = [Game(number, group, sample) for group, number in enumerate((4, 7, 2)) for sample in range(2)]
+    played = list(loop(policy_directory, Late()).play(games, GREEDY))
+    assert sorted((t.seed, t.group, t.sample) for t in played) == sorted((g.seed, g.group, g.sample) for g in games)
+    assert all(t.turns[0].text == f"it is {t.seed}" and t.reward == 5.0 for t in played)
+    assert {t.seed: t.outcome for t in played} == dict.fromkeys((4, 7, 2), Outcome.SUCCESS)
+    assert {t.seed: t.turns[0].valid_format for t in played} == {4: True, 7: False, 2: True}
+    batch = assemble(sorted(played, key=lambda t: (t.group, t.sample)))
+    assert batch.rewards[batch.turn_end].tolist() == [5.0] * 6
+    assert batch.parts is not None
+    assert batch.parts["acc"].tolist() == [1.0] * 6
+
+
+def test_samples_of_a_question_are_drawn_apart(policy_directory: Path) -> None:
+    asking = loop(policy_directory, Late())
+    list(asking.play([Game(4, 0, 0), Game(4, 0, 1), Game(6, 1, 0)], GREEDY))
+    assert len({request.seed for request in asking._engine.seen}) == 3
+
+
+def test_a_judgement_that_fails_costs_its_own_answer(policy_directory: Path) -> None:
+    games = [Game(number, number, 0) for number in (2, 4, 6)]
+    played = {t.seed: t for t in loop(policy_directory, Late(("4",))).play(games, GREEDY)}
+    assert played[4].reward == -1.0
+    assert played[4].failure == Failure("reward", "Timeout", "10 s")
+    assert not played[4].success
+    assert played[2].success
+
+
+def test_a_judge_that_mostly_fails_ends_the_run_and_says_why(policy_directory: Path) -> None:
+    games = [Game(number, number, 0) for number in (2, 4, 6)]
+    with pytest.raises(MachineError, match=r"2 of 3 answers couldn't be judged \(first: Timeout: 10 s\)"):
+        list(loop(policy_directory, Late(("4", "6"))).play(games, GREEDY))
