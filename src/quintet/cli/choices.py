@@ -83,6 +83,7 @@ def _named(composed: Composed) -> Iterator[tuple[str, str, Registry[Any]]]:
     """Each name that a configuration takes from a registry."""
     from quintet.envs import catalogue  # noqa: F401 - registers the worlds
     from quintet.envs.world import WORLDS
+    from quintet.rewards.verifiers.catalogue import VERIFIERS
     from quintet.rollout.engine import ENGINES
     from quintet.tracking.loggers import LOGGERS
 
@@ -90,6 +91,8 @@ def _named(composed: Composed) -> Iterator[tuple[str, str, Registry[Any]]]:
     if config.world.name != "prompts":
         yield "world.name", config.world.name, WORLDS
     yield "rollout.engine", config.rollout.engine, ENGINES
+    if config.reward is not None and config.reward.kind != "rules":
+        yield "reward.kind", config.reward.kind, VERIFIERS
     yield from (("tracking.loggers", name, LOGGERS) for name in config.tracking.loggers)
 
 

@@ -17,6 +17,7 @@ def run() -> None:
     from quintet.envs import catalogue  # noqa: F401 - registers the worlds
     from quintet.envs.world import WORLDS
     from quintet.policies.tiny import PRESETS
+    from quintet.rewards.verifiers.catalogue import VERIFIERS
     from quintet.rollout.engine import ENGINES
     from quintet.tracking.loggers import LOGGERS
 
@@ -24,6 +25,7 @@ def run() -> None:
     print(f"  {'prompts':<28} questions from data files, answers that are judged")
     _show("advantages", ADVANTAGES)
     _show("losses", LOSSES)
+    _show("rules that judge answers", VERIFIERS)
     _show("engines", ENGINES)
     _show("loggers", LOGGERS)
     print("presets")

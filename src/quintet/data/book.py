@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PromptBook", "texts_of"]
 
+FIRST = 1000
+"""Rows whose sources are looked at before a run begins."""
+
 
 class PromptBook:
     """`book[number]` is a question and `book.prompt(number)` its tokens; those held out follow those of training.
@@ -56,6 +59,11 @@ class PromptBook:
         held = number - len(self.train)
         return self._held.prompt(held) if held >= 0 else self.train.prompt(number)
 
+    def sources(self) -> set[str]:
+        """Sources of the first rows of each split, so that rules that are missing are told at the start."""
+        first = (questions[row] for questions in (self.train, self._held) for row in range(min(FIRST, len(questions))))
+        return {question.source for question in first}
+
     def take(self, count: int) -> list[int]:
         """The next questions of training; those after them are prepared meanwhile."""
         rows = self._loader.take(count)
@@ -68,9 +76,13 @@ class PromptBook:
         self._validations += 1
         return [len(self.train) + row for row in rows]
 
-    def trials(self, count: int) -> list[int]:
-        """The first questions of training."""
+    def shown(self, count: int) -> list[int]:
+        """The first questions of training, whose answers a warm start is shown."""
         return list(range(min(count, len(self.train))))
+
+    def trials(self, count: int) -> list[int]:
+        """The last questions of training, the last that a warm start is shown."""
+        return list(range(max(0, len(self.train) - count), len(self.train)))
 
     def state(self) -> dict[str, Any]:
         """How far it was asked, for JSON."""

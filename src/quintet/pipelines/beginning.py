@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from quintet.config.native import Experiment, WarmStartConfig
+from quintet.config.plan import steps_of
 from quintet.data.book import PromptBook, texts_of
 from quintet.data.demonstrations import Demonstration, demonstrate
 from quintet.envs.catalogue import make_world
@@ -57,16 +58,8 @@ def open_prompts(run: Run) -> PromptBook | None:
     book = PromptBook.of(config, load_tokenizer(config.policy.tokenizer or policy))
     if book.train.left_out:
         run.progress.note(f"{book.train.left_out:,} questions are too long and left out")
-    run.settle(_steps(config, len(book.train)))
+    run.settle(steps_of(config, len(book.train)))
     return book
-
-
-def _steps(config: Experiment, rows: int) -> int:
-    data, training = config.data, config.training
-    if data is None or data.epochs is None:
-        return training.steps
-    steps = rows // training.groups_per_step * data.epochs
-    return steps if data.max_steps is None else min(steps, data.max_steps)
 
 
 def begin(run: Run, book: PromptBook | None, stop: StopRequest) -> Components:

@@ -92,7 +92,7 @@ def answer_batch(book: PromptBook, rows: int, tokenizer: Any, rollout: RolloutCo
     Raises:
         ConfigError: no row has one.
     """
-    shown = [(number, book[number]) for number in book.trials(rows)]
+    shown = [(number, book[number]) for number in book.shown(rows)]
     found = [_as_answer(book, number, question, tokenizer, rollout) for number, question in shown if question.response]
     if not found:
         raise ConfigError(

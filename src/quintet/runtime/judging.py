@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["open_judge"]
 
 
-def open_judge(config: Experiment, policy: Path) -> Judge:
-    """The judge that the configuration names; `policy` is where the policy's model lies.
+def open_judge(config: Experiment, policy: Path, sources: Iterable[str] = ()) -> Judge:
+    """The judge that the configuration names; `policy` is where the policy's model lies, `sources` are those of the
+    questions.
 
     Raises:
         ConfigError: there are no such rules, or the user's own can't be loaded.
@@ -32,4 +34,4 @@ def open_judge(config: Experiment, policy: Path) -> Judge:
         return LanguageModelJudge(reward, longest)
     from quintet.rewards.judges import make_judge
 
-    return make_judge(reward, longest)
+    return make_judge(reward, longest, sources)

@@ -207,7 +207,7 @@ def _games(
     if book is None:
         chat = ChatFormat(tokenizer)
         return AgentLoop(engine, chat, lambda: make_world(config.world), config.rollout, config.world.name)
-    judge, ends = open_judge(config, policy), end_tokens(tokenizer, model)
+    judge, ends = open_judge(config, policy, book.sources()), end_tokens(tokenizer, model)
     limit = config.reward.max_failed_share if config.reward else RewardConfig(function_arguments={}).max_failed_share
     return PromptLoop(engine, tokenizer, book, judge, config.rollout, ends=ends, max_failed_share=limit)
 

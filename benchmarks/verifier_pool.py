@@ -1,0 +1,130 @@
+"""How fast answers are judged, and how long ten answers that never end hold up a batch.
+
+    python benchmarks/verifier_pool.py [--times 5] [--out FILE]
+
+Writes one JSON file: boxed integers a second, the same for answers that math-verify has to parse, and the time of a
+batch of 512 with ten answers whose value nobody can write down, beyond the time limit of one answer. Two processes,
+as on two cores. It measures; it asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from quintet.config.native.data import RewardConfig
+from quintet.records import Answer, Question, Verdict
+from quintet.rewards.judges import Judge, make_judge
+
+SOURCE = "lighteval/MATH"
+ENDLESS = (r"9^{9^{9^{9}}}", r"\binom{1000000000}{500000000}", r"100000000!", r"\sum_{k=1}^{1000000000} \frac{1}{k^k}")
+BATCH, PATHOLOGICAL, TIMEOUT = 512, 10, 3.0
+PROCESSES = 2
+
+
+def integer(number: int) -> tuple[str, str]:
+    """An answer and its truth, as plain as they come."""
+    return str(number), str(number)
+
+
+def root(number: int) -> tuple[str, str]:
+    """An answer that has to be parsed to be compared."""
+    return f"1+\\sqrt{{{number + 2}}}", f"\\sqrt{{{number + 2}}}+1"
+
+
+def mixed(number: int) -> tuple[str, str]:
+    """One in four has to be parsed."""
+    return root(number) if number % 4 == 0 else integer(number)
+
+
+def judged(judge: Judge, rows: list[tuple[str, str]]) -> tuple[float, list[Verdict]]:
+    """Seconds from the first answer to the last verdict."""
+    started = time.perf_counter()
+    for number, (content, truth) in enumerate(rows):
+        question = Question(number, SOURCE, (), truth)
+        judge.submit(Answer(number, question, f"Step by step, so the answer is $\\boxed{{{content}}}$.", 12))
+    verdicts = judge.drain()
+    return time.perf_counter() - started, verdicts
+
+
+@contextmanager
+def opened(seconds: float) -> Iterator[Judge]:
+    """A judge that has judged before: starting it is no part of a step."""
+    judge = make_judge(RewardConfig(manager="prime", workers=PROCESSES, timeout_seconds=seconds), 100, [SOURCE])
+    try:
+        judged(judge, [root(number) for number in range(8)])
+        yield judge
+    finally:
+        judge.close()
+
+
+def rates(make: Callable[[int], tuple[str, str]], count: int, times: int) -> list[float]:
+    """Answers a second, of each run."""
+    with opened(30.0) as judge:
+        found = []
+        for run in range(times):
+            seconds, verdicts = judged(judge, [make(run * count + number) for number in range(count)])
+            if sum(verdict.score for verdict in verdicts) != count:
+                raise SystemExit("a right answer was judged wrong")
+            found.append(round(count / seconds))
+    return found
+
+
+def beyond(make: Callable[[int], tuple[str, str]], times: int) -> list[float]:
+    """Seconds that a batch with pathological answers takes beyond the time limit, of each run."""
+    found = []
+    with opened(TIMEOUT) as judge:
+        for run in range(times):
+            rows = [make(run * BATCH + number) for number in range(BATCH)]
+            for place in random.Random(run).sample(range(BATCH), PATHOLOGICAL):
+                rows[place] = (ENDLESS[place % len(ENDLESS)], "7")
+            seconds, verdicts = judged(judge, rows)
+            failures = sum(verdict.failure is not None for verdict in verdicts)
+            if failures != PATHOLOGICAL or sum(verdict.score for verdict in verdicts) != BATCH - PATHOLOGICAL:
+                raise SystemExit("another number of answers has failed")
+            found.append(round(seconds - TIMEOUT, 2))
+    return found
+
+
+def measured(unit: str, runs: list[float]) -> dict[str, object]:
+    return {"unit": unit, "median": statistics.median(runs), "least": min(runs), "most": max(runs), "runs": runs}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    times, before = arguments.times, os.getloadavg()[0]
+    result = {
+        "machine": {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "system": platform.system(),
+            "load_before": round(before, 1),
+        },
+        "processes": PROCESSES,
+        "boxed_integers": measured("answers/s", rates(integer, 4096, times)),
+        "parsed_by_math_verify": measured("answers/s", rates(root, 256, times)),
+        "batch": {"answers": BATCH, "pathological": PATHOLOGICAL, "timeout_seconds": TIMEOUT},
+        "beyond_timeout_integers": measured("s", beyond(integer, times)),
+        "beyond_timeout_one_in_four_parsed": measured("s", beyond(mixed, times)),
+    }
+    text = json.dumps(result, indent=1) + "\n"
+    if arguments.out:
+        arguments.out.write_text(text)
+    else:
+        sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main()

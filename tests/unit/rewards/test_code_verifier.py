@@ -1,0 +1,213 @@
+"""If these fail, a model's programs are judged wrongly, or may do more than compute."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from quintet.rewards import budget, confinement
+from quintet.rewards.verifiers import code
+
+DOUBLE = "Here:\n```python\nprint(2 * int(input()))\n```\n"
+STDIN = {"inputs": ["3\n", "4\n"], "outputs": ["6\n", "8"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "truth", "extra", "score"),
+    [
+        (DOUBLE, STDIN, {}, 1.0),
+        (DOUBLE, json.dumps(STDIN), {}, 1.0),
+        (DOUBLE, [{"input": "3", "output": "6"}, {"input": "4", "output": "9"}], {}, 0.5),
+        ("```python\nprint(1)\n```\n```python\nprint(2 * int(input()))", STDIN, {}, 1.0),
+        ("print(2 * int(input()))", STDIN, {}, 1.0),
+        ("```python\nprint(2 * int(input()) + 1e-9)\n```", {"inputs": ["3"], "outputs": ["6.0"]}, {}, 1.0),
+        ("def twice(n): return n * 2", {"inputs": [[3], [4]], "outputs": [6, [8]], "fn_name": "twice"}, {}, 1.0),
+        ("class Solution:\n def f(self, n): return 2 * n", {"inputs": ["3"], "outputs": ["6"]}, {"fn_name": "f"}, 1.0),
+        ("def twice(n): return n + 2", ["assert twice(2) == 4", "assert twice(3) == 6"], {}, 0.5),
+        ("def twice(n): return n * 2", {"test_list": ["assert twice(2) == 4"]}, {}, 1.0),
+        ("def twice(n): return n * 2", "x = 4\nassert twice(2) == x\nassert twice(3) == x", {}, 0.5),
+        ("def twice(n): return n * 2", "def check(f):\n    assert f(2) == 4", {"entry_point": "twice"}, 1.0),
+        ("def twice(n): return n", "def check(f):\n    assert f(2) == 4", {"entry_point": "twice"}, 0.0),
+        ("import sys\nsys.exit(0)", ["assert twice(2) == 4"], {}, 0.0),
+        ("import os\nos._exit(0)", ["assert twice(2) == 4"], {}, 0.0),
+        ("def twice(n", ["assert twice(2) == 4"], {}, 0.0),
+        ("", {"inputs": [""], "outputs": [""]}, {}, 0.0),
+    ],
+)  # fmt: skip
+def test_the_share_of_tests_that_pass(text: str, truth: object, extra: dict, score: float) -> None:
+    assert code.judge(text, truth, extra).score == score
+
+
+@pytest.mark.parametrize(
+    "truth", ["", None, {}, {"inputs": [], "outputs": []}, "def (", {"inputs": ["1"], "outputs": []}]
+)
+def test_a_row_without_tests_is_a_fault_of_the_row(truth: object) -> None:
+    with pytest.raises(ValueError, match=r"tests|argument"):
+        code.judge("print(1)", truth, {})
+
+
+def outcome(program: str, seconds: float = 5.0) -> code.Run:
+    return code.run(program, "", seconds)
+
+
+def test_an_endless_loop_is_ended() -> None:
+    started = time.monotonic()
+    assert outcome("while True: pass", 0.3).status is None
+    assert time.monotonic() - started < 3
+
+
+def test_endless_words_are_cut_off() -> None:
+    done = outcome("while True: print('x' * 100_000)")
+    assert done.status not in (0, None)
+    assert len(done.output) <= confinement.FILE_BYTES
+
+
+def test_memory_is_bounded() -> None:
+    done = outcome("try:\n    bytearray(3 << 30)\nexcept MemoryError:\n    print('no')")
+    assert done.output == "no\n"
+
+
+def refused(program: str) -> bool:
+    """Whether the kernel says no to a line."""
+    done = outcome(
+        f"try:\n    {program}\nexcept (OSError, ValueError) as error:\n    print('refused')\nelse:\n    print('done')"
+    )
+    assert done.status == 0
+    assert done.output in ("refused\n", "done\n")
+    return done.output == "refused\n"
+
+
+def test_what_the_tests_below_call_refused_is_told_from_what_works() -> None:
+    assert not refused("import math")
+    assert not refused("import threading; a = threading.Thread(target=len, args=('',)); a.start(); a.join()")
+    assert not refused("open('/etc/passwd').read()")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os; os.fork()",
+        "import subprocess; subprocess.run(['true'])",
+        "import multiprocessing; multiprocessing.Process(target=print).start()",
+        "import os; os.setsid()",
+        "import os; os.kill(os.getppid(), 9)",
+        "import os; os.kill(-1, 9)",
+        "import os; open(f'/proc/{os.getppid()}/environ').read()",
+        "import os; open(f'/proc/{os.getppid()}/mem', 'rb')",
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+        "import ctypes; ctypes.CDLL(None).unshare(0x10000000) and (_ for _ in ()).throw(OSError)",
+    ],
+)
+def test_no_processes_and_no_hand_on_others(program: str) -> None:
+    assert refused(program)
+
+
+def test_no_network() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        assert refused(f"import socket; socket.create_connection({address!r}, 1)")
+        server.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert refused("import socket; socket.socketpair()")
+    assert refused("import socket; socket.getaddrinfo('localhost', 80); socket.socket()")
+
+
+def test_no_files_are_written_changed_or_removed(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("as it was")
+    for program in (
+        f"open({str(tmp_path / 'new')!r}, 'w')",
+        f"open({str(kept)!r}, 'a')",
+        f"import os; os.open({str(kept)!r}, os.O_RDONLY | os.O_TRUNC)",
+        f"import os; os.unlink({str(kept)!r})",
+        f"import os; os.rename({str(kept)!r}, {str(tmp_path / 'moved')!r})",
+        f"import os; os.truncate({str(kept)!r}, 0)",
+        f"import os; os.chmod({str(kept)!r}, 0o777)",
+        f"import os; os.mkdir({str(tmp_path / 'made')!r})",
+        f"import os; os.symlink('/etc', {str(tmp_path / 'link')!r})",
+        "import os; os.memfd_create('x')",
+    ):
+        assert refused(program), program
+    assert kept.read_text() == "as it was"
+    assert os.listdir(tmp_path) == ["kept"]
+
+
+def test_the_environment_isn_t_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_KEY", "abc")
+    assert "abc" not in outcome("import os; print(os.environ)").output
+
+
+def test_tests_share_the_time_of_the_answer() -> None:
+    """A program that hangs is wrong; its judgement isn't ended with it."""
+    budget.begin(2.0)
+    try:
+        started = time.monotonic()
+        judged = code.judge("```python\nwhile True: pass\n```", {"inputs": ["1"] * 5, "outputs": ["1"] * 5}, {})
+    finally:
+        budget.begin(None)
+    assert judged.score == 0.0
+    assert time.monotonic() - started < 2.0
+
+
+def test_where_programs_can_t_be_confined_none_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "_confined", lambda *_: (sys.executable, "-c", "raise SystemExit(97)"))
+    code._check_confined.cache_clear()
+    with pytest.raises(confinement.Unconfinable, match="seccomp"):
+        code.judge(DOUBLE, STDIN, {})
+
+
+def test_the_filter_holds_for_the_other_machine_too() -> None:
+    """Jumps and numbers for a machine that this isn't: each refusal is reached by its own number alone."""
+    for machine, loaded in (("x86_64", 41), ("aarch64", 198)):
+        program = list(confinement._program(machine, 1234, False))
+        assert _verdict(program, machine, loaded) == confinement.REFUSE | 1
+        assert _verdict(program, machine, 0) == confinement.ALLOW
+        assert _verdict(program, machine, confinement.SPECIAL[machine]["kill"], 1234) == confinement.ALLOW
+        assert _verdict(program, machine, confinement.SPECIAL[machine]["kill"], 1) == confinement.REFUSE | 1
+        assert _verdict(program, machine, confinement.SPECIAL[machine]["clone3"]) == confinement.REFUSE | 38
+        assert _verdict(program, machine, 500) == confinement.REFUSE | 38
+        assert _verdict(program, "x86_64" if machine == "aarch64" else "aarch64", 0) == confinement.KILL
+
+
+def _verdict(program: list, machine: str, number: int, first: int = 0) -> int:
+    """What the kernel would make of a call: classic BPF, as far as the filter uses it."""
+    data = {0: number, 4: confinement.ARCHITECTURES[machine], 16: first}
+    at, loaded = 0, 0
+    while True:
+        operation, yes, no, operand = program[at]
+        if operation == confinement.RETURN:
+            return operand
+        if operation == confinement.LOAD:
+            loaded, jump = data.get(operand, 0), 0
+        else:
+            tests = {
+                confinement.EQUAL: loaded == operand,
+                confinement.GREATER: loaded > operand,
+                confinement.ANY_BIT: bool(loaded & operand),
+            }
+            jump = yes if tests[operation] else no
+        at += 1 + jump
+
+
+def test_the_limits_are_a_command_of_their_own() -> None:
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-B",
+        confinement.__file__,
+        "2",
+        str(1 << 29),
+        sys.executable,
+        "-c",
+        "print(7)",
+    ]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "7\n"
