@@ -95,7 +95,7 @@ def _ledger_row(row: Row) -> str:
     without = f" [{', '.join(f'`{noop_words(value)}`' for value in row.noop)}]" if row.noop else ""
     state = "honoured" if row.pending is None else f"pending: {row.pending}{without}"
     native = ", ".join(f"`{name}`" for name in row.native)
-    where = f" Only where `{row.only_if[0]}` is `{show(row.only_if[1])}`." if row.only_if else ""
+    where = f" Only where `{row.only_if[0]}` is `{noop_words(row.only_if[1])}`." if row.only_if else ""
     effect = f"{row.effect}{where}{also}"
     return _table_row([f"`{row.key}`", row.takes.words, f"`{show(row.default)}`", effect, native, state])
 

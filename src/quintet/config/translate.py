@@ -8,10 +8,10 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from quintet.config.compose import Composed, flatten, yaml_lines
-from quintet.config.dialects.composition.reading import Written, given_tree, reference_values
+from quintet.config.dialects.composition.reading import given_tree, reference_values
 from quintet.config.dialects.conversion import foreign_word
 from quintet.config.dialects.dialect import Dialect, narrowed
-from quintet.config.dialects.ledger import Row
+from quintet.config.dialects.ledger import counts
 from quintet.config.dialects.loading import convert
 from quintet.config.keys import show
 from quintet.config.native import Experiment
@@ -121,12 +121,8 @@ def _differing(values: Mapping[str, Any], frame: Mapping[str, Any], here: Dialec
         written = given_tree(_nested(said)).over(reference)
         said |= {key: values[key] for key in keys if written.value(key) != values[key]}
     written = given_tree(_nested(said)).over(reference)
-    counts = [key for key in said if key not in rows or _counts(rows[key], written)]
-    return _nested({key: said[key] for key in sorted(counts, key=[*rows, *said].index)})
-
-
-def _counts(row: Row, written: Written) -> bool:
-    return row.only_if is None or written.value(row.only_if[0]) == row.only_if[1]
+    counting = [key for key in said if key not in rows or counts(rows[key], rows, written.value)]
+    return _nested({key: said[key] for key in sorted(counting, key=[*rows, *said].index)})
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:

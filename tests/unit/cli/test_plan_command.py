@@ -24,7 +24,8 @@ MODEL = {
 }
 RAGEN = {
     "model": {"base_model": "some/model"},
-    "training": {"micro_batch_size": 4, "length_penalty": True},
+    "training": {"micro_batch_size": 4},
+    "trainer": {"default_hdfs_dir": "hdfs://there"},
     "optimization": {"actor_lr": 1e-6},
     "logging": {"mode": ["console"]},
     "sft": {"env_type": "frozenlake"},
@@ -134,7 +135,7 @@ def test_a_foreign_configuration_is_planned_with_what_waits_of_it(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     found = planned(monkeypatch, capsys, str(tmp_path / "base.yaml"))
     assert found["arithmetic"]["games_per_step"] == 128
-    assert "training.length_penalty" in {one["key"] for one in found["not_yet"]}
+    assert "trainer.default_hdfs_dir" in {one["key"] for one in found["not_yet"]}
     assert found["memory"]["unknown"]["policy.path"]["hint"] == "hf download some/model config.json"
     assert found["memory"]["components"] == {}
     assert found["not_here"] == []
@@ -165,15 +166,53 @@ def test_files_that_are_here_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "x.jsonl").write_text('{"prompt": "?"}\n' * 70)
-    words = [f"data.train_files=[{tmp_path}/x.jsonl]", "data.epochs=2"]
+    words = ["world.name=prompts", f"data.train_files=[{tmp_path}/x.jsonl]", "data.epochs=2"]
     found = planned(monkeypatch, capsys, *words)["arithmetic"]
     assert (found["rows"], found["steps"], found["optimizer_steps"], found["rows_dropped_per_pass"]) == (70, 4, 32, 6)
     shown = lines(monkeypatch, capsys, *words)
     assert "  steps                         4  2 × 70 rows, 32 in each step" in shown
-    elsewhere = planned(monkeypatch, capsys, "data.train_files=[/nowhere/x.parquet]", "data.epochs=2")["arithmetic"]
+    assert "  games a step                512  32 prompts × 16 samples each" in shown
+    assert any(line.startswith("  validations") and line.endswith("of 70 answers each") for line in shown)
+    there = ["world.name=prompts", "data.train_files=[/nowhere/x.parquet]", "data.epochs=2"]
+    elsewhere = planned(monkeypatch, capsys, *there)["arithmetic"]
     assert (elsewhere["steps"], elsewhere["optimizer_steps"], elsewhere["checkpoints"]) == (None, None, None)
-    shown = lines(monkeypatch, capsys, "data.train_files=[/nowhere/x.parquet]", "data.epochs=2")
+    shown = lines(monkeypatch, capsys, *there)
     assert any(line.startswith("  steps                   unknown") for line in shown)
+
+
+def test_rows_that_fill_no_step_are_refused_by_a_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.jsonl").write_text('{"prompt": "?"}\n' * 7)
+    assert call(monkeypatch, "world.name=prompts", f"data.train_files=[{tmp_path}/x.jsonl]", "data.epochs=2") == 2
+    message = capsys.readouterr().err
+    assert "training.groups_per_step = 32 (default): the data have 7 rows" in message
+    assert "at most: training.groups_per_step=7" in message
+
+
+def test_fine_tuning_is_planned_in_rows_passes_and_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.jsonl").write_text('{"prompt": "?"}\n' * 70)
+    words = [f"data.train_files=[{tmp_path}/x.jsonl]", "sft.batch=16", "sft.epochs=3", "sft.sequences_per_pass=4"]
+    found = planned(monkeypatch, capsys, *words, "validation.every_steps=0")["arithmetic"]
+    assert (found["steps"], found["passes_per_step"], found["rows_dropped_per_pass"]) == (12, 4, 6)
+    assert found["validations"] == 4  # before, and after each of three passes
+    shown = lines(monkeypatch, capsys, *words)
+    assert any(line.split() == ["steps", "12", "3", "×", "70", "rows,", "16", "in", "each", "step"] for line in shown)
+    games = lines(monkeypatch, capsys, "sft.games={games: 50}", "sft.batch=16")
+    assert any(line.split()[:3] == ["games", "50", "solved,"] for line in games)
+
+
+def test_an_evaluation_is_planned_in_questions_and_ks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.jsonl").write_text('{"prompt": "?"}\n' * 70)
+    words = [f"evaluation.path={tmp_path}/x.jsonl", "evaluation.samples=[1, 4]"]
+    assert planned(monkeypatch, capsys, *words)["arithmetic"] == {"rows": 70, "samples": [1, 4], "learners": {}}
+    assert any(
+        line.split() == ["questions", "70", "with", "stored", "answers"] for line in lines(monkeypatch, capsys, *words)
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,6 +221,7 @@ def test_files_that_are_here_are_counted(
         (["sft.batch=8"], "supervised fine-tuning"),
         (["evaluation.path=x.parquet"], "evaluation of stored answers"),
         (["validation.only=true"], "validation alone"),
+        (["sft.then_reinforce=true"], "supervised fine-tuning, then reinforcement learning"),
     ],
 )
 def test_other_kinds_of_run_are_planned_as_what_they_are(
@@ -195,7 +235,7 @@ def test_text_of_a_configuration_cant_move_the_cursor(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nor is it read as markup."""
-    shown = lines(monkeypatch, capsys, r'data.train_files=["\x1b]0;x\x07[bold]a.jsonl"]')
+    shown = lines(monkeypatch, capsys, "world.name=prompts", r'data.train_files=["\x1b]0;x\x07[bold]a.jsonl"]')
     assert any("[bold]a.jsonl" in line for line in shown)
     assert all(line.isprintable() for line in shown)
 

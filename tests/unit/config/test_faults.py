@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from quintet.config import load_experiment
+from quintet.config.keys import keys, show
 from quintet.errors import ConfigError
 
 
@@ -26,7 +27,7 @@ def fault(overrides: list[str], path: str | None = None) -> ConfigError:
         (["optimizer.learning_rate=1"], ["actor.optimizer or critic.optimizer"]),
         (["checkpoint.zzzz=1"], ["legal here: every_steps, keep"]),
         (["world.name=sokobn"], ["world.name = 'sokobn'", "did you mean sokoban?"]),
-        (["algorithm.advantage.name=ppo"], ["algorithm.advantage.name = 'ppo'", "legal: grpo, gae, bi_level_gae"]),
+        (["algorithm.advantage.name=ppo"], ["algorithm.advantage.name = 'ppo'", "legal: grpo, brpo, arpo"]),
         (["world.sizes=3"], ["unknown key world.sizes", "did you mean world.size?"]),
         (["world.name=sokoban", "world.boxs=3"], ["unknown key world.boxs", "did you mean world.boxes?"]),
         (["world.boxes=3"], ["it belongs to world.name=sokoban, and world.name is frozenlake"]),
@@ -40,7 +41,7 @@ def fault(overrides: list[str], path: str | None = None) -> ConfigError:
         (["actor.optimizer.learning_rate=.inf"], ["actor.optimizer.learning_rate", "a number > 0"]),
         (["actor.optimizer.betas=[0.9]"], ["actor.optimizer.betas = [0.9]", "a list"]),
         (["actor.optimizer.betas=[0.9, 1.0]"], ["actor.optimizer.betas = [0.9, 1.0]", "< 1"]),
-        (["tracking.loggers=jsonl"], ["tracking.loggers = 'jsonl'", "a list, each text"]),
+        (["tracking.loggers=5"], ["tracking.loggers = 5", "a list, each text"]),
         (["policy.dtype=float64"], ["one of float32, bfloat16"]),
         (["policy.path=x"], ["policy.path = 'x' (command line)", "preset"]),
         (["name=../x"], ["name = '../x'", "text that matches"]),
@@ -77,18 +78,29 @@ def test_all_faults_come_in_one_message_each_with_its_line(tmp_path: Path) -> No
     assert (error.key, error.value, error.source) == ("world.width", 3, f"{path}:4")
 
 
+NEEDED = {
+    "reward.model.": ["reward.model.path=x"],
+    "reward.judge.": ["reward.judge.url=http://127.0.0.1:1/v1", "reward.judge.model=x"],
+    "reward.overlong.": ["reward.overlong.buffer=1"],
+    "evaluation.": ["evaluation.path=x"],
+}
+"""What a section can't be without."""
+BESIDE = {
+    "algorithm.advantage.name=outside": ["algorithm.advantage.function=x.py:y"],
+    "algorithm.loss.name=outside": ["algorithm.loss.function=x.py:y"],
+    "algorithm.loss.name=distillation": ["reference.path=x"],
+}
+"""What a choice can't be without."""
+
+
 def test_every_kind_of_world_and_algorithm_can_be_chosen_with_its_own_keys() -> None:
     """A key that the reference page lists is legal beside its choice."""
-    from quintet.config.keys import keys
-
     for key in keys():
         if key.is_section or key.default is None:
             continue
         choice = [f"{key.kind[0]}={key.kind[1].split(' | ')[0]}"] if key.kind else []
-        needed = ("reward.model.path", "evaluation.path")
-        choice += [f"{one}=x" for one in needed if key.name.startswith(f"{one.rpartition('.')[0]}.")]
-        from quintet.config.keys import show
-
+        choice += [word for section, words in NEEDED.items() if key.name.startswith(section) for word in words]
+        choice += [word for kind, words in BESIDE.items() if kind in choice for word in words]
         load_experiment(None, [*choice, f"{key.name}={show(key.default)}"])
 
 

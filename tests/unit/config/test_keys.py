@@ -46,7 +46,10 @@ def test_ranges_are_told_in_words(name: str, takes: str) -> None:
         ("training.stesp", ["training.steps"]),
         ("window_size", ["rollout.window_size"]),
         ("windowsize", ["rollout.window_size"]),
-        ("training.temperature", ["rollout.temperature", "validation.sampling.temperature"]),
+        (
+            "training.temperature",
+            ["reward.judge.temperature", "rollout.temperature", "validation.sampling.temperature"],
+        ),
         ("qqqqqq", []),
     ],
 )

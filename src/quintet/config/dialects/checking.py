@@ -10,7 +10,7 @@ from typing import Any
 from quintet.config.dialects.composition.reading import OF_THE_RUN, Written
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.free_sections import argument_of, pending_arguments
-from quintet.config.dialects.ledger import Row
+from quintet.config.dialects.ledger import Row, counts, idle_for
 from quintet.config.dialects.takes import FREE, Takes
 from quintet.config.dialects.typos import meant
 from quintet.config.faults import Fault
@@ -110,7 +110,7 @@ def pending_keys(written: Written, dialect: Dialect) -> Iterator[Fault]:
     """Keys that were given a value which asks for what isn't there yet."""
     for key, row in _given(written, dialect):
         value, source = written.value(key), written.sources[key]
-        if _waits(written, row, value):
+        if _waits(written, dialect, row, value):
             message = f"{key} = {show(value)} ({source}): waits for {row.pending}"
             yield Fault(key, value, source, message, _instead(row))
     yield from pending_arguments(written, dialect)
@@ -119,18 +119,17 @@ def pending_keys(written: Written, dialect: Dialect) -> Iterator[Fault]:
 def idle_keys(written: Written, dialect: Dialect) -> Iterator[str]:
     """Keys that were given a value of their own and have no effect beside the others, each as it is told."""
     for key, row in _given(written, dialect):
-        if row.only_if is None or key not in dialect.rows():
-            continue
-        other, needed = row.only_if
-        if written.value(other) != needed and written.value(key) != written.interpolated(row.default):
+        missing = idle_for(row, dialect.rows(), written.value) if key in dialect.rows() else None
+        if missing is not None and written.value(key) != written.interpolated(row.default):
+            other, needed = missing
             told = f"{key} = {show(written.value(key))} ({written.sources[key]})"
-            yield f"{told} has no effect: {other} is {show(written.value(other))}, not {show(needed)}"
+            yield f"{told} has no effect: {other} is {show(written.value(other))}, not {noop_words(needed)}"
 
 
 def pending_defaults(written: Written, dialect: Dialect) -> Iterator[str]:
     """Keys that nobody gave and whose value in the reference waits, each as it is told to people."""
     for key, row in dialect.rows().items():
-        if row.pending and key not in written.sources and _waits(written, row, written.value(key)):
+        if row.pending and key not in written.sources and _waits(written, dialect, row, written.value(key)):
             yield f"{key} = {show(written.value(key))} waits for {row.pending}"
 
 
@@ -143,9 +142,9 @@ def _given(written: Written, dialect: Dialect) -> Iterator[tuple[str, Row]]:
             yield key, row
 
 
-def _waits(written: Written, row: Row, value: object) -> bool:
+def _waits(written: Written, dialect: Dialect, row: Row, value: object) -> bool:
     """Whether the value asks for what isn't there yet, in the run as it is configured."""
-    if row.pending is None or (row.only_if is not None and written.value(row.only_if[0]) != row.only_if[1]):
+    if row.pending is None or not counts(row, dialect.rows(), written.value):
         return False
     return not any(_is(value, written.interpolated(noop)) for noop in row.noop)
 
@@ -164,7 +163,7 @@ def _instead(row: Row) -> str:
 
 
 def noop_words(noop: Any) -> str:
-    """A value of a pending key that works, as people are told."""
+    """A value that a row names, or what a `Takes` accepts, as people are told."""
     return noop.words if isinstance(noop, Takes) else show(noop)
 
 

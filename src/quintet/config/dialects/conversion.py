@@ -8,7 +8,7 @@ from typing import Any
 
 from quintet.config.dialects.composition.reading import Written
 from quintet.config.dialects.dialect import Dialect
-from quintet.config.dialects.ledger import Row
+from quintet.config.dialects.ledger import Row, counts
 from quintet.config.faults import Fault
 from quintet.config.keys import show
 
@@ -51,6 +51,8 @@ class Native:
     tree: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Of each native key, the foreign ones that it follows from."""
+    remarks: list[str] = field(default_factory=list)
+    """What people are told of it."""
 
     def put(self, native: str, value: Any, *origins: str) -> None:
         """Set a native key to a value that follows from the foreign keys `origins`."""
@@ -69,8 +71,9 @@ class Native:
     def take_rows(self, rows: Iterable[Row]) -> None:
         """Set the native key of every direct row to the row's value, by its words; rows that only count where
         another key has a certain value are left out elsewhere."""
+        table = self.values.dialect.rows()
         for row in rows:
-            if row.direct and (row.only_if is None or self.values[row.only_if[0]] == row.only_if[1]):
+            if row.direct and counts(row, table, self.values.__getitem__):
                 self.put(row.native[0], native_word(row, self.values[row.key]), row.key)
 
     def take_given(self, rows: Iterable[Row], here: str, there: str, native: Mapping[str, str]) -> None:

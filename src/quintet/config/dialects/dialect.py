@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
+from quintet.config.capability import Capability
 from quintet.config.dialects.ledger import Row
 from quintet.config.dialects.rlinf.words import COMPONENTS
 
@@ -160,8 +161,15 @@ DIALECTS: Mapping[str, Dialect] = {
 def narrowed(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     """The dialect with those of its references that such a file is written by: a file for supervised
     fine-tuning has other keys than one for reinforcement learning."""
-    choose = {"verl": _verl, "vagen": _vagen, "rlinf": _rlinf, "roll": _roll}.get(dialect.name)
+    choose = {"ragen": _ragen, "verl": _verl, "vagen": _vagen, "rlinf": _rlinf, "roll": _roll}.get(dialect.name)
     return choose(dialect, tree) if choose else dialect
+
+
+def _ragen(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
+    """The stages of `sft` count where reinforcement learning is to follow them, too."""
+    if _get(tree, "training.use_sft") is not True:
+        return dialect
+    return replace(dialect, references=(Reference("ragen", _rows("ragen.keys:RAGEN_KEYS_OF_BOTH")),))
 
 
 def _verl(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
@@ -175,7 +183,7 @@ def _verl(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
         names = ["verl_ppo_trainer"]
     chosen = tuple(map(dialect.reference, names))
     if names == ["verl_sft_trainer"]:
-        chosen = (*chosen, Reference("verl_sft_run", _rows("verl.other_keys:VERL_SFT_RUN_KEYS")))
+        chosen = (*chosen, Reference("verl_sft_run", _rows("verl.sft_run_keys:VERL_SFT_RUN_KEYS")))
     if names == ["verl_ppo_trainer"] and _get(tree, "actor_rollout_ref.actor.strategy") == "megatron":
         chosen = _with_megatron(dialect, chosen)
     return replace(dialect, references=chosen)
@@ -223,8 +231,23 @@ def _vagen(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     older = {alias for reference in dialect.references for row in reference.load() for alias in row.aliases}
     below = _verl(DIALECTS["verl"], {"actor_rollout_ref": {}} | dict(tree)).references
     alike = {name: "env1" for name in worlds if name != "env1"}
-    references = (*own, *(_without(reference, older) for reference in below))
+    references = (*own, *(_beside_worlds(_without(reference, older)) for reference in below))
     return replace(dialect, references=references, over=None, alike=alike | dict(dialect.alike))
+
+
+def _beside_worlds(reference: Reference) -> Reference:
+    """verl's document where worlds are played: what concerns prompts from files, and rules that judge answers, has
+    no effect there yet."""
+
+    def changed(row: Row) -> Row:
+        if not row.key.startswith(_OF_PROMPTS) or not row.native[0].startswith(("data.", "reward")):
+            return row
+        return replace(row, pending=Capability.WORLDS, proof=None, noop=(row.default, *row.noop))
+
+    return Reference(reference.name, lambda: tuple(map(changed, reference.load())))
+
+
+_OF_PROMPTS = ("data.", "reward_model.", "custom_reward_function.")
 
 
 def _without(reference: Reference, keys: Iterable[str]) -> Reference:

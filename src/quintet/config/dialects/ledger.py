@@ -6,14 +6,14 @@ for. There is no third state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from quintet.config.capability import Capability
 from quintet.config.dialects.takes import Takes
 
-__all__ = ["Capability", "Row", "by_key", "row"]
+__all__ = ["Capability", "Row", "by_key", "counts", "idle_for", "row"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class Row:
     aliases: tuple[str, ...] = ()
     """Other spellings that the framework's source takes or took for it."""
     only_if: tuple[str, Any] | None = None
-    """`("logging.log_images", True)`: it asks for something only where that key has that value."""
+    """`("logging.log_images", True)`: it asks for something only where that key has that value, or one that a
+    `Takes` accepts."""
     words: Mapping[Any, Any] = field(default_factory=dict)
     """The native value of each of its values that is called otherwise there: `{-1: 0}`."""
     computed: bool = False
@@ -100,6 +101,23 @@ def row(
         computed,
         unit,
     )
+
+
+def counts(row: Row, rows: Mapping[str, Row], value: Callable[[str], Any]) -> bool:
+    """Whether a key asks for something beside the others, whose values `value` knows."""
+    return idle_for(row, rows, value) is None
+
+
+def idle_for(row: Row, rows: Mapping[str, Row], value: Callable[[str], Any]) -> tuple[str, Any] | None:
+    """The key and the value that it would need for a key to ask for something; None where it does. A key that needs
+    one which is idle itself is idle, too."""
+    if row.only_if is None:
+        return None
+    other, needed = row.only_if
+    there = value(other)
+    if not (needed.accepts(there) if isinstance(needed, Takes) else there == needed):
+        return row.only_if
+    return idle_for(rows[other], rows, value) if other in rows else None
 
 
 def by_key(rows: Iterable[Row]) -> Mapping[str, Row]:

@@ -98,7 +98,7 @@ def convert(given: Given, dialect: Dialect, *, unknown: Unknown = "refuse", to_r
         raise_faults(describe_faults(error, native.tree, sources))
         raise
     left_out = (f"unknown key left out: {key}" for key in strangers)
-    told = (*remarks, *left_out, *idle_keys(written, here), *model_remarks(written, here))
+    told = (*remarks, *left_out, *idle_keys(written, here), *native.remarks, *model_remarks(written, here))
     provenance = {key: source_of(key, sources) for key in flatten(experiment.model_dump())}
     done = Composed(experiment, provenance, told)
     return _what_waits(done, native, written, here)

@@ -4,5 +4,6 @@ devices (`placement`), in how much memory (`memory`), and what looks unwise (`ad
 
 from quintet.config.plan.arithmetic import Plan, plan
 from quintet.config.plan.shapes import PRESET_CONTEXTS
+from quintet.config.plan.steps import steps_of
 
-__all__ = ["PRESET_CONTEXTS", "Plan", "plan"]
+__all__ = ["PRESET_CONTEXTS", "Plan", "plan", "steps_of"]

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quintet.config.plan.arithmetic import Plan
-from quintet.config.plan.batches import budget_of, longest
+from quintet.config.plan.batches import Data, budget_of, longest
 from quintet.config.plan.fit import gib, remedies
 from quintet.config.plan.memory import Memory
 from quintet.config.plan.models import Models
 from quintet.config.plan.placement import Placement, ranges
+from quintet.config.plan.steps import fine_tuning
 from quintet.config.plan.values import told
 
 if TYPE_CHECKING:
@@ -36,12 +37,13 @@ class Planned:
     models: Models
     memory: Memory
     device_bytes: int | None = None
+    data: Data | None = None
 
 
 def advice(planned: Planned) -> tuple[str, ...]:
     """Every warning, those that touch the result first."""
     config = planned.composed.experiment
-    if config.sft is not None or config.evaluation is not None:
+    if fine_tuning(config) is not None or config.evaluation is not None:
         return (*_devices(planned), *_tight(planned), *_family(planned))
     checks = (_rate, _warmup, _divergence, _context, _history, _validation, _budgets, _recompute, _cache, _devices)
     return tuple(line for check in (*checks, _tight, _family) for line in check(planned))
@@ -98,9 +100,10 @@ def _history(planned: Planned) -> Iterator[str]:
 
 def _validation(planned: Planned) -> Iterator[str]:
     config, numbers = planned.composed.experiment, planned.numbers
-    games = numbers.validations * config.validation.games * config.validation.sampling.samples
+    starts = config.validation.games if planned.data is None else planned.data.held_out or 0
+    games = numbers.validations * starts * config.validation.sampling.samples
     if not config.validation.only and planned.steps and games > numbers.games:
-        times = f"{numbers.validations} × {config.validation.games:,}"
+        times = f"{numbers.validations} × {starts:,}"
         yield f"validation plays {games:,} games ({times}), more than the {numbers.games:,} of training"
 
 
@@ -129,7 +132,8 @@ def _recompute(planned: Planned) -> Iterator[str]:
 def _cache(planned: Planned) -> Iterator[str]:
     """The `hf` engine allocates a slot for each request that might come."""
     config, load = planned.composed.experiment, planned.memory.working.get("rollout")
-    most = max(planned.numbers.games_per_step, config.validation.games)
+    held_out = config.validation.games if planned.data is None else planned.data.held_out or 0
+    most = max(planned.numbers.games_per_step, held_out)
     if load and config.rollout.engine == "hf" and config.rollout.max_concurrent > most and load.cache > 1 << 30:
         at = told(planned.composed, "rollout.max_concurrent")
         yield f"{at}: never more than {most:,} games are played at once, and the cache takes {gib(load.cache)}"

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "plan"]
 
+COMPARING = ("grpo", "grpo_passk", "grpo_dynamic", "gdpo")
+"""Estimators that have nothing to go by in a group of one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -45,7 +48,8 @@ def plan(composed: Composed, steps: int | None = None) -> Plan:
         ConfigError: something doesn't divide or doesn't fit; one message names every such key and the
             nearest legal values.
     """
-    raise_faults([*_division(composed), *_groups(composed), *_preset(composed), *_context(composed)])
+    checks = (_division, _groups, _teacher, _files, _preset, _context)
+    raise_faults(fault for check in checks for fault in check(composed))
     config = composed.experiment
     training = config.training
     planned = training.steps if steps is None else steps
@@ -101,10 +105,28 @@ def _division(composed: Composed) -> Iterator[Fault]:
 
 def _groups(composed: Composed) -> Iterator[Fault]:
     config = composed.experiment
-    if config.algorithm.advantage.name == "grpo" and config.training.samples_per_group < 2:
-        problem = "grpo compares games from the same start and has nothing to compare"
+    name = config.algorithm.advantage.name
+    if name in COMPARING and config.training.samples_per_group < 2:
+        problem = f"{name} compares games from the same start and has nothing to compare"
         hint = "give at least 2, or algorithm.advantage.name=gae"
         yield fault(composed, "training.samples_per_group", problem, hint)
+
+
+def _teacher(composed: Composed) -> Iterator[Fault]:
+    config = composed.experiment
+    if config.algorithm.loss.name == "distillation" and config.reference.path is None:
+        problem = "the policy follows a teacher, and none is named"
+        yield fault(composed, "algorithm.loss.name", problem, "give its directory: reference.path=…")
+
+
+def _files(composed: Composed) -> Iterator[Fault]:
+    """Files that nothing would read."""
+    config = composed.experiment
+    if config.data is None or not config.data.train_files or config.sft is not None or config.evaluation is not None:
+        return
+    if config.world.name != "prompts":
+        problem = f"{config.world.name} makes its own starts and reads no files"
+        yield fault(composed, "data.train_files", problem, "set world.name=prompts, or data=null")
 
 
 def _preset(composed: Composed) -> Iterator[Fault]:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quintet.config.plan.rows import count_rows
+from quintet.config.plan.steps import epochs_of, fine_tuning, reads_rows, rows_of_a_step, steps_of
 
 if TYPE_CHECKING:
-    from quintet.config.native import Experiment
+    from quintet.config.native import DataConfig, Experiment, SftConfig
     from quintet.config.native.learners import BudgetConfig
 
-__all__ = ["Budget", "Data", "Share", "budget_of", "data_of", "longest", "sequences_per_game", "share"]
+__all__ = [
+    "Budget",
+    "Data",
+    "Share",
+    "budget_of",
+    "data_of",
+    "evaluated_rows",
+    "longest",
+    "losses_of_fine_tuning",
+    "passes_of_fine_tuning",
+    "sequences_per_game",
+    "share",
+]
 
 
 def longest(config: Experiment) -> int:
@@ -107,26 +122,60 @@ class Data:
     """Steps that follow from them; None where they don't, or the rows are unknown."""
     decide: bool
     """Whether the number of steps follows from them."""
+    at_most: bool = False
+    """Whether some may be left out when they are read."""
+    held_out: int | None = None
+    """Rows of one validation; None where they are unknown."""
 
     @property
     def dropped(self) -> int:
         """Rows of each pass that fill no whole step."""
-        return self.rows % self.batch if self.rows is not None else 0
+        return self.rows % self.batch if self.rows is not None and self.rows >= self.batch else 0
 
 
 def data_of(config: Experiment) -> Data | None:
-    """Count the rows that are here; None where a run has no files."""
-    if config.data is None or not config.data.train_files:
+    """Count the rows that are here; None where a run learns from no files, or none are named."""
+    data = config.data
+    if data is None or not data.train_files or not reads_rows(config):
         return None
-    sft = config.sft
-    batch = sft.batch if sft else config.training.groups_per_step
-    rows, most = count_rows(config.data.train_files), config.data.train_rows
-    if most is not None:
-        rows = most if rows is None else min(rows, most)
-    epochs = sft.epochs if sft else config.data.epochs
-    decide = epochs is not None
-    steps = None if rows is None or epochs is None else rows // batch * epochs
-    limit = config.data.max_steps
-    if steps is not None and limit is not None:
-        steps = min(steps, limit)
-    return Data(rows, batch, steps, decide)
+    rows = _drawn(_rows(data, data.train_files), data.train_rows)
+    held_out = _drawn(_rows(data, data.validation_files or data.train_files), data.validation_rows)
+    batch, epochs = rows_of_a_step(config), epochs_of(config)
+    fills = rows is not None and rows >= batch and epochs is not None
+    steps = steps_of(config, rows) if rows is not None and fills else None
+    filtered = data.filter_long_prompts and fine_tuning(config) is None
+    return Data(rows, batch, steps, epochs is not None, filtered, held_out)
+
+
+def _rows(data: DataConfig, files: Sequence[str]) -> int | None:
+    """Rows of those files; a data set of the user's own says itself how many there are, once it is loaded."""
+    return None if data.dataset_class is not None else count_rows(files)
+
+
+def _drawn(rows: int | None, most: int | None) -> int | None:
+    """Rows that are used where at most so many are."""
+    return rows if rows is None or most is None else min(rows, most)
+
+
+def evaluated_rows(config: Experiment) -> int | None:
+    """Questions with stored answers; None where the file isn't here."""
+    return count_rows([config.evaluation.path]) if config.evaluation else None
+
+
+def passes_of_fine_tuning(config: Experiment, stage: SftConfig) -> int:
+    """Forward and backward passes of one optimizer step, at most."""
+    if stage.sequences_per_pass is not None:
+        return -(-stage.batch // stage.sequences_per_pass)
+    return min(stage.batch, -(-stage.batch * stage.max_tokens // config.training.micro_batch_tokens))
+
+
+def losses_of_fine_tuning(config: Experiment, stage: SftConfig, steps: int, pass_steps: int) -> int:
+    """How often the held-out loss is measured: at first, after each pass of so many steps, every so many steps, and at
+    the end."""
+    every = config.validation.every_steps
+    periods = [pass_steps] if every >= 0 or stage.choose == "best" else []
+    periods += [every] if every > 0 else []
+    found = sum(steps // period for period in periods)
+    found -= steps // math.lcm(*periods) if len(periods) > 1 else 0
+    last = bool(periods) and all(steps % period for period in periods) and (every >= 0 or stage.choose == "best")
+    return int(stage.validate_before) + found + int(last and steps > 0)

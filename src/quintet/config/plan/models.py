@@ -37,16 +37,19 @@ class Models:
     policy: Shape | Unknown
     critic: Shape | Unknown
     reward: Shape | Unknown
+    reference: Shape | Unknown
 
     def of(self, component: str) -> Shape | None:
         """The shape of a component's model, as far as it is known."""
-        shape = {"critic": self.critic, "reward": self.reward, "worlds": None}.get(component, self.policy)
+        own = {"critic": self.critic, "reward": self.reward, "reference": self.reference, "worlds": None}
+        shape = own.get(component, self.policy)
         return shape if isinstance(shape, Shape) else None
 
     @property
     def unknown(self) -> Mapping[str, Unknown]:
         """What isn't known, by the key that names the model."""
         keys = {"policy.path": self.policy, "critic.path": self.critic, "reward.model.path": self.reward}
+        keys |= {"reference.path": self.reference}
         found = {key: shape for key, shape in keys.items() if isinstance(shape, Unknown)}
         return {key: shape for key, shape in found.items() if key == "policy.path" or shape != self.policy}
 
@@ -61,7 +64,8 @@ def find_models(config: Experiment) -> Models:
     critic = actor if config.critic.path is None else find_shape(config.critic.path, {})
     reward = config.reward.model if config.reward else None
     judge = actor if reward is None or reward.path is None else find_shape(reward.path, {})
-    return Models(actor, critic, judge)
+    reference = actor if config.reference.path is None else find_shape(config.reference.path, {})
+    return Models(actor, critic, judge, reference)
 
 
 def is_hub_name(path: str) -> bool:

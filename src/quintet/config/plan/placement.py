@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from quintet.config.faults import Fault
 from quintet.config.plan.models import Models
 from quintet.config.plan.splits import Split, engine_split, learner_split, nearest_size, problems
+from quintet.config.plan.steps import fine_tuning
 from quintet.config.plan.values import divisors, fault, nearest_number, told
 
 if TYPE_CHECKING:
@@ -93,12 +94,12 @@ def _present(config: Experiment) -> list[str]:
     """The components that hold devices; worlds of text need none."""
     if config.evaluation is not None:
         return []
-    if config.sft is not None:
+    if fine_tuning(config) is not None:
         return ["actor"]
     wanted = {
         "actor": True,
         "rollout": True,
-        "reference": config.algorithm.kl is not None,
+        "reference": config.needs_reference,
         "critic": config.needs_critic and not config.critic.shares_policy,
         "reward": config.reward is not None and config.reward.model is not None,
         "worlds": config.world.name == "simulator" or config.placement.worlds.devices is not None,
@@ -108,8 +109,8 @@ def _present(config: Experiment) -> list[str]:
 
 def _devices(config: Experiment, name: str) -> tuple[int, ...]:
     placement = config.placement
-    if config.sft is not None:
-        return tuple(range(config.sft.devices))
+    if (stage := fine_tuning(config)) is not None:
+        return tuple(range(stage.devices))
     given = getattr(placement, name).devices
     everywhere = range(min(placement.nodes * placement.devices_per_node, MOST))
     return tuple(everywhere) if given is None else tuple(sorted(set(given)))
@@ -154,7 +155,7 @@ def _beyond(composed: Composed, placement: Placement, component: Component) -> I
     there = len(placement.devices)
     if not component.devices or component.devices[-1] < there:
         return
-    key = "sft.devices" if composed.experiment.sft else f"placement.{component.name}.devices"
+    key = "sft.devices" if fine_tuning(composed.experiment) else f"placement.{component.name}.devices"
     nodes = component.devices[-1] // placement.devices_per_node + 1
     size = f"{placement.nodes} × {placement.devices_per_node}"
     problem = f"there are {there} devices ({size}), the last is {there - 1}"
@@ -164,7 +165,7 @@ def _beyond(composed: Composed, placement: Placement, component: Component) -> I
 def _workers(composed: Composed, component: Component) -> Iterator[Fault]:
     key, count = f"placement.{component.name}.devices_per_worker", len(component.devices)
     size = getattr(composed.experiment.placement, component.name).devices_per_worker
-    if composed.experiment.sft is None and count % size:
+    if fine_tuning(composed.experiment) is None and count % size:
         near = nearest_number(size, divisors(count))
         yield fault(composed, key, f"it doesn't divide the {count} devices", f"nearest: {key}={near}")
 
@@ -193,7 +194,7 @@ def _mini_batches(composed: Composed, placement: Placement) -> Iterator[Fault]:
     games, parts = training.groups_per_step * training.samples_per_group, training.mini_batches
     for name in ("actor", "critic"):
         component = placement.of(name)
-        if component is None or config.sft is not None or (games // parts) % component.copies == 0:
+        if component is None or fine_tuning(config) or (games // parts) % component.copies == 0:
             continue
         ranks = component.copies
         problem = (

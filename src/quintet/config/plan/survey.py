@@ -2,29 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from quintet.config.faults import raise_faults
+from quintet.config.faults import Fault, raise_faults
 from quintet.config.keys import show
-from quintet.config.native import PpoLossConfig
+from quintet.config.native.advantages import OutsideAdvantageConfig
+from quintet.config.native.losses import (
+    CispoLossConfig,
+    ClipCovLossConfig,
+    DecoupledPpoLossConfig,
+    DistillationLossConfig,
+    GspoLossConfig,
+    OutsideLossConfig,
+    PpoLossConfig,
+)
 from quintet.config.plan.advice import Planned, advice
 from quintet.config.plan.arithmetic import plan
-from quintet.config.plan.batches import Data, Share, data_of, sequences_per_game, share
+from quintet.config.plan.batches import (
+    Data,
+    Share,
+    data_of,
+    evaluated_rows,
+    losses_of_fine_tuning,
+    passes_of_fine_tuning,
+    sequences_per_game,
+    share,
+)
 from quintet.config.plan.fit import memory_faults
 from quintet.config.plan.loads import Load
 from quintet.config.plan.memory import Memory, memory
 from quintet.config.plan.models import Models, find_models
 from quintet.config.plan.placement import Component, Placement, place, placement_faults
+from quintet.config.plan.steps import batch_key, fine_tuning, too_few
+from quintet.config.plan.values import source, told
 
 if TYPE_CHECKING:
     from quintet.config.compose import Composed
-    from quintet.config.native import Experiment
+    from quintet.config.native import Experiment, SftConfig
 
 __all__ = ["Survey", "survey"]
 
-KINDS = {"sft": "supervised fine-tuning", "evaluation": "evaluation of stored answers"}
+Clipped = (
+    PpoLossConfig
+    | DecoupledPpoLossConfig
+    | GspoLossConfig
+    | CispoLossConfig
+    | ClipCovLossConfig
+    | DistillationLossConfig
+)
+"""Losses that hold a ratio between two bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +92,19 @@ def survey(composed: Composed, device_bytes: int | None = None) -> Survey:
     """
     config = composed.experiment
     data = data_of(config)
+    if data is not None:
+        raise_faults(_too_few_rows(composed, data))
     steps = data.steps if data and data.decide else config.training.steps
+    if (stage := fine_tuning(config)) and stage.games:
+        steps = None
     numbers = plan(composed, steps)
     placement, models = place(config), find_models(config)
     raise_faults(placement_faults(composed, placement, models))
     if device_bytes is not None:
         raise_faults(memory_faults(composed, placement, models, device_bytes))
     found = memory(config, placement, models, device_bytes)
-    planned = Planned(composed, numbers, steps, placement, models, found, device_bytes)
-    learners = [name for name in ("actor", "critic") if placement.of(name) and config.sft is None]
+    planned = Planned(composed, numbers, steps, placement, models, found, device_bytes, data)
+    learners = [name for name in ("actor", "critic") if placement.of(name) and not fine_tuning(config)]
     return Survey(
         composed,
         _run(config, models),
@@ -95,11 +127,10 @@ def _copies(placement: Placement, name: str) -> int:
 def _numbers(config: Experiment, numbers: dict[str, Any], data: Data | None, steps: int | None) -> dict[str, Any]:
     """The plan's numbers and those that follow; of a run whose steps are unknown, what holds for each step."""
     training, sequences = config.training, sequences_per_game(config)
-    if config.sft is not None:
-        batch = {"sequences_per_step": config.sft.batch, "epochs": config.sft.epochs}
-        return batch | {"steps": steps, "optimizer_steps": steps} | _data_numbers(data)
     if config.evaluation is not None:
-        return {}
+        return {"rows": evaluated_rows(config), "samples": list(config.evaluation.samples)}
+    if (stage := fine_tuning(config)) is not None:
+        return _numbers_of_fine_tuning(config, stage, data, steps)
     if steps is None:
         numbers |= dict.fromkeys(("games", "optimizer_steps", "validations", "checkpoints"))
     return numbers | {
@@ -111,24 +142,72 @@ def _numbers(config: Experiment, numbers: dict[str, Any], data: Data | None, ste
         "epochs": training.epochs,
         "optimizer_steps_per_step": training.mini_batches * training.epochs,
         "steps": steps,
-        "validation_games": config.validation.games * config.validation.sampling.samples,
+        "validation_games": _validated(config, data),
         **_data_numbers(data),
     }
 
 
+def _too_few_rows(composed: Composed, data: Data) -> Iterator[Fault]:
+    config = composed.experiment
+    if data.rows is None or not data.decide or data.rows >= data.batch or config.validation.only:
+        return
+    key = batch_key(config)
+    message, hint = too_few(config, data.rows, told(composed, key))
+    yield Fault(key, data.batch, source(composed, key), message, hint)
+
+
+def _numbers_of_fine_tuning(
+    config: Experiment, stage: SftConfig, data: Data | None, steps: int | None
+) -> dict[str, Any]:
+    rows = data.rows if data else None
+    losses = None
+    if steps is not None and rows is not None:
+        losses = losses_of_fine_tuning(config, stage, steps, max(1, rows // stage.batch))
+    return {
+        "sequences_per_step": stage.batch,
+        "passes_per_step": passes_of_fine_tuning(config, stage),
+        "epochs": stage.epochs,
+        "steps": steps,
+        "optimizer_steps": steps,
+        "validations": losses,
+        **({"games": stage.games.games} if stage.games else {}),
+        **_data_numbers(data),
+    }
+
+
+def _validated(config: Experiment, data: Data | None) -> int | None:
+    """Games of one validation; None where nobody knows how many held-out rows there are."""
+    starts = config.validation.games if data is None else data.held_out
+    return None if starts is None else starts * config.validation.sampling.samples
+
+
 def _data_numbers(data: Data | None) -> dict[str, Any]:
-    return {} if data is None else {"rows": data.rows, "rows_dropped_per_pass": data.dropped}
+    if data is None:
+        return {}
+    known = {"rows": data.rows, "rows_dropped_per_pass": data.dropped, "held_out_rows": data.held_out}
+    return known | ({"rows_may_be_left_out": True} if data.at_most else {})
 
 
 def _run(config: Experiment, models: Models) -> dict[str, str]:
-    kind = next((words for name, words in KINDS.items() if getattr(config, name) is not None), None)
-    if kind is None:
-        kind = "validation alone" if config.validation.only else "reinforcement learning"
+    kind = _kind(config)
     lines = {"name": config.name, "kind": kind}
     if config.evaluation is not None:
-        return lines | {"answers": config.evaluation.path}
+        judge = config.evaluation.function or "the rules of each row's source"
+        return lines | {"answers": config.evaluation.path, "judged by": judge}
     lines |= {"policy": _policy(config, models), **_played(config)}
-    return lines | ({"algorithm": _algorithm(config)} if kind == "reinforcement learning" else {})
+    if fine_tuning(config) or config.validation.only:
+        return lines
+    return lines | {"algorithm": _algorithm(config)}
+
+
+def _kind(config: Experiment) -> str:
+    if config.evaluation is not None:
+        return "evaluation of stored answers"
+    if fine_tuning(config) is not None:
+        return "supervised fine-tuning"
+    if config.validation.only:
+        return "validation alone"
+    return "supervised fine-tuning, then reinforcement learning" if config.sft else "reinforcement learning"
 
 
 def _policy(config: Experiment, models: Models) -> str:
@@ -148,7 +227,8 @@ def _played(config: Experiment) -> dict[str, str]:
     lines = {}
     if config.data is not None and config.data.train_files:
         lines["data"] = ", ".join(config.data.train_files)
-    if config.sft is not None and not config.sft.games:
+    stage = fine_tuning(config)
+    if stage is not None and not stage.games:
         return lines
     world = config.world.model_dump()
     told = [f"{key} {show(value)}" for key, value in world.items() if key in ("size", "width", "height", "boxes")]
@@ -158,11 +238,12 @@ def _played(config: Experiment) -> dict[str, str]:
 def _algorithm(config: Experiment) -> str:
     algorithm, kl = config.algorithm, config.algorithm.kl
     rate = f"learning rate {config.actor.optimizer.learning_rate:g}"
-    loss = algorithm.loss
-    bounds = f" clipped to {1 - loss.clip_low:g} … {1 + loss.clip_high:g}" if isinstance(loss, PpoLossConfig) else ""
-    clip = f"{loss.name}{bounds}"
+    loss, advantage = algorithm.loss, algorithm.advantage
+    bounds = f" clipped to {1 - loss.clip_low:g} … {1 + loss.clip_high:g}" if isinstance(loss, Clipped) else ""
+    clip = f"{loss.function if isinstance(loss, OutsideLossConfig) else loss.name}{bounds}"
     held = f"KL ({kl.estimator}) × {kl.coefficient:g} in the {kl.place}" if kl else "no KL"
-    return ", ".join([algorithm.advantage.name, clip, held, rate])
+    estimator = advantage.function if isinstance(advantage, OutsideAdvantageConfig) else advantage.name
+    return ", ".join([estimator, clip, held, rate])
 
 
 def _share_json(one: Share) -> dict[str, Any]:

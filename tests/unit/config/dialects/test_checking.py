@@ -18,7 +18,7 @@ system: {n_gpus: 1}
 training:
   max_turns: five
   n_rolout: 16
-  length_penalty: true
+  rollout_tp_size: 2
 zebra: {crossing: 1}
 """
 
@@ -52,8 +52,8 @@ def test_a_type_is_checked_where_the_framework_doesnt(tmp_path: Path) -> None:
 def test_a_pending_key_says_what_it_waits_for_unless_it_asks_for_nothing(tmp_path: Path) -> None:
     faults = {fault.key: str(fault) for fault in pending_keys(written(tmp_path), DIALECTS["ragen"])}
     assert "system.n_gpus" not in faults
-    assert "waits for" in faults["training.length_penalty"]
-    assert "set it to false" in faults["training.length_penalty"]
+    assert "waits for" in faults["training.rollout_tp_size"]
+    assert "set it to 1" in faults["training.rollout_tp_size"]
 
 
 def test_a_section_that_is_like_another_takes_its_keys(tmp_path: Path) -> None:
@@ -101,6 +101,16 @@ reference: ${actor_train}
 def test_a_zero_is_a_zero_and_false_is_none(tmp_path: Path) -> None:
     text = "actor_rollout_ref: {actor: {entropy_coeff: 0, kl_loss_coef: 0}}\n"
     assert list(pending_keys(written(tmp_path, text), DIALECTS["verl"])) == []
+
+
+def test_a_key_that_needs_an_idle_one_is_idle_too() -> None:
+    """Without an engine of its own there are no CUDA graphs, whatever `enforce_eager` says."""
+    engine = {"backend": "huggingface", "enforce_eager": False, "cuda_graph_max_bs": 8}
+    tree = {"runner": {"task_type": "math"}, "rollout": engine}
+    rlinf, here, _ = written_over_reference(given_tree(tree), DIALECTS["rlinf"])
+    assert list(pending_keys(rlinf, here)) == []
+    (told,) = (line for line in idle_keys(rlinf, here) if "cuda_graph_max_bs" in line)
+    assert told.endswith("rollout.backend is 'huggingface', not one of vllm, sglang")
 
 
 def test_hydras_own_section_is_checked_like_any_other(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import yaml
 from quintet.config.compose import Composed, dump_config, flatten
 from quintet.config.dialects.dialect import DIALECTS
 from quintet.config.dialects.loading import load_foreign
+from quintet.config.translate import translate
 from quintet.errors import ConfigError
 
 PLAIN = {
@@ -43,6 +44,10 @@ REACHED: list[tuple[str, Any, Any, str, Any]] = [
     ("training.state_masking", True, "yes", "algorithm.train_on_observations", False),
     ("training.mask_state", True, 1, "algorithm.train_on_observations", False),
     ("training.binary_reward", True, 1, "rollout.binary_reward", True),
+    ("training.length_penalty", True, 1, "algorithm.shaping.length_penalty", 1.0),
+    ("training.use_sft", True, 1, "sft.then_reinforce", True),
+    ("rl_or_sft", "sft", "both", "sft.then_reinforce", False),
+    ("optimization.adv_estimator", "brpo", "gea", "algorithm.advantage.name", "brpo"),
     ("trainer.project_name", "mine", None, "output_dir", "runs/mine"),
     ("training.ref_update_steps", 5, 0, "algorithm.kl.refresh_every_steps", 5),
     ("optimization.actor_lr", 3e-4, 0, "actor.optimizer.learning_rate", 3e-4),
@@ -63,6 +68,32 @@ REACHED: list[tuple[str, Any, Any, str, Any]] = [
     ("sft.frozenlake.p", 0.5, 1.5, "world.success_rate", 0.5),
     ("sft.frozenlake.is_slippery", False, 0, "world.slippery", False),
 ]
+OF_STAGES: list[tuple[str, Any, Any, str, Any]] = [
+    ("sft.output_dir", "tuned", 1, "sft.output_dir", "tuned"),
+    ("sft.data_generation.data_dir", "solved", 1, "sft.games.directory", "solved"),
+    ("sft.data_generation.algo", "bfs", "dfs", "sft.games.algorithm", "bfs"),
+    ("sft.data_generation.seed", 7, -1, "sft.games.seed", 7),
+    ("sft.data_generation.train_size", 50, 0, "sft.games.games", 50),
+    ("sft.data_generation.test_size", 5, 0, "sft.games.validation_games", 5),
+    ("sft.data_generation.bfs_max_depths", 12, 0, "sft.games.max_depth", 12),
+    ("sft.data_generation.prefix", "base", "latin", "sft.games.form", "base"),
+    ("sft.data_generation.num_processes", 2, 0, "sft.games.processes", 2),
+    ("sft.training.max_length", 512, 0, "sft.max_tokens", 512),
+    ("sft.training.learning_rate", 1e-3, 0, "sft.optimizer.learning_rate", 1e-3),
+    ("sft.training.train_batch_size", 16, 0, "sft.batch", 16),
+    ("sft.training.micro_batch_size", 2, 0, "sft.sequences_per_pass", 2),
+    ("sft.training.experiment_name", "mine", 1, "sft.name", "mine"),
+    ("sft.training.epochs", 2, 0, "sft.epochs", 2),
+    ("sft.training.hdfs_dir", "hdfs://there", 1, "sft.remote_dir", "hdfs://there"),
+    ("sft.training.validate_before_training", False, 0, "sft.validate_before", False),
+    ("sft.training.lora_rank", 8, -1, "sft.lora.rank", 8),
+    ("sft.training.lora_alpha", 16, 0, "sft.lora.alpha", 16.0),
+    ("sft.training.target_modules", ["q_proj"], 1, "sft.lora.target_modules", ("q_proj",)),
+    ("sft.training.enable_gradient_checkpointing", True, 1, "sft.gradient_checkpointing", True),
+    ("sft.training.base_model", "other/model", 1, "sft.path", "other/model"),
+    ("sft.training.project_name", "mine", 1, "sft.project", "mine"),
+]
+"""Keys of the stages, which count where those are run."""
 SOKOBAN = [
     ("sft.sokoban.dim_x", 7, 3, "world.height", 7),
     ("sft.sokoban.dim_y", 8, "8", "world.width", 8),
@@ -89,9 +120,13 @@ def changed(key: str, value: Any, **others: Any) -> dict[str, Any]:
     return tree
 
 
-@pytest.mark.parametrize(("key", "value", "illegal", "native", "expected"), REACHED, ids=[one[0] for one in REACHED])
+CASES = [*REACHED, *OF_STAGES]
+
+
+@pytest.mark.parametrize(("key", "value", "illegal", "native", "expected"), CASES, ids=[one[0] for one in CASES])
 def test_a_key_reaches_the_run(tmp_path: Path, key: str, value: Any, illegal: Any, native: str, expected: Any) -> None:
-    others = {"training.ppo_batch_size": 64} if key == "training.max_turns" else {}
+    others: dict[str, Any] = {"training.ppo_batch_size": 64} if key == "training.max_turns" else {}
+    others |= {"rl_or_sft": "sft"} if any(key == one[0] for one in OF_STAGES) else {}
     composed = load(tmp_path, changed(key, value, **others))
     assert flatten(composed.experiment.model_dump())[native] == expected
     assert key in composed.provenance[native]
@@ -149,11 +184,11 @@ def test_a_coefficient_of_zero_needs_no_reference(tmp_path: Path) -> None:
 
 
 def test_everything_that_waits_or_is_wrong_is_told_at_once(tmp_path: Path) -> None:
-    tree = changed("training.length_penalty", True, **{"system.n_gpus": 4, "training.max_turn": 3})
+    tree = changed("training.rollout_tp_size", 2, **{"system.n_gpus": 4, "training.max_turn": 3})
     with pytest.raises(ConfigError) as error:
         load(tmp_path, tree)
     told = str(error.value)
-    for word in ("training.length_penalty", "system.n_gpus", "training.max_turn ", "did you mean training.max_turns"):
+    for word in ("training.rollout_tp_size", "system.n_gpus", "training.max_turn ", "did you mean training.max_turns"):
         assert word in told
 
 
@@ -179,13 +214,44 @@ def test_a_section_that_holds_no_keys_is_refused(tmp_path: Path, section: Any) -
 
 def test_each_honoured_key_has_a_row_in_these_tables() -> None:
     honoured = {row.key for row in DIALECTS["ragen"].rows().values() if row.pending is None}
-    assert honoured == {one[0] for one in (*REACHED, *SOKOBAN)}
+    assert honoured == {one[0] for one in (*CASES, *SOKOBAN)}
 
 
 def test_what_a_section_that_isnt_run_says_asks_for_nothing(tmp_path: Path) -> None:
-    tree = changed("sft.training.lora_rank", 64, **{"logging.log_images": False, "sft.training.epochs": 3})
-    load(tmp_path, tree)
-    with pytest.raises(ConfigError) as error:
-        load(tmp_path, tree | {"rl_or_sft": "sft"}, "logging.log_images=true")
-    for word in ("sft.training.lora_rank", "sft.training.epochs", "rl_or_sft"):
-        assert word in str(error.value)
+    tree = changed("sft.training.lora_rank", 16, **{"sft.training.num_gpus": 2, "sft.training.epochs": 3})
+    alone = load(tmp_path, tree)
+    assert alone.experiment.sft is None
+    assert any(remark.startswith("sft.training.epochs = 3 (") for remark in alone.remarks)
+    with pytest.raises(ConfigError, match=r"sft\.training\.num_gpus"):
+        load(tmp_path, tree | {"rl_or_sft": "sft"})
+
+
+@pytest.mark.parametrize(
+    ("written", "native"),
+    [
+        ("masked_gae", {"name": "gae", "gamma": 1.0, "lam": 1.0, "whiten": True}),
+        ("turn_wise_gae", {"name": "turn_wise_gae", "gamma": 1.0, "lam": 1.0, "whiten": True}),
+        ("arpo", {"name": "arpo", "normalize_by_std": True, "whiten": False}),
+        ("rloo", {"name": "rloo", "whiten": False}),
+        ("reinforce_plus_plus", {"name": "reinforce_plus_plus", "gamma": 1.0, "whiten": True}),
+        (
+            "mine.py:advantage",
+            {"name": "outside", "function": "mine.py:advantage", "options": {}, "needs_critic": False, "whiten": False},
+        ),
+    ],
+)
+def test_an_estimator_has_its_own_options_and_no_others(tmp_path: Path, written: str, native: dict[str, Any]) -> None:
+    composed = load(tmp_path, changed("optimization.adv_estimator", written))
+    assert composed.experiment.algorithm.advantage.model_dump() == native
+    there = translate(composed, DIALECTS["ragen"])
+    assert there.tree["optimization"]["adv_estimator"] in (written, "gae")
+    assert there.lost == {}
+
+
+def test_stages_before_reinforcement_count_too(tmp_path: Path) -> None:
+    composed = load(tmp_path, changed("training.use_sft", True, **{"sft.training.epochs": 3}))
+    sft = composed.experiment.sft
+    assert sft is not None
+    assert (sft.then_reinforce, sft.epochs, sft.choose, sft.output_dir) == (True, 3, "best", "models/sft")
+    assert not any("sft.training.epochs" in remark for remark in composed.remarks)
+    assert translate(composed, DIALECTS["ragen"]).lost == {}

@@ -32,6 +32,7 @@ Reached = tuple[str, Any, Any, str, Any] | tuple[str, Any, Any, str, Any, dict[s
 LINE = "cluster.component_placement.actor,inference,rollout"
 CRITIC = {"algorithm.adv_type": "gae", "critic.use_critic_model": True}
 ENGINE = "rollout.engine_options"
+SERVED = {"rollout.backend": "vllm"}
 
 BASIC: list[Reached] = [
     ("hydra.run.dir", "outputs", "", "tracking.config_dir", "outputs/.hydra", {"hydra.output_subdir": ".hydra"}),
@@ -62,7 +63,7 @@ BASIC: list[Reached] = [
     ("algorithm.logprob_forward_micro_batch_size", 4, 0, "actor.inference_budget.sequences", 4),
     ("algorithm.logprob_forward_micro_batch_size", 4, 0, "reference.inference_budget.sequences", 4),
     ("algorithm.val_rollout_batch_size_per_gpu", 8, 0, "validation.prompts_per_device", 8),
-    ("algorithm.loss_type", "opd", "pposs", "algorithm.loss", "distillation"),
+    ("algorithm.loss_type", "opd", "pposs", "algorithm.loss.name", "distillation"),
     ("algorithm.loss_agg_func", "seq-mean-token-sum", "mean", "algorithm.aggregation", "seq-mean-token-sum"),
     ("algorithm.kl_beta", 0.1, -1, "algorithm.kl.coefficient", 0.1),
     ("algorithm.kl_penalty_type", "mse", "kll", "algorithm.kl.estimator", "k2", {"algorithm.kl_beta": 0.1}),
@@ -97,7 +98,7 @@ BASIC: list[Reached] = [
     ("algorithm.adv_type", None, "gea", "algorithm.advantage.name", "none"),
     ("algorithm.normalize_advantages", False, 1, "algorithm.advantage.whiten", False),
     ("algorithm.early_stop_imp_ratio", 2.0, 0, "algorithm.stop_ratio", 2.0),
-    ("algorithm.use_valid_token_scale", True, 1, "algorithm.scale_by_valid_tokens", True),
+    ("algorithm.use_valid_token_scale", True, 1, "algorithm.micro_batch_weights", "tokens"),
     ("algorithm.sampling_params.do_sample", False, 1, "rollout.do_sample", False),
     ("algorithm.sampling_params.temperature", 0.7, 0, "rollout.temperature", 0.7),
     ("algorithm.sampling_params.top_k", 50, -2, "rollout.top_k", 50),
@@ -139,22 +140,22 @@ TEXT: list[Reached] = [
     ("algorithm.rollout_batch_size_per_gpu", 16, 0, f"{ENGINE}.prompts_per_device", 16),
     ("algorithm.sampling_params.max_new_tokens", 512, 0, "rollout.max_response_tokens", 512),
     ("algorithm.sampling_params.min_new_tokens", 4, -1, "rollout.min_response_tokens", 4),
-    ("rollout.enforce_eager", True, 1, f"{ENGINE}.eager", True),
-    ("rollout.distributed_executor_backend", "ray", "spawn", f"{ENGINE}.executor", "ray"),
-    ("rollout.disable_log_stats", True, 1, f"{ENGINE}.log_statistics", False),
-    ("rollout.detokenize", True, 1, f"{ENGINE}.detokenize", True),
+    ("rollout.enforce_eager", True, 1, f"{ENGINE}.eager", True, SERVED),
+    ("rollout.distributed_executor_backend", "ray", "spawn", f"{ENGINE}.executor", "ray", SERVED),
+    ("rollout.disable_log_stats", True, 1, f"{ENGINE}.log_statistics", False, SERVED),
+    ("rollout.detokenize", True, 1, f"{ENGINE}.detokenize", True, SERVED),
     ("rollout.padding", 0, -1, "rollout.pad_token", 0),
     ("rollout.eos", 2, "</s>", "rollout.end_token", 2),
-    ("rollout.attention_backend", "flashinfer", 5, f"{ENGINE}.attention_backend", "flashinfer"),
+    ("rollout.attention_backend", "flashinfer", 5, f"{ENGINE}.attention_backend", "flashinfer", SERVED),
     (
         "rollout.tensor_parallel_size",
         2,
         0,
         f"{ENGINE}.tensor_parallel",
         2,
-        {"actor.model.tensor_model_parallel_size": 2},
+        {**SERVED, "actor.model.tensor_model_parallel_size": 2},
     ),
-    ("rollout.pipeline_parallel_size", 2, 0, f"{ENGINE}.pipeline_parallel", 2),
+    ("rollout.pipeline_parallel_size", 2, 0, f"{ENGINE}.pipeline_parallel", 2, SERVED),
     ("rollout.validate_weight", True, 1, f"{ENGINE}.validate_weights", True),
     (
         "rollout.validate_save_dir",
@@ -165,17 +166,17 @@ TEXT: list[Reached] = [
         {"rollout.validate_weight": True},
     ),
     ("rollout.print_outputs", True, 1, f"{ENGINE}.print_replies", True),
-    ("rollout.sglang_decode_log_interval", 100, 0, f"{ENGINE}.log_every_steps", 100),
+    ("rollout.sglang_decode_log_interval", 100, 0, f"{ENGINE}.log_every_steps", 100, SERVED),
     ("rollout.max_running_requests", 32, 0, "rollout.max_concurrent", 32),
-    ("rollout.cuda_graph_max_bs", 64, 0, f"{ENGINE}.cuda_graph_max_batch", 64),
-    ("rollout.use_torch_compile", True, 1, f"{ENGINE}.torch_compile", True),
+    ("rollout.cuda_graph_max_bs", 64, 0, f"{ENGINE}.cuda_graph_max_batch", 64, SERVED),
+    ("rollout.use_torch_compile", True, 1, f"{ENGINE}.torch_compile", True, SERVED),
     (
         "rollout.torch_compile_max_bs",
         64,
         0,
         f"{ENGINE}.torch_compile_max_batch",
         64,
-        {"rollout.use_torch_compile": True},
+        {**SERVED, "rollout.use_torch_compile": True},
     ),
     ("rollout.backend", "vllm", "tgi", "rollout.engine", "vllm"),
     ("data.type", "robot_demo", "maths", "data.kind", "demonstrations"),
@@ -754,7 +755,7 @@ ALIASES = [
     (MATH, "rollout.sampling_params.temperature", 0.5, "rollout.temperature", 0.5),
     (MATH, "rollout.model_dir", "older/model", "policy.path", "older/model"),
     (MATH, "rollout.rollout_backend", "vllm", "rollout.engine", "vllm"),
-    (MATH, "rollout.sglang.decode_log_interval", 10, f"{ENGINE}.log_every_steps", 10),
+    (changed(MATH, SERVED), "rollout.sglang.decode_log_interval", 10, f"{ENGINE}.log_every_steps", 10),
     (MATH, "algorithm.recompute_logprobs", False, "rollout.recompute_logprobs", False),
     (MATH, "actor.megatron.ckpt_convertor.process_num", 3, "actor.megatron.conversion.processes", 3),
     (SHARDED, f"{FSDP}.amp.enabled", True, "actor.sharding.autocast", "bfloat16"),
@@ -827,6 +828,77 @@ def test_the_critic_learns_as_the_policy_does(tmp_path: Path) -> None:
     }.items():
         assert natively(found, f"critic.{key}") == value
     assert natively(found, "critic.path") is None
+
+
+LOSSES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"algorithm.loss_type": "actor"}, {"name": "ppo", "clip_low": 0.3, "clip_high": 0.3, "clip_dual": 2.0}),
+    (
+        {"algorithm.loss_type": "decoupled_actor_critic", **CRITIC},
+        {"name": "decoupled_ppo", "clip_low": 0.3, "clip_high": 0.3, "clip_dual": 2.0, "max_weight": None},
+    ),
+    (
+        {"algorithm.loss_type": "opd", "algorithm.adv_type": "opd"},
+        {"name": "distillation", "clip_low": 0.3, "clip_high": 0.3},
+    ),
+    ({"algorithm.loss_type": "embodied_sac", "algorithm.adv_type": "embodied_sac"}, {"name": "sac"}),
+    (
+        {"algorithm.loss_type": "mine.py:loss"},
+        {
+            "name": "outside",
+            "function": "mine.py:loss",
+            "options": {"clip_low": 0.3, "clip_high": 0.3, "clip_dual": 2.0},
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "native"), LOSSES, ids=[one[1]["name"] for one in LOSSES])
+def test_a_loss_has_its_own_bounds_and_idle_ones_are_told(
+    tmp_path: Path, changes: dict[str, Any], native: dict[str, Any]
+) -> None:
+    bounds = {"algorithm.ratio_clip_eps": 0.3, "algorithm.clip_ratio_c": 2.0}
+    found = converted(tmp_path, "rlinf", changed(MATH, {**changes, **bounds}))
+    assert found.composed.experiment.algorithm.loss.model_dump() == native
+    idle = {remark.split(" = ")[0] for remark in found.composed.remarks if "has no effect" in remark}
+    has = native.get("options", native)
+    without = {"algorithm.ratio_clip_eps": "clip_low", "algorithm.clip_ratio_c": "clip_dual"}
+    assert idle == {key for key, option in without.items() if option not in has}
+    assert translated(found, "rlinf").lost == {}
+
+
+def test_what_embodied_policies_learn_by_waits(tmp_path: Path) -> None:
+    sac = {"algorithm.loss_type": "embodied_sac", "algorithm.adv_type": "embodied_sac"}
+    waits = {fault.key for fault in converted(tmp_path, "rlinf", changed(MATH, sac)).waits}
+    assert {"algorithm.loss_type", "algorithm.adv_type"} <= waits
+    teacher = converted(tmp_path, "rlinf", changed(MATH, {"algorithm.loss_type": "opd", "algorithm.adv_type": None}))
+    assert natively(teacher, "algorithm.advantage.name") == "raw"
+
+
+@pytest.mark.parametrize("estimator", ["gae", "reinpp", "reinpp_baseline", "raw", "grpo_dynamic", "mine.py:advantage"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_advantages_of_every_estimator_are_normalised_as_the_key_says(
+    tmp_path: Path, estimator: str, normalize: bool
+) -> None:
+    critic = {"critic.use_critic_model": True} if estimator in ("gae", "mine.py:advantage") else {}
+    keys = {"algorithm.adv_type": estimator, "algorithm.normalize_advantages": normalize, **critic}
+    found = converted(tmp_path, "rlinf", changed(MATH, keys))
+    assert natively(found, "algorithm.advantage.whiten") is normalize
+    assert found.composed.experiment.needs_critic is bool(critic)
+    assert translated(found, "rlinf").lost == {}
+
+
+def test_a_wrong_answer_costs_what_a_right_one_earns(tmp_path: Path) -> None:
+    found = converted(tmp_path, "rlinf", changed(MATH, {"reward.reward_scale": 2.5}))
+    assert (natively(found, "reward.scale"), natively(found, "reward.worst")) == (2.5, -1.0)
+    assert "reward.reward_scale: given.yaml" in found.composed.provenance["reward.worst"]
+
+
+@pytest.mark.parametrize(("weighs", "native"), [(True, "tokens"), (False, "exact")])
+def test_micro_batches_weigh_by_their_tokens_or_the_whole_batch_is_exact(
+    tmp_path: Path, weighs: bool, native: str
+) -> None:
+    found = converted(tmp_path, "rlinf", changed(MATH, {"algorithm.use_valid_token_scale": weighs}))
+    assert natively(found, "algorithm.micro_batch_weights") == native
 
 
 WORLD_FILE = "env_type: libero\ntask_suite_name: libero_goal\ntotal_num_envs: null\nmax_episode_steps: 160\nseed: 3\n"

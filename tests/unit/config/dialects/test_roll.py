@@ -160,6 +160,11 @@ def test_a_key_reaches_the_run(
     assert key in refused(tmp_path, {**others, key: illegal})
 
 
+def test_answers_to_prompts_from_files_are_judged_as_mathematics(tmp_path: Path) -> None:
+    found = converted(tmp_path, "roll", PLAIN)
+    assert (natively(found, "reward.kind"), natively(found, "world.name")) == ("math", "prompts")
+
+
 def test_each_key_has_a_row_in_these_tables() -> None:
     assert {row[0] for row in REACHED} == set(DIALECTS["roll"].rows())
 
@@ -337,7 +342,7 @@ def test_a_run_without_a_file_plays_the_native_world_and_needs_no_machines(tmp_p
     assert run.experiment.actor.backend == "fsdp2"
     remarks = "\n".join(run.remarks)
     assert "megatron_train" in remarks
-    assert "file_name" in remarks
+    assert "actor_train.data_args.file_name names no file" in remarks
     assert "reference.device_mapping" not in remarks
 
 

@@ -277,6 +277,36 @@ def test_a_critics_budget_is_its_own(tmp_path: Path) -> None:
         assert translated(converted(tmp_path, "vagen", changed(LAKE, changes)), "vagen").lost == {}
 
 
+TURNS, GAMMA, LAM = "algorithm.high_level_gamma", "algorithm.gamma", "algorithm.lam"
+ESTIMATORS: list[tuple[str, dict[str, Any], set[str]]] = [
+    ("bi_level_gae", {"gamma": 0.9, "lam": 0.8, "turn_gamma": 0.7, "turn_lam": 0.8}, set()),
+    ("masked_gae", {"gamma": 0.9, "lam": 0.8}, {TURNS}),
+    ("gae", {"gamma": 0.9, "lam": 0.8}, {TURNS}),
+    ("turn_wise_gae", {"gamma": 0.7, "lam": 0.8}, {GAMMA}),
+    ("grpo", {"normalize_by_std": True}, {TURNS, GAMMA, LAM}),
+    ("mine.py:own", {"options": {"gamma": 0.9, "lam": 0.8, "turn_gamma": 0.7, "turn_lam": 0.8}}, set()),
+]
+
+
+@pytest.mark.parametrize(("written", "options", "idle"), ESTIMATORS, ids=[one[0] for one in ESTIMATORS])
+def test_an_estimator_has_its_own_discounts_and_idle_ones_are_told(
+    tmp_path: Path, written: str, options: dict[str, Any], idle: set[str]
+) -> None:
+    keys = {"algorithm.adv_estimator": written, TURNS: 0.7, GAMMA: 0.9, LAM: 0.8}
+    found = converted(tmp_path, "vagen", changed(LAKE, keys))
+    assert found.composed.experiment.algorithm.advantage.model_dump().items() >= options.items()
+    told = {remark.split(" = ")[0] for remark in found.composed.remarks if "has no effect" in remark}
+    assert told == idle
+    assert translated(found, "vagen").lost == {}
+
+
+def test_what_concerns_prompts_from_files_waits_where_worlds_are_played(tmp_path: Path) -> None:
+    asked = {"data.shuffle": False, "data.truncation": "left", "reward_model.enable": True, "data.prompt_key": "prompt"}
+    waits = {fault.key for fault in converted(tmp_path, "vagen", changed(LAKE, asked)).waits}
+    assert {"data.shuffle", "data.truncation", "reward_model.enable"} <= waits
+    assert "data.prompt_key" not in waits
+
+
 def test_replies_can_go_without_thoughts(tmp_path: Path) -> None:
     found = converted(tmp_path, "vagen", changed(LAKE, {f"{ENV}.prompt_format": "no_think"}))
     assert (natively(found, "rollout.think"), natively(found, "rollout.thoughts")) == (False, None)

@@ -239,7 +239,7 @@ OF_SFT: list[Row] = [
     ("model.lora_rank", 32, -1, "sft.lora.rank", 32),
     ("model.lora_alpha", 32, 0, "sft.lora.alpha", 32),
     ("model.target_modules", ["q_proj", "v_proj"], 1, "sft.lora.target_modules", ("q_proj", "v_proj")),
-    ("model.use_liger", True, 1, "actor.memory.liger", True),
+    ("model.use_liger", True, 1, "sft.liger", True),
 ]
 OF_EVALUATION: list[Row] = [
     ("data.path", "other.parquet", None, "evaluation.path", "other.parquet"),
@@ -494,6 +494,116 @@ def test_supervised_fine_tuning_takes_its_data_and_its_trainers_keys(tmp_path: P
     assert translated(found, "verl").lost == {}
 
 
+OF_AN_SFT_RUN: list[tuple[str, Any, Any, str, Any, dict[str, Any]]] = [
+    ("data.prompt_dict_keys", ["question"], "question", "data.prompt_key", "prompt.question", {}),
+    ("data.response_key", "answer", 1, "data.response_key", "answer", {}),
+    ("data.response_dict_keys", ["text"], 1, "data.response_key", "answer.text", {"data.response_key": "answer"}),
+    ("data.multiturn.enable", True, 1, "data.messages_key", "messages", {}),
+    ("data.multiturn.messages_key", "chat", 1, "data.messages_key", "chat", {"data.multiturn.enable": True}),
+    ("data.max_length", 512, 0, "sft.max_tokens", 512, {}),
+    ("data.micro_batch_size_per_gpu", 2, 0, "sft.sequences_per_pass", 2, {}),
+    ("data.micro_batch_size", 2, 0, "sft.sequences_per_pass", 2, {}),
+    ("optim.betas", [0.8, 0.9], 1, "sft.optimizer.betas", (0.8, 0.9), {}),
+    ("model.strategy", "fsdp", "ddp", "actor.backend", "fsdp", {}),
+    ("trainer.total_training_steps", 20, 0, "data.max_steps", 20, {}),
+    ("trainer.seed", 7, -1, "seed", 7, {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "illegal", "native", "expected", "others"), OF_AN_SFT_RUN, ids=[one[0] for one in OF_AN_SFT_RUN]
+)
+def test_a_key_of_an_sft_run_reaches_it(
+    tmp_path: Path, key: str, value: Any, illegal: Any, native: str, expected: Any, others: dict[str, Any]
+) -> None:
+    found = converted(tmp_path, "verl", changed(SFT, {**others, key: value}))
+    assert natively(found, native) == expected
+    assert translated(found, "verl").lost == {}
+    with pytest.raises(ConfigError):
+        converted(tmp_path, "verl", changed(SFT, {**others, key: illegal}))
+
+
+ESTIMATORS: list[tuple[str, dict[str, Any]]] = [
+    ("gae", {"name": "gae", "gamma": 0.9, "lam": 0.8, "whiten": True}),
+    ("grpo_vectorized", {"name": "grpo", "normalize_by_std": True, "whiten": False}),
+    ("grpo_passk", {"name": "grpo_passk", "normalize_by_std": True, "whiten": False}),
+    ("gdpo", {"name": "gdpo", "weights": {}, "normalize_by_std": True, "whiten": True}),
+    ("rloo", {"name": "rloo", "whiten": False}),
+    ("rloo_vectorized", {"name": "rloo", "whiten": False}),
+    ("opo", {"name": "opo", "whiten": False}),
+    ("remax", {"name": "remax", "whiten": False}),
+    ("gpg", {"name": "gpg", "whiten": False}),
+    ("reinforce_plus_plus", {"name": "reinforce_plus_plus", "gamma": 0.9, "whiten": True}),
+    ("reinforce_plus_plus_baseline", {"name": "reinforce_plus_plus_baseline", "whiten": True}),
+    ("optimal_token_baseline", {"name": "optimal_token_baseline", "zero_tail": True, "whiten": False}),
+    ("tir_optimal_token_baseline", {"name": "tir_optimal_token_baseline", "zero_tail": True, "whiten": False}),
+    (
+        "mine.py:advantage",
+        {
+            "name": "outside",
+            "function": "mine.py:advantage",
+            "options": {"gamma": 0.9, "lam": 0.8},
+            "needs_critic": False,
+            "whiten": False,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("written", "native"), ESTIMATORS, ids=[one[0] for one in ESTIMATORS])
+def test_an_estimator_has_its_own_options_and_idle_keys_are_told(
+    tmp_path: Path, written: str, native: dict[str, Any]
+) -> None:
+    keys = {"algorithm.adv_estimator": written, f"{ROLLOUT}.n": 8, "algorithm.gamma": 0.9, "algorithm.lam": 0.8}
+    found = converted(tmp_path, "verl", changed(PPO, keys))
+    assert found.composed.experiment.algorithm.advantage.model_dump() == native
+    idle = {remark.split(" = ")[0] for remark in found.composed.remarks if "has no effect" in remark}
+    has = native.get("options", native)
+    assert idle == {f"algorithm.{option}" for option in ("gamma", "lam") if option not in has}
+    assert translated(found, "verl").lost == {}
+
+
+DIVERGENCES = [
+    *(("kl", "k1"), ("k1", "k1"), ("abs", "abs"), ("mse", "k2"), ("k2", "k2"), ("low_var_kl", "k3"), ("k3", "k3")),
+    *(("kl+", "k1+"), ("k1+", "k1+"), ("abs+", "abs+"), ("mse+", "k2"), ("k2+", "k2"), ("low_var_kl+", "k3+")),
+    *(("k3+", "k3+"), ("full", "full")),
+]
+
+
+@pytest.mark.parametrize(("written", "native"), DIVERGENCES)
+def test_every_name_of_a_divergence_is_known(tmp_path: Path, written: str, native: str) -> None:
+    for others in ({**IN_LOSS, f"{ACTOR}.kl_loss_type": written}, {**IN_REWARD, "algorithm.kl_penalty": written}):
+        found = converted(tmp_path, "verl", changed(PPO, others))
+        assert natively(found, "algorithm.kl.estimator") == native
+        assert found.waits == ()
+        assert translated(found, "verl").lost == {}
+
+
+def test_a_name_of_another_package_is_no_estimator(tmp_path: Path) -> None:
+    assert "adv_estimator = 'mine'" in told(tmp_path, PPO, {"algorithm.adv_estimator": "mine"})
+
+
+def test_pictures_wait_and_the_columns_usual_name_alone_asks_for_none(tmp_path: Path) -> None:
+    def waits(column: str) -> list[str]:
+        found = converted(tmp_path, "verl", changed(PPO, {"data.image_key": column}))
+        return [fault.key for fault in found.waits]
+
+    assert waits("images") == []
+    assert waits("pictures") == ["data.image_key"]
+
+
+def test_an_evaluation_is_named_for_the_answers_that_it_judges(tmp_path: Path) -> None:
+    found = converted(tmp_path, "verl", {"data": {"path": "~/results/Qwen2 7B (math).parquet"}})
+    assert natively(found, "name") == "Qwen2-7B-math"
+    assert translated(found, "verl").lost == {}
+
+
+def test_fine_tuning_has_all_devices_of_its_trainer(tmp_path: Path) -> None:
+    found = converted(tmp_path, "verl", changed(SFT, {"trainer.nnodes": 2, "trainer.n_gpus_per_node": 4}))
+    assert natively(found, "sft.devices") == 8
+    assert {fault.key for fault in found.waits} == {"trainer.nnodes", "trainer.n_gpus_per_node"}
+
+
 def test_verl_has_no_worlds(tmp_path: Path) -> None:
     puzzle = converted(tmp_path, "ragen", {"rl_or_sft": "rl", "model": {"base_model": "some/model"}})
     with pytest.raises(ConfigError, match="no world sokoban"):
@@ -503,7 +613,7 @@ def test_verl_has_no_worlds(tmp_path: Path) -> None:
 def test_what_waits_is_told_by_the_keys_that_ask_for_it(tmp_path: Path) -> None:
     tree = changed(PPO, {"trainer.nnodes": 2, f"{ACTOR}.strategy": "megatron", f"{ROLLOUT}.temperature": 0.7})
     waits = {fault.key for fault in converted(tmp_path, "verl", tree).waits}
-    assert waits == {"trainer.nnodes", f"{ACTOR}.strategy", "world"}
+    assert waits == {"trainer.nnodes", f"{ACTOR}.strategy"}
 
 
 def test_steps_beside_epochs_end_the_run_at_whichever_comes_first(tmp_path: Path) -> None:

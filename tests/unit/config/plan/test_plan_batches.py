@@ -7,11 +7,23 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from models_of_tests import on
 
 from quintet.config import load_experiment
-from quintet.config.plan.batches import budget_of, data_of, sequences_per_game, share
+from quintet.config.plan import steps_of
+from quintet.config.plan.batches import (
+    budget_of,
+    data_of,
+    evaluated_rows,
+    losses_of_fine_tuning,
+    passes_of_fine_tuning,
+    sequences_per_game,
+    share,
+)
 from quintet.config.plan.rows import count_rows
+from quintet.errors import ConfigError
 
 FOOTER = (
     "FQQZbDUAGAZzY2hlbWEVBAA1AhgBcBUCFQZMPAAAADUEGARsaXN0FQIANQIYB2VsZW1lbnQVAgAVDCUCGAFyJQBMHAAAABUAJQIY"
@@ -104,6 +116,8 @@ def test_files_that_arent_here_leave_the_number_unknown(tmp_path: Path) -> None:
     [
         (["data.epochs=3", "training.groups_per_step=10"], 37, 9, 7),
         (["data.epochs=3", "training.groups_per_step=10", "data.train_rows=25"], 25, 6, 5),
+        (["data.epochs=3", "training.groups_per_step=10", "data.max_steps=4"], 37, 4, 7),
+        (["data.epochs=3", "training.groups_per_step=10", "data.max_steps=40"], 37, 9, 7),
         (["training.groups_per_step=10"], 37, None, 7),
         (["sft.epochs=2", "sft.batch=10"], 37, 6, 7),
     ],
@@ -111,14 +125,80 @@ def test_files_that_arent_here_leave_the_number_unknown(tmp_path: Path) -> None:
 def test_steps_follow_from_the_rows_of_files(
     tmp_path: Path, words: list[str], rows: int, steps: int | None, dropped: int
 ) -> None:
-    files = f"data.train_files=[{write(tmp_path)['d']}]"
-    data = data_of(load_experiment(None, [files, *words]).experiment)
+    files = [f"data.train_files=[{write(tmp_path)['d']}]", "world.name=prompts"]
+    data = data_of(load_experiment(None, [*files, *words]).experiment)
     assert data is not None
     assert (data.rows, data.steps, data.dropped) == (rows, steps, dropped)
 
 
 def test_steps_are_unknown_while_the_files_are_elsewhere() -> None:
-    words = ["data.train_files=[/nowhere/x.parquet]", "data.epochs=1"]
+    words = ["data.train_files=[/nowhere/x.parquet]", "data.epochs=1", "world.name=prompts"]
     data = data_of(load_experiment(None, words).experiment)
     assert data is not None
     assert (data.rows, data.steps, data.decide, data.dropped) == (None, None, True, 0)
+
+
+def test_rows_that_fill_no_step_are_refused_with_what_would() -> None:
+    config = load_experiment(None, ["world.name=prompts", "data.epochs=3", "training.groups_per_step=10"]).experiment
+    assert [steps_of(config, rows) for rows in (10, 19, 20)] == [3, 3, 6]
+    with pytest.raises(ConfigError, match=r"training\.groups_per_step = 10: the data have 9 rows") as error:
+        steps_of(config, 9)
+    assert error.value.hint == "at most: training.groups_per_step=9"
+    alone = load_experiment(None, ["sft.batch=4", "sft.epochs=2"]).experiment
+    assert steps_of(alone, 9) == 4
+    with pytest.raises(ConfigError, match=r"sft\.batch = 4: the data have 1 row,"):
+        steps_of(alone, 1)
+
+
+@pytest.mark.parametrize("words", [["training.steps=7"], ["data.seed=1", "training.steps=7", "data.max_steps=3"]])
+def test_steps_that_dont_follow_from_the_rows_are_those_that_were_given(words: list[str]) -> None:
+    assert steps_of(load_experiment(None, ["world.name=prompts", *words]).experiment, 5) == 7
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 4), st.integers(-1, 9))
+def test_losses_of_fine_tuning_are_as_many_as_counting_gives(rows: int, batch: int, epochs: int, every: int) -> None:
+    words = [f"sft.batch={batch}", f"sft.epochs={epochs}", f"validation.every_steps={every}"]
+    config = load_experiment(None, words).experiment
+    assert config.sft is not None
+    each, steps = rows // batch, rows // batch * epochs
+    if each:
+        told = [step for step in range(1, steps + 1) if every >= 0 and (step % each == 0 or step == steps)]
+        told += [step for step in range(1, steps + 1) if every > 0 and step % every == 0]
+        assert losses_of_fine_tuning(config, config.sft, steps, each) == 1 + len(set(told))
+
+
+def test_passes_of_fine_tuning_are_those_of_sequences_or_of_tokens() -> None:
+    """By hand: 30 rows four at a time; or of at most 1,000 tokens each, 4,096 tokens at a time."""
+    own = load_experiment(None, ["sft.batch=30", "sft.sequences_per_pass=4"]).experiment
+    filled = load_experiment(
+        None, ["sft.batch=30", "sft.max_tokens=1000", "training.micro_batch_tokens=4096"]
+    ).experiment
+    assert own.sft is not None
+    assert filled.sft is not None
+    assert (passes_of_fine_tuning(own, own.sft), passes_of_fine_tuning(filled, filled.sft)) == (8, 8)
+
+
+def test_held_out_rows_are_those_of_their_own_files_or_of_training(tmp_path: Path) -> None:
+    files = write(tmp_path)
+    train = ["world.name=prompts", f"data.train_files=[{files['d']}]"]
+    for words, rows in (
+        ([], 37),
+        ([f"data.validation_files=[{files['a']}]"], 3),
+        (["data.validation_rows=2"], 2),
+        (["data.dataset_class=mine.py:Mine"], None),
+    ):
+        data = data_of(load_experiment(None, [*train, *words]).experiment)
+        assert data is not None
+        assert data.held_out == rows
+
+
+def test_stored_answers_are_counted(tmp_path: Path) -> None:
+    files = write(tmp_path)
+    assert evaluated_rows(load_experiment(None, [f"evaluation.path={files['a']}"]).experiment) == 3
+    assert evaluated_rows(load_experiment(None, ["evaluation.path=/nowhere.parquet"]).experiment) is None
+
+
+def test_files_that_nothing_reads_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.train_files = .*frozenlake makes its own starts"):
+        load_experiment(None, ["data.train_files=[x.parquet]"])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from quintet.config.dialects.chosen import choose, express_choice, give_options
 from quintet.config.dialects.conversion import Native, Values
 from quintet.config.faults import Fault
 from quintet.config.native import Experiment
@@ -20,7 +21,7 @@ __all__ = ["convert", "disagreements", "express", "frame"]
 TRAINING_GAMES = 10_000
 """Start states of RAGEN's training file where nothing limits them."""
 KL = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "k3"}
-ESTIMATORS = {"masked_gae": "gae", "reinforce++": "reinforce_plus_plus"}
+ESTIMATORS = {"masked_gae": "gae"}
 """RAGEN's names for estimators that are called otherwise here; `gae` leaps over observations in any case."""
 BUDGETS = (
     *("actor.budget", "actor.inference_budget", "critic.budget", "critic.inference_budget"),
@@ -115,14 +116,9 @@ def _start_states(values: Values) -> int:
 
 
 def _algorithm(values: Values, native: Native) -> None:
-    written = values["optimization.adv_estimator"]
-    estimator = ESTIMATORS.get(written, written)
-    native.put("algorithm.advantage", {"name": estimator}, "optimization.adv_estimator")
-    if estimator in ("gae", "bi_level_gae"):
-        native.put("algorithm.advantage.lam", 1.0)
-    if estimator == "bi_level_gae":
-        native.put("algorithm.advantage.turn_gamma", 1.0)
-        native.put("algorithm.advantage.turn_lam", 1.0)
+    estimator = "optimization.adv_estimator"
+    choose(native, "algorithm.advantage", values[estimator], ESTIMATORS, estimator)
+    give_options(native, "algorithm.advantage", dict.fromkeys(("lam", "turn_gamma", "turn_lam"), (1.0, ())))
     _divergence(values, native)
     _masks(values, native)
     native.put("algorithm.loss.clip_high", 0.2)
@@ -177,17 +173,20 @@ def _surroundings(values: Values, native: Native) -> None:
 
 def _supervised(values: Values, native: Native) -> None:
     """The stages of `sft`: in place of reinforcement learning, or before it."""
-    if values["rl_or_sft"] != "sft":
+    alone, first = "rl_or_sft", "training.use_sft"
+    if values[alone] != "sft" and not values[first]:
+        native.put("sft", None, alone, first)
         return
+    native.put("sft.then_reinforce", values[alone] != "sft", first, alone)
+    native.put("sft.choose", "best")
     native.put("sft.loggers", ["jsonl", *_loggers(values["sft.training.logger"])], "sft.training.logger")
     if values["sft.training.lora_rank"]:
         for ours, theirs in {"rank": "lora_rank", "alpha": "lora_alpha", "target_modules": "target_modules"}.items():
             value = values[f"sft.training.{theirs}"]
-            native.put(
-                f"sft.lora.{ours}",
-                [value] if theirs == "target_modules" and isinstance(value, str) else value,
-                f"sft.training.{theirs}",
-            )
+            listed = [value] if theirs == "target_modules" and isinstance(value, str) else value
+            native.put(f"sft.lora.{ours}", listed, f"sft.training.{theirs}")
+    else:
+        native.put("sft.lora", None, "sft.training.lora_rank")
 
 
 def _loggers(mode: str | list[str]) -> list[str]:
@@ -214,7 +213,10 @@ def frame(experiment: Experiment) -> dict[str, Any]:
     """
     if experiment.world.name not in ("frozenlake", "sokoban"):
         raise ConfigError(f"RAGEN's reference has no world {experiment.world.name}", key="world.name")
-    return {}
+    sft = experiment.sft
+    if sft is None:
+        return {}
+    return {"training": {"use_sft": True}} if sft.then_reinforce else {"rl_or_sft": "sft"}
 
 
 def express(foreign: Foreign) -> None:
@@ -251,8 +253,7 @@ def express(foreign: Foreign) -> None:
 
 def _express_algorithm(foreign: Foreign) -> None:
     algorithm = foreign.experiment.algorithm
-    names = {ours: theirs for theirs, ours in ESTIMATORS.items() if theirs != "masked_gae"}
-    foreign.put("optimization.adv_estimator", names.get(algorithm.advantage.name, algorithm.advantage.name))
+    express_choice(foreign, "algorithm.advantage", "optimization.adv_estimator", {})
     foreign.put("optimization.kl_coef", algorithm.kl.coefficient if algorithm.kl else 0)
     foreign.put("training.state_masking", not algorithm.train_on_observations)
     foreign.put("training.length_penalty", algorithm.shaping.length_penalty > 0)
@@ -265,7 +266,8 @@ def _express_algorithm(foreign: Foreign) -> None:
 
 def _express_supervised(foreign: Foreign) -> None:
     sft = foreign.experiment.sft
-    foreign.put("rl_or_sft", "sft" if sft else "rl")
+    foreign.put("rl_or_sft", "sft" if sft and not sft.then_reinforce else "rl")
+    foreign.put("training.use_sft", sft is not None and sft.then_reinforce)
     if sft is None:
         return
     if sft.loggers is not None:

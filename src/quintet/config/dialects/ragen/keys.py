@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from quintet.config.dialects.chosen import choosing
 from quintet.config.dialects.ledger import Capability, Row, row
 from quintet.config.dialects.ragen.sft_keys import LOCAL_LOGGERS, LOGGERS, PROOF, RAGEN_SFT_KEYS
 from quintet.config.dialects.takes import (
@@ -19,7 +20,7 @@ from quintet.config.dialects.takes import (
     optional,
 )
 
-__all__ = ["RAGEN_KEYS"]
+__all__ = ["RAGEN_KEYS", "RAGEN_KEYS_OF_BOTH"]
 
 _ATTENTION_BACKENDS = choice(
     "XFORMERS",
@@ -60,8 +61,7 @@ _RL_KEYS: tuple[Row, ...] = (
         "rl",
         "`rl` plays and learns by reinforcement; `sft` runs the stages of `sft` instead: solve, fine-tune, merge, "
         "validate.",
-        pending=Capability.SFT,
-        noop=("rl",),
+        proof=PROOF,
         native="sft",
         computed=True,
     ),
@@ -272,11 +272,10 @@ _RL_KEYS: tuple[Row, ...] = (
         "training.use_sft",
         BOOLEAN,
         False,
-        "Reinforcement starts from the merged model of the `sft` stages rather than `model.base_model`. RAGEN's code "
-        "never reads it.",
-        native="policy.path",
-        pending=Capability.SFT,
-        noop=(False,),
+        "Reinforcement starts from the merged model of the `sft` stages, which are run first where it isn't there, "
+        "rather than `model.base_model`. RAGEN's code never reads it.",
+        native=("sft.then_reinforce", "sft"),
+        proof=PROOF,
         computed=True,
     ),
     row(
@@ -331,8 +330,7 @@ _RL_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "Long replies, counted in tokens, cost a game some of its reward. RAGEN's code never reads it.",
-        pending=Capability.ALGORITHMS,
-        noop=(False,),
+        proof=PROOF,
         native="algorithm.shaping.length_penalty",
         computed=True,
     ),
@@ -395,7 +393,7 @@ _RL_KEYS: tuple[Row, ...] = (
     ),
     row(
         "optimization.adv_estimator",
-        choice(
+        choosing(
             "grpo",
             "gae",
             "brpo",
@@ -408,10 +406,9 @@ _RL_KEYS: tuple[Row, ...] = (
         ),
         "grpo",
         "How advantages are made: against games of the same start state (`grpo`), of the whole batch (`brpo`), against "
-        "none (`arpo`), or by one of the others, such as `gae` with a critic.",
+        "none (`arpo`), or by one of the others, such as `gae` with a critic, or a function of your own.",
         native="algorithm.advantage.name",
-        pending=Capability.ALGORITHMS,
-        noop=("grpo", "gae", "bi_level_gae"),
+        proof=PROOF,
         computed=True,
     ),
     row(
@@ -537,7 +534,14 @@ _RL_KEYS: tuple[Row, ...] = (
     ),
 )
 
-_STAGES = tuple(replace(row, only_if=("rl_or_sft", "sft")) if row.pending else row for row in RAGEN_SFT_KEYS)
+_OF_STAGES = ("sft.output_dir", "sft.data_generation.", "sft.training.")
+_STAGES = tuple(
+    replace(row, only_if=("rl_or_sft", "sft")) if row.key.startswith(_OF_STAGES) else row for row in RAGEN_SFT_KEYS
+)
 """The stages of `sft` are only run where they are asked for; the worlds among them describe those that are played."""
 
 RAGEN_KEYS: tuple[Row, ...] = (*_RL_KEYS, *_STAGES)
+RAGEN_KEYS_OF_BOTH: tuple[Row, ...] = tuple(
+    replace(row, only_if=None) if row.only_if == ("rl_or_sft", "sft") else row for row in RAGEN_KEYS
+)
+"""The same where reinforcement learning follows the stages of `sft`, which therefore count."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from quintet.config.dialects.chosen import OUTSIDE, choosing
 from quintet.config.dialects.ledger import Capability, Row, row
 from quintet.config.dialects.rlinf.words import ADVANTAGES, LOCAL_LOGGERS, LOGGERS, LOSSES, PROOF
 from quintet.config.dialects.takes import (
@@ -14,6 +15,7 @@ from quintet.config.dialects.takes import (
     TEXT,
     Takes,
     choice,
+    either,
     integer,
     number,
     optional,
@@ -38,6 +40,11 @@ def _is_placement(value: Any) -> bool:
 
 
 _PLACEMENT = Takes("ranks such as all, 3, 0,2,3, 0-3, 0-3,5,14, or with processes 0-1:0-3", _is_placement)
+
+_DUAL = either(choice("ppo", "actor", "actor_critic", "decoupled_actor_critic"), OUTSIDE)
+"""Losses with a bound on ratio × advantage."""
+_CLIPPED = either(choice("ppo", "actor", "actor_critic", "decoupled_actor_critic", "opd"), OUTSIDE)
+"""Losses that clip the ratio."""
 
 RLINF_BASIC_KEYS: tuple[Row, ...] = (
     row(
@@ -150,8 +157,7 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         native=("training.steps", "data.max_steps"),
         computed=True,
         unit="steps",
-        pending=Capability.DATA,
-        noop=(-1,),
+        proof=PROOF,
     ),
     row(
         "runner.val_check_interval",
@@ -240,13 +246,12 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
     ),
     row(
         "algorithm.loss_type",
-        choice(*LOSSES),
+        choosing(*LOSSES),
         "ppo",
         "What is minimised; ppo is the clipped policy loss, which the framework's source calls actor.",
-        pending=Capability.ALGORITHMS,
-        noop=("ppo", "actor", "actor_critic"),
+        proof=PROOF,
         native="algorithm.loss.name",
-        words=LOSSES,
+        computed=True,
     ),
     row(
         "algorithm.loss_agg_func",
@@ -283,6 +288,7 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         native=("algorithm.loss.clip_low", "algorithm.loss.clip_high"),
         computed=True,
         proof=PROOF,
+        only_if=("algorithm.loss_type", _CLIPPED),
     ),
     row(
         "algorithm.entropy_bonus",
@@ -311,44 +317,44 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         "Bound on ratio × advantage where the advantage is negative, in multiples of the advantage; null for none.",
         native="algorithm.loss.clip_dual",
         proof=PROOF,
+        computed=True,
+        only_if=("algorithm.loss_type", _DUAL),
     ),
     row(
         "algorithm.adv_type",
-        optional(choice(*filter(None, ADVANTAGES))),
+        optional(choosing(*filter(None, ADVANTAGES))),
         "grpo",
         "Estimator of advantages; null where the loss needs none.",
         native="algorithm.advantage.name",
-        pending=Capability.ALGORITHMS,
+        proof=PROOF,
         computed=True,
-        noop=("grpo", "gae"),
     ),
     row(
         "algorithm.normalize_advantages",
         BOOLEAN,
         True,
-        "Advantages are brought to mean 0 and deviation 1 over the tokens of the whole batch.",
+        "Advantages of any estimator are brought to mean 0 and deviation 1 over the tokens of the whole batch.",
         native="algorithm.advantage.whiten",
-        pending=Capability.ALGORITHMS,
+        proof=PROOF,
         computed=True,
-        noop=(False,),
     ),
     row(
         "algorithm.early_stop_imp_ratio",
         optional(POSITIVE_NUMBER),
         5.0,
         "A micro-batch whose mean probability ratio exceeds this gives no gradient; null never stops.",
-        pending=Capability.ALGORITHMS,
-        noop=(None,),
+        proof=PROOF,
         native="algorithm.stop_ratio",
     ),
     row(
         "algorithm.use_valid_token_scale",
         BOOLEAN,
         False,
-        "Each micro-batch's loss weighs as its share of the unmasked tokens of the whole batch.",
-        pending=Capability.ALGORITHMS,
-        noop=(False,),
+        "Each micro-batch's loss weighs as its share of the unmasked tokens of the whole batch; false takes the exact "
+        "loss over the whole batch, where the framework's source weighs all micro-batches alike.",
+        proof=PROOF,
         native="algorithm.micro_batch_weights",
+        words={True: "tokens", False: "exact"},
     ),
     row(
         "algorithm.sampling_params.do_sample",
@@ -481,10 +487,9 @@ RLINF_BASIC_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "A learned model judges replies; false leaves it to rules.",
-        pending=Capability.REWARDS,
+        proof=PROOF,
         native="reward.model",
         computed=True,
-        noop=(False,),
     ),
     row(
         "critic.use_critic_model",

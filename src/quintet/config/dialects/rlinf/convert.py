@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from quintet.config.dialects.chosen import choose, express_choice, give_options, is_outside, option_of
 from quintet.config.dialects.conversion import Native, Values
 from quintet.config.dialects.rlinf.embodied import convert_embodied, convert_world, express_embodied, express_world
 from quintet.config.dialects.rlinf.math import convert_math, express_math
 from quintet.config.dialects.rlinf.places import express_places, place, places
 from quintet.config.dialects.rlinf.rules import embodied_rules, is_embodied, is_world, math_rules, shared_rules
-from quintet.config.dialects.rlinf.words import ADVANTAGES, KL
+from quintet.config.dialects.rlinf.words import ADVANTAGES, KL, LOSSES
 from quintet.config.faults import Fault
 from quintet.config.native import Experiment
 from quintet.config.native.worlds import PromptsConfig, SimulatorConfig
@@ -53,7 +54,7 @@ def convert(values: Values, native: Native) -> None:
         convert_embodied(values, native)
     else:
         convert_math(values, native)
-    if values["algorithm.adv_type"] == "gae":
+    if values["algorithm.adv_type"] == "gae" or native.tree["algorithm"]["advantage"].get("needs_critic"):
         _critic(values, native)
 
 
@@ -84,14 +85,12 @@ def _names(values: Values, native: Native) -> None:
 
 
 def _algorithm(values: Values, native: Native) -> None:
-    advantage = values["algorithm.adv_type"]
-    native.put("algorithm.advantage", {"name": ADVANTAGES[advantage]}, "algorithm.adv_type")
-    native.put("algorithm.advantage.whiten", values["algorithm.normalize_advantages"], "algorithm.normalize_advantages")
-    if advantage == "gae":
-        native.put("algorithm.advantage.lam", 1.0)
+    _advantage(values, native)
     native.put("algorithm.drop_groups_without_signal", False)
-    for native_key in ("algorithm.loss.clip_low", "algorithm.loss.clip_high"):
-        native.put(native_key, values["algorithm.ratio_clip_eps"], "algorithm.ratio_clip_eps")
+    loss, clip, dual = "algorithm.loss_type", "algorithm.ratio_clip_eps", "algorithm.clip_ratio_c"
+    choose(native, "algorithm.loss", values[loss], LOSSES, loss)
+    bounds = {"clip_low": clip, "clip_high": clip, "clip_dual": dual}
+    give_options(native, "algorithm.loss", {name: (values[key], (key,)) for name, key in bounds.items()})
     bonus, counts = "algorithm.entropy_bonus", "algorithm.calculate_entropy"
     native.put("algorithm.entropy_coefficient", float(values[bonus]) if values[counts] else 0.0, bonus, counts)
     weight, estimator = "algorithm.kl_beta", _kl_estimator(values)
@@ -101,6 +100,21 @@ def _algorithm(values: Values, native: Native) -> None:
     native.put("algorithm.kl.place", "loss")
     native.put("algorithm.kl.coefficient", float(values[weight]), weight)
     native.put("algorithm.kl.estimator", KL[values[estimator]], estimator)
+
+
+def _advantage(values: Values, native: Native) -> None:
+    """The estimator; a loss that follows a teacher makes advantages of its own, and needs none."""
+    chosen, loss, whiten = "algorithm.adv_type", "algorithm.loss_type", "algorithm.normalize_advantages"
+    follows = LOSSES.get(values[loss]) == "distillation" and ADVANTAGES.get(values[chosen]) == "none"
+    if follows:
+        native.put("algorithm.advantage", {"name": "raw"}, chosen, loss)
+    else:
+        choose(native, "algorithm.advantage", values[chosen], ADVANTAGES, chosen)
+    native.put("algorithm.advantage.whiten", values[whiten], whiten)
+    give_options(native, "algorithm.advantage", {"lam": (1.0, ())})
+    if is_outside(values[chosen]):
+        separate = "critic.use_critic_model"
+        native.put("algorithm.advantage.needs_critic", values[separate], separate)
 
 
 def _kl_estimator(values: Values) -> str:
@@ -173,11 +187,11 @@ def _express_surroundings(foreign: Foreign) -> None:
 
 def _express_algorithm(foreign: Foreign) -> None:
     algorithm = foreign.experiment.algorithm
-    named = [theirs for theirs, ours in ADVANTAGES.items() if ours == algorithm.advantage.name]
-    if named:
-        foreign.put("algorithm.adv_type", named[0])
+    express_choice(foreign, "algorithm.advantage", "algorithm.adv_type", ADVANTAGES)
     foreign.put("algorithm.normalize_advantages", algorithm.advantage.whiten)
-    foreign.put("algorithm.ratio_clip_eps", getattr(algorithm.loss, "clip_low", 0.2))
+    express_choice(foreign, "algorithm.loss", "algorithm.loss_type", LOSSES)
+    foreign.put("algorithm.ratio_clip_eps", option_of(algorithm.loss, "clip_low", 0.2))
+    foreign.put("algorithm.clip_ratio_c", option_of(algorithm.loss, "clip_dual", None))
     foreign.put("algorithm.entropy_bonus", algorithm.entropy_coefficient)
     foreign.put("algorithm.calculate_entropy", algorithm.entropy_coefficient > 0)
     foreign.put("algorithm.kl_beta", algorithm.kl.coefficient if algorithm.kl else 0.0)

@@ -359,9 +359,8 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         "actor.tokenizer.padding_side",
         choice("left", "right"),
         "right",
-        "Side on which shorter texts of a batch are filled up.",
-        pending=Capability.BATCHING,
-        noop=("left", "right"),
+        "Side on which shorter texts of a batch are filled up; no learner here fills any, and the result is the same.",
+        proof=PROOF,
         native="actor.memory.padding_side",
     ),
     row(

@@ -73,9 +73,8 @@ RLINF_EMBODIED_KEYS: tuple[Row, ...] = (
         True,
         "Advantages are brought to mean 0 and deviation 1 over the whole batch.",
         native="algorithm.advantage.whiten",
-        pending=Capability.ALGORITHMS,
+        proof=PROOF,
         computed=True,
-        noop=(False,),
     ),
     row(
         "algorithm.kl_penalty",

@@ -16,6 +16,8 @@ __all__ = ["convert_backend", "convert_math", "express_backend", "express_math"]
 
 IMAGES = "image"
 """The field of pictures in RLinf's rows for vision-language models."""
+WRONG = -1.0
+"""Reward of a wrong answer, as a multiple of that of a right one."""
 PICTURED = ("vision_language", "vlm")
 FOLLOWING = {
     "actor.megatron.seq_length": ("actor.model.seq_length", "runner.seq_length"),
@@ -68,8 +70,14 @@ def _data(values: Values, native: Native) -> None:
     native.put("data.epochs", values["runner.max_epochs"], "runner.max_epochs")
     if values["runner.max_steps"] >= 0:
         native.put("data.max_steps", values["runner.max_steps"], "runner.max_steps")
-    judge = "reward.use_reward_model"
+    _rewards(values, native)
+
+
+def _rewards(values: Values, native: Native) -> None:
+    """A right answer earns `reward_scale`, a wrong one costs as much."""
+    judge, scale = "reward.use_reward_model", "reward.reward_scale"
     native.put("reward.model", {} if values[judge] else None, judge)
+    native.put("reward.worst", WRONG, scale)
 
 
 def _lengths(values: Values, native: Native) -> None:

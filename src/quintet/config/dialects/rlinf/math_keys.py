@@ -19,6 +19,8 @@ from quintet.config.dialects.takes import (
 
 __all__ = ["RLINF_MATH_KEYS"]
 
+_SERVED = ("rollout.backend", choice("vllm", "sglang"))
+"""Options of engines that are servers of their own; plain Hugging Face generation has none of them."""
 
 RLINF_MATH_KEYS: tuple[Row, ...] = (
     row(
@@ -101,6 +103,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         pending=Capability.ENGINES,
         noop=(True,),
         native="rollout.engine_options.eager",
+        only_if=_SERVED,
     ),
     row(
         "rollout.distributed_executor_backend",
@@ -110,6 +113,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         pending=Capability.CLUSTER,
         noop=("mp",),
         native="rollout.engine_options.executor",
+        only_if=_SERVED,
     ),
     row(
         "rollout.disable_log_stats",
@@ -120,6 +124,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         noop=(True,),
         native="rollout.engine_options.log_statistics",
         words={True: False, False: True},
+        only_if=_SERVED,
     ),
     row(
         "rollout.detokenize",
@@ -129,6 +134,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         pending=Capability.ENGINES,
         noop=(False,),
         native="rollout.engine_options.detokenize",
+        only_if=_SERVED,
     ),
     row(
         "rollout.padding",
@@ -160,6 +166,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
             "rollout.vllm.attention_backend",
         ),
         native="rollout.engine_options.attention_backend",
+        only_if=_SERVED,
     ),
     row(
         "rollout.tensor_parallel_size",
@@ -170,6 +177,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         noop=(1,),
         native="rollout.engine_options.tensor_parallel",
         unit="devices",
+        only_if=_SERVED,
     ),
     row(
         "rollout.pipeline_parallel_size",
@@ -180,6 +188,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         noop=(1,),
         native="rollout.engine_options.pipeline_parallel",
         unit="devices",
+        only_if=_SERVED,
     ),
     row(
         "rollout.validate_weight",
@@ -218,6 +227,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         aliases=("rollout.sglang.decode_log_interval",),
         native="rollout.engine_options.log_every_steps",
         unit="steps",
+        only_if=_SERVED,
     ),
     row(
         "rollout.max_running_requests",
@@ -247,6 +257,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         noop=(False,),
         aliases=("rollout.sglang.use_torch_compile",),
         native="rollout.engine_options.torch_compile",
+        only_if=_SERVED,
     ),
     row(
         "rollout.torch_compile_max_bs",
@@ -263,16 +274,17 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         "data.type",
         choice("math", "reasoning", "vision_language", "vlm", "robot_demo"),
         "math",
-        "Kind of data: it picks the reader of the files and what makes a prompt of a row.",
-        pending=Capability.DATA,
-        native=("data.kind", "data.image_key"),
+        "Kind of data: it picks the reader of the files and what makes a prompt of a row. Pictures and robots' "
+        "demonstrations wait.",
+        proof=PROOF,
+        native="data.kind",
         computed=True,
     ),
     row(
         "data.max_prompt_length",
         POSITIVE,
         1024,
-        "Most tokens of a prompt; longer ones are left out or cut.",
+        "Most tokens of a prompt; longer ones lose their end.",
         native="rollout.max_prompt_tokens",
         unit="tokens",
         proof=PROOF,
@@ -291,7 +303,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         optional(POSITIVE),
         None,
         "Prompts of one validation batch, over all engines together; null takes `data.rollout_batch_size`.",
-        pending=Capability.DATA,
+        proof=PROOF,
         native="data.validation_batch",
         computed=True,
         unit="prompts",
@@ -301,7 +313,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         COUNT,
         2,
         "Processes that read and tokenize prompts ahead; 0 does it in the main process.",
-        pending=Capability.DATA,
+        proof=PROOF,
         native="data.workers",
         unit="processes",
     ),
@@ -310,7 +322,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         TEXT,
         "prompt",
         "Field of a row that holds the prompt.",
-        pending=Capability.DATA,
+        proof=PROOF,
         native="data.prompt_key",
     ),
     row(
@@ -318,7 +330,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         True,
         "True draws the order of training prompts anew in every epoch; false keeps the order of the files.",
-        pending=Capability.DATA,
+        proof=PROOF,
         native="data.shuffle",
     ),
     row(
@@ -326,7 +338,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         True,
         "True shuffles the validation prompts too; false keeps the order of the files.",
-        pending=Capability.DATA,
+        proof=PROOF,
         native="data.validation_shuffle",
     ),
     row(
@@ -334,7 +346,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         COUNT,
         1234,
         "Seed of the order of prompts.",
-        pending=Capability.DATA,
+        proof=PROOF,
         native="data.seed",
     ),
     row(
@@ -342,7 +354,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         TEXTS,
         ["../../data/boba/AReaL-boba-106k.jsonl"],
         "JSON or JSONL files with training prompts, read one after the other.",
-        pending=Capability.DATA,
+        proof=PROOF,
         native="data.train_files",
         computed=True,
     ),
@@ -351,7 +363,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         TEXTS,
         ["../../data/boba/AReaL-boba-106k.jsonl"],
         "JSON or JSONL files with validation prompts, read one after the other.",
-        pending=Capability.DATA,
+        proof=PROOF,
         native="data.validation_files",
         computed=True,
     ),
@@ -362,7 +374,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         choice("math", "vqa", "code_offline", "searchr1", "rstar2"),
         "math",
         "Rule that scores a reply against the answer of its row.",
-        pending=Capability.REWARDS,
+        proof=PROOF,
         native="reward.kind",
         words={"code_offline": "code"},
     ),
@@ -371,7 +383,7 @@ RLINF_MATH_KEYS: tuple[Row, ...] = (
         NUMBER,
         5.0,
         "Reward of a right answer; a wrong one gets its negative.",
-        pending=Capability.REWARDS,
+        proof=PROOF,
         native="reward.scale",
     ),
 )

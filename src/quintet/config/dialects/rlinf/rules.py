@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from quintet.config.dialects.chosen import is_outside
 from quintet.config.dialects.conversion import Values
 from quintet.config.dialects.rlinf.places import Places, places, wrong_places
 from quintet.config.dialects.rlinf.words import DTYPES, KL
@@ -41,10 +42,11 @@ def shared_rules(values: Values) -> Iterator[Fault]:
     if advantage in COMPARING and values["algorithm.group_size"] < 2:
         problem = f"{told} compares replies to one prompt and has nothing to compare"
         yield values.fault("algorithm.group_size", problem, "nearest: algorithm.group_size=2")
-    if loss in ("actor_critic", "decoupled_actor_critic") and advantage != "gae":
+    valued = advantage == "gae" or is_outside(advantage)
+    if loss in ("actor_critic", "decoupled_actor_critic") and not valued:
         hint = "write ppo or actor, or algorithm.adv_type=gae"
         yield values.fault("algorithm.loss_type", f"trains a critic, and {told} has no use for one", hint)
-    if values["critic.use_critic_model"] and advantage != "gae":
+    if values["critic.use_critic_model"] and not valued:
         hint = "set critic.use_critic_model=false, or algorithm.adv_type=gae"
         yield values.fault("critic.use_critic_model", f"{told} has no use for a critic", hint)
     if values["actor.training_backend"] == "fsdp":

@@ -6,6 +6,7 @@ Its reference leaves out much of what a ROLL file says; what stands for that her
   the small one that the native schema makes on the spot. The critic starts from the policy.
 - No key names a world. Prompts come from `actor_train.data_args.file_name` where somebody gave it; else the native
   default world is played, after its warm start.
+- No key names the rules that judge answers: they are those of ROLL's `MathRuleRewardWorker`, our `math`.
 - No key names the estimator. A `critic` section makes the run PPO with GAE, as ROLL's own default is; without one,
   the sequences of `num_return_sequences_in_group` are compared with each other (GRPO).
 - A `reference` section makes a reference model. ROLL measures the divergence from it by `k1` and, by its own
@@ -77,11 +78,14 @@ def convert(values: Values, native: Native) -> None:
 
 
 def _prompts(values: Values, native: Native) -> None:
-    """Prompts from files; the rows' own rules judge the answers, each in one turn."""
+    """Prompts from files, each answered in one turn."""
     file, template, prompt, messages = (
         f"actor_train.data_args.{name}" for name in ("file_name", "template", "prompt", "messages")
     )
     if not values.given(file) or values[file] is None:
+        native.remarks.append(f"{file} names no file, so the world of the native schema is played")
+        idle = [values.told(key) for key in (template, prompt, messages) if values.given(key)]
+        native.remarks += [f"{told} has no effect: {file} names no file" for told in idle]
         return
     native.put("world", {"name": "prompts"}, file)
     native.put("data.train_files", [values[file]] if isinstance(values[file], str) else values[file], file)
@@ -92,7 +96,7 @@ def _prompts(values: Values, native: Native) -> None:
     else:
         native.put("data.messages_key", values[messages], messages)
     native.put("data.filter_long_prompts", True)
-    native.put("reward.kind", "rules", file)
+    native.put("reward.kind", "math", file)
     native.put("warm_start", None, file)
     native.put("rollout.max_turns", 1, file)
     native.put("rollout.format_penalty", 0.0, file)

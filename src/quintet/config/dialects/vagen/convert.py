@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from quintet.config.capability import Capability
+from quintet.config.dialects.chosen import choose, express_choice, give_options, is_outside, option_of
 from quintet.config.dialects.conversion import Native, Values, native_word
 from quintet.config.dialects.dialect import DIALECTS, narrowed
 from quintet.config.dialects.ledger import Row
@@ -77,7 +78,8 @@ def disagreements(values: Values) -> Iterator[Fault]:
     yield from _mini_batch_faults(values, step)
     yield from _length_faults(values)
     yield from share_faults(values, step)
-    kinds = passes(values, critic=estimator != "grpo", reference=_divergence_key(values) is not None)
+    valued = estimator != "grpo" and not is_outside(estimator)
+    kinds = passes(values, critic=valued, reference=_divergence_key(values) is not None)
     yield from pass_faults(values, step, kinds)
     yield from group_faults(values, GAMES)
     yield from divergence_faults(values)
@@ -217,15 +219,10 @@ def _batches(values: Values, native: Native) -> None:
 def _algorithm(values: Values, native: Native) -> None:
     estimator, turns, gamma, lam = (f"algorithm.{key}" for key in ("adv_estimator", "high_level_gamma", "gamma", "lam"))
     written = values[estimator]
-    name = "gae" if written == "masked_gae" else written
-    native.put("algorithm.advantage", {"name": name}, estimator)
-    if name != "grpo":
-        discount = turns if name == "turn_wise_gae" else gamma
-        native.put("algorithm.advantage.gamma", float(values[discount]), discount)
-        native.put("algorithm.advantage.lam", float(values[lam]), lam)
-    if name == "bi_level_gae":
-        native.put("algorithm.advantage.turn_gamma", float(values[turns]), turns)
-        native.put("algorithm.advantage.turn_lam", float(values[lam]), lam)
+    choose(native, "algorithm.advantage", written, {"masked_gae": "gae"}, estimator)
+    discount = turns if written == "turn_wise_gae" else gamma
+    keys = {"gamma": discount, "lam": lam, "turn_gamma": turns, "turn_lam": lam}
+    give_options(native, "algorithm.advantage", {name: (float(values[key]), (key,)) for name, key in keys.items()})
     # `gae` goes over the world's words, too
     own = values[MASKED] and written != "gae"
     native.put("algorithm.advantage_over_own_tokens", own, MASKED, *([estimator] if written == "gae" else []))
@@ -313,12 +310,13 @@ def _express_world(foreign: Foreign) -> None:
 def _express_algorithm(foreign: Foreign) -> None:
     algorithm = foreign.experiment.algorithm
     advantage, own = algorithm.advantage, algorithm.advantage_over_own_tokens
-    foreign.put("algorithm.adv_estimator", "masked_gae" if advantage.name == "gae" and own else advantage.name)
+    masked = {"masked_gae": "gae"} if own else {}
+    express_choice(foreign, "algorithm.advantage", "algorithm.adv_estimator", masked)
     foreign.put(MASKED, own)
-    gamma = getattr(advantage, "gamma", 1.0)
-    foreign.put("algorithm.high_level_gamma", getattr(advantage, "turn_gamma", 1.0))
-    foreign.put("algorithm.high_level_gamma" if advantage.name == "turn_wise_gae" else "algorithm.gamma", gamma)
-    foreign.put("algorithm.lam", getattr(advantage, "lam", 1.0))
+    foreign.put("algorithm.high_level_gamma", option_of(advantage, "turn_gamma", 1.0))
+    discount = "algorithm.high_level_gamma" if advantage.name == "turn_wise_gae" else "algorithm.gamma"
+    foreign.put(discount, option_of(advantage, "gamma", 1.0))
+    foreign.put("algorithm.lam", option_of(advantage, "lam", 1.0))
     kl = algorithm.kl
     in_reward = kl is not None and kl.place == "reward"
     foreign.put("algorithm.kl_ctrl.kl_coef", kl.coefficient if kl and in_reward else 0.0)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from quintet.config.dialects.chosen import OUTSIDE, choosing
 from quintet.config.dialects.ledger import Capability, Row, row
 from quintet.config.dialects.takes import (
     BOOLEAN,
@@ -20,6 +21,7 @@ from quintet.config.dialects.takes import (
     optional,
 )
 from quintet.config.dialects.verl.actor_keys import KL_WORDS
+from quintet.config.dialects.verl.rollout_keys import SERVED
 
 __all__ = ["PROOF", "VAGEN_KEYS"]
 
@@ -30,15 +32,17 @@ _LOCAL = choice("console", "wandb", "tensorboard", "tracking")
 LOCAL_LOGGERS = either(_LOCAL, list_of(_LOCAL))
 """Those that this version has."""
 
+_OVER_TURNS = either(choice("bi_level_gae", "turn_wise_gae"), OUTSIDE)
+"""Estimators that discount turns."""
+
 VAGEN_KEYS: tuple[Row, ...] = (
     row(
         "algorithm.adv_estimator",
-        choice("bi_level_gae", "masked_gae", "turn_wise_gae", "gae", "grpo"),
+        choosing("bi_level_gae", "masked_gae", "turn_wise_gae", "gae", "grpo"),
         "bi_level_gae",
         "How the advantage of each token is estimated; bi_level_gae does it over turns first, then inside each turn.",
         native="algorithm.advantage.name",
-        pending=Capability.ALGORITHMS,
-        noop=("bi_level_gae", "masked_gae", "gae", "grpo"),
+        proof=PROOF,
         computed=True,
     ),
     row(
@@ -46,9 +50,10 @@ VAGEN_KEYS: tuple[Row, ...] = (
         SHARE,
         1.0,
         "Discount for each turn in the estimate over turns; 1 for none.",
-        native="algorithm.advantage.turn_gamma",
+        native=("algorithm.advantage.turn_gamma", "algorithm.advantage.gamma"),
         proof=PROOF,
         computed=True,
+        only_if=("algorithm.adv_estimator", _OVER_TURNS),
     ),
     row(
         "algorithm.kl_ctrl.kl_coef",
@@ -129,7 +134,7 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "error",
         "What befalls a sequence that is too long: the run stops (error), or the sequence loses its start"
         " (left), its end (right) or its middle.",
-        pending=Capability.DATA,
+        pending=Capability.WORLDS,
         native="data.truncation",
         noop=("error",),
         computed=True,
@@ -146,9 +151,8 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "actor_rollout_ref.model.use_remove_padding",
         BOOLEAN,
         True,
-        "True packs the policy's sequences without padding; false pads them. The result is the same.",
-        pending=Capability.BATCHING,
-        noop=(True, False),
+        "True packs the policy's sequences without padding; they are packed either way, the result is the same.",
+        proof=PROOF,
         native=("actor.memory.remove_padding", "reference.memory.remove_padding"),
     ),
     row(
@@ -253,6 +257,7 @@ VAGEN_KEYS: tuple[Row, ...] = (
         noop=(1,),
         native="rollout.engine_options.tensor_parallel",
         unit="devices",
+        only_if=SERVED,
     ),
     row(
         "actor_rollout_ref.rollout.name",
@@ -281,6 +286,7 @@ VAGEN_KEYS: tuple[Row, ...] = (
         noop=(False,),
         native="rollout.engine_options.chunked_prefill",
         words={False: None},
+        only_if=SERVED,
     ),
     row(
         "actor_rollout_ref.rollout.enforce_eager",
@@ -290,6 +296,7 @@ VAGEN_KEYS: tuple[Row, ...] = (
         pending=Capability.ENGINES,
         noop=(True,),
         native="rollout.engine_options.eager",
+        only_if=SERVED,
     ),
     row(
         "actor_rollout_ref.rollout.free_cache_engine",
@@ -299,6 +306,7 @@ VAGEN_KEYS: tuple[Row, ...] = (
         pending=Capability.ENGINES,
         noop=(False,),
         native="rollout.engine_options.sleep_between_steps",
+        only_if=SERVED,
     ),
     row(
         "actor_rollout_ref.rollout.n",
@@ -367,9 +375,8 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "critic.model.use_remove_padding",
         BOOLEAN,
         True,
-        "True packs the critic's sequences without padding; false pads them. The result is the same.",
-        pending=Capability.BATCHING,
-        noop=(True, False),
+        "True packs the critic's sequences without padding; they are packed either way, the result is the same.",
+        proof=PROOF,
         native="critic.memory.remove_padding",
         computed=True,
     ),
@@ -380,8 +387,7 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "Hugging Face model from which the critic starts; of the policy's architecture.",
         native="critic.path",
         computed=True,
-        pending=Capability.MODELS,
-        noop=(TEXT,),
+        proof=PROOF,
     ),
     row(
         "critic.model.enable_gradient_checkpointing",
@@ -556,9 +562,9 @@ VAGEN_KEYS: tuple[Row, ...] = (
         "rollout_manager.use_gae_mask",
         BOOLEAN,
         True,
-        "True estimates advantages over the policy's own tokens alone; false also over observations.",
-        pending=Capability.ALGORITHMS,
-        noop=(True,),
+        "True estimates advantages over the policy's own tokens alone; false also over observations, as `gae` does in "
+        "any case.",
+        proof=PROOF,
         native="algorithm.advantage_over_own_tokens",
         computed=True,
     ),

@@ -21,15 +21,13 @@ from quintet.config.dialects.takes import (
 )
 from quintet.config.dialects.verl.rollout_keys import PROOF, VERL_ROLLOUT_KEYS
 
-__all__ = ["KL_ESTIMATES", "KL_WORDS", "SAMPLED_KL", "VERL_ACTOR_KEYS"]
+__all__ = ["KL_ESTIMATES", "KL_WORDS", "VERL_ACTOR_KEYS"]
 
 KL_ESTIMATES = choice(
     *("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full"),
     *("kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"),
 )
 """Estimators of the KL divergence; those with a plus take the gradient of k2."""
-SAMPLED_KL = choice(*(word for word in KL_ESTIMATES.legal if word != "full"))
-"""Those that know the sampled tokens alone."""
 KL_WORDS = {
     "kl": "k1",
     "mse": "k2",
@@ -118,9 +116,9 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "actor_rollout_ref.model.use_remove_padding",
         BOOLEAN,
         False,
-        "Sequences are packed without padding in forward and backward passes; the result is meant to be the same.",
-        pending=Capability.BATCHING,
-        noop=(True, False),
+        "Sequences are packed without padding in forward and backward passes; they are so either way, as the result "
+        "is the same.",
+        proof=PROOF,
         native=("actor.memory.remove_padding", "reference.memory.remove_padding"),
     ),
     row(
@@ -236,10 +234,9 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         "actor_rollout_ref.actor.kl_loss_type",
         KL_ESTIMATES,
         "low_var_kl",
-        "Estimator of the KL divergence in the policy loss; the source refuses `full`, which the reference lists.",
-        pending=Capability.ALGORITHMS,
+        "Estimator of the KL divergence in the policy loss; `full`, which the source refuses, sums over all tokens.",
+        proof=PROOF,
         native="algorithm.kl.estimator",
-        noop=(SAMPLED_KL,),
         words=KL_WORDS,
         only_if=("actor_rollout_ref.actor.use_kl_loss", True),
     ),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACTOR",
+    "GPUS",
     "MODEL",
     "REF",
     "ROLLOUT",

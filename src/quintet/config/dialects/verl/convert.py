@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from quintet.config.dialects.chosen import choose, express_choice, give_options, option_of
 from quintet.config.dialects.conversion import Native, Values
 from quintet.config.dialects.dialect import DIALECTS, narrowed
 from quintet.config.dialects.ledger import Row
 from quintet.config.dialects.verl.batches import (
     ACTOR,
+    GPUS,
     MODEL,
     ROLLOUT,
     budgets,
+    devices,
     express_budgets,
     pass_faults,
     passes,
@@ -90,6 +95,12 @@ def convert(values: Values, native: Native) -> None:
     else:
         native.take_rows(values.dialect.rows().values())
         native.put("evaluation.function", _function(values), *FUNCTION)
+        native.put("name", _name_of(values["data.path"]), "data.path")
+
+
+def _name_of(path: str) -> str:
+    """A run's name from that of the file that it judges."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(path).stem).strip("-._") or "evaluation"
 
 
 def _reinforced(values: Values, native: Native) -> None:
@@ -176,19 +187,13 @@ def learning(values: Values, native: Native) -> None:
         padding = f"{MODEL}.use_remove_padding"
         native.put(f"{part}.memory.remove_padding", values[padding], padding)
     native.put("rollout.recompute_logprobs", True)
-    if values[f"{ROLLOUT}.name"] == "hf":
-        # the engines of vLLM and SGLang alone are split
-        tensor = f"{ROLLOUT}.tensor_model_parallel_size"
-        native.put("rollout.engine_options.tensor_parallel", 1, tensor, f"{ROLLOUT}.name")
 
 
 def _algorithm(values: Values, native: Native) -> None:
     estimator = "algorithm.adv_estimator"
-    name = ESTIMATORS.get(values[estimator], values[estimator])
-    native.put("algorithm.advantage", {"name": name}, estimator)
-    if name != "grpo":
-        native.put("algorithm.advantage.gamma", float(values["algorithm.gamma"]), "algorithm.gamma")
-        native.put("algorithm.advantage.lam", float(values["algorithm.lam"]), "algorithm.lam")
+    choose(native, "algorithm.advantage", values[estimator], ESTIMATORS, estimator)
+    keys = {name: f"algorithm.{name}" for name in ("gamma", "lam")}
+    give_options(native, "algorithm.advantage", {name: (float(values[key]), (key,)) for name, key in keys.items()})
     clipping(values, native)
     _divergence(values, native)
 
@@ -289,12 +294,23 @@ def _supervised(values: Values, native: Native) -> None:
         native.put("sft.lora.target_modules", _list(values["model.target_modules"]), "model.target_modules")
     else:
         native.put("sft.lora", None, "model.lora_rank")
-    native.put("sft.optimizer.betas", [0.9, 0.95])
+    native.put("sft.devices", devices(values), *GPUS)
     native.put("sft.optimizer.warmup_steps", 0)
     native.put("sft.optimizer.min_learning_rate_ratio", 0.0)
-    native.put("data.kind", "demonstrations")
+    native.put("data.kind", "conversations")
     _data(values, native)
+    _columns(values, native)
     surroundings(values, native)
+
+
+def _columns(values: Values, native: Native) -> None:
+    """Columns of prompt and answer, or of a conversation; names lead on into mappings."""
+    for name in ("prompt", "response"):
+        column, inside = f"data.{name}_key", f"data.{name}_dict_keys"
+        if values[column] is not None:
+            native.put(column, ".".join([values[column], *(values[inside] or ())]), column, inside)
+    whole, messages = "data.multiturn.enable", "data.multiturn.messages_key"
+    native.put("data.messages_key", values[messages] if values[whole] else None, whole, messages)
 
 
 def frame(experiment: Experiment) -> dict[str, Any]:
@@ -395,10 +411,10 @@ def express_learning(foreign: Foreign, rows: Mapping[str, Row]) -> None:
 
 
 def _express_algorithm(foreign: Foreign) -> None:
-    advantage, kl = foreign.experiment.algorithm.advantage, foreign.experiment.algorithm.kl
-    foreign.put("algorithm.adv_estimator", advantage.name)
-    foreign.put("algorithm.gamma", getattr(advantage, "gamma", 1.0))
-    foreign.put("algorithm.lam", getattr(advantage, "lam", 1.0))
+    kl = foreign.experiment.algorithm.kl
+    express_choice(foreign, "algorithm.advantage", "algorithm.adv_estimator", {})
+    for option in ("gamma", "lam"):
+        foreign.put(f"algorithm.{option}", option_of(foreign.experiment.algorithm.advantage, option, 1.0))
     foreign.put("algorithm.use_kl_in_reward", kl is not None and kl.place == "reward")
     if kl and kl.target is not None:
         foreign.put("algorithm.kl_ctrl.type", "adaptive")
@@ -443,4 +459,9 @@ def _express_supervised(foreign: Foreign) -> None:
         modules = list(sft.lora.target_modules)
         foreign.put("model.target_modules", modules[0] if len(modules) == 1 else modules)
     _express_data(foreign)
+    if run.data:
+        foreign.put("data.prompt_key", run.data.prompt_key)
+        foreign.put("data.response_key", run.data.response_key)
+        foreign.put("data.multiturn.enable", run.data.messages_key is not None)
+        foreign.put("data.multiturn.messages_key", run.data.messages_key or "messages")
     express_surroundings(foreign)

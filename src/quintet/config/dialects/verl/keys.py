@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quintet.config.dialects.chosen import OUTSIDE
 from quintet.config.dialects.ledger import Capability, Row, row
 from quintet.config.dialects.takes import (
     BOOLEAN,
@@ -18,16 +19,21 @@ from quintet.config.dialects.takes import (
     number,
     optional,
 )
-from quintet.config.dialects.verl.actor_keys import KL_ESTIMATES, KL_WORDS, SAMPLED_KL
+from quintet.config.dialects.verl.actor_keys import KL_ESTIMATES, KL_WORDS
 from quintet.config.dialects.verl.rollout_keys import PROOF
 
 __all__ = ["ALL_CHECKPOINTS", "LOCAL_LOGGERS", "VERL_TRAINER_KEYS"]
 
-ESTIMATOR = choice(
+_NAMES = choice(
     *("gae", "grpo", "grpo_vectorized", "grpo_passk", "gdpo"),
     *("reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "rloo_vectorized"),
     *("opo", "remax", "gpg", "optimal_token_baseline", "tir_optimal_token_baseline"),
 )
+ESTIMATOR = either(_NAMES, OUTSIDE)
+_DISCOUNTS = either(choice("gae", "masked_gae", "bi_level_gae", "reinforce_plus_plus"), OUTSIDE)
+"""Estimators that discount tokens, VAGEN's among them."""
+_LOOKS_AHEAD = either(choice("gae", "masked_gae", "bi_level_gae", "turn_wise_gae"), OUTSIDE)
+"""Those that weigh longer returns."""
 LOGGER = choice(
     *("console", "tensorboard", "file", "wandb", "tracking", "swanlab"),
     *("mlflow", "vemlp_wandb", "clearml", "trackio", "rl_insight"),
@@ -52,7 +58,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         TEXTS,
         "~/data/rlhf/gsm8k/train.parquet",
         "Parquet file or files, local or on HDFS, with the prompts of training; all are read into memory.",
-        pending=Capability.DATA,
+        proof=PROOF,
         native="data.train_files",
         computed=True,
     ),
@@ -61,7 +67,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         TEXTS,
         "~/data/rlhf/gsm8k/test.parquet",
         "Parquet file or files, local or on HDFS, with the prompts of validation.",
-        pending=Capability.DATA,
+        proof=PROOF,
         native="data.validation_files",
         computed=True,
     ),
@@ -70,9 +76,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         TEXT,
         "prompt",
         "Column of the data files that holds the prompt as a list of messages.",
-        pending=Capability.DATA,
+        proof=PROOF,
         native="data.prompt_key",
-        noop=("prompt",),
     ),
     row(
         "data.max_prompt_length",
@@ -107,8 +112,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         False,
         "Prompts also travel as tokens without a chat template, for a reward model with another template; "
         "verl's source no longer reads it.",
-        pending=Capability.DATA,
-        noop=(False,),
+        proof=PROOF,
         native="data.keep_raw_tokens",
     ),
     row(
@@ -116,8 +120,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "Prompts also travel as messages, before any chat template.",
-        pending=Capability.DATA,
-        noop=(False,),
+        proof=PROOF,
         native="data.keep_messages",
     ),
     row(
@@ -125,8 +128,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "Prompts also travel as text, after the chat template.",
-        pending=Capability.DATA,
-        noop=(False,),
+        proof=PROOF,
         native="data.keep_text",
     ),
     row(
@@ -134,17 +136,15 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         True,
         "Training prompts come in random order; false keeps that of the files.",
-        pending=Capability.DATA,
+        proof=PROOF,
         native="data.shuffle",
-        noop=(True,),
     ),
     row(
         "data.filter_overlong_prompts",
         BOOLEAN,
         False,
         "Prompts of more than `max_prompt_length` tokens are left out before training.",
-        pending=Capability.DATA,
-        noop=(False,),
+        proof=PROOF,
         native="data.filter_long_prompts",
     ),
     row(
@@ -152,8 +152,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         POSITIVE,
         1,
         "Processes that look for overlong prompts.",
-        pending=Capability.DATA,
-        noop=(1,),
+        proof=PROOF,
         native="data.filter_workers",
         unit="processes",
     ),
@@ -162,16 +161,16 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         choice("error", "left", "right", "middle"),
         "error",
         "Part of a prompt that is cut when it is too long: start (left), end (right) or middle; `error` stops the run.",
-        pending=Capability.DATA,
+        proof=PROOF,
         native="data.truncation",
-        noop=("error",),
     ),
     row(
         "data.image_key",
         TEXT,
         "images",
-        "Column of the data files that holds the pictures of a prompt.",
+        "Column of the data files that holds the pictures of a prompt; rows without it are text alone.",
         pending=Capability.VISION,
+        noop=("images",),
         native="data.image_key",
     ),
     row(
@@ -187,8 +186,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         optional(TEXT),
         None,
         "Python file with a data set class of the user's own; null takes the built-in one.",
-        pending=Capability.DATA,
-        noop=(None,),
+        proof=PROOF,
         native="data.dataset_class",
         computed=True,
     ),
@@ -197,8 +195,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         optional(TEXT),
         None,
         "Name of the data set class in the file at `path`; null names none.",
-        pending=Capability.DATA,
-        noop=(None,),
+        proof=PROOF,
         native="data.dataset_class",
         computed=True,
     ),
@@ -207,8 +204,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "A reward model scores the replies in place of reward functions; false leaves the whole section unused.",
-        pending=Capability.REWARDS,
-        noop=(False,),
+        proof=PROOF,
         aliases=("reward.reward_model.enable",),
         native="reward.model",
         computed=True,
@@ -219,8 +215,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "${actor_rollout_ref.model.path}",
         "Tokenizer that turns a reply back into text, so that the reward model's own chat template can be applied; "
         "null hands the tokens over as they are.",
-        pending=Capability.REWARDS,
-        noop=(None,),
+        proof=PROOF,
         native="reward.model.tokenizer",
         only_if=("reward_model.enable", True),
     ),
@@ -229,7 +224,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         TEXT,
         "~/models/Anomy-RM-v0.1",
         "Reward model, local or on HDFS: a Hugging Face classifier with one score.",
-        pending=Capability.REWARDS,
+        proof=PROOF,
         aliases=("reward.reward_model.model_path",),
         native="reward.model.path",
         only_if=("reward_model.enable", True),
@@ -239,8 +234,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         optional(TEXTS),
         "${actor_rollout_ref.model.external_lib}",
         "Python modules that are imported before the reward model is built; null imports none.",
-        pending=Capability.REWARDS,
-        noop=(None,),
+        proof=PROOF,
         native="reward.model.external_libs",
         computed=True,
         only_if=("reward_model.enable", True),
@@ -250,8 +244,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "Python code that comes with the reward model is run when it is loaded.",
-        pending=Capability.REWARDS,
-        noop=(False,),
+        proof=PROOF,
         native="reward.model.trust_remote_code",
         only_if=("reward_model.enable", True),
     ),
@@ -260,7 +253,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         COUNT,
         0,
         "Parameters from which a module of the reward model becomes a sharding unit; 0 makes each layer one.",
-        pending=Capability.REWARDS,
+        pending=Capability.SHARDING,
         noop=(0,),
         aliases=("reward_model.model.fsdp_config.wrap_policy.min_num_params",),
         native="reward.model.min_sharded_parameters",
@@ -272,8 +265,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "Weights of the reward model lie in CPU memory while it isn't asked.",
-        pending=Capability.REWARDS,
-        noop=(False,),
+        proof=PROOF,
         native="reward.model.offload_parameters",
         only_if=("reward_model.enable", True),
     ),
@@ -282,8 +274,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         optional(POSITIVE),
         16,
         "Sequences of one forward pass of the reward model on one GPU; null needs a batch size by tokens.",
-        pending=Capability.REWARDS,
-        noop=(None,),
+        proof=PROOF,
         native="reward.model.sequences_per_pass",
         only_if=("reward_model.enable", True),
         unit="sequences",
@@ -293,8 +284,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         optional(POSITIVE),
         None,
         "Tokens of prompt and reply that the reward model reads; null takes the policy's length.",
-        pending=Capability.REWARDS,
-        noop=(None,),
+        proof=PROOF,
         native="reward.model.max_tokens",
         only_if=("reward_model.enable", True),
         unit="tokens",
@@ -305,18 +295,16 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "naive",
         "How reward functions are called: reply by reply (naive), in parallel processes (prime), on whole batches "
         "(batch), with a penalty on long replies (dapo), and others.",
-        pending=Capability.REWARDS,
+        proof=PROOF,
         aliases=("reward.reward_manager.name",),
         native="reward.manager",
-        noop=("naive",),
     ),
     row(
         "custom_reward_function.path",
         optional(TEXT),
         None,
         "Python file with a reward function of the user's own; null takes the built-in one of each data source.",
-        pending=Capability.REWARDS,
-        noop=(None,),
+        proof=PROOF,
         aliases=("reward.custom_reward_function.path",),
         native="reward.function",
         computed=True,
@@ -326,8 +314,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         TEXT,
         "compute_score",
         "Name of the reward function in the file at `path`.",
-        pending=Capability.REWARDS,
-        noop=("compute_score",),
+        proof=PROOF,
         aliases=("reward.custom_reward_function.name",),
         native="reward.function",
         computed=True,
@@ -341,6 +328,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         aliases=("algorithm.gemma",),
         proof=PROOF,
         computed=True,
+        only_if=("algorithm.adv_estimator", _DISCOUNTS),
     ),
     row(
         "algorithm.lam",
@@ -350,15 +338,15 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         native="algorithm.advantage.lam",
         proof=PROOF,
         computed=True,
+        only_if=("algorithm.adv_estimator", _LOOKS_AHEAD),
     ),
     row(
         "algorithm.adv_estimator",
         ESTIMATOR,
         "gae",
-        "Estimator of advantages; `gae` alone trains a critic.",
+        "Estimator of advantages; `gae` alone trains a critic. A function of your own is handed `gamma` and `lam`.",
         native="algorithm.advantage.name",
-        pending=Capability.ALGORITHMS,
-        noop=("gae", "grpo", "grpo_vectorized"),
+        proof=PROOF,
         computed=True,
     ),
     row(
@@ -374,10 +362,9 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "algorithm.kl_penalty",
         KL_ESTIMATES,
         "kl",
-        "Estimator of the KL divergence in the rewards; the source refuses `full`, which the reference lists.",
-        pending=Capability.ALGORITHMS,
+        "Estimator of the KL divergence in the rewards; `full`, which the source refuses, sums over the vocabulary.",
+        proof=PROOF,
         native="algorithm.kl.estimator",
-        noop=(SAMPLED_KL,),
         words=KL_WORDS,
         only_if=("algorithm.use_kl_in_reward", True),
     ),
@@ -427,7 +414,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         30,
         "Passes over the training prompts; with the batch size they give the number of steps.",
         native="data.epochs",
-        pending=Capability.DATA,
+        proof=PROOF,
         computed=True,
         unit="passes",
     ),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quintet.config.dialects.ledger import Capability, Row, row
 from quintet.config.dialects.takes import (
     BOOLEAN,
@@ -18,7 +16,6 @@ from quintet.config.dialects.takes import (
     number,
     optional,
 )
-from quintet.config.dialects.verl.keys import VERL_TRAINER_KEYS
 from quintet.config.dialects.verl.rollout_keys import PROOF
 
 __all__ = [
@@ -26,7 +23,6 @@ __all__ = [
     "VERL_EVALUATION_KEYS",
     "VERL_MEGATRON_OPTIM_KEYS",
     "VERL_SFT_KEYS",
-    "VERL_SFT_RUN_KEYS",
 ]
 
 UNCLIPPED = 1e12
@@ -38,7 +34,7 @@ VERL_EVALUATION_KEYS: tuple[Row, ...] = (
         TEXT,
         "/tmp/math_Qwen2-7B-Instruct.parquet",  # noqa: S108 - the value that the reference shows
         "Parquet file with stored replies.",
-        pending=Capability.EVALUATION,
+        proof=PROOF,
         native="evaluation.path",
     ),
     row(
@@ -46,44 +42,39 @@ VERL_EVALUATION_KEYS: tuple[Row, ...] = (
         TEXT,
         "prompt",
         "Column that holds the prompt; scores don't depend on it.",
-        pending=Capability.EVALUATION,
+        proof=PROOF,
         native="evaluation.prompt_key",
-        noop=("prompt",),
     ),
     row(
         "data.response_key",
         TEXT,
         "responses",
         "Column that holds the list of replies to a prompt, whose scores are averaged.",
-        pending=Capability.EVALUATION,
+        proof=PROOF,
         native="evaluation.response_key",
-        noop=("responses",),
     ),
     row(
         "data.data_source_key",
         TEXT,
         "data_source",
         "Column that says where a prompt comes from; each source gets a mean score of its own.",
-        pending=Capability.EVALUATION,
+        proof=PROOF,
         native="evaluation.source_key",
-        noop=("data_source",),
     ),
     row(
         "data.reward_model_key",
         TEXT,
         "reward_model",
         "Column that holds the right answer or the tests against which replies are scored.",
-        pending=Capability.EVALUATION,
+        proof=PROOF,
         native="evaluation.truth_key",
-        noop=("reward_model",),
     ),
     row(
         "custom_reward_function.path",
         optional(TEXT),
         None,
         "Python file with the function that scores a reply; null takes built-in ones, though verl's source then fails.",
-        pending=Capability.EVALUATION,
-        noop=(None,),
+        proof=PROOF,
         native="evaluation.function",
         computed=True,
     ),
@@ -92,8 +83,7 @@ VERL_EVALUATION_KEYS: tuple[Row, ...] = (
         TEXT,
         "compute_score",
         "Name of the scoring function in the file at `path`.",
-        pending=Capability.EVALUATION,
-        noop=("compute_score",),
+        proof=PROOF,
         native="evaluation.function",
         computed=True,
     ),
@@ -105,8 +95,7 @@ VERL_MEGATRON_OPTIM_KEYS: tuple[Row, ...] = (
         choice("adam", "sgd", "muon"),
         "adam",
         "Optimizer of the Megatron learner.",
-        pending=Capability.SCHEDULES,
-        noop=("adam",),
+        proof=PROOF,
         native="actor.optimizer.kind",
         words={"adam": "adamw"},
     ),
@@ -252,7 +241,7 @@ VERL_SFT_KEYS: tuple[Row, ...] = (
         1e-5,
         "Learning rate after the warm-up.",
         native="sft.optimizer.learning_rate",
-        pending=Capability.SFT,
+        proof=PROOF,
     ),
     row(
         "optim.weight_decay",
@@ -260,7 +249,7 @@ VERL_SFT_KEYS: tuple[Row, ...] = (
         0.01,
         "AdamW's decoupled weight decay; 0 is none.",
         native="sft.optimizer.weight_decay",
-        pending=Capability.SFT,
+        proof=PROOF,
     ),
     row(
         "optim.warmup_steps_ratio",
@@ -268,7 +257,7 @@ VERL_SFT_KEYS: tuple[Row, ...] = (
         0.1,
         "Share of all training steps in which the learning rate rises from 0.",
         native="sft.warmup_ratio",
-        pending=Capability.SFT,
+        proof=PROOF,
         aliases=("optim.lr_warmup_steps_ratio",),
         unit="share",
     ),
@@ -278,7 +267,7 @@ VERL_SFT_KEYS: tuple[Row, ...] = (
         1.0,
         "Gradients are scaled down to this global norm.",
         native="sft.optimizer.max_grad_norm",
-        pending=Capability.SFT,
+        proof=PROOF,
     ),
     row(
         "optim.lr_scheduler",
@@ -286,8 +275,7 @@ VERL_SFT_KEYS: tuple[Row, ...] = (
         "cosine",
         "Course of the learning rate after the warm-up; `wsd` holds it for nine tenths of the rest, then falls to 0.",
         native="sft.optimizer.schedule",
-        pending=Capability.SFT,
-        noop=("cosine",),
+        proof=PROOF,
         aliases=("optim.lr_scheduler_type",),
     ),
     row(
@@ -296,7 +284,7 @@ VERL_SFT_KEYS: tuple[Row, ...] = (
         "~/models/gemma-1.1-7b-it",
         "Pretrained model, local or on HDFS, with which the tuning starts.",
         native=("policy.path", "sft.path"),
-        pending=Capability.SFT,
+        proof=PROOF,
         aliases=("model.path",),
     ),
     row(
@@ -360,8 +348,7 @@ VERL_SFT_KEYS: tuple[Row, ...] = (
         False,
         "Activations are computed again in the backward pass: less memory, more time.",
         native="sft.gradient_checkpointing",
-        pending=Capability.SFT,
-        noop=(False,),
+        proof=PROOF,
     ),
     row(
         "model.trust_remote_code",
@@ -376,8 +363,7 @@ VERL_SFT_KEYS: tuple[Row, ...] = (
         COUNT,
         0,
         "Rank of the LoRA adapters that are trained in place of the weights; 0 trains all weights.",
-        pending=Capability.LORA,
-        noop=(0,),
+        proof=PROOF,
         native="sft.lora.rank",
         computed=True,
     ),
@@ -386,9 +372,8 @@ VERL_SFT_KEYS: tuple[Row, ...] = (
         POSITIVE,
         16,
         "Strength of the LoRA adapters: their output is scaled by alpha divided by the rank.",
-        pending=Capability.LORA,
+        proof=PROOF,
         native="sft.lora.alpha",
-        noop=(16,),
         computed=True,
     ),
     row(
@@ -396,9 +381,8 @@ VERL_SFT_KEYS: tuple[Row, ...] = (
         TEXTS,
         "all-linear",
         "Modules that get LoRA adapters, by name or pattern; `all-linear` takes every linear layer but the last.",
-        pending=Capability.LORA,
+        proof=PROOF,
         native="sft.lora.target_modules",
-        noop=("all-linear",),
         computed=True,
     ),
     row(
@@ -406,32 +390,7 @@ VERL_SFT_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "Parts of the model are replaced by Liger's fused kernels, which need less GPU memory.",
-        pending=Capability.MEMORY,
-        noop=(False,),
-        native="actor.memory.liger",
+        native="sft.liger",
+        proof=PROOF,
     ),
 )
-
-_SFT_RUN = {
-    **{f"data.{key}": None for key in ("train_files", "val_files", "prompt_key", "truncation")},
-    **{f"data.custom_cls.{key}": None for key in ("path", "name")},
-    "data.train_batch_size": "sft.batch",
-    "trainer.total_epochs": "sft.epochs",
-    **{f"trainer.{key}": None for key in ("project_name", "experiment_name", "logger", "nnodes", "n_gpus_per_node")},
-    **{f"trainer.{key}": None for key in ("save_freq", "test_freq", "default_hdfs_dir", "default_local_dir")},
-    **{f"trainer.{key}": None for key in ("resume_mode", "resume_from_path")},
-}
-"""Keys of data and trainer that the trainer of supervised fine-tuning has as well, and what they feed there where it
-is something else."""
-
-
-def _of_sft(row: Row) -> Row:
-    """A key of `ppo_trainer.yaml` in `sft_trainer.yaml`."""
-    native = _SFT_RUN[row.key]
-    if native is None:
-        return row
-    return replace(row, native=(native,), computed=False, pending=Capability.SFT, proof=None)
-
-
-VERL_SFT_RUN_KEYS: tuple[Row, ...] = tuple(_of_sft(row) for row in VERL_TRAINER_KEYS if row.key in _SFT_RUN)
-"""Documented with `ppo_trainer.yaml` alone, though `sft_trainer.yaml` has them too."""

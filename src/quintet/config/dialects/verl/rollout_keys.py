@@ -13,11 +13,14 @@ from quintet.config.dialects.takes import (
     optional,
 )
 
-__all__ = ["PROOF", "VERL_ROLLOUT_KEYS"]
+__all__ = ["PROOF", "SERVED", "VERL_ROLLOUT_KEYS"]
 
 PROOF = "tests/unit/config/dialects/test_verl.py::test_a_key_reaches_the_run"
 
 PROBABILITY = number(above=0, most=1)
+
+SERVED = ("actor_rollout_ref.rollout.name", choice("vllm", "sglang", "sglang_async", "trtllm"))
+"""Options of engines that are servers of their own; plain Hugging Face generation has none of them."""
 
 VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
     row(
@@ -112,6 +115,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         pending=Capability.ENGINES,
         noop=(True,),
         native="rollout.engine_options.eager",
+        only_if=SERVED,
     ),
     row(
         "actor_rollout_ref.rollout.free_cache_engine",
@@ -121,6 +125,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         pending=Capability.ENGINES,
         noop=(False,),
         native="rollout.engine_options.sleep_between_steps",
+        only_if=SERVED,
     ),
     row(
         "actor_rollout_ref.rollout.load_format",
@@ -133,6 +138,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         "learner's first arrive.",
         pending=Capability.ENGINES,
         native="rollout.engine_options.load_format",
+        only_if=SERVED,
     ),
     row(
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
@@ -143,6 +149,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         noop=(1,),
         native="rollout.engine_options.tensor_parallel",
         unit="devices",
+        only_if=SERVED,
     ),
     row(
         "actor_rollout_ref.rollout.max_num_batched_tokens",
@@ -152,6 +159,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         pending=Capability.ENGINES,
         native="rollout.engine_options.max_batched_tokens",
         unit="tokens",
+        only_if=SERVED,
     ),
     row(
         "actor_rollout_ref.rollout.max_num_seqs",
