@@ -1,4 +1,4 @@
-"""If these fail, answering questions from files doesn't train, forgets where it was, or dies of a bad reward function."""
+"""If these fail, answering questions from files doesn't train, forgets where it was, or dies of a reward function."""
 
 from __future__ import annotations
 

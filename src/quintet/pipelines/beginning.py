@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 
@@ -40,7 +41,7 @@ VOCABULARY_TEXTS = 4000
 """Texts of the data from which a made policy learns its vocabulary."""
 
 
-def open_prompts(run: Run) -> PromptBook | None:
+def open_prompts(run: Run, opened: ExitStack) -> PromptBook | None:
     """The questions of a run that answers some; where passes over them say how many steps it has, it now knows.
 
     Raises:
@@ -55,23 +56,29 @@ def open_prompts(run: Run) -> PromptBook | None:
         policy = Path(config.policy.path)
     else:
         policy = _made_policy(run, islice(texts_of(config.data), VOCABULARY_TEXTS))
-    book = PromptBook.of(config, load_tokenizer(config.policy.tokenizer or policy))
+    trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
+    book = PromptBook.of(config, load_tokenizer(config.policy.tokenizer or policy, trust_remote_code=trusted))
+    opened.callback(book.close)
     if book.train.left_out:
         run.progress.note(f"{book.train.left_out:,} questions are too long and left out")
     run.settle(steps_of(config, len(book.train)))
     return book
 
 
-def begin(run: Run, book: PromptBook | None, stop: StopRequest) -> Components:
-    """Components at the checkpoint, or at the end of the warm start, which is checkpoint 0."""
+def begin(run: Run, book: PromptBook | None, stop: StopRequest, opened: ExitStack) -> Components:
+    """Components at the checkpoint, or at the end of the warm start, which is checkpoint 0; `opened` closes them."""
     config = run.config
     if run.checkpoint:
         components = build(config, run.checkpoint.directory / "hf", book)
+        opened.callback(components.close)
         components.load(run.checkpoint)
         run.progress.note(f"going on from {run.checkpoint.directory}")
+        if config.validation.only:
+            run.log(run.checkpoint.step, validate(run, components, run.checkpoint.step))
         return components
     demonstrations = [] if book else _demonstrations(run)
     components = build(config, _policy(run, demonstrations), book)
+    opened.callback(components.close)
     if config.warm_start:
         _warm_start(run, components, config.warm_start, demonstrations, stop)
     if config.needs_critic:
@@ -138,8 +145,10 @@ def _warm_start(
             progress.advance(metrics)
             return enough
 
-        learn_demonstrations(components.actor_with(warm_start.optimizer), batch, warm_start, config.seed, report)
-    log.close()
+        try:
+            learn_demonstrations(components.actor_with(warm_start.optimizer), batch, warm_start, config.seed, report)
+        finally:
+            log.close()
 
 
 def _shown(

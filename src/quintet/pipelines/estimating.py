@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import torch
 
-from quintet.algorithms.advantages import ADVANTAGES, trajectory_rewards, turn_ends
+from quintet.algorithms.advantages import ADVANTAGES, played, trajectory_rewards, turn_ends
 from quintet.algorithms.aggregation import token_weights
 from quintet.algorithms.correction import correction
 from quintet.algorithms.filters import has_signal, keep_trajectories
 from quintet.algorithms.kl import KlControl, penalised, token_divergence
 from quintet.algorithms.shaping import shape
 from quintet.algorithms.tokens import whiten
-from quintet.config.native import Experiment
+from quintet.config.native import AlgorithmConfig, Experiment
+from quintet.errors import MachineError
 from quintet.pipelines.playing import Played
 from quintet.records import Batch, Outcome
 from quintet.rollout.assemble import assemble, learn_observations, reward_at_end
@@ -23,29 +24,53 @@ from quintet.training.packing import select_trajectories
 __all__ = ["compare_with_reference", "complete_logprobs", "estimate_advantages", "estimate_values", "gather"]
 
 
-def gather(played: Played, config: Experiment) -> Batch:
-    """The games as a batch; those whose world failed are left out."""
-    batch = assemble(game for game in played.trajectories if game.outcome is not Outcome.FAILED)
-    if played.baseline is not None:
-        known = [played.baseline[int(group)] for group in batch.group]
+COMPARING = ("grpo", "grpo_passk", "rloo", "opo", "gpg")
+"""Estimators under which a group whose rewards are all the same gives no gradient."""
+RECURSIVE = ("gae", "bi_level_gae", "turn_wise_gae", "reinforce", "reinforce_plus_plus")
+"""Those that run over the tokens of a game."""
+
+
+def gather(games: Played, config: Experiment) -> Batch:
+    """The games as a batch; those whose world failed are left out.
+
+    Raises:
+        MachineError: no game of the step has a turn.
+    """
+    whole = [game for game in games.trajectories if game.outcome is not Outcome.FAILED and game.turns]
+    if not whole:
+        raise _nothing_played(games, config)
+    batch = assemble(whole)
+    if games.baseline is not None:
+        known = [games.baseline[int(group)] for group in batch.group]
         batch = replace(batch, baseline=torch.tensor(known, dtype=batch.rewards.dtype))
     return batch if config.algorithm.turn_rewards else reward_at_end(batch)
+
+
+def _nothing_played(games: Played, config: Experiment) -> MachineError:
+    failure = next((game.failure for game in games.trajectories if game.failure is not None), None)
+    if failure is None:
+        told = f"no game began: every first prompt is longer than {config.rollout.max_prompt_tokens} tokens"
+        return MachineError(told, "raise rollout.max_prompt_tokens")
+    told = f"every game of the step failed (first, in {failure.where}: {failure.kind}: {failure.message})"
+    return MachineError(told, "mend the world, or its options")
 
 
 def complete_logprobs(components: Components, batch: Batch) -> tuple[Batch, dict[str, float]]:
     """The batch with the learner's own log-probs where the engine's aren't wanted or there are none: of the
     world's words, where those are learnt. Their gap to the engine's is told, since it is lost with them."""
     config = components.experiment
-    played = batch.loss_mask
+    own = batch.loss_mask
     if config.algorithm.train_on_observations:
         batch = learn_observations(batch)
     elif not _recomputes(config):
         return _with_mass(components, batch), {}
     logprobs = components.actor.scorer.logprobs(batch)
-    gaps = (logprobs.exp() - batch.logprobs.exp()).abs()[played]
+    gaps = (logprobs.exp() - batch.logprobs.exp()).abs()[own]
     if not _recomputes(config):
-        return _with_mass(components, replace(batch, logprobs=torch.where(played, batch.logprobs, logprobs))), {}
-    batch = _with_mass(components, replace(batch, logprobs=logprobs, rollout_logprobs=batch.logprobs))
+        return _with_mass(components, replace(batch, logprobs=torch.where(own, batch.logprobs, logprobs))), {}
+    batch = _with_mass(
+        components, replace(batch, logprobs=logprobs, rollout_logprobs=torch.where(own, batch.logprobs, logprobs))
+    )
     metrics = {
         "training/rollout_probs_diff_max": float(gaps.max()),
         "training/rollout_probs_diff_mean": float(gaps.mean()),
@@ -107,19 +132,29 @@ def estimate_advantages(
     telling = has_signal(scores, batch.group, algorithm.signal_threshold)
     metrics = {"training/groups_with_signal": _share_of_groups(batch, telling)}
     kept = keep_trajectories(scores, batch.group, algorithm.filter)
-    batch = shape(batch, algorithm.shaping, config.rollout.max_turns * config.rollout.max_response_tokens)
     if not bool(kept.all()):
         metrics["training/groups_kept"] = _share_of_groups(batch, kept)
         batch = select_trajectories(batch, kept)
+    batch = shape(batch, algorithm.shaping, config.longest_game)
     if kl and kl.config.place == "reward":
         batch, penalty = _penalise(batch, kl)
         metrics |= penalty
     batch = _advantages(batch, config)
-    if algorithm.drop_groups_without_signal and not config.needs_critic and bool((telling & kept).any()):
+    if _drops_silent(algorithm) and bool((telling & kept).any()):
         batch = select_trajectories(batch, telling & kept)
     if batch.learnt is not None:
         batch = replace(batch, loss_mask=batch.loss_mask & batch.learnt)
     return batch, metrics
+
+
+def _drops_silent(algorithm: AlgorithmConfig) -> bool:
+    """Whether groups whose rewards don't differ are left out: only where nothing else could teach by them."""
+    advantage = algorithm.advantage
+    compares = advantage.name in COMPARING and not advantage.whiten and algorithm.loss.name != "distillation"
+    off_rewards = algorithm.kl is not None and algorithm.kl.place == "reward"
+    return (
+        algorithm.drop_groups_without_signal and compares and not off_rewards and not algorithm.shaping.length_penalty
+    )
 
 
 def _share_of_groups(batch: Batch, trajectories: torch.Tensor) -> float:
@@ -131,7 +166,7 @@ def _advantages(batch: Batch, config: Experiment) -> Batch:
     """The estimator at work, over the policy's own tokens or through the world's words, too."""
     own, advantage = config.algorithm.advantage_over_own_tokens, config.algorithm.advantage
     estimate = ADVANTAGES.get(advantage.name).load()
-    if own or not config.needs_critic:
+    if own or advantage.name not in RECURSIVE:
         advantages, returns = estimate(batch, advantage)
         return replace(batch, advantages=advantages, returns=returns)
     plain = advantage.model_copy(update={"whiten": False})
@@ -150,11 +185,11 @@ def _penalise(batch: Batch, control: KlControl) -> tuple[Batch, dict[str, float]
     rewards = penalised(batch.rewards, batch.logprobs, batch.ref_logprobs, own, control, batch.divergence)
     weights = token_weights("seq-mean-token-mean", own, batch.token_trajectory)
     divergence = float((each * weights).sum())
-    penalised_batch = replace(batch, rewards=rewards)
+    penalised_batch, games = replace(batch, rewards=rewards), played(batch)
     metrics = {
         "actor/reward_kl_penalty": divergence,
         "actor/reward_kl_penalty_coeff": control.coefficient,
-        "critic/rewards/mean": float(trajectory_rewards(penalised_batch).mean()),
+        "critic/rewards/mean": float(trajectory_rewards(penalised_batch)[games].mean()),
     }
-    control.observe(divergence, len(torch.unique(batch.trajectory)))
+    control.observe(divergence, int(games.sum()))
     return penalised_batch, metrics

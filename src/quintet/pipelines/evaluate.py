@@ -40,7 +40,7 @@ from quintet.training.checkpoint import find_checkpoint, open_checkpoint
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Evaluation", "Found", "Measured", "evaluate_model", "evaluate_stored", "find_model"]
+__all__ = ["Evaluation", "Found", "Measured", "evaluate_model", "evaluate_stored", "find_model", "model_of"]
 
 RESULTS, ANSWERS, GAMES, CONFIG = "results.json", "answers.jsonl", "games.jsonl", "evaluation.yaml"
 TOGETHER = 4096
@@ -175,7 +175,8 @@ def evaluate_stored(composed: Composed, console: Console) -> Evaluation:
         raise ConfigError(
             "no stored answers to evaluate",
             key="evaluation.path",
-            hint="set evaluation.path to their file, or have a model answer: quintet eval MODEL --data FILE",
+            hint="set evaluation.path to their file, or have a model answer: quintet eval MODEL --data FILE, or a "
+            "configuration with validation.only=true",
         )
     answers = _Stored(stored, questions_matter=_asks_a_model(config.reward))
     with _recording(composed) as (directory, record):
@@ -292,6 +293,28 @@ def find_model(place: str) -> Found:
         raise MachineError(f"no whole checkpoint in {path / 'checkpoints'} ({faults})", "name another run")
     raise MachineError(
         f"no model at {place}", "name a directory with config.json and weights, a global_step_N directory, or a run's"
+    )
+
+
+def model_of(config: Experiment) -> Path:
+    """The model of a configuration: the checkpoint that `resume` names, `policy.path`, or the last good checkpoint of
+    the run of that name.
+
+    Raises:
+        ConfigError: there is none of these.
+        MachineError: the checkpoint is damaged.
+    """
+    if config.resume not in ("auto", "never"):
+        return find_model(config.resume).policy
+    if config.policy.path is not None:
+        return Path(config.policy.path)
+    run = RunDirectory.of(config)
+    if config.resume == "auto" and run.checkpoints.is_dir():
+        return find_model(str(run.path)).policy
+    raise ConfigError(
+        f"no model to evaluate: policy.path is null, and there is no checkpoint in {run.checkpoints}",
+        key="policy.path",
+        hint="name a model directory (policy.path=…, policy.preset=null), or have quintet train make one first",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 from quintet.algorithms.filters import has_signal
 from quintet.config.native import Experiment
 from quintet.pipelines.run import Run
-from quintet.records import Trajectory
+from quintet.records import Outcome, Trajectory
 from quintet.rollout.agent_loop import Game, Sampling, derive_seed
 from quintet.runtime.local import Components
 from quintet.tracking.estimates import Sample, validation_metrics
@@ -45,12 +46,13 @@ def play_training_games(components: Components, step: int) -> Played:
     """
     config = components.experiment
     wanted, rounds = config.training.groups_per_step, config.algorithm.filter.refill_rounds
-    games = _round(components, step, first=0, count=wanted)
+    seen: Counter[int] = Counter()
+    games = _round(components, step, seen, first=0, count=wanted)
     drawn, refilled = wanted, 0
     telling = _telling(games, config)
     while len(telling) < wanted and refilled < rounds:
         refilled += 1
-        games += _round(components, step, first=drawn, count=wanted - len(telling))
+        games += _round(components, step, seen, first=drawn, count=wanted - len(telling))
         drawn += wanted - len(telling)
         telling = _telling(games, config)
     if refilled:
@@ -60,19 +62,24 @@ def play_training_games(components: Components, step: int) -> Played:
     return Played(sorted(games, key=lambda t: (t.group, t.sample)), metrics, baseline)
 
 
-def _round(components: Components, step: int, *, first: int, count: int) -> list[Trajectory]:
-    """Games of newly drawn groups, numbered from `first`."""
+def _round(components: Components, step: int, seen: Counter[int], *, first: int, count: int) -> list[Trajectory]:
+    """Games of newly drawn groups, numbered from `first`; `seen` counts the starts of the step so far."""
     config = components.experiment
     rollout, samples = config.rollout, config.training.samples_per_group
     starts = components.starts.take(count)
-    games = [Game(start, first + group, sample) for group, start in enumerate(starts) for sample in range(samples)]
+    games = []
+    for group, start in enumerate(starts, first):
+        games += [Game(start, group, sample, seen[start]) for sample in range(samples)]
+        seen[start] += 1
     seed = derive_seed(config.seed, "train", step)
     return list(components.games.play(games, Sampling(rollout.temperature, rollout.top_k, rollout.top_p, seed)))
 
 
 def _telling(games: Iterable[Trajectory], config: Experiment) -> list[int]:
     """Numbers of the groups whose rewards differ."""
-    played = list(games)
+    played = [game for game in games if game.outcome is not Outcome.FAILED and game.turns]
+    if not played:
+        return []
     rewards = torch.tensor([game.reward for game in played])
     group = torch.tensor([game.group for game in played])
     found: Tensor = torch.unique(group[has_signal(rewards, group, config.algorithm.signal_threshold)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -45,18 +46,15 @@ def train(composed: Composed, console: Console) -> int:
         UserError: what the user can mend, and `InterruptedRun` after a wish to stop was granted.
     """
     composed = _after_fine_tuning(composed, console)
-    with open_run(composed, console) as run, stop_on_signals() as stop:
-        book = open_prompts(run)
-        if run.checkpoint and run.checkpoint.step == run.config.training.steps and _is_finished(run):
-            run.progress.note(f"{run.directory.path} is finished: {run.checkpoint.step} steps. Nothing to do.")
+    with open_run(composed, console) as run, stop_on_signals() as stop, ExitStack() as opened:
+        book = open_prompts(run, opened)
+        if _is_finished(run):
+            run.progress.note(f"{run.directory.path} is finished: {run.config.training.steps} steps. Nothing to do.")
             return 0
-        components = begin(run, book, stop)
-        try:
-            if not run.config.validation.only:
-                reinforce(run, components, stop)
-            _finish(run, console)
-        finally:
-            components.close()
+        components = begin(run, book, stop, opened)
+        if not run.config.validation.only:
+            reinforce(run, components, stop)
+        _finish(run, console)
     return 0
 
 
@@ -120,7 +118,7 @@ def learn(components: Components, batch: Batch, step: int, timings: Timings) -> 
         for part, optimizer in (("actor", config.actor.optimizer), ("critic", config.critic.optimizer))
     }
     actor, critic = PolicyObjective(algorithm), CriticObjective(config.critic)
-    aggregation = Aggregation.of(algorithm, config.rollout.max_turns * config.rollout.max_response_tokens)
+    aggregation = Aggregation.of(algorithm, config.longest_game)
     seen: list[dict[str, float]] = []
     for epoch in range(training.epochs):
         order = None
@@ -146,9 +144,7 @@ def learn(components: Components, batch: Batch, step: int, timings: Timings) -> 
 def _named(update: dict[str, float], part: str, *, gauge: bool = False) -> dict[str, float]:
     """A learner's metrics under their full names. The engine–learner gap counts in the step's first
     update alone, before the weights have moved."""
-    names = {"grad_norm": f"{part}/grad_norm", "lr": f"{part}/lr"}
-    if part == "actor":
-        names["skipped"] = "actor/skipped_updates"
+    names = {"grad_norm": f"{part}/grad_norm", "lr": f"{part}/lr", "skipped": f"{part}/skipped_updates"}
     if gauge:
         names |= {f"probs_diff_{kind}": f"training/rollout_probs_diff_{kind}" for kind in ("max", "mean")}
     plain = {name: value for name, value in update.items() if "/" in name}
@@ -162,7 +158,7 @@ def _combine(updates: list[dict[str, float]]) -> dict[str, float]:
         for name, value in update.items():
             values.setdefault(name, []).append(value)
     means = {name: sum(found) / len(found) for name, found in values.items()}
-    counts = ("actor/skipped_updates", "actor/stopped_updates")
+    counts = ("actor/skipped_updates", "critic/skipped_updates", "actor/stopped_updates")
     return means | {name: sum(values[name]) for name in counts if name in values}
 
 
@@ -192,4 +188,6 @@ def _due(step: int, every: int) -> bool:
 
 
 def _is_finished(run: Run) -> bool:
-    return run.directory.read_state().get("status") == "finished"
+    """Whether nothing is left to do: every step is made, and nobody asked for a validation alone."""
+    made = run.checkpoint is not None and run.checkpoint.step == run.config.training.steps
+    return made and not run.config.validation.only and run.directory.read_state().get("status") == "finished"

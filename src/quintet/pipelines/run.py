@@ -29,7 +29,7 @@ __all__ = ["Run", "Timings", "open_run"]
 
 MAY_CHANGE = (
     *("output_dir", "resume", "tracking.", "checkpoint.", "name", "placement."),
-    *("training.steps", "data.epochs", "data.max_steps"),
+    *("training.steps", "data.epochs", "data.max_steps", "validation.only"),
     *("sft.name", "sft.project", "sft.loggers", "sft.output_dir", "sft.remote_dir", "sft.merge", "sft.epochs"),
 )
 """Keys, and sections, that a resumed run may set anew: they don't touch the numbers; more steps only

@@ -31,6 +31,13 @@ class Game:
     seed: int
     group: int
     sample: int
+    again: int = 0
+    """How often the step has played that start before, so that other words are drawn."""
+
+    def draws(self, sampling: Sampling, turn: int) -> int:
+        """The seed of what is drawn in a turn."""
+        repeated = (self.again,) if self.again else ()
+        return derive_seed(sampling.seed, self.seed, self.sample, turn, *repeated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +130,7 @@ class AgentLoop:
                 id=player.id,
                 prompt=prompt,
                 max_tokens=self._config.max_response_tokens,
-                seed=derive_seed(sampling.seed, player.game.seed, player.game.sample, len(player.turns)),
+                seed=player.game.draws(sampling, len(player.turns)),
                 temperature=sampling.temperature,
                 top_k=sampling.top_k,
                 top_p=sampling.top_p,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from quintet.config.native import RolloutConfig
 from quintet.errors import MachineError
 from quintet.records import Answer, Generation, Outcome, Question, Request, StopReason, Trajectory, Turn, Verdict
-from quintet.rollout.agent_loop import Game, Sampling, derive_seed
+from quintet.rollout.agent_loop import Game, Sampling
 from quintet.rollout.engine import Engine
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class PromptLoop:
             id=number,
             prompt=asked.prompt,
             max_tokens=self._config.max_response_tokens,
-            seed=derive_seed(sampling.seed, asked.game.seed, asked.game.sample, 0),
+            seed=asked.game.draws(sampling, 0),
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,

@@ -84,9 +84,8 @@ class Components:
     def grow_critic(self) -> None:
         """A critic from the policy as it is now."""
         config = self.experiment
-        trusted, overrides = config.policy.trust_remote_code, config.policy.overrides
-        path = config.critic.path
-        body = load_model(path, trust_remote_code=trusted, overrides=overrides) if path else self.actor.model
+        path, trusted = config.critic.path, config.policy.trust_remote_code
+        body = load_model(path, trust_remote_code=trusted) if path else self.actor.model
         self.critic = CriticLearner(
             ValueModel(body),
             config.critic.optimizer,
@@ -123,7 +122,7 @@ class Components:
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Take up what `save` wrote."""
-        saved = load_model(checkpoint.directory / "hf")
+        saved = load_model(checkpoint.directory / "hf", trust_remote_code=self.experiment.policy.trust_remote_code)
         self.actor.model.load_state_dict(saved.state_dict())
         self.actor.load_state(load_file(checkpoint.directory / "actor_optimizer.safetensors"))
         if self.experiment.needs_critic:

@@ -317,13 +317,14 @@ def _define_learning() -> None:
         (0.0, 0.01),
         batches,
     )
-    define(
-        "actor/skipped_updates",
-        "Optimizer steps left out because their gradient was not finite",
-        "updates",
-        (0.0, 0.0),
-        "count over the step",
-    )
+    for part in ("actor", "critic"):
+        define(
+            f"{part}/skipped_updates",
+            f"Optimizer steps of the {part} left out because their gradient was not finite",
+            "updates",
+            (0.0, 0.0),
+            "count over the step",
+        )
     define(
         "actor/stopped_updates",
         "Optimizer steps left out because the mean probability ratio passed algorithm.stop_ratio",

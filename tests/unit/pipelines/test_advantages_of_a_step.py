@@ -50,6 +50,31 @@ def test_groups_that_hardly_differ_are_left_out(words: list[str], kept: list[int
     assert found["training/groups_with_signal"] == pytest.approx(signal)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algorithm.advantage={name: raw}"],
+        ["algorithm.advantage={name: reinforce_plus_plus}"],
+        ["algorithm.advantage={name: grpo, whiten: true}"],
+        ["algorithm.loss={name: distillation}", "reference.path=teacher"],
+        ["algorithm.shaping.length_penalty=0.1"],
+    ],
+)
+def test_groups_of_equal_reward_stay_where_something_else_teaches(words: list[str]) -> None:
+    learnt, _ = estimate_advantages(GAMES, load_experiment(None, words).experiment)
+    assert learnt.trajectory.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_the_filter_drops_enters_no_mean() -> None:
+    """By hand: without the group of mean 4.6 the others' mean is (-0.8 - 0.6 + 1 + 1) / 4 = 0.15."""
+    words = ["algorithm.advantage={name: raw}", "algorithm.filter.max_mean=2.0", "algorithm.shaping.center=batch"]
+    learnt, found = estimate_advantages(GAMES, load_experiment(None, words).experiment)
+    assert learnt.trajectory.tolist() == [0, 1, 4, 5]
+    assert learnt.advantages is not None
+    assert learnt.advantages[learnt.loss_mask].tolist() == pytest.approx([-0.95, -0.75, 0.85, 0.85])
+    assert found["training/groups_kept"] == pytest.approx(2 / 3)
+
+
 def test_a_penalty_comes_off_the_rewards_after_the_signal_is_known() -> None:
     """By hand: k1 of one own token is logp - ref = 0.5, times 2."""
     games = replace(GAMES, ref_logprobs=torch.full((12,), -0.5) * GAMES.loss_mask)

@@ -6,11 +6,14 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from quintet.config import load_experiment
 from quintet.envs.seeds import WorldStarts
+from quintet.errors import MachineError
 from quintet.pipelines.estimating import gather
-from quintet.pipelines.playing import play_training_games
-from quintet.records import Outcome, StopReason, Trajectory, Turn
+from quintet.pipelines.playing import Played, play_training_games
+from quintet.records import Failure, Outcome, StopReason, Trajectory, Turn
 from quintet.rollout.agent_loop import Game, Sampling
 
 WORDS = ["training.groups_per_step=4", "training.samples_per_group=2", "training.mini_batches=2"]
@@ -45,6 +48,27 @@ def test_without_refilling_a_step_plays_its_groups_once() -> None:
     ]
     assert played.metrics == {}
     assert next(t.seed for t in play_training_games(table, 2).trajectories) == 12, "the next step draws new starts"
+
+
+def test_a_start_that_comes_twice_in_a_step_is_played_otherwise() -> None:
+    table = components(2)
+    table.starts = WorldStarts(2, 0, 8)
+    play_training_games(table, 1)
+    sampling = Sampling(1.0, 0, 1.0, 7)
+    games = table.games.rounds[0]
+    assert len({game.seed for game in games}) == 2
+    assert len({game.draws(sampling, 0) for game in games}) == len(games) == 8
+
+
+def test_a_step_in_which_nothing_could_be_played_says_why() -> None:
+    table = components(2)
+    failure = Failure("reset", "OSError", "no map")
+    failed = Trajectory("table", 0, 0, 0, (), Outcome.FAILED, failure)
+    with pytest.raises(MachineError, match=r"every game of the step failed \(first, in reset: OSError: no map\)"):
+        gather(Played([failed], {}), table.experiment)
+    long = Trajectory("table", 0, 0, 0, (), Outcome.CONTEXT)
+    with pytest.raises(MachineError, match="every first prompt is longer than 512 tokens"):
+        gather(Played([long], {}), table.experiment)
 
 
 def test_groups_without_signal_are_replaced() -> None:

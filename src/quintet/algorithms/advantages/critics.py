@@ -20,7 +20,10 @@ def turn_ends(batch: Batch) -> Tensor:
 def critic_mask(batch: Batch, config: object) -> Tensor:
     """The tokens whose value the critic learns, bool [N]: all own ones, or turn ends alone for `turn_wise_gae`,
     whose returns are known only there. `config` is that of the advantage."""
-    return turn_ends(batch) if isinstance(config, TurnWiseGaeConfig) else batch.loss_mask
+    if isinstance(config, TurnWiseGaeConfig):
+        # the mask may have been narrowed since; a token before a rejected turn end has no return
+        return batch.turn_end & batch.loss_mask
+    return batch.loss_mask
 
 
 def gae(batch: Batch, config: GaeConfig) -> tuple[Tensor, Tensor]:

@@ -135,8 +135,9 @@ class AlgorithmConfig(Section):
     filter: FilterConfig = FilterConfig()
     """Which groups are learnt from."""
     drop_groups_without_signal: bool = True
-    """Groups whose games all had the same reward give no gradient under `grpo`: leave them out of
-    the update. Has no effect with a critic."""
+    """Groups whose games all had the same reward give no gradient under `grpo`, `grpo_passk`, `rloo`, `opo` and
+    `gpg`: leave them out of the update. Has no effect where something else teaches by them: whitening, a
+    teacher, a divergence or a length penalty that comes off the rewards."""
     signal_threshold: Annotated[float, Field(ge=0.0)] = 0.0
     """Standard deviation of its rewards up to which a group counts as one without signal. Where each
     move costs a little, games that all failed differ a little, and `grpo` would blow that up."""
@@ -145,10 +146,19 @@ class AlgorithmConfig(Section):
     turn_rewards: bool = True
     """Each turn's reward lies on that turn's last token; without it their sum lies on the game's last."""
     advantage_over_own_tokens: bool = True
-    """Advantages leap over the world's words; without it their recursion goes through them, too."""
+    """Advantages leap over the world's words; without it the recursions of `gae`, `bi_level_gae`, `turn_wise_gae`,
+    `reinforce` and `reinforce_plus_plus` go through them, too."""
     level: Annotated[Literal["token", "action", "chunk"], Waits(Capability.EMBODIED)] = "token"
     """What one probability ratio covers."""
     entropy_level: Annotated[Literal["token", "action", "chunk"], Waits(Capability.EMBODIED)] = "token"
     """What one entropy covers."""
     reward_level: Annotated[Literal["turn", "action", "chunk"], Waits(Capability.EMBODIED)] = "turn"
     """What one reward covers."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.loss.name == "decoupled_ppo" and self.correction is not None and self.correction.level is not None:
+            raise ValueError("`decoupled_ppo` weighs the gap to the engine itself: set correction.level to null")
+        if self.advantage.name == "remax" and self.shaping != ShapingConfig():
+            raise ValueError("`remax` compares with greedy games, whose rewards aren't shaped: leave out shaping")
+        return self

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from quintet.config.native.advantages import OutsideAdvantageConfig
 from quintet.config.native.algorithm import AlgorithmConfig
@@ -74,6 +74,18 @@ class Experiment(Section):
         advantage = self.algorithm.advantage
         asked = isinstance(advantage, OutsideAdvantageConfig) and advantage.needs_critic
         return asked or advantage.name in ("gae", "bi_level_gae", "turn_wise_gae")
+
+    @property
+    def longest_game(self) -> int:
+        """The most tokens that the policy can write in one game."""
+        turns = 1 if self.world.name == "prompts" else self.rollout.max_turns
+        return turns * self.rollout.max_response_tokens
+
+    @model_validator(mode="after")
+    def _reference_of_its_own(self) -> Self:
+        if self.reference.path is not None and self.algorithm.kl and self.algorithm.kl.refresh_every_steps:
+            raise ValueError("a reference from `reference.path` isn't renewed: leave out kl.refresh_every_steps")
+        return self
 
     @property
     def needs_reference(self) -> bool:

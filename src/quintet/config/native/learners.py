@@ -35,7 +35,8 @@ class OptimizerConfig(Section):
     learning_rate: PositiveFloat = 1e-4
     """Peak learning rate."""
     warmup_steps: Annotated[int, Field(ge=0)] = 5
-    """Optimizer steps from 0 to `learning_rate`."""
+    """Steps from `warmup_start` to `learning_rate`: of reinforcement learning, whose optimizer steps within one all
+    have the same rate, else optimizer steps."""
     warmup_ratio: Share = 0.0
     """The same as a share of all steps, where `warmup_steps` is 0."""
     warmup_start: NonNegative = 0.0

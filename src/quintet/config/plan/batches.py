@@ -38,7 +38,9 @@ def sequences_per_game(config: Experiment) -> int:
     """Token sequences that a game becomes, at most: the first `window_size` turns are one, and as the window
     slides each further turn is one of its own."""
     rollout = config.rollout
-    return 1 if rollout.window_size is None else 1 + max(0, rollout.max_turns - rollout.window_size)
+    if rollout.window_size is None or config.world.name == "prompts":
+        return 1
+    return 1 + max(0, rollout.max_turns - rollout.window_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,8 @@ def _predicted(config: Experiment) -> int:
     rollout = config.rollout
     if config.algorithm.train_on_observations:
         return longest(config)
-    return min(rollout.max_turns, rollout.window_size or rollout.max_turns) * rollout.max_response_tokens
+    shown = min(rollout.max_turns, rollout.window_size or rollout.max_turns) * rollout.max_response_tokens
+    return min(shown, config.longest_game)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ MOMENTS = {"adamw": 2, "sgd": 0, "muon": 1}
 LOGIT_BYTES = 16
 """Of each entry of predicted places × vocabulary: logits, log-probs, probabilities and their product, all float32
 (`policies/causal_lm.py`, `token_statistics`)."""
+LOGITS_AT_ONCE = 2**25
+"""Entries that are made at a time (`policies/causal_lm.py`)."""
 SLOTS = 1.5
 """Slots of the `hf` engine's cache for each request: its own, and half a one for prompts that are kept."""
 
@@ -220,9 +222,10 @@ def _layers_kept(config: Experiment, name: str, shape: Shape) -> tuple[int, int]
 
 
 def _logits(shape: Shape, component: Component, places: int) -> int:
-    """Of the predicted places of one pass."""
+    """Of the predicted places of one pass; so many at a time."""
     split = component.split
-    return -(-places // (split.context * split.ulysses)) * (shape.vocabulary // split.tensor) * LOGIT_BYTES
+    entries = -(-places // (split.context * split.ulysses)) * (shape.vocabulary // split.tensor)
+    return min(entries, LOGITS_AT_ONCE) * LOGIT_BYTES
 
 
 def _reference(config: Experiment, component: Component, shape: Shape) -> Load:

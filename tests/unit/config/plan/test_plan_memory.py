@@ -290,11 +290,11 @@ def test_what_never_fits_asks_for_more_devices(tmp_path: Path) -> None:
 
 
 def test_a_budget_is_cut_down_to_the_longest_sequence(tmp_path: Path) -> None:
-    """With layers recomputed what is left are 37 GiB of logits, of which a smaller pass has fewer."""
-    words = ["actor.gradient_checkpointing=true", "rollout.max_response_tokens=8000"]
-    (message,) = faults(on(tmp_path, "Qwen2.5-7B", 1, 8, *words, *ASLEEP), 45)
-    assert "logits of actor 37.1 GiB" in message
-    assert "what helps most: training.micro_batch_tokens=8512 (then" in message
+    """With layers recomputed what is left are their inputs, of which a smaller pass has fewer."""
+    words = ["actor.gradient_checkpointing=true", "rollout.max_response_tokens=8000", "rollout.max_concurrent=8"]
+    words += ["training.micro_batch_tokens=160000", "training.mini_batches=1"]
+    (message,) = faults(on(tmp_path, "Qwen2.5-7B", 1, 8, *words, *ASLEEP), 22)
+    assert "training.micro_batch_tokens=8512 (then" in message
 
 
 def test_an_engine_that_stays_awake_is_put_to_sleep(tmp_path: Path) -> None:
