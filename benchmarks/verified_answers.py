@@ -38,7 +38,20 @@ def run(algorithm: str, seed: int, overrides: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         data = f"{directory}/data"
         started = time.perf_counter()
-        quintet("data", "make", "addition", data, "--train", "4000", "--validation", "256", "--seed", str(seed))
+        quintet(
+            "data",
+            "make",
+            "addition",
+            data,
+            "--train",
+            "4000",
+            "--validation",
+            "256",
+            "--style",
+            "worked",
+            "--seed",
+            str(seed),
+        )
         files = [f"data.train_files={data}/train.parquet", f"data.validation_files={data}/validation.parquet"]
         places = [f"seed={seed}", f"output_dir={directory}", "name=run"]
         quintet("train", str(ROOT / CONFIG), *files, *places, *ALGORITHMS[algorithm], *overrides)

@@ -1,6 +1,11 @@
 """If these fail, our numbers aren't RLinf's and ROLL's, or no longer differ where those are wrong.
 
 `golden_rlinf.json` and `golden_roll.json` were made by their own functions, in float32.
+
+Not compared, because the numbers were stored without what they were computed from: ROLL's aggregations (`agg_*`), its
+agentic returns (`agentic_reinforce_*`) and partitions by length (`seqlen_parts`), RLinf's value loss (`critic`) and its
+embodied losses (`emb_loss_*`: of their inputs, advantages and masks are missing). RLinf's embodied advantages
+(`embodied_*`) have inputs, but worlds of robots aren't in this version.
 """
 
 from __future__ import annotations

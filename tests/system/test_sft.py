@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from quintet.policies.tiny import make_policy
 from quintet.tracking.metrics import reproducible
 
 Command = Any
@@ -110,3 +111,40 @@ def test_games_are_solved_learnt_and_played(quintet: Command, tmp_path: Path) ->
     assert lines[-1]["val/frozenlake/valid_format"] > 0.5
     assert lines[-1]["step"] == lines[-2]["step"] + 1
     assert (tmp_path / "sft/data/frozenlake/train.parquet").exists()
+
+
+REFERENCES = Path(__file__).parents[1] / "unit/config/dialects/keys"
+
+
+def test_verls_own_reference_tunes_a_local_model(
+    quintet: Command, tuning: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every key of it as it stands, the model alone put in its place; what its users' files say of data and trainer."""
+    # verl has no key for it, and two threads wait for each other in steps as small as these
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    make_policy("grid-1m", tmp_path / "made", [str(talk(number)) for number in range(48)], 0)
+    (tmp_path / "sft_trainer.yaml").write_text((REFERENCES / "verl_sft_trainer.yaml").read_text())
+    for name in ("train", "held"):
+        rows = [json.loads(line)["messages"] for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        said = [{"extra_info": {"question": row[0]["content"], "answer": row[1]["content"]}} for row in rows]
+        (tmp_path / f"{name}_rows.jsonl").write_text("\n".join(map(json.dumps, said)))
+    words = [
+        f"model.partial_pretrain={tmp_path / 'made'}",
+        *("data.train_files=train_rows.jsonl", "data.val_files=held_rows.jsonl"),
+        *("data.prompt_key=extra_info", "data.prompt_dict_keys=['question']"),
+        *("data.response_key=extra_info", "data.response_dict_keys=['answer']"),
+        *("data.train_batch_size=10", "data.micro_batch_size_per_gpu=4", "data.max_length=128"),
+        *("trainer.default_local_dir=out/sums", "trainer.logger=['console']", "trainer.total_epochs=2"),
+    ]
+    done = quintet("sft", "sft_trainer.yaml", *words)
+    assert "sft_trainer.yaml: a configuration of verl" in done.stderr
+    run = tmp_path / "out/sums"
+    lines = metrics(run)
+    assert lines[-1]["step"] == 8, "two passes of four steps"
+    # a tenth of the eight steps warms up: none; then the cosine falls from the reference's 1e-5
+    rates = [line["train/lr"] for line in lines if "train/lr" in line]
+    assert rates == sorted(rates, reverse=True)
+    assert (rates[0], rates[-1]) == (pytest.approx(1e-5, rel=0.1), 0.0)
+    assert {"train/loss", "val/loss"} <= set(lines[-1])
+    assert weights(run / "model") != weights(tmp_path / "made")
+    assert "learning_rate: 1.0e-05  # optim.lr: sft_trainer.yaml:2" in (run / "config.yaml").read_text()

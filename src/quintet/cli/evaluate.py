@@ -1,4 +1,4 @@
-"""`quintet eval`: stored answers, or a model that answers first."""
+"""`quintet eval`: stored answers, a model that answers first, or the model of a configuration that only validates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from quintet.pipelines.evaluate import Evaluation, Found
+    from quintet.pipelines.evaluate import Evaluation, Found, Measured
     from quintet.tracking.estimates import Estimate, Estimates
 
 __all__ = ["Asked", "run"]
@@ -83,9 +83,8 @@ def run(
     # --json has stdout to itself
     console = Console(stderr=as_json)
     if asked.data is None and asked.world is None:
-        _check_stored(what, asked)
-        composed = _with_options(compose(what, overrides, dialect, unknown_keys), asked)
-        found = _stored(composed, console)
+        _check_configured(what, asked)
+        found = _configured(compose(what, overrides, dialect, unknown_keys), asked, console)
     else:
         _check_played(what, dialect, asked)
         found = _played(str(what), overrides, asked, console)
@@ -98,20 +97,54 @@ def run(
     return _status(found)
 
 
-def _check_stored(what: str | None, asked: Asked) -> None:
+def _check_configured(what: str | None, asked: Asked) -> None:
     """
     Raises:
-        ConfigError: it is a model, or options that only a model takes.
+        ConfigError: it is a model, or options that only a model named here takes.
     """
     hint = "quintet eval MODEL --data FILE, or --world frozenlake"
     if what is not None and Path(what).is_dir():
         raise ConfigError(f"{what} is a directory: what is that model to be asked?", key="eval", value=what, hint=hint)
     for option in asked.said("samples", "temperature", "max_tokens", "limit", "games"):
-        raise ConfigError(f"{option} is for a model that answers, and answers are stored", key=option, hint=hint)
+        told = f"{option} is for a model that is named here; what a configuration evaluates, its own keys say"
+        raise ConfigError(told, key=option, hint=hint)
+
+
+def _configured(composed: Composed, asked: Asked, console: Console) -> Evaluation:
+    """Stored answers where the configuration names some, else its model where it only validates."""
+    config = composed.experiment
+    if config.evaluation is None and config.validation.only:
+        return _validated(composed, asked, console)
+    return _stored(_with_options(composed, asked), console)
+
+
+def _validated(composed: Composed, asked: Asked, console: Console) -> Evaluation:
+    """The configuration's model on its held-out questions or world, drawn as `validation.sampling` says."""
+    from quintet.pipelines.evaluate import evaluate_model, model_of
+    from quintet.policies.reward_model import import_libraries
+
+    _quiet()
+    config, sources = composed.experiment, dict(composed.provenance)
+    import_libraries(config.external_libs, "external_libs")
+    path = model_of(config)
+    if config.policy.path is None or path != Path(config.policy.path):
+        sources |= {"policy.path": "checkpoint", "policy.preset": "checkpoint"}
+    policy = config.policy.model_copy(update={"path": str(path), "preset": None})
+    own = replace(composed, experiment=config.model_copy(update={"policy": policy}), provenance=sources)
+    measured = _measured(config.validation.sampling.samples, asked)
+    return evaluate_model(_with_options(own, asked), measured, console)
+
+
+def _measured(samples: int, asked: Asked) -> Measured:
+    """Of so many answers to each question: powers of two, and all of them."""
+    from quintet.pipelines.evaluate import Measured
+
+    ks = (*(k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < samples), samples)
+    return Measured(ks, confidence=asked.confidence)
 
 
 def _with_options(composed: Composed, asked: Asked) -> Composed:
-    """What the options say, laid over; without a name of its own, it takes that of the answers' file."""
+    """What the options say, laid over; stored answers without a name of their own take that of their file."""
     config, sources = composed.experiment, dict(composed.provenance)
     changes: dict[str, Any] = {}
     if asked.name is not None:
@@ -175,7 +208,7 @@ def _check_played(what: str | None, dialect: str | None, asked: Asked) -> None:
 
 
 def _played(what: str, overrides: list[str], asked: Asked, console: Console) -> Evaluation:
-    from quintet.pipelines.evaluate import Measured, evaluate_model, find_model
+    from quintet.pipelines.evaluate import evaluate_model, find_model
     from quintet.policies.reward_model import import_libraries
 
     _quiet()
@@ -183,9 +216,7 @@ def _played(what: str, overrides: list[str], asked: Asked, console: Console) -> 
     words = [*_words(what, found, asked), *_options(overrides, asked)]
     composed = compose(None if found.config is None else str(found.config), words, NATIVE, "refuse")
     import_libraries(composed.experiment.external_libs, "external_libs")
-    samples = composed.experiment.validation.sampling.samples
-    ks = (*(k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < samples), samples)
-    return evaluate_model(composed, Measured(ks, confidence=asked.confidence), console)
+    return evaluate_model(composed, _measured(composed.experiment.validation.sampling.samples, asked), console)
 
 
 def _quiet() -> None:

@@ -77,7 +77,8 @@ def evaluate(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="CONFIG|MODEL", help="Of stored answers a configuration; else a model, a checkpoint or a run."
+            metavar="CONFIG|MODEL",
+            help="A configuration of stored answers, or of a run that only validates; else a model, a checkpoint or a run.",
         ),
     ] = None,
     overrides: Overrides = None,

@@ -55,6 +55,9 @@ class Keeper:
             self._reap()
             if self._connection in readable and not self._serve():
                 break
+        # what is killed now would wake nobody, and the socket goes before the last of them
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in list(self._pids):
             self._signal(number, signal.SIGKILL)
 

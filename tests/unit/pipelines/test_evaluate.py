@@ -15,7 +15,7 @@ from quintet.config import load_experiment
 from quintet.config.native import Experiment
 from quintet.errors import ConfigError, MachineError
 from quintet.pipelines import evaluate
-from quintet.pipelines.evaluate import Evaluation, Measured, evaluate_model, evaluate_stored, find_model
+from quintet.pipelines.evaluate import Evaluation, Measured, evaluate_model, evaluate_stored, find_model, model_of
 from quintet.records import Answer, Failure, Verdict
 from quintet.training.checkpoint import save_checkpoint
 
@@ -249,6 +249,28 @@ def test_models_are_found_wherever_they_lie(policy_directory: Path, tmp_path: Pa
     assert find_model(str(run)).policy.parent.name == "global_step_1", "the last whole one"
     with pytest.raises(MachineError, match="damaged"):
         find_model(str(last))
+
+
+def test_a_configurations_model_is_the_checkpoint_it_names_its_path_or_its_runs_last(
+    policy_directory: Path, tmp_path: Path
+) -> None:
+    import shutil
+
+    def of(*words: str) -> Path:
+        return model_of(load_experiment(None, [f"output_dir={tmp_path}", "name=r", *words]).experiment)
+
+    path = ("policy.preset=null", f"policy.path={policy_directory}")
+    with pytest.raises(ConfigError, match=r"policy\.path is null, and there is no checkpoint in .*r/checkpoints"):
+        of()
+    for step in (1, 2):
+        save_checkpoint(
+            tmp_path / "r/checkpoints", step, {}, lambda there: shutil.copytree(policy_directory, there / "hf"), keep=5
+        )
+    assert of().parent.name == "global_step_2"
+    assert of(*path) == policy_directory
+    assert of(*path, f"resume={tmp_path / 'r/checkpoints/global_step_1'}").parent.name == "global_step_1"
+    with pytest.raises(ConfigError, match="no model to evaluate"):
+        of("resume=never")
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:

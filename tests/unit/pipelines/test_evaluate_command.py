@@ -90,7 +90,7 @@ def test_verls_own_configuration(tmp_path: Path) -> None:
         "custom_reward_function:\n  path: null\n  name: compute_score\n"
     )
     assert run("evaluation.yaml", [], None, "refuse", Asked()) == 0
-    metrics = json.loads(Path("runs/eval-my-answers/results.json").read_text())["metrics"]
+    metrics = json.loads(Path("runs/my-answers/results.json").read_text())["metrics"]
     assert metrics["test_score/s"] == pytest.approx(2 / 3)
 
 
@@ -162,6 +162,19 @@ def test_a_run_is_asked_as_it_was_trained(policy_directory: Path, tmp_path: Path
     assert config.name == "eval-r"
     run("runs/r", ["height=5"], None, "refuse", Asked(world="sokoban"))
     assert asked_for[1][0].experiment.world.height == 5
+
+
+def test_a_configuration_that_only_validates_asks_its_own_model(policy_directory: Path, asked_for: Any) -> None:
+    words = ["validation.only=true", f"policy.path={policy_directory}", "policy.preset=null", "name=mine"]
+    drawn = "validation.sampling={do_sample: true, temperature: 0.7, samples: 3}"
+    run(None, [*words, drawn], None, "refuse", Asked(confidence=0.9))
+    (composed, measured), config = asked_for[0], asked_for[0][0].experiment
+    assert (config.policy.path, config.name, config.output_dir) == (str(policy_directory), "mine", "runs")
+    assert (config.validation.sampling.samples, config.validation.sampling.temperature) == (3, 0.7)
+    assert measured == Measured((1, 2, 3), confidence=0.9)
+    assert composed.provenance["policy.path"] == "command line"
+    with pytest.raises(ConfigError, match="--samples is for a model that is named here"):
+        run(None, words, None, "refuse", Asked(samples=4))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Every loss under every aggregation on one ragged mini-batch; as a program, one of several ranks that share it.
+"""Every loss, the critic's too, under every aggregation on one ragged mini-batch; as a program, one of several ranks
+that share it.
 
 python loss_grid.py POLICY RANK SIZE MEETING
 """
@@ -15,11 +16,11 @@ from typing import Any
 import torch
 
 from quintet.algorithms.aggregation import Aggregation
-from quintet.algorithms.objective import PolicyObjective
-from quintet.config.native import AlgorithmConfig, OptimizerConfig
-from quintet.policies.causal_lm import load_model
+from quintet.algorithms.objective import CriticObjective, PolicyObjective
+from quintet.config.native import AlgorithmConfig, CriticConfig, OptimizerConfig
+from quintet.policies.causal_lm import ValueModel, load_model
 from quintet.records import Batch
-from quintet.training.learner import ActorLearner, Scorer
+from quintet.training.learner import ActorLearner, CriticLearner, Scorer
 from quintet.training.packing import Budget
 from quintet.training.ranks import Ranks
 
@@ -52,6 +53,8 @@ TOLD = (
     "grad_norm",
     "probs_diff_max",
 )
+VALUES = CriticObjective(CriticConfig(value_clip=0.3))
+TOLD_OF_VALUES = ("critic/vf_loss", "critic/vf_clipfrac", "grad_norm")
 
 
 def ragged_batch(seed: int = 0) -> Batch:
@@ -141,6 +144,38 @@ def three_steps(actor: ActorLearner) -> float:
     return float(actor.scorer.logprobs(batch).sum())
 
 
+def critic_grid(critic: CriticLearner) -> dict[str, list[float]]:
+    """What the value loss measures under each aggregation, over all own tokens and over some; the weights stay as
+    they are."""
+    batch = ragged_batch()
+    some = torch.rand(len(batch.tokens), generator=torch.Generator().manual_seed(4)) < 0.7
+    out: dict[str, list[float]] = {}
+    for mode in AGGREGATIONS:
+        for where, mask in {"all": None, "some": some}.items():
+            told = critic.update(batch, VALUES, Aggregation(mode, scale=64.0), 0.0, mask)
+            out[f"{where} {mode}"] = [told[key] for key in TOLD_OF_VALUES]
+    return out
+
+
+def three_steps_of_values(critic: CriticLearner) -> list[float]:
+    """Sum of the values before and after three updates on the same mini-batch."""
+    batch = ragged_batch()
+    before = float(critic.values(batch).sum())
+    for _ in range(3):
+        critic.update(batch, VALUES, "token-mean", 0.01)
+    return [before, float(critic.values(batch).sum())]
+
+
+def critic(directory: Path, budget: Budget, ranks: Ranks | None = None) -> CriticLearner:
+    """With a head that isn't 0 everywhere: else the body would learn nothing."""
+    config = OptimizerConfig(kind="sgd", learning_rate=1.0)
+    model = ValueModel(load_model(directory))
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        model.head.weight.copy_(0.2 * torch.randn(model.head.weight.shape, generator=generator))
+    return CriticLearner(model, config, budget=budget, ranks=ranks or Ranks())
+
+
 def learner(directory: Path, budget: Budget, ranks: Ranks | None = None) -> ActorLearner:
     config = OptimizerConfig(kind="sgd", learning_rate=1.0)
     return ActorLearner(load_model(directory), config, budget=budget, ranks=ranks or Ranks())
@@ -154,8 +189,12 @@ def main(directory: Path, rank: int, size: int, meeting: Path) -> None:
     # a single pass: the second process has none
     whole = learner(directory, Budget(), ranks)
     once = whole.update(near_batch(whole.scorer), objective("cispo"), "token-mean", 0.0)
+    values = critic(directory, Budget(sequences=2), ranks)
+    told["values"], told["value"] = critic_grid(values), three_steps_of_values(values)
     told["once"] = [once[key] for key in TOLD]
-    told["weights"] = hashlib.sha256(b"".join(value.numpy().tobytes() for _, value in actor.weights())).hexdigest()
+    told["weights"] = hashlib.sha256(
+        b"".join(value.numpy().tobytes() for one in (actor, values) for _, value in one.weights())
+    ).hexdigest()
     ranks.leave()
     print(json.dumps(told))
 
