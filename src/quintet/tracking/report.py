@@ -121,7 +121,7 @@ def _curves(lines: Lines, warm_start: Lines) -> str:
     charts = [
         Chart(
             "Success",
-            "Share of games solved: held-out maps played greedily, training maps played with sampling.",
+            "Share of games solved: held-out ones are played greedily, those of training with sampling.",
             (
                 _series(lines, "trajectory/success_rate", "training", "second"),
                 *_validation(lines, "success_rate", "held-out"),
@@ -175,7 +175,7 @@ def _games(run: RunDirectory, count: int, boards: BoardSheet) -> str:
     if not chosen:
         return ""
     solved = sum(bool(game["success"]) for game in last)
-    before = " First come maps lost before training and solved after; ✗ → ✓ marks them." if first else ""
+    before = " First come those lost before training and solved after; ✗ → ✓ marks them." if first else ""
     intro = (
         f"{len(chosen)} of the {len(last)} held-out games of the last validation, {solved} of which were solved. "
         f"They are chosen, not drawn at random: about a third are failures, where there are so many.{before}"

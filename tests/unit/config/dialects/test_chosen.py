@@ -30,10 +30,21 @@ THEIRS = {
         *("remax", "gpg", "optimal_token_baseline", "tir_optimal_token_baseline"),
     },
     "rlinf": {"grpo", "gae", "raw", "grpo_dynamic", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "none"},
-    "roll": {"grpo", "gae"},
+    "roll": {"grpo", "gae", "reinforce", "gigpo"},
 }
 """Estimators that each framework can be asked for, besides the user's own."""
-OWN = {dialect for dialect in WORLDS if dialect != "roll"}
+LOSSES_OF_VERL = {
+    *("ppo", "gspo", "gmpo", "cispo", "sapo", "dppo_tv", "dppo_kl"),
+    *("dro", "clip_cov", "kl_cov", "gpg", "reinforce", "outside"),
+}
+LOSSES = {
+    "rlinf": {"ppo", "decoupled_ppo", "distillation", "sac", "nft", "outside"},
+    "verl": LOSSES_OF_VERL,
+    "vagen": LOSSES_OF_VERL,
+    "roll": {"ppo", "gspo", "cispo", "reinforce", "kimi", "topr"},
+}
+"""Losses that each framework can be asked for; the others have PPO's alone."""
+OWN = set(WORLDS)
 """Frameworks whose key takes a function of the user's own."""
 
 
@@ -56,8 +67,7 @@ def test_a_loss_is_said_or_listed_as_lost(dialect: str, name: str) -> None:
     # RLinf's loss with a critic needs one, and its losses of robots take none of the rest
     words += ["algorithm.advantage.name=gae"] * (name == "decoupled_ppo")
     lost = translate(load_experiment(None, words), DIALECTS[dialect]).lost
-    rlinf = ("ppo", "decoupled_ppo", "distillation", "sac", "nft", "outside")
-    assert ("algorithm.loss.name" not in lost) == (name in rlinf if dialect == "rlinf" else name == "ppo")
+    assert ("algorithm.loss.name" not in lost) == (name in LOSSES.get(dialect, {"ppo"}))
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ BASIC: list[Reached] = [
         {"actor.megatron.use_hf_ckpt": False},
     ),
     ("actor.seed", 7, -1, "seed", 7),
-    ("reward.use_reward_model", True, 1, "reward.model.trust_remote_code", False),
+    ("reward.use_reward_model", False, 1, "reward.model", None),
     ("critic.use_critic_model", True, 1, "critic.shares_policy", False, CRITIC),
 ]
 

@@ -68,7 +68,12 @@ def test_an_engine_across_machines_is_told(tmp_path: Path) -> None:
 def test_recomputing_is_advised_where_it_halves_the_memory(tmp_path: Path) -> None:
     """16,384 tokens of 28 layers: 84.0 GiB of activations, which would be 6.0."""
     asleep = ["rollout.engine_options.sleep_between_steps=true", "rollout.engine_options.offload=true"]
-    long = [*asleep, "rollout.max_response_tokens=8000", "training.micro_batch_tokens=16384", "rollout.max_concurrent=8"]
+    long = [
+        *asleep,
+        "rollout.max_response_tokens=8000",
+        "training.micro_batch_tokens=16384",
+        "rollout.max_concurrent=8",
+    ]
     lines = warned(tmp_path, *long)
     assert any("actor.gradient_checkpointing=true brings the fullest device from" in line for line in lines), lines
     assert warned(tmp_path, *long, "actor.gradient_checkpointing=true") == ()

@@ -10,6 +10,7 @@ from quintet.config.dialects.chosen import choose, express_choice, give_options,
 from quintet.config.dialects.conversion import Native, Values
 from quintet.config.dialects.rlinf.embodied import convert_embodied, convert_world, express_embodied, express_world
 from quintet.config.dialects.rlinf.math import convert_math, express_math
+from quintet.config.dialects.rlinf.newer import convert_newer, express_newer, newer_rules
 from quintet.config.dialects.rlinf.places import express_places, place, places
 from quintet.config.dialects.rlinf.rules import embodied_rules, is_embodied, is_world, math_rules, shared_rules
 from quintet.config.dialects.rlinf.words import ADVANTAGES, KL, LOSSES
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["convert", "disagreements", "express", "frame"]
 
 VALUE_CLIP = 0.2
-"""`algorithm.value_clip` of RLinf's own configurations; its reference doesn't document it."""
+"""`algorithm.value_clip` of RLinf's own configurations of embodied runs; its reference doesn't document it."""
 LOCAL = ("console", "jsonl")
 """Loggers that every run has."""
 
@@ -34,7 +35,11 @@ def disagreements(values: Values) -> Iterator[Fault]:
     if is_world(values):
         return
     yield from shared_rules(values)
-    yield from embodied_rules(values) if is_embodied(values) else math_rules(values)
+    if is_embodied(values):
+        yield from embodied_rules(values)
+        return
+    yield from math_rules(values)
+    yield from newer_rules(values)
 
 
 def convert(values: Values, native: Native) -> None:
@@ -54,6 +59,7 @@ def convert(values: Values, native: Native) -> None:
         convert_embodied(values, native)
     else:
         convert_math(values, native)
+        convert_newer(values, native)
     if values["algorithm.adv_type"] == "gae" or native.tree["algorithm"]["advantage"].get("needs_critic"):
         _critic(values, native)
 
@@ -127,7 +133,9 @@ def _critic(values: Values, native: Native) -> None:
     """The critic learns as the policy does, where no key says otherwise."""
     separate, advantage = "critic.use_critic_model", "algorithm.adv_type"
     native.put("critic.shares_policy", not values[separate], separate, advantage)
-    native.put("critic.value_clip", VALUE_CLIP)
+    clip = "algorithm.value_clip"
+    known = clip in values.dialect.rows()
+    native.put("critic.value_clip", values[clip] if known else VALUE_CLIP, *((clip,) if known else ()))
     learner: dict[str, Any] = native.tree["actor"]
     for section in ("optimizer", "budget", "inference_budget"):
         for name, value in learner.get(section, {}).items():
@@ -170,6 +178,7 @@ def express(foreign: Foreign) -> None:
         express_embodied(foreign)
     else:
         express_math(foreign)
+        express_newer(foreign)
 
 
 def _express_surroundings(foreign: Foreign) -> None:

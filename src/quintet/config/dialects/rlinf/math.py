@@ -75,9 +75,7 @@ def _data(values: Values, native: Native) -> None:
 
 def _rewards(values: Values, native: Native) -> None:
     """A right answer earns `reward_scale`, a wrong one costs as much."""
-    judge, scale = "reward.use_reward_model", "reward.reward_scale"
-    native.put("reward.model", {} if values[judge] else None, judge)
-    native.put("reward.worst", WRONG, scale)
+    native.put("reward.worst", WRONG, "reward.reward_scale")
 
 
 def _lengths(values: Values, native: Native) -> None:

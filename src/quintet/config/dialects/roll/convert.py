@@ -7,11 +7,12 @@ Its reference leaves out much of what a ROLL file says; what stands for that her
 - No key names a world. Prompts come from `actor_train.data_args.file_name` where somebody gave it; else the native
   default world is played, after its warm start.
 - No key names the rules that judge answers: they are those of ROLL's `MathRuleRewardWorker`, our `math`.
-- No key names the estimator. A `critic` section makes the run PPO with GAE, as ROLL's own default is; without one,
-  the sequences of `num_return_sequences_in_group` are compared with each other (GRPO).
-- A `reference` section makes a reference model. ROLL measures the divergence from it by `k1` and, by its own
-  defaults (`add_token_level_kl` and `use_kl_loss` are false), takes nothing off for it: the coefficient is 0.
-- The rest has ROLL's defaults: 500 steps, AdamW with a linear decay to 0, a clip of 0.2 without a dual one.
+- No key names the estimator; ROLL's own `adv_estimator` and the others of `algorithm_keys` are read all the same.
+  Without it a `critic` section makes the run PPO with GAE, as ROLL's own default is; without that, too, the sequences
+  of `num_return_sequences_in_group` are compared with each other (GRPO).
+- A `reference` section makes a reference model. ROLL measures the divergence from it by `k1` and takes nothing off for
+  it, coefficient 0, unless `add_token_level_kl` or `use_kl_loss` is true: these make one without such a section, too.
+- The rest has ROLL's defaults: AdamW with a linear decay to 0, losses whose ratio is clipped by 0.2.
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ from typing import Any
 
 from quintet.config.dialects.conversion import Native, Values
 from quintet.config.dialects.ledger import Row
+from quintet.config.dialects.roll.algorithm import (
+    convert_algorithm,
+    convert_kl,
+    needs_reference,
+    trains_critic,
+)
 from quintet.config.dialects.roll.expression import express, frame
 from quintet.config.dialects.roll.rules import PER_DEVICE, disagreements, updates
 from quintet.config.dialects.roll.worker_keys import MODEL_DTYPES, SHARD_DTYPES
@@ -33,18 +40,9 @@ GPUS_PER_NODE = 8
 EVERY_CHECKPOINT = 1_000_000
 """More than any run writes: ROLL keeps them all."""
 CONSTANTS: dict[str, Any] = {
-    "training.epochs": 1,
     "checkpoint.keep": EVERY_CHECKPOINT,
-    "rollout.top_p": 0.7,
-    "rollout.top_k": 50,
     "rollout.recompute_logprobs": True,
-    "algorithm.loss.clip_low": 0.2,
-    "algorithm.loss.clip_high": 0.2,
-    "algorithm.loss.clip_dual": None,
-    "algorithm.entropy_coefficient": 0.0,
-    "algorithm.aggregation": "seq-mean-token-mean",
     "algorithm.drop_groups_without_signal": False,
-    "critic.value_clip": None,
 }
 """What ROLL does where its reference says nothing."""
 OPTIMIZER: dict[str, Any] = {
@@ -72,6 +70,7 @@ def convert(values: Values, native: Native) -> None:
     for worker in workers(values):
         if worker.name in LEARNERS:
             _learner(worker, native)
+    convert_algorithm(values, native, Worker(values, "critic").given)
     _reference(Worker(values, "reference"), native, rows.values())
     _critic(Worker(values, "critic"), native, rows.values())
     _placement(values, native)
@@ -166,12 +165,10 @@ def _dtype(worker: Worker) -> str | None:
 
 def _reference(reference: Worker, native: Native, rows: Iterable[Row]) -> None:
     values, own = reference.values, [row for row in rows if row.key.startswith("reference.")]
-    if not reference.given:
+    if not reference.given and not needs_reference(values):
         native.put("algorithm.kl", None, *(row.key for row in own))
         return
-    native.put("algorithm.kl.place", "reward")
-    native.put("algorithm.kl.estimator", "k1")
-    native.put("algorithm.kl.coefficient", 0.0)
+    convert_kl(values, native)
     native.take_rows(own)
     strategy, dtype = (reference.key(name) for name in ("strategy_args.strategy_name", "model_args.dtype"))
     native.put("reference.backend", "megatron" if reference.strategy == "megatron" else "fsdp2", strategy)
@@ -182,19 +179,16 @@ def _reference(reference: Worker, native: Native, rows: Iterable[Row]) -> None:
 
 def _critic(critic: Worker, native: Native, rows: Iterable[Row]) -> None:
     values, own = critic.values, [row for row in rows if row.key.startswith("critic.")]
-    name = "gae" if critic.given else "grpo"
-    native.put("algorithm.advantage", {"name": name}, *(() if critic.given else (row.key for row in own)))
     for key, value in OPTIMIZER.items():
         native.put(f"actor.optimizer.{key}", value)
         native.put(f"critic.optimizer.{key}", value)
     for key, value in CRITIC.items():
         if key not in native.origins:
             native.put(key, value)
-    if not critic.given:
+    if not trains_critic(values, critic.given):
+        idle = [values.told(key) for key in values.written.leaves() if key.startswith("critic.")]
+        native.remarks += [f"{told} has no effect: {values.told('adv_estimator')} trains no critic" for told in idle]
         return
-    native.put("algorithm.advantage.gamma", 1.0)
-    native.put("algorithm.advantage.lam", 0.95)
-    native.put("algorithm.advantage.whiten", False)
     native.take_rows(own)
     recomputes = "critic.gradient_checkpointing"
     if recomputes in native.origins and native.tree["critic"]["gradient_checkpointing"] == _recomputes(native):

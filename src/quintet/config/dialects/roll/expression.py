@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quintet.config.dialects.conversion import foreign_word
+from quintet.config.dialects.roll.algorithm import express_algorithm
 from quintet.config.dialects.roll.worker_keys import BACKENDS, MODEL_DTYPES, SHARD_DTYPES
 from quintet.config.dialects.roll.workers import CRITIC, LEARNERS, alike, counts
 from quintet.config.keys import keys
@@ -53,6 +54,7 @@ def express(foreign: Foreign) -> None:
     for key in [key for key in foreign.values if key.startswith(tuple(absent))]:
         del foreign.values[key]
     _data(foreign)
+    express_algorithm(foreign)
     _devices(foreign)
     _batches(foreign)
     foreign.put("response_length", run.rollout.max_response_tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quintet.config.dialects.conversion import Values
+from quintet.config.dialects.roll.algorithm import algorithm_rules
 from quintet.config.dialects.roll.keys import ROLL_KEYS
 from quintet.config.dialects.roll.workers import LEARNERS, Worker, counts, workers
 from quintet.config.dialects.takes import Takes
@@ -30,6 +31,7 @@ def disagreements(values: Values) -> Iterator[Fault]:
     yield from _columns(values)
     yield from _lengths(values)
     yield from _elsewhere(values)
+    yield from algorithm_rules(values)
     for worker in present:
         yield from _strangers(worker)
     if not broken:

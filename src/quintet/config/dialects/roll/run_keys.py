@@ -1,15 +1,17 @@
-"""Keys that name a ROLL run and its model: its reference leaves them out, and no file of ROLL's is without them."""
+"""Keys that name a ROLL run and its model, and those of its algorithms: its reference leaves them out, and no file of
+ROLL's is without them."""
 
 from __future__ import annotations
 
 from quintet.config.dialects.ledger import Row, row
+from quintet.config.dialects.roll.algorithm_keys import ROLL_ALGORITHM_KEYS
 from quintet.config.dialects.takes import COUNT, POSITIVE, TEXT, integer, optional
 
 __all__ = ["ROLL_RUN_KEYS"]
 
 PROOF = "tests/unit/config/dialects/test_roll.py::test_the_run_and_its_model_can_be_named"
 
-ROLL_RUN_KEYS: tuple[Row, ...] = (
+_NAMES: tuple[Row, ...] = (
     row(
         "pretrain",
         optional(TEXT),
@@ -49,3 +51,5 @@ ROLL_RUN_KEYS: tuple[Row, ...] = (
         unit="steps",
     ),
 )
+
+ROLL_RUN_KEYS: tuple[Row, ...] = (*_NAMES, *ROLL_ALGORITHM_KEYS)

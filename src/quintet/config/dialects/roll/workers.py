@@ -10,6 +10,7 @@ from typing import Any
 from quintet.config.dialects.conversion import Values
 from quintet.config.dialects.devices import parse_device_mapping
 from quintet.config.dialects.ledger import Row
+from quintet.config.dialects.roll.algorithm import needs_reference, trains_critic
 from quintet.config.dialects.roll.keys import ROLL_KEYS
 
 __all__ = ["CRITIC", "LEARNERS", "Worker", "alike", "counts", "workers"]
@@ -89,10 +90,11 @@ class Worker:
 
 
 def workers(values: Values) -> tuple[Worker, ...]:
-    """Those that a run has: policy and engine always, reference and critic where they are configured."""
+    """Those that a run has: policy and engine always, reference and critic where they are configured or needed."""
     always = (Worker(values, "actor_train"), Worker(values, "actor_infer"))
-    perhaps = (Worker(values, "reference"), Worker(values, "critic"))
-    return always + tuple(worker for worker in perhaps if worker.given)
+    reference, critic = Worker(values, "reference"), Worker(values, "critic")
+    scores = (reference,) if reference.given or needs_reference(values) else ()
+    return always + scores + ((critic,) if trains_critic(values, critic.given) else ())
 
 
 def alike(name: str) -> Iterator[Row]:
