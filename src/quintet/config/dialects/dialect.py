@@ -186,6 +186,8 @@ def _verl(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
         chosen = (*chosen, Reference("verl_sft_run", _rows("verl.sft_run_keys:VERL_SFT_RUN_KEYS")))
     if names == ["verl_ppo_trainer"] and _get(tree, "actor_rollout_ref.actor.strategy") == "megatron":
         chosen = _with_megatron(dialect, chosen)
+    if names == ["verl_ppo_trainer"]:
+        chosen = (*chosen, Reference("verl_newer", _rows("verl.newer_keys:VERL_NEWER_KEYS")))
     return replace(dialect, references=chosen)
 
 
@@ -278,7 +280,8 @@ def _rlinf(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
         chosen = [embodied, Reference(basic.name, basics), Reference(env.name, lambda: _in_worlds(env.load()))]
         chosen.append(_part(math, "actor.fsdp_config."))
     else:
-        chosen = [math, basic, _part(embodied, "rollout.backend")]
+        newer = Reference("rlinf_newer", _rows("rlinf.newer_keys:RLINF_NEWER_KEYS"))
+        chosen = [math, basic, _part(embodied, "rollout.backend"), newer]
     also = frozenset(["algorithm.auto_reset", "algorithm.ignore_terminations"] if chosen[0] is embodied else [])
     return replace(dialect, references=tuple(chosen), alike={}, also=also)
 

@@ -18,8 +18,8 @@ WELL_KNOWN = [
     ("verl", "actor_rollout_ref: {model: {lora_rank: 32}}", "actor_rollout_ref.model.lora_rank"),
     (
         "verl",
-        "actor_rollout_ref: {model: {path: x}}\nalgorithm: {norm_adv_by_std_in_grpo: false}",
-        "algorithm.norm_adv_by_std_in_grpo",
+        "actor_rollout_ref: {model: {path: x}}\nalgorithm: {pf_ppo: {weight_pow: 2.0}}",
+        "algorithm.pf_ppo.weight_pow",
     ),
     ("verl", "actor_rollout_ref: {rollout: {agent: {num_workers: 8}}}", "actor_rollout_ref.rollout.agent.num_workers"),
     ("vagen", "rollout_manager: {use_service: true}", "rollout_manager.use_service"),

@@ -21,6 +21,9 @@ OPTIM = f"{ACTOR}.optim"
 ENGINE = "rollout.engine_options"
 FSDP = f"{ACTOR}.fsdp_config"
 JUDGE = {"reward_model.enable": True}
+OVERLONG = {
+    f"reward_model.reward_kwargs.overlong_buffer_cfg.{key}": value for key, value in {"enable": True, "len": 64}.items()
+}
 IN_LOSS = {f"{ACTOR}.use_kl_loss": True}
 IN_REWARD = {"algorithm.use_kl_in_reward": True}
 STEERED = {**IN_REWARD, "algorithm.kl_ctrl.type": "adaptive"}
@@ -181,6 +184,7 @@ WITH: dict[str, dict[str, Any]] = {
             *("micro_batch_size_per_gpu", "max_length"),
         )
     },
+    "reward_model.reward_manager": OVERLONG,
     "custom_reward_function.name": {"custom_reward_function.path": "rules.py"},
     "algorithm.adv_estimator": {f"{ROLLOUT}.n": 8},
     "algorithm.kl_penalty": IN_REWARD,

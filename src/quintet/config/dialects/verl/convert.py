@@ -24,6 +24,7 @@ from quintet.config.dialects.verl.batches import (
     share_faults,
 )
 from quintet.config.dialects.verl.critic import critic, critic_defaults, express_critic
+from quintet.config.dialects.verl.objective import clipping, express_objective, refine
 from quintet.config.dialects.verl.other_keys import UNCLIPPED
 from quintet.config.dialects.verl.rules import (
     divergence_faults,
@@ -62,6 +63,8 @@ RESUME = {"auto": "auto", "disable": "never"}
 REWARDED = ("custom_reward_function.", "reward_model.")
 """Sections that say what judges a reply."""
 FUNCTION = ("custom_reward_function.path", "custom_reward_function.name")
+ARGUMENTS, MANAGER = "custom_reward_function.reward_kwargs", "reward_model.reward_manager"
+LONGEST, OVERLONG = "reward_model.reward_kwargs.max_resp_len", "reward_model.reward_kwargs.overlong_buffer_cfg"
 STEPS = f"{ACTOR}.optim.total_training_steps"
 
 
@@ -81,6 +84,7 @@ def disagreements(values: Values) -> Iterator[Fault]:
     yield from group_faults(values, f"{ROLLOUT}.n")
     yield from divergence_faults(values)
     yield from shared_faults(values)
+    yield from _overlong_faults(values)
 
 
 def convert(values: Values, native: Native) -> None:
@@ -136,12 +140,41 @@ def rewards(values: Values, native: Native) -> None:
     """What judges a reply."""
     native.put("reward.kind", "rules")
     native.put("reward.function", _function(values), *FUNCTION)
+    if values[FUNCTION[0]] is not None:
+        native.put("reward.function_arguments", values[ARGUMENTS] or {}, ARGUMENTS)
+    _overlong(values, native)
     enabled, path, libraries = (f"reward_model.{key}" for key in ("enable", "model.path", "model.external_lib"))
     if values[enabled]:
         native.put("reward.model.path", values[path], path, enabled)
         native.put("reward.model.external_libs", _list(values[libraries]), libraries)
     else:
         native.put("reward.model", None, enabled)
+
+
+def _overlong(values: Values, native: Native) -> None:
+    """DAPO's penalty on long replies; without it, its manager judges as the naive one does."""
+    if values[MANAGER] != "dapo":
+        return
+    enabled, buffer, penalty = (f"{OVERLONG}.{key}" for key in ("enable", "len", "penalty_factor"))
+    native.put("reward.manager", "dapo" if values[enabled] else "naive", MANAGER, enabled)
+    if not values[enabled]:
+        return
+    native.put("reward.overlong.buffer", values[buffer], buffer, LONGEST)
+    native.put("reward.overlong.penalty", float(values[penalty]), penalty)
+
+
+def _overlong_faults(values: Values) -> Iterator[Fault]:
+    enabled, buffer, longest = f"{OVERLONG}.enable", f"{OVERLONG}.len", f"{ROLLOUT}.response_length"
+    if values[MANAGER] != "dapo" or not values[enabled]:
+        return
+    if values[buffer] is None:
+        yield values.fault(buffer, f"{values.told(enabled)} needs it", f"give a number of tokens, or {enabled}=false")
+    elif values[buffer] > values[longest]:
+        problem = f"is more than the longest reply, {values.told(longest)}"
+        yield values.fault(buffer, problem, f"at most: {buffer}={values[longest]}")
+    if values[LONGEST] not in (None, values[longest]):
+        problem = f"says otherwise than {values.told(longest)}"
+        yield values.fault(LONGEST, problem, "leave it out: it follows data.max_response_length")
 
 
 def _function(values: Values) -> str | None:
@@ -186,7 +219,7 @@ def learning(values: Values, native: Native) -> None:
         native.put(f"{part}.backend", values[f"{ACTOR}.strategy"], f"{ACTOR}.strategy")
         padding = f"{MODEL}.use_remove_padding"
         native.put(f"{part}.memory.remove_padding", values[padding], padding)
-    native.put("rollout.recompute_logprobs", True)
+    refine(values, native)
 
 
 def _algorithm(values: Values, native: Native) -> None:
@@ -196,15 +229,6 @@ def _algorithm(values: Values, native: Native) -> None:
     give_options(native, "algorithm.advantage", {name: (float(values[key]), (key,)) for name, key in keys.items()})
     clipping(values, native)
     _divergence(values, native)
-
-
-def clipping(values: Values, native: Native) -> None:
-    """verl's policy loss; it learns from groups without signal, too."""
-    clip = f"{ACTOR}.clip_ratio"
-    native.put("algorithm.loss.clip_low", values[clip], clip)
-    native.put("algorithm.loss.clip_high", values[clip], clip)
-    native.put("algorithm.loss.clip_dual", 3.0)
-    native.put("algorithm.drop_groups_without_signal", False)
 
 
 def _has_reference(values: Values) -> bool:
@@ -374,6 +398,12 @@ def express_rewards(foreign: Foreign) -> None:
     if reward is None:
         return
     _express_function(foreign, reward.function)
+    foreign.put(ARGUMENTS, reward.function_arguments)
+    if reward.overlong is not None:
+        foreign.put(MANAGER, "dapo")
+        foreign.put(f"{OVERLONG}.enable", True)
+        foreign.put(f"{OVERLONG}.len", reward.overlong.buffer)
+        foreign.put(f"{OVERLONG}.penalty_factor", reward.overlong.penalty)
     foreign.put("reward_model.enable", reward.model is not None)
     if reward.model:
         foreign.put("reward_model.model.path", reward.model.path)
@@ -404,8 +434,8 @@ def express_learning(foreign: Foreign, rows: Mapping[str, Row]) -> None:
     foreign.put(f"{MODEL}.override_config.model_config", run.policy.overrides)
     foreign.put(f"{MODEL}.use_remove_padding", run.actor.memory.remove_padding)
     foreign.put(f"{ACTOR}.strategy", run.actor.backend)
-    foreign.put(f"{ACTOR}.clip_ratio", getattr(run.algorithm.loss, "clip_low", 0.2))
     foreign.put(f"{ACTOR}.use_kl_loss", run.algorithm.kl is not None and run.algorithm.kl.place == "loss")
+    express_objective(foreign)
     _express_optimizers(foreign)
     express_budgets(foreign, rows)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from quintet.config.dialects.conversion import Values
 from quintet.config.dialects.verl.batches import ACTOR, MODEL, REF, ROLLOUT, Step
 from quintet.config.dialects.verl.critic import OWN, critic_faults
+from quintet.config.dialects.verl.objective import objective_faults
 from quintet.config.dialects.verl.other_keys import UNCLIPPED
 from quintet.config.divisors import nearest_divisor
 from quintet.config.faults import Fault
@@ -61,6 +62,7 @@ def divergence_faults(values: Values) -> Iterator[Fault]:
 
 def shared_faults(values: Values) -> Iterator[Fault]:
     """What verl's own keys demand of each other, whatever is played."""
+    yield from objective_faults(values)
     yield from _needs(values)
     yield from _sampling(values)
     yield from _schedules(values)
