@@ -78,7 +78,7 @@ def evaluate(
         str | None,
         typer.Argument(
             metavar="CONFIG|MODEL",
-            help="A configuration of stored answers, or of a run that only validates; else a model, a checkpoint or a run.",
+            help="A configuration of stored answers or of a run that only validates, a model, a checkpoint or a run.",
         ),
     ] = None,
     overrides: Overrides = None,

@@ -12,11 +12,6 @@ __all__ = ["Capability", "Waits"]
 class Capability(StrEnum):
     """What a pending key waits for, as it is told to people."""
 
-    ALGORITHMS = "KL terms, further advantage estimators, losses and filters"
-    REWARDS = "verified rewards and reward models"
-    DATA = "prompts from data files"
-    SFT = "supervised fine-tuning from a configuration of its own"
-    EVALUATION = "evaluation of stored answers"
     LORA = "LoRA adapters"
     MODELS = "further ways to load a model and its tokenizer"
     ENGINES = "the vLLM and SGLang engines"

@@ -203,6 +203,10 @@ def _define_outcomes() -> None:
         "below max_prompt_tokens",
         "the step's turns",
     )
+
+
+def _define_groups_and_rewards() -> None:
+    games = "the step's games"
     define(
         "training/groups_with_signal",
         "Share of groups whose games differ in reward; the others give no gradient under GRPO",
@@ -279,6 +283,11 @@ def _define_learning() -> None:
             batches,
         )
         define(f"{part}/lr", f"Learning rate of the {part}", "1", "as scheduled", "value after the step")
+
+
+def _define_policy() -> None:
+    tokens = "the tokens that the policy wrote"
+    batches = "mean over the step's mini-batches"
     define("actor/pg_loss", "Policy loss, clipped", "advantage", "near 0; its size says little", batches)
     define(
         "actor/entropy",
@@ -340,6 +349,10 @@ def _define_learning() -> None:
         "steady and small",
         f"over {tokens}",
     )
+
+
+def _define_gauges() -> None:
+    tokens = "the tokens that the policy wrote"
     define("training/global_step", "Steps done", "steps", "rises by 1", "value after the step")
     define(
         "training/rollout_probs_diff_max",
@@ -470,7 +483,10 @@ def _define_performance() -> None:
 
 
 _define_outcomes()
+_define_groups_and_rewards()
 _define_learning()
+_define_policy()
+_define_gauges()
 _define_validation()
 _define_warm_start()
 _define_fine_tuning()

@@ -57,9 +57,9 @@ def test_a_row_is_honoured_or_pending_and_its_default_is_legal() -> None:
     with pytest.raises(ValueError, match="proof"):
         row("a.b", INTEGER, 1, "Nothing.")
     with pytest.raises(ValueError, match="proof"):
-        row("a.b", INTEGER, 1, "Nothing.", pending=Capability.DATA, proof="x")
+        row("a.b", INTEGER, 1, "Nothing.", pending=Capability.VISION, proof="x")
     with pytest.raises(ValueError, match="not an integer"):
-        row("a.b", POSITIVE, 0, "Nothing.", pending=Capability.DATA)
+        row("a.b", POSITIVE, 0, "Nothing.", pending=Capability.VISION)
 
 
 def test_types_are_strict() -> None:
