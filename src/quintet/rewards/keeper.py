@@ -63,7 +63,11 @@ class Keeper:
 
     def _serve(self) -> bool:
         """Do what the run asks; false when it has gone."""
-        piece, descriptors, _, _ = socket.recv_fds(self._connection, 1 << 16, 16)
+        try:
+            piece, descriptors, _, _ = socket.recv_fds(self._connection, 1 << 16, 16)
+        except ConnectionResetError:
+            # it was killed while something from here was on its way to it
+            return False
         self._handed.extend(descriptors)
         for line in self._lines.feed(piece):
             self._do(decoded(line))
