@@ -65,8 +65,32 @@ def unknown_choices(composed: Composed) -> Iterator[Fault]:
     config = composed.experiment
     if config.policy.tokenizer:
         yield from _directory(composed, "policy.tokenizer", config.policy.tokenizer, "a directory with a tokenizer")
-    yield from _directory(composed, "policy.path", config.policy.path, "a directory with config.json and weights")
+    paths = {
+        "policy.path": config.policy.path,
+        "critic.path": config.critic.path if config.needs_critic else None,
+        "reference.path": config.reference.path if config.needs_reference else None,
+        "reward.model.path": config.reward.model.path if config.reward and config.reward.model else None,
+    }
+    for key, path in paths.items():
+        yield from _directory(composed, key, path, "a directory with config.json and weights")
+    yield from _data_files(composed)
     yield from _directory(composed, "resume", _resume_path(config.resume), "a global_step_N directory")
+
+
+def _data_files(composed: Composed) -> Iterator[Fault]:
+    """Data files that aren't there; what lies at an address is looked for when it is copied."""
+    data = composed.experiment.data
+    if data is None or data.dataset_class is not None:
+        return
+    from quintet.data.files import cache_directory, find_files
+
+    for key, names in {"data.train_files": data.train_files, "data.validation_files": data.validation_files}.items():
+        try:
+            find_files([name for name in names if "://" not in name], key, cache_directory(data.cache_dir))
+        except ConfigError as error:
+            source = composed.provenance.get(key, "default")
+            message = f"{key} = {error.value!r} ({source}): {error.message.removeprefix(f'{key}: ')}"
+            yield Fault(key, error.value, source, message, error.hint)
 
 
 def missing_packages(composed: Composed) -> Iterator[Fault]:

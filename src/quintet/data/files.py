@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from quintet.errors import ConfigError, MachineError
+from quintet.errors import ConfigError, MachineError, nearest
 
 __all__ = ["cache_directory", "find_files", "made_whole"]
 
@@ -55,8 +55,11 @@ def _what_is_there(path: Path) -> str:
     folder = next(parent for parent in path.absolute().parents if parent.is_dir())
     if any(sign in str(folder.relative_to(folder.anchor)) for sign in "*?["):
         return "check the pattern"
-    here = sorted(entry.name for entry in folder.iterdir())[:8]
-    return f"{folder} holds {', '.join(here)}" if here else f"{folder} is empty"
+    here = sorted(entry.name for entry in folder.iterdir())
+    if folder == path.absolute().parent and (close := nearest(path.name, here)):
+        return f"did you mean {folder / close}?"
+    told = f"{folder} holds {', '.join(here[:8])}" if here else f"{folder} is empty"
+    return f"{told}; `quintet data make` makes data of verifiable tasks"
 
 
 def _from_elsewhere(url: str, key: str, cache: Path) -> tuple[Path, ...]:
