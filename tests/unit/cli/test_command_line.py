@@ -127,7 +127,12 @@ def test_everything_that_is_named_is_looked_up_before_anything_begins(
 ) -> None:
     """A logger's name that is mistyped must not be found after the warm start."""
     (tmp_path / "policies").mkdir()
+    (tmp_path / "train.jsonl").write_text("{}")
     words = [
+        "world={name: prompts}",
+        f"data.train_files={tmp_path}/trian.jsonl",
+        "algorithm.advantage={name: gae}",
+        "critic.path=/nowhere/critic",
         "rollout.engine=vlm",
         "tracking.loggers=[jsonl, tensorbord]",
         "policy.preset=null",
@@ -143,6 +148,8 @@ def test_everything_that_is_named_is_looked_up_before_anything_begins(
         "tracking.loggers = 'tensorbord' (command line)",
         "did you mean 'tensorboard'?",
         f"did you mean {tmp_path}/policies?",
+        f"did you mean {tmp_path}/train.jsonl?",
+        "critic.path = '/nowhere/critic' (command line): no such directory",
         "resume = '/nowhere/global_step_3' (command line): no such directory",
     ):
         assert part in message, message

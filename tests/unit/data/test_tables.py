@@ -182,7 +182,7 @@ def test_a_missing_file_is_told_with_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no file") as caught:
         read(tmp_path / "trian.jsonl")
     assert f"did you mean {tmp_path / 'train.jsonl'}?" in str(caught.value)
-    with pytest.raises(ConfigError, match="holds train.jsonl"):
+    with pytest.raises(ConfigError, match=r"holds train\.jsonl"):
         read(tmp_path / "elsewhere" / "other.csv")
     for wrong in (tmp_path / "*.parquet", tmp_path / "no" / "*" / "x.jsonl"):
         with pytest.raises(ConfigError, match="there is no file"):
