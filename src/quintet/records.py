@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "UNPLAYED",
     "Answer",
     "Batch",
     "Failure",
@@ -43,6 +44,8 @@ class StopReason(StrEnum):
     """The prompt left no room in the context window."""
     ABORT = "abort"
     """The engine was told to drop the request."""
+    FAILED = "failed"
+    """The engine couldn't go on; see `Generation.failure`."""
 
 
 class Outcome(StrEnum):
@@ -56,10 +59,20 @@ class Outcome(StrEnum):
     """The world's own step limit was reached."""
     MAX_TURNS = "max_turns"
     """`max_turns` was reached."""
+    MAX_ACTIONS = "max_actions"
+    """`world.max_actions` was reached."""
+    MAX_TOKENS = "max_tokens"
+    """`world.max_tokens` left no room for another turn."""
     CONTEXT = "context"
     """The dialogue outgrew the context window."""
     FAILED = "failed"
-    """The world raised; see `Trajectory.failure`."""
+    """The world or the engine failed; see `Trajectory.failure`."""
+    ABORTED = "aborted"
+    """It was given up in the middle, because nobody needs it any more."""
+
+
+UNPLAYED = (Outcome.FAILED, Outcome.ABORTED)
+"""Games that didn't come to an end of their own: nothing is learnt from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +96,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A fault kept as data: where it happened (`reset`, `step`, `reward`), the error's type and its message."""
+    """A fault kept as data: where it happened (`reset`, `step`, `engine`, `reward`), the error's type, its message."""
 
     where: str
     kind: str
@@ -152,19 +165,40 @@ class Request:
     top_k: int = 0
     """0 keeps the whole vocabulary."""
     top_p: float = 1.0
+    """Sample from the likeliest tokens that together reach this probability."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the likeliest one's probability."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens that prompt or answer already hold (Keskar et al.
+    2019, arXiv:1909.05858)."""
+    min_tokens: int = 0
+    """Tokens before which nothing ends the answer: until then no `stop_ids` are drawn."""
     stop_ids: tuple[int, ...] = ()
+    """Tokens that end the answer; such a token is its last. None of them: it goes on to `max_tokens`."""
+    stop_texts: tuple[str, ...] = ()
+    """Texts that end the answer wherever they come up in it, over the borders of tokens too."""
+    keep: bool = False
+    """The dialogue goes on after this answer: what is computed for it is kept until the next request of that `id`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What an engine wrote for a `Request`: token ids, their log-probs (nats, under the sampling
-    temperature), why it stopped, and the version of the weights that wrote it."""
+    """What an engine wrote for a `Request`.
+
+    The log-probs are nats over the whole vocabulary under the sampling temperature (under 1 where greedy), before
+    top-k, top-p, min-p and the repetition penalty change the draw: what a learner computes for the same tokens.
+    """
 
     id: int
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     stop: StopReason
     weight_version: int
+    """Version of the weights that wrote the first token."""
+    switches: tuple[tuple[int, int], ...] = ()
+    """`(place, version)` for each weight update in the middle: from that token on, newer weights wrote."""
+    failure: Failure | None = None
+    """Why the engine couldn't go on, where it stopped for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +232,8 @@ class Turn:
     frames: tuple[str, ...] = ()
     """The world's text after each executed action."""
     images: tuple[np.ndarray, ...] = ()
+    switches: tuple[tuple[int, int], ...] = ()
+    """See `Generation.switches`."""
 
 
 @dataclass(frozen=True, slots=True)

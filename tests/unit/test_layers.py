@@ -12,6 +12,7 @@ SRC = Path(__file__).parents[2] / "src" / "quintet"
 LAYERS = [
     ("errors", "records"),
     ("registry",),
+    ("processes",),
     ("config",),
     ("algorithms",),
     ("envs", "rewards"),

@@ -69,10 +69,11 @@ def demonstrate(
     world = make_world()
     if not hasattr(world, "expert_action"):
         raise ConfigError("this world has no expert to learn from", key="warm_start", hint="set warm_start=null")
-    won, tries = _won(cast("Expert", world), split, games, max_turns, max_actions_per_turn)
+    won, tries, fault = _won(cast("Expert", world), split, games, max_turns, max_actions_per_turn)
     if len(won) < games:
+        cause = f"; the world failed: {type(fault).__name__}: {fault}" if fault else ""
         raise ConfigError(
-            f"the expert won {len(won)} games in {tries} tries",
+            f"the expert won {len(won)} games in {tries} tries{cause}",
             key="rollout.max_turns",
             value=max_turns,
             hint="raise rollout.max_turns or make the world easier",
@@ -80,16 +81,29 @@ def demonstrate(
     return won
 
 
-def _won(expert: Expert, split: Split, games: int, max_turns: int, max_actions: int) -> tuple[list[Demonstration], int]:
-    """The won games and how many were tried; gives up once fewer than one in `PATIENCE` is won."""
+def _won(
+    expert: Expert, split: Split, games: int, max_turns: int, max_actions: int
+) -> tuple[list[Demonstration], int, Exception | None]:
+    """The won games, how many were tried and what the world last failed of; gives up once fewer than one in `PATIENCE`
+    is won."""
     won: list[Demonstration] = []
+    fault: Exception | None = None
     for tries in count():
         if len(won) == games or tries >= PATIENCE * (len(won) + 2):
-            return won, tries
-        game = _play(expert, split_seed(split, tries), max_turns, max_actions)
-        if game is not None:
+            return won, tries, fault
+        game = _tried(expert, split_seed(split, tries), max_turns, max_actions)
+        if isinstance(game, Demonstration):
             won.append(game)
+        fault = game if isinstance(game, Exception) else fault
     raise AssertionError("count() ends")
+
+
+def _tried(world: Expert, seed: int, max_turns: int, max_actions: int) -> Demonstration | Exception | None:
+    """See `_play`; what the world raised, where it did."""
+    try:
+        return _play(world, seed, max_turns, max_actions)
+    except Exception as error:  # noqa: BLE001 - a world of the user's own may raise anything
+        return error
 
 
 def _play(world: Expert, seed: int, max_turns: int, max_actions: int) -> Demonstration | None:

@@ -9,12 +9,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from quintet.errors import ConfigError, MachineError, UserError
+from quintet.processes.kept import KeeperProcess, how_it_ended
 from quintet.records import Failure
-from quintet.rewards.processes import Job, JudgeProcess, KeeperProcess, Lane, how_it_ended
+from quintet.rewards.processes import Job, JudgeProcess, Lane
 from quintet.rewards.worker import Setup
 
 __all__ = ["Crew", "Dispatcher", "Result"]
@@ -30,6 +31,8 @@ MESSAGE_SECONDS = 0.02
 """Work in one message, by what the last ones took."""
 MOST_BAD_STARTS = 3
 """Processes or keepers in a row that end before they have done anything."""
+WORKER = "quintet.rewards.worker:work"
+"""What they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +228,12 @@ class Dispatcher:
     def _fork(self, lane: Lane) -> None:
         self._born += 1
         try:
-            process = self._keeper.fork(self._born, lane, self._crew.setup)
+            self._keeper.load(lane.modules)
+            connection = self._keeper.fork(self._born, {**asdict(self._crew.setup), "seal": lane.seal})
         except OSError:
             # the keeper's end is noticed by itself, and another one asked
             return
+        process = JudgeProcess(self._born, lane, connection)
         self._processes[process.number] = process
         self._selector.register(process.connection, selectors.EVENT_READ, lambda: self._listen(process))
 
@@ -337,7 +342,7 @@ class Dispatcher:
 
     def _signal(self, process: JudgeProcess, what: signal.Signals) -> None:
         try:
-            self._keeper.signal(process, what)
+            self._keeper.signal(process.number, what)
         except OSError:
             # it ended with its keeper
             return
@@ -378,7 +383,7 @@ class Dispatcher:
     # ---- the keeper
 
     def _new_keeper(self) -> KeeperProcess:
-        keeper = KeeperProcess()
+        keeper = KeeperProcess(WORKER)
         self._selector.register(keeper.connection, selectors.EVENT_READ, self._attend)
         return keeper
 

@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from quintet.errors import ConfigError
+from quintet.processes.wire import encoded
 from quintet.registry import load_outside
-from quintet.rewards.wire import encoded
 
 __all__ = ["Outcome", "is_address", "load_function", "outcome_of", "outcomes_of"]
 

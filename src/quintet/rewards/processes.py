@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from quintet.rewards.wire import Lines, decoded, encoded
-from quintet.rewards.worker import Setup
+from quintet.processes.kept import heard
+from quintet.processes.wire import Lines, decoded, encoded
 
-__all__ = ["Job", "JudgeProcess", "KeeperProcess", "Lane", "how_it_ended"]
-
-ENDING_SECONDS = 2.0
-"""Time the keeper has to end its processes."""
+__all__ = ["Job", "JudgeProcess", "Lane"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,88 +79,6 @@ class JudgeProcess:
 
     def replies(self) -> Iterator[Mapping[str, Any]]:
         """What it has said since."""
-        while True:
-            try:
-                piece = self.connection.recv(1 << 16)
-            except BlockingIOError:
-                return
-            except ConnectionResetError:
-                piece = b""
-            if not piece:
-                self.ended = True
-                return
+        while piece := heard(self.connection):
             yield from map(decoded, self._lines.feed(piece))
-
-
-class KeeperProcess:
-    """Makes and ends the others, see `quintet.rewards.keeper`."""
-
-    def __init__(self) -> None:
-        self.connection, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-m", "quintet.rewards.keeper", str(theirs.fileno()), *sys.path],
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"},
-            )
-        self._lines = Lines()
-        self._loaded: set[str] = set()
-
-    def fork(self, number: int, lane: Lane, setup: Setup) -> JudgeProcess:
-        """A new process, not yet ready.
-
-        Raises:
-            OSError: the keeper has ended.
-        """
-        if missing := [name for name in lane.modules if name not in self._loaded]:
-            self._loaded.update(missing)
-            self.connection.sendall(encoded({"load": missing}))
-        ours, theirs = socket.socketpair()
-        with theirs:
-            request = encoded({"fork": number, "setup": {**asdict(setup), "seal": lane.seal}})
-            sent = socket.send_fds(self.connection, [request], [theirs.fileno()])
-            self.connection.sendall(request[sent:])
-        ours.setblocking(False)
-        return JudgeProcess(number, lane, ours)
-
-    def signal(self, process: JudgeProcess, what: signal.Signals) -> None:
-        """End (SIGKILL), stop or continue a process and all that it started.
-
-        Raises:
-            OSError: the keeper has ended.
-        """
-        self.connection.sendall(encoded({"signal": what.value, "to": process.number}))
-
-    def news(self) -> Iterator[Mapping[str, Any]]:
-        """Who died since.
-
-        Raises:
-            ConnectionError: the keeper has ended.
-        """
-        piece = self.connection.recv(1 << 16)
-        if not piece:
-            raise ConnectionError("the keeper has ended")
-        yield from map(decoded, self._lines.feed(piece))
-
-    def close(self) -> None:
-        """End it and all that it keeps."""
-        self.connection.close()
-        try:
-            self._process.wait(ENDING_SECONDS)
-        except subprocess.TimeoutExpired:
-            # those it keeps end with it
-            self._process.kill()
-            self._process.wait()
-
-
-def how_it_ended(status: int) -> str:
-    """A status in words, with the likely cause of a signal."""
-    if status >= 0:
-        return f"its process ended with status {status}"
-    name = next((known.name for known in signal.Signals if known == -status), f"signal {-status}")
-    causes = {"SIGKILL": "out of memory?", "SIGSEGV": "a fault in compiled code", "SIGABRT": "it gave up"}
-    cause = f" ({causes[name]})" if name in causes else ""
-    return f"its process died of {name}{cause}"
+        self.ended = piece is not None

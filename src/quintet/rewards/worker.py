@@ -1,30 +1,28 @@
 """A process that judges: reads answers from its connection, one line a message, and says a line on each.
 
-It is forked by `quintet.rewards.keeper`. What verifiers and users' functions print goes to standard error.
+It is forked by `quintet.processes.keeper`. What verifiers and users' functions print goes to standard error.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quintet.errors import ConfigError
-from quintet.rewards import budget, confinement
+from quintet.processes import confinement
+from quintet.processes.kept import told
+from quintet.processes.wire import Lines, decoded, encoded
+from quintet.rewards import budget
 from quintet.rewards.functions import load_function, outcome_of, outcomes_of
 from quintet.rewards.verifiers.catalogue import VERIFIERS
-from quintet.rewards.wire import Lines, decoded, encoded
 
 __all__ = ["Setup", "work"]
 
 MEMORY_BYTES = 4 << 30
 """Address space of a process that runs our own rules."""
-LONGEST_MESSAGE = 2000
 
 Message = Mapping[str, Any]
 
@@ -41,12 +39,13 @@ class Setup:
     timeout_seconds: float = 10.0
 
 
-def work(connection: socket.socket, setup: Setup) -> None:
-    """Judge until the connection ends."""
+def work(connection: socket.socket, given: Message) -> None:
+    """Judge until the connection ends; `given` are the fields of a `Setup`."""
+    setup = Setup(**given)
     try:
         judge = _prepared(setup)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - handed on, whatever a user's file raises
-        connection.sendall(encoded({"broken": _told(error)}))
+        connection.sendall(encoded({"broken": told(error)}))
         return
     connection.sendall(encoded({"ready": True}))
     for line in Lines().read(connection):
@@ -86,7 +85,7 @@ def _judged(judge: Callable[[Message], Message], message: Message) -> Message:
     try:
         return judge(message)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a verdict that fails is data
-        return {"failure": _told(error)}
+        return {"failure": told(error)}
 
 
 def _by_rules(message: Message) -> Message:
@@ -102,12 +101,3 @@ def _by_function(call: Callable[[Message], Any], message: Message, batched: bool
     if batched:
         return {"many": outcomes_of(given, len(message["told"]["solution_strs"]))}
     return outcome_of(given)
-
-
-def _told(error: BaseException) -> dict[str, str | None]:
-    """An error as data: its kind, its message, and the place in a user's file."""
-    if isinstance(error, ConfigError):
-        return {"kind": "ConfigError", "message": error.message, "hint": error.hint}
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return {"kind": type(error).__name__, "message": f"{str(error)[:LONGEST_MESSAGE]}{place}", "hint": None}

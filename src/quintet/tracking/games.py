@@ -19,8 +19,11 @@ OUTCOMES: Mapping[str, str] = {
     "terminated": "lost",
     "truncated": "out of steps",
     "max_turns": "out of turns",
+    "max_actions": "out of actions",
+    "max_tokens": "out of tokens",
     "context": "context full",
-    "failed": "the world failed",
+    "failed": "failed",
+    "aborted": "given up",
 }
 
 _ARROWS: Mapping[str, str] = {"up": "↑", "down": "↓", "left": "←", "right": "→"}

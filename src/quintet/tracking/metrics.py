@@ -155,21 +155,30 @@ def _define_outcomes() -> None:
     )
     define(
         "trajectory/failed",
-        "Games whose world raised; they are left out of the update",
+        "Games whose world or engine failed; they are left out of the update",
         "games",
         (0.0, 0.0),
         f"count over {games}",
     )
     define(
+        "trajectory/failures/{where}/{kind}",
+        "Games that failed there and so: `start`, `reset` and `step` are the world's, `engine` the engine's, `reward` "
+        "the judge's; `Timeout`, `ProcessDied`, `Rubbish`, `EngineFault`, … or the name of what was raised",
+        "games",
+        (0.0, 0.0),
+        f"count over {games}; there only where one did",
+    )
+    define(
         "trajectory/outcome/{outcome}",
-        "Share of games that ended in this way: success, terminated, truncated, max_turns, context or failed",
+        "Share of games that ended in this way: success, terminated, truncated, max_turns, max_actions, max_tokens, "
+        "context, failed or aborted",
         "share",
         (0.0, 1.0),
         f"share of {games}; the outcomes sum to 1",
     )
     define(
         "response/stop_reason/{reason}",
-        "Share of turns that stopped for this reason: stop, length, context or abort",
+        "Share of turns that stopped for this reason: stop, length, context, abort or failed",
         "share",
         "stop near 1; much length means that max_response_tokens is too small",
         "share of the step's turns; the reasons sum to 1",
@@ -179,6 +188,13 @@ def _define_outcomes() -> None:
         "Share of turns whose text could be parsed and named a legal action",
         "share",
         (0.9, 1.0),
+        "mean over the step's turns",
+    )
+    define(
+        "response/empty",
+        "Share of turns that the policy ended without a word",
+        "share",
+        (0.0, 0.01),
         "mean over the step's turns",
     )
     _define_spread("num_turns", "number of turns in a game", "turns", "falls as the policy learns short ways", games)
@@ -202,6 +218,25 @@ def _define_outcomes() -> None:
         "tokens",
         "below max_prompt_tokens",
         "the step's turns",
+    )
+
+
+def _define_play() -> None:
+    turns = "count over the step's turns"
+    for change, what in {
+        "observation_cut": "Observations longer than max_observation_tokens, which lost their end",
+        "start_cut": "First prompts longer than max_start_tokens, which lost their beginning",
+        "window": "Prompts without the earliest turns, because there are more than window_size",
+        "control_as_text": "Observations that spell a control token, which is written as letters",
+        "reply_closed": "Replies without their end token, which was put behind them",
+    }.items():
+        define(f"prompt/{change}", what, "turns", "as the limits are meant", turns)
+    define(
+        "engine/restarts",
+        "Engines that were opened anew because the one before died",
+        "engines",
+        (0.0, 0.0),
+        "count over the step",
     )
 
 
@@ -368,6 +403,49 @@ def _define_gauges() -> None:
         (0.0, 0.005),
         f"mean over {tokens}",
     )
+    define(
+        "training/rollout_probs_diff_std",
+        "Spread of the gap between a token's probability in the engine and in the learner",
+        "probability",
+        (0.0, 0.01),
+        f"standard deviation over {tokens}, where the learner's log-probs are computed anew",
+    )
+    define(
+        "training/rollout_probs_diff_beyond",
+        "Share of tokens whose log-probs in engine and learner are further apart than rounding explains: 1e-4 nats in "
+        "float32, 0.2 in bfloat16",
+        "share",
+        (0.0, 0.01),
+        f"share of {tokens}",
+    )
+
+
+def _define_streaming() -> None:
+    groups = "the step's groups, where games outlast their step"
+    define("rollout/staleness/mean", "Weight updates since a group's first game began", "updates", "low", groups)
+    define("rollout/staleness/max", "As `rollout/staleness/mean`", "updates", "at most max_staleness", groups)
+    define(
+        "rollout/groups_in_flight",
+        "Groups that go on into the next step",
+        "groups",
+        "async_ratio times a step's",
+        groups,
+    )
+    define(
+        "rollout/games_played_anew",
+        "Games begun again because weights changed or they were too old",
+        "games",
+        "low",
+        "count",
+    )
+    define("rollout/groups_dropped", "Groups without signal that others took the place of", "groups", "low", "count")
+    define(
+        "rollout/tokens_of_older_weights",
+        "Share of tokens that weights before the present ones wrote",
+        "share",
+        (0.0, 1.0),
+        "share of the step's tokens, where games outlast their step",
+    )
 
 
 def _define_validation() -> None:
@@ -375,6 +453,7 @@ def _define_validation() -> None:
     define("val/{world}/success_rate", "Share of held-out games solved", "share", (0.0, 1.0), games)
     define("val/{world}/reward", "Reward of a held-out game", "reward", "rises", games)
     define("val/{world}/turns", "Turns in a held-out game", "turns", "falls towards the shortest solution", games)
+    define("val/{world}/failed", "Held-out games whose world or engine failed", "games", (0.0, 0.0), "count")
     define(
         "val/{world}/valid_format",
         "Share of turns of held-out games that could be parsed and named a legal action",
@@ -440,7 +519,9 @@ def _define_fine_tuning() -> None:
 _PHASES = {
     "step": "the whole step",
     "gen": "writing the policy's tokens",
-    "world": "the worlds' own work",
+    "engine": "the engine, while it wrote them",
+    "world": "worlds, or waiting for them while the engine was idle",
+    "loop": "writing and reading turns between the engine and worlds",
     "old_log_prob": "the policy's own log-probs before the update, where the engine's aren't used",
     "values": "the critic's estimates before the update",
     "ref": "the reference's log-probs",
@@ -483,10 +564,12 @@ def _define_performance() -> None:
 
 
 _define_outcomes()
+_define_play()
 _define_groups_and_rewards()
 _define_learning()
 _define_policy()
 _define_gauges()
+_define_streaming()
 _define_validation()
 _define_warm_start()
 _define_fine_tuning()

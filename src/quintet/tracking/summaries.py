@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from quintet.records import Batch, Outcome, StopReason, Trajectory
+from quintet.records import Batch, Outcome, StopReason, Trajectory, Turn
 
 __all__ = ["summarize_batch", "summarize_games", "summarize_validation"]
 
@@ -41,12 +43,30 @@ def summarize_games(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         **_spread("prompt_length", [n for trajectory in trajectories for n in _prompt_lengths(trajectory)]),
         "response_length/clip_ratio": _share(turn.stop is StopReason.LENGTH for turn in turns),
         "response/valid_format": _share(turn.valid_format for turn in turns),
+        "response/empty": _share(_is_empty(turn) for turn in turns),
         "trajectory/success_rate": _share(trajectory.success for trajectory in trajectories),
         "trajectory/failed": sum(trajectory.outcome is Outcome.FAILED for trajectory in trajectories),
         **{f"trajectory/outcome/{kind}": _share(t.outcome is kind for t in trajectories) for kind in Outcome},
         **{f"response/stop_reason/{kind}": _share(turn.stop is kind for turn in turns) for kind in StopReason},
+        **_failures(trajectories),
         **_parts(trajectories),
     }
+
+
+def _is_empty(turn: Turn) -> bool:
+    """The policy ended its turn without a word."""
+    return turn.stop is StopReason.STOP and not turn.text.strip()
+
+
+def _failures(trajectories: Iterable[Trajectory]) -> dict[str, float]:
+    """What failed where, counted by kind."""
+    failures = [trajectory.failure for trajectory in trajectories if trajectory.failure is not None]
+    return dict(Counter(f"trajectory/failures/{_part(one.where)}/{_part(one.kind)}" for one in failures))
+
+
+def _part(word: str) -> str:
+    """A word as one part of a metric's name; a world's process may say anything."""
+    return re.sub(r"\W", "_", word)[:60] or "_"
 
 
 def _parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -68,6 +88,7 @@ def summarize_validation(world: str, trajectories: Sequence[Trajectory]) -> dict
         f"val/{world}/reward": sum(trajectory.reward for trajectory in trajectories) / count,
         f"val/{world}/turns": sum(len(trajectory.turns) for trajectory in trajectories) / count,
         f"val/{world}/valid_format": _share(turn.valid_format for t in trajectories for turn in t.turns),
+        f"val/{world}/failed": sum(trajectory.outcome is Outcome.FAILED for trajectory in trajectories),
     }
 
 

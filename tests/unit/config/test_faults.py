@@ -89,6 +89,7 @@ BESIDE = {
     "algorithm.advantage.name=outside": ["algorithm.advantage.function=x.py:y"],
     "algorithm.loss.name=outside": ["algorithm.loss.function=x.py:y"],
     "algorithm.loss.name=distillation": ["reference.path=x"],
+    "world.name=custom": ["world.path=x.py:y"],
 }
 """What a choice can't be without."""
 

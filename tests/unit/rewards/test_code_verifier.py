@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from quintet.rewards import budget, confinement
+from quintet.processes import confinement
+from quintet.rewards import budget
 from quintet.rewards.verifiers import code
 
 DOUBLE = "Here:\n```python\nprint(2 * int(input()))\n```\n"

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from quintet.config.native.data import JudgeConfig, OverlongConfig, RewardConfig
 from quintet.records import Answer, Question, Verdict
-from quintet.rewards import judge_model
+from quintet.rewards import chat_endpoint
 from quintet.rewards.judge_model import LanguageModelJudge, filled, read_verdict
 
 
@@ -98,8 +98,8 @@ def judged(known: Endpoint, answers: list[str], **options: object) -> dict[int, 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge_model, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(judge_model, "LONGEST_PAUSE", 0.002)
+    monkeypatch.setattr(chat_endpoint, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(chat_endpoint, "LONGEST_PAUSE", 0.002)
 
 
 def test_answers_get_their_verdicts_in_the_units_of_rewards() -> None:

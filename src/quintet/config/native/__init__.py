@@ -12,7 +12,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import ActorConfig, CriticConfig, OptimizerConfig
 from quintet.config.native.losses import LossConfig, PpoLossConfig
 from quintet.config.native.policy import PolicyConfig
-from quintet.config.native.rollout import RolloutConfig, ValidationConfig
+from quintet.config.native.rollout import EngineConfig, RolloutConfig, SamplingConfig, ValidationConfig
 from quintet.config.native.section import Section
 from quintet.config.native.tracking import CheckpointConfig, TrackingConfig
 from quintet.config.native.training import SftConfig, TrainingConfig, WarmStartConfig
@@ -26,6 +26,7 @@ __all__ = [
     "CheckpointConfig",
     "CriticConfig",
     "DataConfig",
+    "EngineConfig",
     "EvaluationConfig",
     "Experiment",
     "FrozenLakeConfig",
@@ -38,6 +39,7 @@ __all__ = [
     "PpoLossConfig",
     "RewardConfig",
     "RolloutConfig",
+    "SamplingConfig",
     "Section",
     "SftConfig",
     "SokobanConfig",

@@ -2,29 +2,76 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from quintet.config.capability import Capability, Waits
-from quintet.config.native.section import Section
+from quintet.config.native.section import Section, Share
 
 __all__ = [
+    "CustomWorldConfig",
     "FrozenLakeConfig",
     "NavigationConfig",
+    "PlayedConfig",
     "PrimitiveSkillConfig",
     "PromptsConfig",
     "SimulatorConfig",
     "SokobanConfig",
     "SvgConfig",
     "WorldConfig",
+    "WorldProcessesConfig",
 ]
 
 Observed = Literal["grid", "grid_neighbors"]
 Rendered = Annotated[Literal["text", "vision"], Waits(Capability.VISION)]
 
 
-class FrozenLakeConfig(Section):
+class WorldProcessesConfig(Section):
+    """Each game's world in a process of its own, so that one that hangs or dies costs its own game alone."""
+
+    most: PositiveInt = 256
+    """Processes side by side; further games wait for one."""
+    reset_timeout_seconds: PositiveFloat = 60.0
+    """Time for a game's start; then its process is killed and the game has failed."""
+    step_timeout_seconds: PositiveFloat = 10.0
+    """Time for one action; then its process is killed and the game has failed."""
+    games_per_process: PositiveInt | None = None
+    """Games after which a process is replaced by a fresh one; 1 gives each game a fresh one. null keeps it as long as
+    its games end well."""
+    memory_gib: PositiveFloat | None = None
+    """Address space of one process, GiB; null sets no limit."""
+
+
+def _spelt_out(given: Any) -> Any:
+    """`true` and `false` for a section or none, a number for so many processes."""
+    if isinstance(given, bool):
+        return {} if given else None
+    return {"most": given} if isinstance(given, int) else given
+
+
+Processes = Annotated[WorldProcessesConfig | None, BeforeValidator(_spelt_out)]
+
+
+class PlayedConfig(Section):
+    """What every world has that is played in turns."""
+
+    name: str
+    """Which world."""
+    processes: Processes = None
+    """Worlds live in processes of their own: a section, `true` for its defaults, or a number of processes. null plays
+    them in the run's own process, which is faster where a world is."""
+    max_actions: PositiveInt | None = None
+    """Actions of the policy in one game, over all turns; then it ends as it stands. null leaves that to the world."""
+    max_tokens: PositiveInt | None = None
+    """Tokens of one game, what the policy read and what it wrote; a reply is cut there, and no further turn begins.
+    null sets no limit beside those of the turns."""
+    max_failed_share: Share = 0.5
+    """Share of the games side by side whose world or engine failed that ends the run when it is passed; failed games
+    are left out of the update."""
+
+
+class FrozenLakeConfig(PlayedConfig):
     """Cross a frozen lake from a random start to a random goal without falling into a hole."""
 
     name: Literal["frozenlake"] = "frozenlake"
@@ -46,7 +93,7 @@ class FrozenLakeConfig(Section):
     """`vision` shows a picture in place of the text."""
 
 
-class SokobanConfig(Section):
+class SokobanConfig(PlayedConfig):
     """Push every box onto a target."""
 
     name: Literal["sokoban"] = "sokoban"
@@ -67,6 +114,21 @@ class SokobanConfig(Section):
     """`grid` shows the room; `grid_neighbors` adds a line that says what lies next to the player."""
     render: Rendered = "text"
     """`vision` shows a picture in place of the text."""
+
+
+class CustomWorldConfig(PlayedConfig):
+    """A world of your own."""
+
+    name: Literal["custom"]
+    """Which world."""
+    path: str
+    """What makes it: `file.py:Class`, `module:Class`, or a name that a package registers as `quintet.worlds`. See
+    `docs/faults.md` for what such a class has."""
+    arguments: Annotated[dict[str, Any], Field(default_factory=dict)]
+    """What it is called with, by name."""
+    processes: Processes = WorldProcessesConfig()
+    """Worlds live in processes of their own: a section, `true` for its defaults, or a number of processes. null plays
+    them in the run's own process, where one that hangs or dies takes the run along."""
 
 
 class PromptsConfig(Section):
@@ -149,6 +211,7 @@ class SimulatorConfig(Section):
 WorldConfig = Annotated[
     FrozenLakeConfig
     | SokobanConfig
+    | CustomWorldConfig
     | PromptsConfig
     | SvgConfig
     | NavigationConfig

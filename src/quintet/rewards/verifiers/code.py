@@ -1,6 +1,6 @@
 """Python programs, judged by tests: each runs as a process under limits that can do little but compute.
 
-What a program may not do and what isn't covered stands in `docs/rewards.md` and `quintet.rewards.confinement`.
+What a program may not do and what isn't covered stands in `docs/rewards.md` and `quintet.processes.confinement`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import IO, Any, Final
 
-from quintet.rewards import budget, confinement
+from quintet.processes import confinement
+from quintet.rewards import budget
 from quintet.rewards.score import WRONG, Score
 from quintet.rewards.verifiers.code_tests import Case, cases_of
 

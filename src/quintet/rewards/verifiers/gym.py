@@ -1,7 +1,7 @@
 """Problems of reasoning-gym (Stojanovski et al. 2025), judged by the rules of the generator that made them.
 
 Some of those rules read an answer with Python's own evaluator; they are run only in processes that can't start others,
-write files or open connections, see `quintet.rewards.confinement`.
+write files or open connections, see `quintet.processes.confinement`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from quintet.rewards.confinement import sealed
+from quintet.processes.confinement import sealed
 from quintet.rewards.reading import boxed, tagged
 from quintet.rewards.score import Score
 

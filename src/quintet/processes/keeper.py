@@ -1,11 +1,13 @@
-"""The process that makes and ends the processes that judge: `python -m quintet.rewards.keeper DESCRIPTOR`.
+"""The process that makes and ends killable processes: `python -m quintet.processes.keeper DESCRIPTOR WORKER PATH…`.
 
-It loads what judging needs once and forks for each new process, which then is ready in milliseconds: a process that
-is killed for one answer holds up no other. It does nothing else, so that forking is sound. When the connection to the
-run ends, however the run ended, it kills them all and ends.
+It loads what they need once and forks for each new process, which then is ready in milliseconds: a process that is
+killed for one fault holds up no other. It does nothing else, so that forking is sound. When the connection to the run
+ends, however the run ended, it kills them all and ends.
 
-Requests, a line of JSON each: `{"load": [module, …]}`, `{"fork": number, "setup": {…}}` with the new process's
-connection, `{"signal": …, "to": number}`. It says `{"died": number, "status": …}`, the status as `subprocess` gives it.
+`WORKER` is the `module:function` that a new process calls with its own connection to the run and with its setup.
+Requests, a line of JSON each: `{"load": [module or file.py:name, …]}`, `{"fork": number, "setup": {…}}` with the new
+process's connection, `{"signal": …, "to": number}`. It says `{"died": number, "status": …}`, the status as `subprocess`
+gives it.
 """
 
 from __future__ import annotations
@@ -18,24 +20,28 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from quintet.rewards.confinement import die_with_parent
-from quintet.rewards.wire import Lines, decoded, encoded
-from quintet.rewards.worker import Setup, work
+from quintet.processes.confinement import die_with_parent
+from quintet.processes.wire import Lines, decoded, encoded
+from quintet.registry import load_outside
 
-__all__ = ["main"]
+__all__ = ["Work", "main"]
 
 ORPHAN_SECONDS = 1.0
 """How often it looks whether the run still exists, in case a child of the run holds the connection open."""
+
+Work = Callable[[socket.socket, Mapping[str, Any]], None]
+"""What a process does with its connection and its setup, until the connection ends."""
 
 
 class Keeper:
     """Its processes, by the number that the run gave them."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, work: Work) -> None:
         self._connection = connection
+        self._work = work
         self._lines = Lines()
         self._handed: deque[int] = deque()
         self._pids: dict[int, int] = {}
@@ -77,11 +83,11 @@ class Keeper:
         if "load" in request:
             _load(request["load"])
         elif "fork" in request:
-            self._fork(request["fork"], Setup(**request["setup"]))
+            self._fork(request["fork"], request["setup"])
         else:
             self._signal(request["to"], request["signal"])
 
-    def _fork(self, number: int, setup: Setup) -> None:
+    def _fork(self, number: int, setup: Mapping[str, Any]) -> None:
         connection, keeper = _socket(self._handed.popleft()), os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -89,7 +95,7 @@ class Keeper:
         connection.close()
         self._pids[number] = pid
 
-    def _become(self, connection: socket.socket, setup: Setup, keeper: int) -> None:
+    def _become(self, connection: socket.socket, setup: Mapping[str, Any], keeper: int) -> None:
         """Be the new process; never returns."""
         status = 1
         try:
@@ -100,7 +106,7 @@ class Keeper:
             for other in (self._connection, self._woken, self._wakes, *map(_socket, self._handed)):
                 other.close()
             if os.getppid() == keeper:
-                work(connection, setup)
+                self._work(connection, setup)
             status = 0
         finally:
             sys.stderr.flush()
@@ -142,9 +148,12 @@ def _tell(kill: Callable[[int, int], None], number: int, what: int) -> None:
         return
 
 
-def _load(modules: Sequence[str]) -> None:
+def _load(names: Sequence[str]) -> None:
     """Import modules and let them warm up; what can't be imported here says so where it is used."""
-    for name in modules:
+    for name in names:
+        if ":" in name:
+            _load_outside(name)
+            continue
         try:
             warm = getattr(importlib.import_module(name), "warm", None)
             if warm is not None:
@@ -156,11 +165,25 @@ def _load(modules: Sequence[str]) -> None:
     gc.freeze()
 
 
+def _load_outside(reference: str) -> None:
+    """Import a user's file; the process that uses it says what is wrong with it."""
+    try:
+        load_outside(reference, "load")
+    except (Exception, SystemExit):  # noqa: BLE001 - raised again, and told, in the process that uses it
+        return
+
+
+def _named(reference: str) -> Work:
+    module, _, name = reference.partition(":")
+    work: Work = getattr(importlib.import_module(module), name)
+    return work
+
+
 def main() -> None:
     """Serve the connection whose descriptor is the first argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.path[:] = [place for place in sys.argv[2:] if place not in sys.path] + sys.path
-    Keeper(_socket(int(sys.argv[1]))).keep()
+    sys.path[:] = [place for place in sys.argv[3:] if place not in sys.path] + sys.path
+    Keeper(_socket(int(sys.argv[1])), _named(sys.argv[2])).keep()
 
 
 if __name__ == "__main__":
