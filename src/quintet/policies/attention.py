@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quintet.errors import MachineError
+
 __all__ = ["ATTENTION", "Layout", "PackedLayout", "Rows", "attend_rows", "causal_mask", "register_attention"]
 
 ATTENTION = "quintet"
@@ -20,6 +22,11 @@ ATTENTION = "quintet"
 
 class Layout(Protocol):
     """Attention over tokens that lie as this layout says."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        ...
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """query [N, heads, dim], key and value [N, kv_heads, dim] to [N, heads, dim]."""
@@ -34,8 +41,14 @@ def _attention(
     attention_mask: Tensor | None,
     scaling: float,
     layout: Layout,
+    sliding_window: int | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
+    if sliding_window is not None and layout.longest > sliding_window:
+        raise MachineError(
+            f"the model attends to {sliding_window} tokens back, and a sequence has {layout.longest}",
+            f"keep prompt and answer together within {sliding_window} tokens",
+        )
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     return layout.attend(layer, q, k, v, scaling)[None], None
@@ -96,6 +109,7 @@ class PackedLayout:
         self._parents = parents
         self._stem_mask = causal_mask(self._stems.width, prefix) if self._stems else None
         self._branch_mask = self._mask_of_branches(self._branches.width, prefix) if self._branches else None
+        self.longest = prefix + sum(rows.width for rows in (self._stems, self._branches) if rows)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """See `Layout.attend`."""

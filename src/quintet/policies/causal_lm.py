@@ -34,6 +34,9 @@ LOGITS_AT_ONCE = 2**25
 """Logits that are held at a time, places × vocabulary: 128 MiB in float32, and as much again for each of the handful
 of tensors that are made of them."""
 
+TRIAL_TOKENS = 24
+TRIAL_GAP = 1e-3
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -74,7 +77,38 @@ def load_model(
         )
     except (OSError, ValueError) as error:
         raise MachineError(f"can't load a model from {directory}: {error}", "give a Hugging Face directory") from error
-    return model.eval()
+    model.eval()
+    _hold_against_transformers(model, directory)
+    return model
+
+
+def _hold_against_transformers(model: PreTrainedModel, directory: str | Path) -> None:
+    """A model whose attention or head does more than ours (soft caps, sinks, scaled logits, other kinds of layers)
+    would be wrong without a word: a few tokens are computed both ways.
+
+    Raises:
+        MachineError: they differ.
+    """
+    tokens = torch.arange(TRIAL_TOKENS) * 7919 % model.config.get_text_config().vocab_size
+    with torch.inference_mode():
+        ours = model.lm_head(hidden_states(model.model, tokens, torch.arange(len(tokens)), _whole(len(tokens))))
+        model.set_attn_implementation("eager")
+        theirs = model(tokens[None], use_cache=False).logits[0]
+        model.set_attn_implementation(register_attention())
+    if not bool(theirs.isfinite().all()):
+        raise MachineError(f"the weights at {directory} hold values that aren't numbers", "take an earlier checkpoint")
+    gap = float((ours - theirs).abs().max())
+    if not gap <= TRIAL_GAP * max(1.0, float(theirs.abs().max())):
+        raise MachineError(
+            f"{type(model).__name__} at {directory} computes something that isn't known here: logits differ by "
+            f"{gap:.2g} from transformers' own",
+            "take a model of another architecture, such as Llama, Mistral or Qwen",
+        )
+
+
+def _whole(length: int) -> PackedLayout:
+    """One sequence."""
+    return PackedLayout(torch.tensor([length]))
 
 
 def _config(directory: str | Path, overrides: Mapping[str, Any], *, trust_remote_code: bool) -> PreTrainedConfig:

@@ -1,4 +1,9 @@
-"""The key-value cache of running requests: one slot each, kept gapless from slot 0."""
+"""Keys and values of what is being decoded, each piece of text in memory once.
+
+A running request sees three pieces: a prefix that all prompts begin with, the rest of its prompt, which the samples of
+one prompt share, and its own answer. Each kind lies in a `KeyValueStore` without gaps from slot 0 on, so that a
+decoding step reads it as it lies; what several requests see is read once for all of them.
+"""
 
 from __future__ import annotations
 
@@ -6,87 +11,228 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from quintet.policies.attention import Rows, attend_rows, causal_mask
+from quintet.policies.attention import Rows, attend_rows
+from quintet.rollout.pages import zeros
 
-__all__ = ["DecodeLayout", "PrefillLayout", "Prefix", "SlotCache"]
+__all__ = ["CacheShape", "DecodeLayout", "ExtendLayout", "KeyValueStore", "Shared"]
 
-
-class SlotCache:
-    """Keys and values, `[layers][slots, kv_heads, length, dim]` each, allocated once."""
-
-    def __init__(self, layers: int, slots: int, kv_heads: int, length: int, dim: int, dtype: torch.dtype) -> None:
-        self.length = length
-        self.keys = [torch.zeros(slots, kv_heads, length, dim, dtype=dtype) for _ in range(layers)]
-        self.values = [torch.zeros(slots, kv_heads, length, dim, dtype=dtype) for _ in range(layers)]
-
-    def copy(self, sources: Sequence[int], targets: Sequence[int], used: int) -> None:
-        """Copy whole slots, as far as `used` tokens."""
-        source, target = torch.tensor(sources), torch.tensor(targets)
-        for store in (*self.keys, *self.values):
-            store[target, :, :used] = store[source, :, :used]
+GRAIN = 32
+"""Tokens by which a store's slots grow longer, at least."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
-    """Tokens that prompts begin with, their keys and values `[layers][1, kv_heads, length, dim]`."""
+class CacheShape:
+    """What a model's keys and values need."""
 
-    tokens: tuple[int, ...] = ()
-    keys: tuple[Tensor, ...] = ()
-    values: tuple[Tensor, ...] = ()
+    layers: int
+    kv_heads: int
+    dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> CacheShape:
+        """Of a transformers decoder."""
+        config = model.config.get_text_config()  # type: ignore[union-attr, operator]
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        weight = next(model.parameters())
+        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        return cls(config.num_hidden_layers, kv_heads, dim, weight.dtype, weight.device)
 
 
-class PrefillLayout:
-    """Distinct prompts behind a prefix, packed end to end, written into the given slots."""
+class KeyValueStore:
+    """Keys and values, `[layers][slots, kv_heads, length, dim]` each. Slots and length grow as they are needed."""
 
-    def __init__(self, cache: SlotCache, slots: Sequence[int], lengths: Tensor, prefix: Prefix, past: int) -> None:
-        """`lengths` int64 [b], new tokens of each prompt behind the first `past` of the prefix."""
-        self._cache = cache
-        self._slots = torch.tensor(slots)
-        self._rows = Rows(lengths)
+    def __init__(self, shape: CacheShape) -> None:
+        self._shape = shape
+        self.slots = 0
+        self.length = 0
+        self.keys: list[Tensor] = [self._empty(0, 0) for _ in range(shape.layers)]
+        self.values: list[Tensor] = [self._empty(0, 0) for _ in range(shape.layers)]
+
+    def reserve(self, slots: int, length: int) -> None:
+        """Make room for so many slots of so many tokens; what is there stays."""
+        if slots <= self.slots and length <= self.length:
+            return
+        if slots > self.slots:
+            slots = max(slots, min(2 * self.slots, self.slots + 64))
+        if length > self.length:
+            length = max(-(-length // GRAIN) * GRAIN, min(2 * self.length, self.length + 8 * GRAIN))
+        before = (self.slots, self.length)
+        self.slots, self.length = max(slots, self.slots), max(length, self.length)
+        for stores in (self.keys, self.values):
+            for layer, old in enumerate(stores):
+                stores[layer] = new = self._empty(self.slots, self.length)
+                new[: before[0], :, : before[1]] = old
+
+    def take(
+        self, targets: Sequence[int], other: KeyValueStore, sources: Sequence[int], count: int, *, at: int = 0
+    ) -> None:
+        """Copy the first `count` tokens of slots of another store, or of this one, behind the first `at` of slots
+        here."""
+        if not count:
+            return
+        device = self._shape.device
+        target, source = torch.tensor(targets, device=device), torch.tensor(sources, device=device)
+        for mine, its in ((self.keys, other.keys), (self.values, other.values)):
+            for to, come in zip(mine, its, strict=True):
+                to[target, :, at : at + count] = come[source, :, :count]
+
+    def _empty(self, slots: int, length: int) -> Tensor:
+        shape = self._shape
+        return zeros((slots, shape.kv_heads, length, shape.dim), shape.dtype, shape.device)
+
+
+class ExtendLayout:
+    """New tokens of several slots, packed end to end, each row behind what its slot and its prefix already hold."""
+
+    def __init__(
+        self,
+        store: KeyValueStore,
+        slots: Sequence[int],
+        past: Sequence[int],
+        lengths: Sequence[int],
+        prefix: tuple[KeyValueStore, int, int] | None = None,
+    ) -> None:
+        """Row i brings `lengths[i]` tokens behind the first `past[i]` of slot `slots[i]`. `prefix` is a store, the slot
+        in it and the tokens there that all rows see first."""
+        device = store.keys[0].device
+        self._store = store
+        self._slots = torch.tensor(slots, device=device)
+        self._rows = Rows(torch.tensor(lengths, device=device))
         self._prefix = prefix
-        self._past = past
-        self._mask = causal_mask(self._rows.width, past) if past else None
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """See `Layout.attend`. Padding written behind a short prompt is overwritten by its answer."""
-        past = self._past
-        span = slice(past, past + self._rows.width)
-        before = []
-        for store, new in ((self._cache.keys[layer], key), (self._cache.values[layer], value)):
-            store[self._slots, :, span] = self._rows.pad(new)
-        if past:
-            before = [(self._prefix.keys[layer][:, :, :past], self._prefix.values[layer][:, :, :past])]
-            for store, known in zip((self._cache.keys[layer], self._cache.values[layer]), before[0], strict=True):
-                store[self._slots, :, :past] = known
-        return attend_rows(self._rows, (query, key, value), before, self._mask, scale)
-
-
-class DecodeLayout:
-    """One new token for each of the slots 0 … n-1, at its own place."""
-
-    def __init__(self, cache: SlotCache, places: Tensor) -> None:
-        """`places` int64 [n]: where each slot's token goes."""
-        self._cache = cache
-        self._places = places
-        self._rows = torch.arange(len(places))
-        self._end = int(places.max()) + 1
-        self._mask = (torch.arange(self._end) <= places[:, None])[:, None, None]
+        self._past = max(past)
+        self.longest = self._past + self._rows.width + (prefix[2] if prefix else 0)
+        rows = torch.arange(len(slots), device=device).repeat_interleave(torch.tensor(lengths, device=device))
+        inside = torch.cat(
+            [torch.arange(start, start + count, device=device) for start, count in zip(past, lengths, strict=True)]
+        )
+        self._targets = (self._slots[rows], inside)
+        self._mask = self._visible(torch.tensor(past, device=device))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """See `Layout.attend`."""
-        n = len(self._places)
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys[self._rows, :, self._places] = key
-        values[self._rows, :, self._places] = value
-        out = F.scaled_dot_product_attention(
-            query[:, :, None],
-            keys[:n, :, : self._end],
-            values[:n, :, : self._end],
-            attn_mask=self._mask,
-            scale=scale,
-            enable_gqa=True,
-        )
-        return out[:, :, 0]
+        keys, values = self._store.keys[layer], self._store.values[layer]
+        slots, inside = self._targets
+        keys[slots, :, inside], values[slots, :, inside] = key, value
+        before = []
+        if self._prefix is not None:
+            store, slot, length = self._prefix
+            before.append(tuple(x[layer][slot, None, :, :length] for x in (store.keys, store.values)))
+        if self._past:
+            before.append((keys[self._slots, :, : self._past], values[self._slots, :, : self._past]))
+        return attend_rows(self._rows, (query, key, value), before, self._mask, scale)  # type: ignore[arg-type]
+
+    def _visible(self, past: Tensor) -> Tensor | None:
+        """What new tokens see, bool [1 or b, 1, width, keys]; None where it is plainly what comes before them."""
+        width, prefix = self._rows.width, 0 if self._prefix is None else self._prefix[2]
+        if not prefix and not self._past:
+            return None
+        device = past.device
+        own = torch.ones(width, width, dtype=torch.bool, device=device).tril()
+        seen = torch.arange(self._past, device=device) < past[:, None]
+        parts = [
+            torch.ones(len(past), width, prefix, dtype=torch.bool, device=device),
+            seen[:, None].expand(-1, width, -1),
+            own.expand(len(past), -1, -1),
+        ]
+        return torch.cat(parts, -1)[:, None]
+
+
+class Shared:
+    """A piece of text that several rows see: which row sees which slot of a store."""
+
+    def __init__(self, store: KeyValueStore, slot_of: Sequence[int], lengths: Sequence[int]) -> None:
+        """`slot_of` names each row's slot, `lengths` the tokens in each of the slots 0 … ."""
+        device = store.keys[0].device
+        self.store = store
+        self.width = max(lengths)
+        self.slots = len(lengths)
+        of = torch.tensor(slot_of, device=device)
+        counts = torch.bincount(of, minlength=self.slots)
+        self.side_by_side = int(counts.max())
+        order = of.argsort(stable=True)
+        place = torch.empty_like(of)
+        place[order] = torch.arange(len(of), device=device) - (counts.cumsum(0) - counts)[of[order]]
+        self.back = of * self.side_by_side + place
+        """int64 [n], where each row's queries stand among `slots` × `side_by_side`."""
+        self.members = torch.zeros(self.slots * self.side_by_side, dtype=torch.long, device=device)
+        self.members[self.back] = torch.arange(len(of), device=device)
+        self.plain = len(self.members) == len(of) and bool((self.back == torch.arange(len(of), device=device)).all())
+        """Whether the rows already lie slot by slot, as many for each."""
+        ends = torch.tensor(lengths, device=device)
+        beyond = torch.arange(self.width, device=device) >= ends[:, None]
+        self.beyond = beyond[of] if bool(beyond.any()) else None
+        """bool [n, width], places that hold nothing for the row; None where all do."""
+
+    def rows(self, store: Tensor) -> Tensor:
+        """Its keys or values as they lie, [slots · kv_heads, width, dim]."""
+        return store[: self.slots, :, : self.width].flatten(0, 1)
+
+    def spread(self, rows: Tensor, kv_heads: int) -> Tensor:
+        """[n, heads, d] to [slots · kv_heads, side_by_side · group, d]."""
+        if not self.plain:
+            rows = rows.index_select(0, self.members)
+        heads, dim = rows.shape[1:]
+        split = rows.view(self.slots, self.side_by_side, kv_heads, heads // kv_heads, dim)
+        return split.transpose(1, 2).reshape(self.slots * kv_heads, -1, dim)
+
+    def gather(self, spread: Tensor, kv_heads: int) -> Tensor:
+        """The way back, to [n, heads, d]."""
+        split = spread.view(self.slots, kv_heads, self.side_by_side, -1, spread.shape[-1])
+        rows = split.transpose(1, 2).reshape(self.slots * self.side_by_side, -1, spread.shape[-1])
+        return rows if self.plain else rows.index_select(0, self.back)
+
+
+class DecodeLayout:
+    """One new token for each of the rows 0 … n-1 of the answers, which see shared pieces before their own."""
+
+    def __init__(self, answers: KeyValueStore, shared: Sequence[Shared], places: Sequence[int]) -> None:
+        """`places` [n]: where each row's token goes among its own."""
+        device = answers.keys[0].device
+        self._answers = answers
+        self._shared = shared
+        self._used = max(places) + 1
+        self._widths = [*(piece.width for piece in shared), self._used]
+        self.longest = sum(self._widths)
+        at = torch.tensor(places, device=device)
+        self._at = (torch.arange(len(places), device=device), at)
+        self._beyond = self._nothing_there(at, even=min(places) + 1 == self._used)
+
+    def _nothing_there(self, at: Tensor, *, even: bool) -> Tensor | None:
+        """bool [n, 1, keys], places that hold nothing for a row; None where all do."""
+        if even and all(piece.beyond is None for piece in self._shared):
+            return None
+        parts = [
+            at.new_zeros(len(at), piece.width, dtype=torch.bool) if piece.beyond is None else piece.beyond
+            for piece in self._shared
+        ]
+        return torch.cat([*parts, torch.arange(self._used, device=at.device) > at[:, None]], -1)[:, None]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """See `Layout.attend`."""
+        n, heads, dim = query.shape
+        kv_heads = key.shape[1]
+        keys, values = self._answers.keys[layer], self._answers.values[layer]
+        rows, places = self._at
+        keys[rows, :, places], values[rows, :, places] = key, value
+        query = query * scale
+        own = query.reshape(n * kv_heads, heads // kv_heads, dim)
+        scores = [
+            piece.gather(piece.spread(query, kv_heads) @ piece.rows(piece.store.keys[layer]).transpose(1, 2), kv_heads)
+            for piece in self._shared
+        ]
+        scores.append((own @ keys[:n, :, : self._used].flatten(0, 1).transpose(1, 2)).view(n, heads, -1))
+        seen = torch.cat(scores, -1).float()
+        if self._beyond is not None:
+            seen.masked_fill_(self._beyond, -torch.inf)
+        *shares, last = torch.split(seen.softmax(-1).to(query.dtype), self._widths, -1)
+        out = last.reshape(n * kv_heads, heads // kv_heads, -1) @ values[:n, :, : self._used].flatten(0, 1)
+        total: Tensor = out.view(n, heads, dim)
+        for piece, share in zip(self._shared, shares, strict=True):
+            total = total + piece.gather(
+                piece.spread(share, kv_heads) @ piece.rows(piece.store.values[layer]), kv_heads
+            )
+        return total

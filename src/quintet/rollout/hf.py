@@ -2,251 +2,516 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterable
+import copy
+import math
+import sys
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from quintet.policies.attention import PackedLayout
 from quintet.policies.causal_lm import hidden_states
-from quintet.records import Generation, Request, StopReason
-from quintet.rollout.cache import DecodeLayout, PrefillLayout, Prefix, SlotCache
-from quintet.rollout.sampling import sample, uniform
+from quintet.records import Failure, Generation, Request, StopReason
+from quintet.rollout.cache import CacheShape, DecodeLayout, ExtendLayout, KeyValueStore, Shared
+from quintet.rollout.computed import SHORTEST_PREFIX, ComputedPrompts, Piece, Prefix, common_prefix
+from quintet.rollout.engine import EngineFault, EngineSetup
+from quintet.rollout.load_log import LoadLog
+from quintet.rollout.sampling import Changed, sample, uniform
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["HfEngine"]
+__all__ = ["HfEngine", "open_hf"]
 
-SHORTEST_PREFIX = 8
-"""Tokens that several prompts must have in common before the prefix is computed once for all."""
+PREFILL_TOKENS = 8192
+"""Tokens of prompts in one forward pass, where nothing else is asked for."""
+LOG_EVERY_STEPS = 100
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A request and what it wrote so far."""
+
+    request: Request
+    version: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    switches: list[tuple[int, int]] = field(default_factory=list)
+    piece: Piece | None = None
+    """Its prompt, in use; where it had been interrupted, with the words that it had written."""
+    fed: int = 0
+    """Tokens of the answer whose keys and values lie in its row."""
+    seen: Tensor | None = None
+    """bool [vocab], tokens of prompt and answer; where repetition is penalised."""
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """What has to be computed before it can go on."""
+        return self.request.prompt + tuple(self.tokens)
+
+    @property
+    def filled(self) -> int:
+        """Tokens in the cache."""
+        return len(self.piece.tokens) + self.fed if self.piece else 0
 
 
 @dataclass(slots=True)
-class _Running:
-    """A request in a slot: what it wrote so far, and how many tokens its slot holds."""
+class _Draw:
+    """How the running rows draw, as long as the same ones run; tensors [n]."""
 
-    request: Request
-    filled: int
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-    def stop_reason(self, room: int) -> StopReason | None:
-        if self.tokens[-1] in self.request.stop_ids:
-            return StopReason.STOP
-        if len(self.tokens) >= self.request.max_tokens:
-            return StopReason.LENGTH
-        return StopReason.CONTEXT if self.filled >= room else None
+    seeds: Tensor
+    temperature: Tensor
+    special: list[int]
+    """Rows with more than a temperature."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Computed:
-    """A prompt that lies in the cache, and the hidden state of its last token, [hidden]."""
-
-    slot: int
-    hidden: Tensor
+def open_hf(setup: EngineSetup) -> HfEngine:
+    """The engine on the learner's own weights where the type is theirs, else on a copy."""
+    shared, options = setup.dtype == setup.model.dtype, setup.options
+    model = setup.model if shared else copy.deepcopy(setup.model).to(setup.dtype)
+    engine = HfEngine(
+        model,
+        slots=setup.slots,
+        context=setup.context,
+        shared=shared,
+        decode=setup.decode,
+        prefill_tokens=options.max_batched_tokens or PREFILL_TOKENS,
+        whole_prompts=options.chunked_prefill is False,
+    )
+    if options.torch_compile:
+        engine.compile(options.torch_compile_max_batch)
+    if options.log_statistics:
+        engine.log_load(options.log_every_steps or LOG_EVERY_STEPS)
+    return engine
 
 
 class HfEngine:
-    """Continuous batching over slots, in this process.
+    """Continuous batching in this process.
 
-    Requests are admitted as soon as slots are free. A prompt is computed once for all requests that
-    bring it, now or later under the same weights, and what prompts have in common only once; every
-    step decodes one token for all. The model may be the learner's own (then `load_weights` only
-    counts the version) or a copy in another type.
+    Requests are admitted as soon as slots are free. A prompt is computed once for all requests that bring it, now or
+    later under the same weights, and what prompts have in common only once; every step decodes one token for all
+    running requests, which read what they share once. The model may be the learner's own or a copy in another type.
     """
 
-    def __init__(self, model: PreTrainedModel, *, slots: int, context: int, weight_version: int = 0) -> None:
-        """`slots` requests at a time, `context` tokens for prompt and answer together."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        slots: int,
+        context: int,
+        weight_version: int = 0,
+        shared: bool = False,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        prefill_tokens: int = PREFILL_TOKENS,
+        whole_prompts: bool = False,
+    ) -> None:
+        """`slots` requests at a time, `context` tokens for prompt and answer together. `shared` says that the model is
+        the learner's own; `decode` is needed for stops that are texts. Prompts are read in passes of `prefill_tokens`,
+        a longer one in pieces unless `whole_prompts`."""
         self._model = model
+        self._body = model.base_model
         self._slots = slots
         self._context = context
+        self._shared_model = shared
+        self._decode_text = decode
+        self._prefill_tokens = prefill_tokens
+        self._whole_prompts = whole_prompts
+        self._compiled_up_to: int | None = None
+        self._log: LoadLog | None = None
         self.weight_version = weight_version
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[_Running] = deque()
         self._running: list[_Running] = []
-        self._prefix = Prefix()
-        self._computed: OrderedDict[tuple[int, ...], _Computed] = OrderedDict()
-        self._prompts = max(slots // 2, 1)
-        self._spare = list(range(slots, slots + self._prompts))
-        self._cache: SlotCache | None = None
+        self._draw: _Draw | None = None
+        self._shared: list[Shared] | None = None
+        self._open()
+
+    def _open(self) -> None:
+        shape = CacheShape.of(self._model)
+        self._device = shape.device
+        self._answers = KeyValueStore(shape)
+        self._prompts = ComputedPrompts(shape, self._slots)
+
+    def compile(self, most_rows: int | None) -> None:
+        """Compile what layers do besides attention, for up to so many rows at a time; None for any number."""
+        self._compiled_up_to = most_rows or sys.maxsize
+        for module in self._body.modules():
+            if type(module).__name__.endswith(("MLP", "RMSNorm")):
+                module.compile(dynamic=True)
+
+    def log_load(self, every: int) -> None:
+        """Log the load from now on, once in so many steps."""
+        self._log = LoadLog(every)
 
     @property
     def busy(self) -> bool:
         return bool(self._waiting or self._running)
 
+    @property
+    def context(self) -> int:
+        return self._context
+
     def submit(self, request: Request) -> None:
         """See `Engine.submit`."""
         if not 0 < len(request.prompt) < self._context:
             raise ValueError(f"a prompt of {len(request.prompt)} tokens in a context of {self._context}")
-        self._waiting.append(request)
+        if request.stop_texts and self._decode_text is None:
+            raise ValueError("stops that are texts need an engine that can decode")
+        self._waiting.append(_Running(request, self.weight_version))
 
     @torch.inference_mode()
     def step(self) -> list[Generation]:
         """See `Engine.step`."""
-        admitted = self._admit()
-        if self._running:
-            decoding = len(self._running) - len(admitted)
+        try:
+            decoding = len(self._running)
             hidden = [self._decode(decoding)] if decoding else []
-            if admitted:
-                hidden.append(self._prefill(decoding, admitted))
-            self._draw(torch.cat(hidden))
-        return self._retire()
+            if admitted := self._admit():
+                hidden.append(torch.stack([self._hidden_of(run) for run in admitted]))
+            if hidden:
+                self._draw_tokens(torch.cat(hidden))
+            if self._log:
+                self._log.note(len(self._running), len(self._waiting))
+            return self._retire()
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise EngineFault(f"out of memory with {len(self._running)} requests running: {error}") from error
+
+    def written(self, ids: Collection[int]) -> Mapping[int, tuple[Sequence[int], Sequence[float]]]:
+        """Tokens and log-probs that running requests have written so far."""
+        return {run.request.id: (run.tokens, run.logprobs) for run in self._running if run.request.id in ids}
+
+    @torch.inference_mode()
+    def abort(self, ids: Collection[int]) -> list[Generation]:
+        """See `Engine.abort`."""
+        unwanted = set(ids)
+        gone = [run for run in self._waiting if run.request.id in unwanted]
+        self._waiting = deque(run for run in self._waiting if run.request.id not in unwanted)
+        reasons = [StopReason.ABORT if run.request.id in unwanted else None for run in self._running]
+        gone += [run for run, reason in zip(self._running, reasons, strict=True) if reason is not None]
+        self._leave(reasons, keep=False)
+        return [_generation(run, StopReason.ABORT) for run in gone]
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Engine.load_weights`. An empty stream says that the model is shared and already new."""
-        parameters = dict(self._model.named_parameters())
+        """See `Engine.load_weights`."""
+        if not self._shared_model:
+            self._copy(weights)
+        self.weight_version = version
+        self._interrupt()
+        for run in self._waiting:
+            if run.tokens:
+                run.switches.append((len(run.tokens), version))
+            else:
+                run.version = version
+        self.forget()
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """What it decodes with, under Hugging Face names."""
+        yield from self._model.named_parameters()
+
+    def _copy(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        missing = {name for name, _ in self._model.named_parameters()}
         with torch.no_grad():
             for name, tensor in weights:
+                if name not in parameters:
+                    raise EngineFault(f"the engine's model has no weight {name}")
                 parameters[name].copy_(tensor)
-        self.forget()
-        self.weight_version = version
+                missing.discard(name)
+        if missing:
+            raise EngineFault(f"{len(missing)} weights didn't come, {min(missing)} among them")
+
+    def _interrupt(self) -> None:
+        """Put running requests back in front of the waiting ones, with the words they have written."""
+        for run in reversed(self._running):
+            if run.piece:
+                run.piece.users = 0
+            run.piece, run.fed = None, 0
+            self._waiting.appendleft(run)
+        self._running.clear()
+        self._changed()
 
     def forget(self) -> None:
         """See `Engine.forget`."""
-        self._spare += [known.slot for known in self._computed.values()]
-        self._spare.sort()
-        self._computed.clear()
-        self._prefix = Prefix()
+        if self._running:
+            self._interrupt()
+        self._prompts.clear()
 
     def sleep(self) -> None:
-        """Free the cache; running requests must have ended."""
+        """See `Engine.sleep`.
+
+        Raises:
+            ValueError: requests run.
+        """
         if self.busy:
-            raise RuntimeError("the engine can't sleep while requests run")
-        self.forget()
-        self._cache = None
+            raise ValueError("the engine can't sleep while requests run")
+        self._open()
 
     def wake(self) -> None:
         """The cache comes back with the next request."""
 
-    def _store(self) -> SlotCache:
-        if self._cache is None:
-            config = self._model.config
-            heads, dim = config.num_attention_heads, getattr(config, "head_dim", None)
-            self._cache = SlotCache(
-                config.num_hidden_layers,
-                self._slots + self._prompts,
-                config.num_key_value_heads,
-                self._context,
-                dim or config.hidden_size // heads,
-                self._model.dtype,
-            )
-        return self._cache
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self._waiting.clear()
+        self._running.clear()
+        self._changed()
+        self._open()
+
+    def _changed(self) -> None:
+        """Other rows run than before."""
+        self._draw = self._shared = None
 
     def _admit(self) -> list[_Running]:
-        """Move waiting requests into the free slots behind the running ones."""
-        free = self._slots - len(self._running)
-        prompts: set[tuple[int, ...]] = set()
-        admitted: list[_Running] = []
-        while self._waiting and len(admitted) < free:
-            prompts.add(self._waiting[0].prompt)
-            if len(prompts) > self._prompts:
-                break
-            request = self._waiting.popleft()
-            admitted.append(_Running(request, len(request.prompt)))
-        self._running.extend(admitted)
+        """Bring waiting requests into the free rows behind the running ones, their prompts computed."""
+        count = min(self._slots - len(self._running), len(self._waiting))
+        if not count:
+            return []
+        admitted = [self._waiting.popleft() for _ in range(count)]
+        prompts = self._prompts
+        fresh: list[tuple[int, ...]] = []
+        for run in admitted:
+            tokens = run.prompt
+            run.piece = prompts.find(tokens) or prompts.go_on(run.request.id, tokens)
+            if run.piece is None:
+                fresh.append(tokens)
+            if run.request.repetition_penalty != 1.0:
+                run.seen = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
+                run.seen[torch.tensor(tokens, device=self._device)] = True
+        self._begin(list(dict.fromkeys(fresh)))
+        for run in admitted:
+            run.piece = run.piece or prompts.find(run.prompt)
+        pieces = [run.piece for run in admitted if run.piece]
+        prompts.use(pieces)
+        self._running += admitted
+        self._changed()
+        self._extend([piece for piece in dict.fromkeys(pieces) if piece.hidden is None])
         return admitted
 
-    def _prefill(self, first: int, admitted: list[_Running]) -> Tensor:
-        """Bring prompts into the slots from `first` on; hidden states of their last tokens, [b, hidden]."""
-        prompts = [run.request.prompt for run in admitted]
-        for prompt in prompts:
-            if prompt in self._computed:
-                self._computed.move_to_end(prompt)
-        if fresh := [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._computed]:
-            self._compute(fresh)
-        known = [self._computed[prompt] for prompt in prompts]
-        slots = range(first, first + len(prompts))
-        self._store().copy([one.slot for one in known], slots, max(map(len, prompts)))
-        return torch.stack([one.hidden for one in known])
+    @property
+    def _vocabulary(self) -> int:
+        return int(self._model.get_output_embeddings().weight.shape[0])
 
-    def _compute(self, prompts: list[tuple[int, ...]]) -> None:
-        """Keys and values of new prompts into spare slots; those not used for longest make room."""
-        while len(self._spare) < len(prompts):
-            self._spare.append(self._computed.popitem(last=False)[1].slot)
-        slots = [self._spare.pop() for _ in prompts]
-        past = self._share_prefix(prompts)
-        lengths = torch.tensor([len(prompt) - past for prompt in prompts])
-        tokens = torch.tensor([token for prompt in prompts for token in prompt[past:]])
-        positions = torch.cat([torch.arange(past, len(prompt)) for prompt in prompts])
-        layout = PrefillLayout(self._store(), slots, lengths, self._prefix, past)
-        hidden = hidden_states(self._model.model, tokens, positions, layout)[lengths.cumsum(0) - 1]
-        for prompt, slot, last in zip(prompts, slots, hidden, strict=True):
-            self._computed[prompt] = _Computed(slot, last)
+    def _hidden_of(self, run: _Running) -> Tensor:
+        if run.piece is None or run.piece.hidden is None:
+            raise RuntimeError("a prompt that isn't computed")
+        return run.piece.hidden
 
-    def _share_prefix(self, prompts: list[tuple[int, ...]]) -> int:
-        """Tokens that all prompts share with the kept prefix; makes a new one where that pays."""
-        longest = min(map(len, prompts)) - 1
-        kept = _common([self._prefix.tokens, *prompts])
-        common = min(_common(prompts), longest)
-        if len(prompts) < 2 or common < SHORTEST_PREFIX or common <= kept or kept == len(self._prefix.tokens) > 0:
-            return min(kept, longest)
-        recorder = _Recorder(common)
-        tokens = torch.tensor(prompts[0][:common])
-        hidden_states(self._model.model, tokens, torch.arange(common), recorder)
-        self._prefix = Prefix(prompts[0][:common], tuple(recorder.keys), tuple(recorder.values))
-        return common
+    def _begin(self, fresh: list[tuple[int, ...]]) -> None:
+        """Pieces for new prompts, behind a prefix where they have one."""
+        for tokens in fresh:
+            self._prompts.start(tokens, self._prefix_of(tokens, fresh))
+
+    def _prefix_of(self, tokens: tuple[int, ...], fresh: list[tuple[int, ...]]) -> Prefix:
+        """The longest known prefix of a prompt; a new one where that pays."""
+        known = [
+            p for p in self._prompts.prefixes if len(p.tokens) < len(tokens) and tokens[: len(p.tokens)] == p.tokens
+        ]
+        best = max(known, key=lambda prefix: len(prefix.tokens))
+        if best.tokens or len(fresh) < 2:
+            return best
+        common = min(common_prefix(fresh), min(map(len, fresh)) - 1)
+        if common < SHORTEST_PREFIX or (new := self._prompts.add_prefix(tokens[:common])) is None:
+            return best
+        layout = ExtendLayout(self._prompts.prefix_store, [new.slot], [0], [common])
+        self._forward(torch.tensor(new.tokens, device=self._device), torch.arange(common, device=self._device), layout)
+        return new
+
+    def _extend(self, pieces: list[Piece]) -> None:
+        """Compute what isn't known yet of pieces in use, in passes of so many tokens at most."""
+        while pieces:
+            prefix = pieces[0].prefix
+            chosen: list[tuple[Piece, int]] = []
+            room = self._prefill_tokens
+            for piece in pieces:
+                if piece.prefix is prefix and room > 0:
+                    left = len(piece.tokens) - piece.known
+                    count = left if self._whole_prompts and (left <= room or not chosen) else min(left, room)
+                    if count < left and self._whole_prompts:
+                        break
+                    chosen.append((piece, count))
+                    room -= count
+            self._extend_once(prefix, chosen)
+            pieces = [piece for piece in pieces if piece.hidden is None]
+
+    def _extend_once(self, prefix: Prefix, chosen: list[tuple[Piece, int]]) -> None:
+        """One forward pass over the next tokens of each piece."""
+        prompts = self._prompts
+        lengths = [count for _, count in chosen]
+        tokens = [token for piece, count in chosen for token in piece.tokens[piece.known : piece.known + count]]
+        positions = [place for piece, count in chosen for place in range(piece.known, piece.known + count)]
+        before = (prompts.prefix_store, prefix.slot, len(prefix.tokens)) if prefix.tokens else None
+        layout = ExtendLayout(
+            prompts.store, [piece.slot for piece, _ in chosen], [piece.own for piece, _ in chosen], lengths, before
+        )
+        hidden = self._forward(self._tensor(tokens), self._tensor(positions), layout)
+        last = hidden[self._tensor(lengths).cumsum(0) - 1]
+        for (piece, count), state in zip(chosen, last, strict=True):
+            piece.known += count
+            if piece.known == len(piece.tokens):
+                piece.hidden = state
 
     def _decode(self, count: int) -> Tensor:
-        """Feed the last token of the first `count` slots, [count, hidden]."""
-        tokens = torch.tensor([run.tokens[-1] for run in self._running[:count]])
-        places = torch.tensor([run.filled for run in self._running[:count]])
-        for run in self._running[:count]:
-            run.filled += 1
-        return hidden_states(self._model.model, tokens, places, DecodeLayout(self._store(), places))
+        """Feed the last token of the first `count` rows, [count, hidden]."""
+        rows = self._running[:count]
+        places = [run.fed for run in rows]
+        positions = self._tensor([run.filled for run in rows])
+        self._answers.reserve(count, max(places) + 1)
+        layout = DecodeLayout(self._answers, self._shared_pieces(count), places)
+        hidden = self._forward(self._tensor([run.tokens[-1] for run in rows]), positions, layout)
+        for run in rows:
+            run.fed += 1
+        return hidden
 
-    def _draw(self, hidden: Tensor) -> None:
+    def _shared_pieces(self, count: int) -> list[Shared]:
+        """What the first `count` rows see besides their own answers."""
+        if self._shared is None or len(self._shared[0].back) != count:
+            prompts = self._prompts
+            pieces = [run.piece for run in self._running[:count] if run.piece]
+            self._shared = [
+                Shared(prompts.store, [piece.slot for piece in pieces], [piece.own for piece in prompts.active])
+            ]
+            if any(piece.prefix.tokens for piece in pieces):
+                lengths = [len(prefix.tokens) for prefix in prompts.prefixes]
+                self._shared.append(Shared(prompts.prefix_store, [piece.prefix.slot for piece in pieces], lengths))
+        return self._shared
+
+    def _forward(self, tokens: Tensor, positions: Tensor, layout: DecodeLayout | ExtendLayout) -> Tensor:
+        if self._compiled_up_to is None or len(tokens) <= self._compiled_up_to:
+            return hidden_states(self._body, tokens, positions, layout)
+        with torch.compiler.set_stance("force_eager"):
+            return hidden_states(self._body, tokens, positions, layout)
+
+    def _tensor(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, device=self._device)
+
+    def _draw_tokens(self, hidden: Tensor) -> None:
         """Sample one token for every running request from hidden states [n, hidden]."""
-        requests = [run.request for run in self._running]
-        seeds = torch.tensor([request.seed for request in requests])
-        places = torch.tensor([len(run.tokens) for run in self._running])
-        tokens, logprobs = sample(
-            self._model.lm_head(hidden),
-            torch.tensor([request.temperature for request in requests]),
-            torch.tensor([request.top_k for request in requests]),
-            torch.tensor([request.top_p for request in requests]),
-            uniform(seeds, places),
-        )
+        draw = self._draw = self._draw or self._draws()
+        counts = self._tensor([len(run.tokens) for run in self._running])
+        logits = self._model.get_output_embeddings()(hidden).float()
+        tokens, logprobs = sample(logits, draw.temperature, uniform(draw.seeds, counts), self._changes(draw))
         for run, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
             run.tokens.append(token)
             run.logprobs.append(logprob)
+            if run.seen is not None:
+                run.seen[token] = True
+
+    def _draws(self) -> _Draw:
+        requests = [run.request for run in self._running]
+        return _Draw(
+            self._tensor([request.seed for request in requests]),
+            torch.tensor([request.temperature for request in requests], device=self._device),
+            [row for row, request in enumerate(requests) if _is_special(request)],
+        )
+
+    def _changes(self, draw: _Draw) -> Changed | None:
+        """What changes the draws of special rows this time."""
+        if not draw.special:
+            return None
+        runs = [self._running[row] for row in draw.special]
+        requests = [run.request for run in runs]
+        seen = None
+        if any(run.seen is not None for run in runs):
+            nothing = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
+            seen = torch.stack([nothing if run.seen is None else run.seen for run in runs])
+        return Changed(
+            self._tensor(draw.special),
+            self._tensor([request.top_k for request in requests]),
+            torch.tensor([request.top_p for request in requests], device=self._device),
+            torch.tensor([request.min_p for request in requests], device=self._device),
+            torch.tensor([request.repetition_penalty for request in requests], device=self._device),
+            seen,
+            [
+                (place, run.request.stop_ids)
+                for place, run in enumerate(runs)
+                if len(run.tokens) < run.request.min_tokens and run.request.stop_ids
+            ],
+        )
 
     def _retire(self) -> list[Generation]:
-        """Take out what ended and close the gaps with the requests of the last slots."""
-        reasons = [run.stop_reason(self._context) for run in self._running]
+        """Take out what ended and close the gaps with the requests of the last rows."""
+        reasons = [self._stop_reason(run) for run in self._running]
         ended = [
-            Generation(run.request.id, tuple(run.tokens), tuple(run.logprobs), reason, self.weight_version)
-            for run, reason in zip(self._running, reasons, strict=True)
-            if reason is not None
+            _generation(run, reason) for run, reason in zip(self._running, reasons, strict=True) if reason is not None
         ]
-        stay = [slot for slot, reason in enumerate(reasons) if reason is None]
-        gaps = [slot for slot, reason in enumerate(reasons) if reason is not None and slot < len(stay)]
-        movers = [slot for slot in stay if slot >= len(stay)]
-        if movers:
-            self._store().copy(movers, gaps, max(self._running[slot].filled for slot in movers))
-        for source, target in zip(movers, gaps, strict=True):
-            self._running[target] = self._running[source]
-        del self._running[len(stay) :]
+        if ended:
+            self._leave(reasons)
         return ended
 
+    def _stop_reason(self, run: _Running) -> StopReason | None:
+        request, count = run.request, len(run.tokens)
+        if math.isnan(run.logprobs[-1]):
+            return StopReason.FAILED
+        if run.tokens[-1] in request.stop_ids and count >= request.min_tokens:
+            return StopReason.STOP
+        if request.stop_texts and count >= request.min_tokens and self._holds_stop(run):
+            return StopReason.STOP
+        if count >= request.max_tokens:
+            return StopReason.LENGTH
+        return StopReason.CONTEXT if run.filled >= self._context else None
 
-class _Recorder(PackedLayout):
-    """Attention over one sequence that keeps its keys and values."""
+    def _holds_stop(self, run: _Running) -> bool:
+        """Whether one of the stop texts comes up at the answer's end. A token is a byte at least, a letter four bytes
+        at most."""
+        if self._decode_text is None:
+            return False
+        longest = max(map(len, run.request.stop_texts))
+        end = self._decode_text(run.tokens[-4 * (longest + 1) :])
+        return any(text in end for text in run.request.stop_texts)
 
-    def __init__(self, length: int) -> None:
-        super().__init__(torch.tensor([length]))
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+    def _leave(self, reasons: Sequence[StopReason | None], *, keep: bool = True) -> None:
+        """Take rows with a reason out; the last ones move into the gaps."""
+        leaving = [row for row, reason in enumerate(reasons) if reason is not None]
+        if not leaving:
+            return
+        if keep:
+            self._keep_dialogues(leaving, reasons)
+        kept = {row for row in leaving if keep and not self._running[row].request.keep}
+        self._prompts.release(self._pieces(row for row in leaving if row not in kept), keep=False)
+        self._prompts.release(self._pieces(kept))
+        count = len(reasons) - len(leaving)
+        gaps = [row for row in leaving if row < count]
+        movers = [row for row in range(count, len(reasons)) if reasons[row] is None]
+        if movers:
+            used = max(self._running[row].fed for row in movers)
+            self._answers.take(gaps, self._answers, movers, used)
+        for gap, mover in zip(gaps, movers, strict=True):
+            self._running[gap] = self._running[mover]
+        del self._running[count:]
+        self._changed()
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        self.keys.append(key.transpose(0, 1)[None])
-        self.values.append(value.transpose(0, 1)[None])
-        return super().attend(layer, query, key, value, scale)
+    def _keep_dialogues(self, rows: Sequence[int], reasons: Sequence[StopReason | None]) -> None:
+        for row in rows:
+            run = self._running[row]
+            if run.request.keep and run.piece and reasons[row] is not StopReason.FAILED:
+                answer = run.tokens[len(run.tokens) - 1 - run.fed : -1]
+                self._prompts.keep_dialogue(run.request.id, run.piece, answer, self._answers, row)
+
+    def _pieces(self, rows: Iterable[int]) -> Iterator[Piece]:
+        for row in rows:
+            piece = self._running[row].piece
+            if piece is not None:
+                yield piece
 
 
-def _common(sequences: list[tuple[int, ...]]) -> int:
-    """Length of the longest common prefix."""
-    low, high = min(sequences), max(sequences)
-    return next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
+def _is_special(request: Request) -> bool:
+    """Whether more than a temperature decides what is drawn."""
+    plain = request.top_k == 0 and request.top_p >= 1 and request.min_p == 0 and request.repetition_penalty == 1
+    return not plain or bool(request.min_tokens and request.stop_ids)
+
+
+def _generation(run: _Running, reason: StopReason) -> Generation:
+    """The record of what was written; a token that was drawn from what isn't a number doesn't count."""
+    failure, count = None, len(run.tokens)
+    if reason is StopReason.FAILED:
+        failure = Failure("engine", "NonFinite", f"the model's outputs are not numbers (weights {run.version})")
+        count -= 1
+    return Generation(
+        run.request.id,
+        tuple(run.tokens[:count]),
+        tuple(run.logprobs[:count]),
+        reason,
+        run.version,
+        tuple(run.switches),
+        failure,
+    )

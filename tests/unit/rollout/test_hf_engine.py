@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
+from quintet.config.native import EngineConfig
 from quintet.policies.causal_lm import load_model
 from quintet.records import Generation, Request, StopReason
-from quintet.rollout.hf import HfEngine
-from quintet.rollout.sampling import sample, uniform
+from quintet.rollout.engine import EngineFault, EngineSetup
+from quintet.rollout.hf import HfEngine, open_hf
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SHARED = tuple(range(40, 60))
 
@@ -20,6 +24,13 @@ SHARED = tuple(range(40, 60))
 def prompt(number: int) -> tuple[int, ...]:
     """Prompts of different lengths behind one common prefix."""
     return (*SHARED, *range(100 + number, 103 + 2 * number))
+
+
+def agrees(directory: Path, asked: Request, generation: Generation) -> None:
+    """The engine's log-probs are those of transformers, to float32 rounding."""
+    whole = asked.prompt + generation.tokens
+    expected = reference_logprobs(directory, whole, len(asked.prompt))
+    torch.testing.assert_close(torch.tensor(generation.logprobs), expected, atol=1e-5, rtol=0)
 
 
 def run(engine: HfEngine, requests: list[Request]) -> dict[int, Generation]:
@@ -43,13 +54,17 @@ def engine(policy_directory: Path) -> HfEngine:
     return HfEngine(load_model(policy_directory), slots=4, context=64)
 
 
-def reference_logprobs(directory: Path, tokens: tuple[int, ...], start: int) -> torch.Tensor:
-    """By transformers alone, with its own attention and no cache."""
+@lru_cache(maxsize=2)
+def transformers_own(directory: Path) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+def reference_logprobs(directory: Path, tokens: tuple[int, ...], start: int) -> torch.Tensor:
+    """By transformers alone, with its own attention and no cache."""
     with torch.no_grad():
-        logits = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        logits = transformers_own(directory)(torch.tensor([tokens])).logits[0].log_softmax(-1)
     return logits[start - 1 : -1].gather(-1, torch.tensor(tokens[start:])[:, None]).squeeze(-1)
 
 
@@ -145,7 +160,7 @@ def test_a_prompt_is_computed_once(engine: HfEngine, monkeypatch: pytest.MonkeyP
 
 
 def test_prompts_used_long_ago_make_room(engine: HfEngine, policy_directory: Path) -> None:
-    """Four slots keep two prompts; forty requests of seven prompts come in changing order."""
+    """Four slots keep four prompts more; forty requests of seven prompts come in changing order."""
     numbers = [(3 * n * n + n // 3) % 7 for n in range(40)]
     done = run(engine, [request(i, prompt=prompt(number)) for i, number in enumerate(numbers)])
     for i, number in enumerate(numbers):
@@ -161,38 +176,210 @@ def test_sleep_frees_the_cache_and_work_goes_on(engine: HfEngine) -> None:
         n: g.tokens for n, g in before.items()
     }
     engine.submit(request(0))
-    with pytest.raises(RuntimeError, match="sleep"):
+    with pytest.raises(ValueError, match="sleep"):
         engine.sleep()
 
 
-@given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=8), st.integers(0, 10_000))
-def test_uniform_draws_lie_in_the_unit_interval(seeds: list[int], place: int) -> None:
-    draws = uniform(torch.tensor(seeds), torch.full((len(seeds),), place))
-    assert bool(((draws >= 0) & (draws < 1)).all())
+def test_prompts_longer_than_a_pass_are_read_in_pieces(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = HfEngine(load_model(policy_directory), slots=4, context=64, prefill_tokens=7)
+    seen = count_prefilled(engine, monkeypatch)
+    asked = [request(n) for n in range(5)]
+    done = run(engine, asked)
+    assert max(seen[1:]) <= 7
+    for one in asked:
+        agrees(policy_directory, one, done[one.id])
 
 
-def test_uniform_draws_are_uniform() -> None:
-    draws = uniform(torch.arange(20_000), torch.zeros(20_000, dtype=torch.long))
-    histogram = torch.histc(draws, bins=10, min=0, max=1) / len(draws)
-    assert bool((histogram - 0.1).abs().max() < 0.01)
+def test_a_dialogue_goes_on_where_it_ended(
+    engine: HfEngine, policy_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the second turn's prompt only the last word of the answer and what is new are computed."""
+    first = [request(n, keep=True) for n in range(4)]
+    done = run(engine, first)
+    seen = count_prefilled(engine, monkeypatch)
+    second = [request(n, prompt=prompt(n) + done[n].tokens + (7, 8 + n, 9)) for n in range(4)]
+    again = run(engine, second)
+    assert sum(seen) == 4 * (1 + 3)
+    for one in second:
+        agrees(policy_directory, one, again[one.id])
 
 
-def test_sampling_follows_the_probabilities() -> None:
-    n = 40_000
-    logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(n, 3)
-    draws = uniform(torch.arange(n), torch.zeros(n, dtype=torch.long))
-    ones, zeros = torch.ones(n), torch.zeros(n, dtype=torch.long)
-    tokens, logprobs = sample(logits, ones, zeros, ones, draws)
-    shares = torch.bincount(tokens, minlength=3) / n
-    torch.testing.assert_close(shares, torch.tensor([0.5, 0.3, 0.2]), atol=0.01, rtol=0)
-    torch.testing.assert_close(logprobs, logits[0][tokens])
+def test_a_dialogue_that_was_rewritten_is_computed_from_where_it_differs(
+    engine: HfEngine, policy_directory: Path
+) -> None:
+    """A template that drops an earlier thought: the kept keys and values behind it are of no use."""
+    first = run(engine, [request(3, keep=True, max_tokens=6)])[3]
+    second = request(3, prompt=prompt(3) + first.tokens[:2] + (5,) + first.tokens[2:] + (6,))
+    agrees(policy_directory, second, run(engine, [second])[3])
+    third = request(3, keep=True, prompt=(1, 2, 3))
+    agrees(policy_directory, third, run(engine, [third])[3])
 
 
-def test_top_k_and_top_p_cut_the_tail() -> None:
-    n = 2000
-    logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(n, 3)
-    draws = uniform(torch.arange(n), torch.zeros(n, dtype=torch.long))
-    ones, zeros = torch.ones(n), torch.zeros(n, dtype=torch.long)
-    assert set(sample(logits, ones, zeros + 2, ones, draws)[0].tolist()) == {0, 1}
-    assert set(sample(logits, ones, zeros, ones * 0.4, draws)[0].tolist()) == {0}
-    assert set(sample(logits, ones, zeros, ones * 0.6, draws)[0].tolist()) == {0, 1}
+def test_more_dialogues_than_slots(engine: HfEngine, policy_directory: Path) -> None:
+    """Four slots, nine dialogues of three turns: kept ones give way, and no number changes."""
+    prompts = {n: prompt(n) for n in range(9)}
+    for _ in range(3):
+        asked = [request(n, prompt=prompts[n], keep=True, max_tokens=3) for n in prompts]
+        done = run(engine, asked)
+        for one in asked:
+            agrees(policy_directory, one, done[one.id])
+            prompts[one.id] = one.prompt + done[one.id].tokens + (11,)
+
+
+def test_weights_that_change_in_the_middle_are_recorded(policy_directory: Path) -> None:
+    """Every token's log-prob is that of the weights which wrote it."""
+    engine = HfEngine(load_model(policy_directory), slots=2, context=64)
+    asked = [request(n, max_tokens=8) for n in range(3)]
+    for one in asked:
+        engine.submit(one)
+    for _ in range(3):
+        engine.step()
+    fresh = load_model(policy_directory)
+    with torch.no_grad():
+        for parameter in fresh.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    engine.load_weights(4, fresh.named_parameters())
+    done: dict[int, Generation] = {}
+    while engine.busy:
+        done |= {generation.id: generation for generation in engine.step()}
+    assert done[0].switches == done[1].switches == ((3, 4),)
+    assert (done[2].switches, done[2].weight_version) == ((), 4)
+    for number in (0, 1):
+        whole = prompt(number) + done[number].tokens
+        old = reference_logprobs(policy_directory, whole, len(prompt(number)))[:3]
+        engine.submit(request(9, prompt=whole, max_tokens=1))
+        engine.step()
+        torch.testing.assert_close(torch.tensor(done[number].logprobs[:3]), old, atol=1e-5, rtol=0)
+    fresh.save_pretrained(policy_directory.parent / "fresh")
+    for number in (0, 1):
+        whole = prompt(number) + done[number].tokens
+        new = reference_logprobs(policy_directory.parent / "fresh", whole, len(prompt(number)))[3:]
+        torch.testing.assert_close(torch.tensor(done[number].logprobs[3:]), new, atol=1e-5, rtol=0)
+
+
+def test_what_is_aborted_leaves_and_the_rest_goes_on(engine: HfEngine, policy_directory: Path) -> None:
+    asked = [request(n, max_tokens=9) for n in range(7)]
+    for one in asked:
+        engine.submit(one)
+    for _ in range(3):
+        engine.step()
+    gone = {generation.id: generation for generation in engine.abort([1, 6, 99])}
+    assert {n: (g.stop, len(g.tokens)) for n, g in gone.items()} == {
+        1: (StopReason.ABORT, 3),
+        6: (StopReason.ABORT, 0),
+    }
+    done: dict[int, Generation] = {}
+    while engine.busy:
+        done |= {generation.id: generation for generation in engine.step()}
+    assert set(done) == {0, 2, 3, 4, 5}
+    for one in asked:
+        if one.id in done:
+            agrees(policy_directory, one, done[one.id])
+
+
+def test_a_stop_text_is_found_over_the_borders_of_tokens(policy_directory: Path) -> None:
+    """Tokens 1 and 2 alone hold no stop; together they do."""
+    letters = {n: "ab"[n % 2] for n in range(4096)}
+    engine = HfEngine(
+        load_model(policy_directory), slots=2, context=64, decode=lambda tokens: "".join(letters[n] for n in tokens)
+    )
+    done = run(engine, [request(0, max_tokens=40, stop_texts=("aab", "zzz"))])[0]
+    text = "".join(letters[n] for n in done.tokens)
+    assert done.stop is StopReason.STOP
+    assert text.index("aab") + 3 == len(text)
+    with pytest.raises(ValueError, match="decode"):
+        HfEngine(load_model(policy_directory), slots=2, context=64).submit(request(0, stop_texts=("x",)))
+
+
+def test_nothing_ends_an_answer_before_its_fewest_tokens(engine: HfEngine, policy_directory: Path) -> None:
+    plain = run(engine, [request(0, max_tokens=12)])[0]
+    asked = request(0, max_tokens=12, min_tokens=5, stop_ids=tuple(set(plain.tokens[:4])))
+    done = run(engine, [asked])[0]
+    assert not set(done.tokens[:5]) & set(asked.stop_ids)
+    agrees(policy_directory, asked, done)
+
+
+def test_repetition_is_penalised_and_logprobs_stay_the_policys(engine: HfEngine, policy_directory: Path) -> None:
+    plain = run(engine, [request(0, max_tokens=20, temperature=0.0)])[0]
+    asked = request(0, max_tokens=20, temperature=0.0, repetition_penalty=1e6)
+    done = run(engine, [asked])[0]
+    assert len(set(plain.tokens)) < 20
+    assert len(set(done.tokens) | set(asked.prompt)) == 20 + len(set(asked.prompt))
+    agrees(policy_directory, asked, done)
+
+
+def test_weights_that_are_not_numbers_fail_the_requests_and_not_the_engine(
+    policy_directory: Path,
+) -> None:
+    model = load_model(policy_directory)
+    engine = HfEngine(model, slots=2, context=64)
+    good = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    bad = {name: torch.full_like(tensor, torch.nan) for name, tensor in good.items()}
+    engine.load_weights(3, bad.items())
+    done = run(engine, [request(n) for n in range(3)])
+    assert {(g.stop, len(g.tokens), g.failure.kind) for g in done.values() if g.failure} == {
+        (StopReason.FAILED, 0, "NonFinite")
+    }
+    assert len(done) == 3
+    engine.load_weights(4, good.items())
+    agrees(policy_directory, request(1), run(engine, [request(1)])[1])
+
+
+def test_weights_that_dont_fit_are_refused_by_name(engine: HfEngine, policy_directory: Path) -> None:
+    weights = dict(load_model(policy_directory).named_parameters())
+    with pytest.raises(EngineFault, match=r"no weight model\.nonsense"):
+        engine.load_weights(1, [("model.nonsense", torch.zeros(1))])
+    first = next(iter(weights))
+    with pytest.raises(EngineFault, match=f"1 weights didn't come, {first}"):
+        engine.load_weights(1, [(name, tensor) for name, tensor in weights.items() if name != first])
+
+
+def opened(directory: Path, dtype: torch.dtype = torch.float32, **options: object) -> HfEngine:
+    """As a run opens it."""
+    setup = EngineSetup(
+        directory=directory,
+        model=load_model(directory),
+        dtype=dtype,
+        slots=4,
+        context=64,
+        decode=str,
+        options=EngineConfig.model_validate(options),
+    )
+    return open_hf(setup)
+
+
+def test_whole_prompts_are_not_cut(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = opened(policy_directory, chunked_prefill=False, max_batched_tokens=7)
+    seen = count_prefilled(engine, monkeypatch)
+    asked = [request(0, prompt=tuple(range(1, 20))), request(1, prompt=(5, 6)), request(2, prompt=(7, 8, 9))]
+    done = run(engine, asked)
+    assert seen == [19, 5]
+    for one in asked:
+        agrees(policy_directory, one, done[one.id])
+
+
+def test_compiled_layers_give_the_same(policy_directory: Path) -> None:
+    """Batches of at most two rows are compiled, larger ones run as they are."""
+    engine = opened(policy_directory, torch_compile=True, torch_compile_max_batch=2)
+    asked = [request(n, max_tokens=4) for n in range(3)]
+    done = run(engine, asked)
+    for one in asked:
+        agrees(policy_directory, one, done[one.id])
+
+
+def test_the_load_is_logged_now_and_then(policy_directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = opened(policy_directory, log_statistics=True, log_every_steps=2)
+    with caplog.at_level("INFO", "quintet.engine"):
+        run(engine, [request(n, max_tokens=4) for n in range(5)])
+    assert [line.split(" tok")[0].rsplit(" ", 1)[0] for line in caplog.messages[:2]] == [
+        "step 2: 4 running, 1 waiting,",
+        "step 4: 4 running, 1 waiting,",
+    ]
+
+
+def test_an_engine_of_another_type_has_weights_of_its_own(policy_directory: Path) -> None:
+    engine = opened(policy_directory, torch.bfloat16)
+    done = run(engine, [request(0, max_tokens=4)])[0]
+    expected = reference_logprobs(policy_directory, prompt(0) + done.tokens, len(prompt(0)))
+    gap = (torch.tensor(done.logprobs) - expected).abs().max()
+    assert 0 < float(gap) < 0.1

@@ -1,0 +1,329 @@
+"""Generation: the embedded engine beside `transformers.generate` and vLLM, on one machine in one run.
+
+    python benchmarks/rollout.py [--cases a b c large] [--rounds 3] [--out FILE]
+
+Cases, each with a policy of random weights made on the spot (c: one that was shown solved games first):
+
+a       64 prompts x 8 samples x 64 tokens, a Qwen2 of 3 M parameters
+b       the same with 8 to 128 tokens at random
+c       256 FrozenLake games of up to 8 turns
+large   a with a model of 100 M parameters
+
+Every contender runs in a process of its own, one after the other, in rounds; each round begins with one job that isn't
+counted. Tokens a second are those that were asked for; a contender that writes more gets nothing for it. The floor is
+what the model's matrix products alone would take at that batch, at the rate measured for just these products in the
+same run. Writes one JSON file. It measures; it asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from main_job import machine
+
+if TYPE_CHECKING:
+    from quintet.records import Generation, Request
+    from quintet.rollout.engine import Engine
+
+ROOT = Path(__file__).parent.parent
+PROMPTS, SAMPLES, PROMPT_TOKENS, GAMES = 64, 8, 48, 256
+SHAPES = {
+    "small": {"hidden": 256, "layers": 4, "heads": 4, "kv_heads": 2, "mlp": 704, "vocabulary": 2048},
+    "large": {"hidden": 768, "layers": 12, "heads": 12, "kv_heads": 4, "mlp": 2560, "vocabulary": 8192},
+}
+CONTENDERS = ("generate", "hf", "vllm")
+
+
+class GenerateEngine:
+    """`transformers.generate` behind the engine's protocol: it answers all that waits, padded, and ends with the
+    longest."""
+
+    def __init__(self, directory: str, dtype: str) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self._torch = torch
+        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
+        self._waiting: list[Request] = []
+        self.weight_version = 0
+        self.context = 4096
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
+    def submit(self, request: Request) -> None:
+        self._waiting.append(request)
+
+    def step(self) -> list[Generation]:
+        from quintet.records import Generation, StopReason
+
+        torch, asked = self._torch, self._waiting
+        self._waiting = []
+        width = max(len(request.prompt) for request in asked)
+        ids = torch.zeros(len(asked), width, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, request in enumerate(asked):
+            ids[row, width - len(request.prompt) :] = torch.tensor(request.prompt)
+            mask[row, width - len(request.prompt) :] = 1
+        first = asked[0]
+        ends = list(first.stop_ids) or None
+        with torch.inference_mode():
+            out = self._model.generate(
+                ids,
+                attention_mask=mask,
+                max_new_tokens=max(request.max_tokens for request in asked),
+                do_sample=True,
+                temperature=first.temperature,
+                top_k=0,
+                top_p=1.0,
+                eos_token_id=ends,
+                pad_token_id=0,
+            )
+        answers = []
+        for request, row in zip(asked, out[:, width:].tolist(), strict=True):
+            end = next((i for i, token in enumerate(row) if token in request.stop_ids), len(row) - 1)
+            tokens = tuple(row[: min(end + 1, request.max_tokens)])
+            reason = StopReason.STOP if tokens[-1] in request.stop_ids else StopReason.LENGTH
+            answers.append(Generation(request.id, tokens, (0.0,) * len(tokens), reason, 0))
+        return answers
+
+    def abort(self, ids: Collection[int]) -> list[Generation]:
+        raise NotImplementedError
+
+    def load_weights(self, version: int, weights: Iterable[Any]) -> None:
+        raise NotImplementedError
+
+    def forget(self) -> None: ...
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def make_model(shape: str, directory: Path) -> None:
+    """Random weights and a tokenizer, as `from_pretrained` reads them."""
+    from quintet.policies.tiny import Preset, make_tokenizer
+    from quintet.policies.tiny import make_model as make
+
+    preset = Preset(**SHAPES[shape], context=4096)
+    make(preset, preset.vocabulary, 2, 0, 0).save_pretrained(directory)
+    make_tokenizer(640, [str(n) for n in range(1000)]).save_pretrained(directory)
+
+
+def make_player(directory: Path) -> None:
+    """A policy of 3 M parameters that was shown solved games and plays some of them right."""
+    words = ["policy.preset=grid-3m", "training.steps=1", "name=player", f"output_dir={directory}"]
+    quiet = ["validation.every_steps=-1", "validation.before_training=false", "warm_start.until_success=null"]
+    command = [sys.executable, "-m", "quintet", "train", *words, *quiet, "warm_start.updates=60"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def open_engine(contender: str, directory: str, dtype: str, slots: int, context: int) -> Engine:
+    """The contender, behind the engine's protocol."""
+    import torch
+
+    if contender == "generate":
+        return GenerateEngine(directory, dtype)
+    from quintet.config.native import EngineConfig
+    from quintet.policies.causal_lm import load_model, load_tokenizer
+    from quintet.rollout.engine import ENGINES, EngineSetup
+
+    tokenizer = load_tokenizer(directory)
+    setup = EngineSetup(
+        directory=Path(directory),
+        model=load_model(directory),
+        dtype=getattr(torch, dtype),
+        slots=slots,
+        context=context,
+        decode=lambda tokens: str(tokenizer.decode(list(tokens))),
+        options=EngineConfig(),
+    )
+    return ENGINES.get(contender).load()(setup)
+
+
+def answers(engine: Engine, lengths: list[int], vocabulary: int) -> Callable[[int], dict[str, float]]:
+    """A job: samples of prompts, each of its length, none of which ends by itself."""
+    from quintet.records import Request
+
+    def job(number: int) -> dict[str, float]:
+        draw = random.Random(number)
+        prompts = [tuple(draw.randrange(3, vocabulary) for _ in range(PROMPT_TOKENS)) for _ in range(PROMPTS)]
+        started = time.perf_counter()
+        engine.forget()
+        for i, length in enumerate(lengths):
+            engine.submit(Request(i, prompts[i // SAMPLES], length, seed=number * 10_000 + i))
+        tokens = 0
+        while engine.busy:
+            tokens += sum(len(generation.tokens) for generation in engine.step())
+        return {"tokens": tokens, "seconds": time.perf_counter() - started}
+
+    return job
+
+
+def games(engine: Engine, directory: str) -> Callable[[int], dict[str, float]]:
+    """A job: FrozenLake games, played by the agent loop."""
+    from quintet.config.native import FrozenLakeConfig, RolloutConfig
+    from quintet.envs.catalogue import make_world
+    from quintet.policies.causal_lm import load_tokenizer
+    from quintet.rollout.agent_loop import AgentLoop, Game, Sampling
+    from quintet.rollout.dialogue import ChatFormat
+
+    chat = ChatFormat(load_tokenizer(directory))
+
+    def job(number: int) -> dict[str, float]:
+        timed = Stopwatch(engine)
+        loop = AgentLoop(timed, chat, lambda: make_world(FrozenLakeConfig()), RolloutConfig(), "frozenlake")
+        started = time.perf_counter()
+        asked = [Game(1000 * number + i // 16, i // 16, i % 16) for i in range(GAMES)]
+        played = list(loop.play(asked, Sampling(1.0, 0, 1.0, number)))
+        seconds = time.perf_counter() - started
+        return {
+            "tokens": sum(game.response_tokens for game in played),
+            "turns": sum(len(game.turns) for game in played),
+            "seconds": seconds,
+            "engine_seconds": timed.seconds,
+            "world_seconds": loop.world_seconds,
+        }
+
+    return job
+
+
+class Stopwatch:
+    """An engine, and the time spent in it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.seconds = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._engine, name)
+        return self._timed(found) if name in ("step", "submit", "forget") else found
+
+    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*words: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return method(*words)
+            finally:
+                self.seconds += time.perf_counter() - started
+
+        return call
+
+
+def lengths_of(case: str) -> list[int]:
+    draw = random.Random(7)
+    return [draw.randint(8, 128) if case == "b" else 64 for _ in range(PROMPTS * SAMPLES)]
+
+
+def child(arguments: argparse.Namespace) -> None:
+    """One contender in this process: a job to warm up, then those that count, as JSON."""
+    case, directory = arguments.case, arguments.directory
+    slots = GAMES if case == "c" else PROMPTS * SAMPLES
+    engine = open_engine(arguments.child, directory, arguments.dtype, slots, 1024 if case == "c" else 192)
+    if case == "c":
+        job = games(engine, directory)
+    else:
+        vocabulary = SHAPES["large" if case == "large" else "small"]["vocabulary"]
+        job = answers(engine, lengths_of(case), vocabulary)
+    job(0)
+    jobs = [job(1 + arguments.round)]
+    engine.close()
+    print(json.dumps(jobs))
+
+
+def floor(directory: str, dtype: str, rows: int) -> dict[str, float]:
+    """Tokens a second if decoding `rows` at a time were the model's matrix products and nothing else."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))
+    weights = [module.weight.data for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    inputs = {weight.shape[1]: torch.randn(rows, weight.shape[1], dtype=weight.dtype) for weight in weights}
+    seconds = []
+    with torch.inference_mode():
+        for _ in range(30):
+            started = time.perf_counter()
+            for weight in weights:
+                torch.nn.functional.linear(inputs[weight.shape[1]], weight)
+            seconds.append(time.perf_counter() - started)
+    middle = statistics.median(seconds)
+    multiply_adds = rows * sum(weight.numel() for weight in weights)
+    return {"tokens_per_second": round(rows / middle), "gflops": round(2 * multiply_adds / middle / 1e9, 1)}
+
+
+def run_child(contender: str, case: str, directory: Path, dtype: str, number: int) -> list[dict[str, float]]:
+    words = ["--child", contender, "--case", case, "--directory", str(directory), "--dtype", dtype]
+    command = [sys.executable, __file__, *words, "--round", str(number)]
+    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
+    out = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    found: list[dict[str, float]] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def measure(case: str, directory: Path, dtype: str, contenders: list[str], rounds: int) -> dict[str, Any]:
+    """All contenders in a case, round by round."""
+    jobs: dict[str, list[dict[str, float]]] = {contender: [] for contender in contenders}
+    floors = []
+    for number in range(rounds):
+        rows = GAMES if case == "c" else PROMPTS * SAMPLES
+        floors.append(floor(str(directory), dtype, rows))
+        for contender in contenders:
+            jobs[contender] += run_child(contender, case, directory, dtype, number)
+            print(case, dtype, contender, jobs[contender][-1], flush=True)
+    pace = {name: statistics.median(job["tokens"] / job["seconds"] for job in done) for name, done in jobs.items()}
+    return {
+        "case": case,
+        "dtype": dtype,
+        "floor": {key: statistics.median(one[key] for one in floors) for key in floors[0]},
+        "tokens_per_second": {name: round(value) for name, value in pace.items()},
+        "hf_over": {name: round(pace["hf"] / value, 2) for name, value in pace.items() if name != "hf"},
+        "jobs": jobs,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", nargs="+", default=["a", "b", "c", "large"])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/rollout.json")
+    for name in ("--child", "--case", "--directory", "--dtype"):
+        parser.add_argument(name, help=argparse.SUPPRESS)
+    parser.add_argument("--round", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        child(arguments)
+        return
+    contenders = [one for one in arguments.contenders if one != "vllm" or importlib.util.find_spec("vllm")]
+    result: dict[str, Any] = {"machine": machine(), "cases": []}
+    with tempfile.TemporaryDirectory() as place:
+        for shape in SHAPES:
+            make_model(shape, Path(place) / shape)
+        if "c" in arguments.cases:
+            make_player(Path(place))
+        where = {"c": Path(place) / "player/checkpoints/global_step_0/hf", "large": Path(place) / "large"}
+        for dtype in arguments.dtypes:
+            for case in arguments.cases:
+                directory = where.get(case, Path(place) / "small")
+                result["cases"].append(measure(case, directory, dtype, contenders, arguments.rounds))
+                arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
