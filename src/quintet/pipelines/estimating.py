@@ -9,6 +9,7 @@ import torch
 from quintet.algorithms.advantages import ADVANTAGES, played, trajectory_rewards, turn_ends
 from quintet.algorithms.aggregation import token_weights
 from quintet.algorithms.correction import correction
+from quintet.algorithms.drift import drift, tolerated
 from quintet.algorithms.filters import has_signal, keep_trajectories
 from quintet.algorithms.kl import KlControl, penalised, token_divergence
 from quintet.algorithms.shaping import shape
@@ -16,7 +17,7 @@ from quintet.algorithms.tokens import whiten
 from quintet.config.native import AlgorithmConfig, Experiment
 from quintet.errors import MachineError
 from quintet.pipelines.playing import Played
-from quintet.records import Batch, Outcome
+from quintet.records import UNPLAYED, Batch
 from quintet.rollout.assemble import assemble, learn_observations, reward_at_end
 from quintet.runtime.local import Components
 from quintet.training.packing import select_trajectories
@@ -36,7 +37,7 @@ def gather(games: Played, config: Experiment) -> Batch:
     Raises:
         MachineError: no game of the step has a turn.
     """
-    whole = [game for game in games.trajectories if game.outcome is not Outcome.FAILED and game.turns]
+    whole = [game for game in games.trajectories if game.outcome not in UNPLAYED and game.turns]
     if not whole:
         raise _nothing_played(games, config)
     batch = assemble(whole)
@@ -65,20 +66,31 @@ def complete_logprobs(components: Components, batch: Batch) -> tuple[Batch, dict
     elif not _recomputes(config):
         return _with_mass(components, batch), {}
     logprobs = components.actor.scorer.logprobs(batch)
-    gaps = (logprobs.exp() - batch.logprobs.exp()).abs()[own]
+    gaps = _gaps(logprobs[own], batch.logprobs[own], components.actor.scorer.dtype)
     if not _recomputes(config):
         return _with_mass(components, replace(batch, logprobs=torch.where(own, batch.logprobs, logprobs))), {}
     batch = _with_mass(
         components, replace(batch, logprobs=logprobs, rollout_logprobs=torch.where(own, batch.logprobs, logprobs))
     )
-    metrics = {
-        "training/rollout_probs_diff_max": float(gaps.max()),
-        "training/rollout_probs_diff_mean": float(gaps.mean()),
-    }
     if config.algorithm.correction is None:
-        return batch, metrics
+        return batch, gaps
     weights, learnt, found = correction(batch, config.algorithm.correction)
-    return replace(batch, correction=weights, learnt=learnt), metrics | found
+    return replace(batch, correction=weights, learnt=learnt), gaps | found
+
+
+def _gaps(learner: torch.Tensor, engine: torch.Tensor, dtype: torch.dtype) -> dict[str, float]:
+    """How far the engine's log-probs of its own tokens are from the learner's."""
+    if not len(learner):
+        return {}
+    found = drift(learner, engine, tolerated(dtype))
+    return {
+        "training/rollout_probs_diff_max": found.probs_diff_max,
+        "training/rollout_probs_diff_mean": found.probs_diff_mean,
+        "training/rollout_probs_diff_std": found.probs_diff_std,
+        "training/rollout_probs_diff_beyond": found.beyond,
+        "rollout_corr/kl": found.kl,
+        "rollout_corr/k3_kl": found.k3_kl,
+    }
 
 
 def _recomputes(config: Experiment) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.algorithms.aggregation import Aggregation
+from quintet.algorithms.drift import token_gaps, tolerated
 from quintet.algorithms.losses import PolicyTargets
 from quintet.algorithms.objective import (
     CriticObjective,
@@ -161,20 +162,20 @@ class Scorer:
         """`temperature` divides the logits, as while sampling; `ranks` share the passes among them."""
         self.model = model
         self._budget = budget
-        self._dtype = dtype
+        self.dtype = dtype
         self._temperature = temperature
         self._ranks = ranks
 
     def frozen(self, budget: Budget) -> Scorer:
         """The policy as it is now, which stays as it is."""
         model = copy.deepcopy(self.model).requires_grad_(requires_grad=False)
-        return Scorer(model, budget=budget, dtype=self._dtype, temperature=self._temperature, ranks=self._ranks)
+        return Scorer(model, budget=budget, dtype=self.dtype, temperature=self._temperature, ranks=self._ranks)
 
     def measures(
         self, packed: Packed, other: Scorer | None = None, *, swapped: bool = False, squared_mass: bool = False
     ) -> TokenMeasures:
         """Log-probs, entropy and the rest at each predicted place, [M]; see `token_measures`."""
-        with _precision(self._dtype):
+        with _precision(self.dtype):
             return token_measures(
                 self.model,
                 packed,
@@ -259,16 +260,16 @@ class ActorLearner(_Plain):
         targets = self._targets(batch, objective, _aggregation(aggregation), seed)
         place = batch.loss_mask.cumsum(0) - 1
         engine = batch.logprobs if batch.rollout_logprobs is None else batch.rollout_logprobs
-        largest = [0.0]
+        largest, limit = [0.0], tolerated(self.scorer.dtype)
 
         def loss_of(micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
             some = targets.at(place[micro.index])
             measures = self._measures(micro.packed, full, reference)
             some = replace(some, divergence=measures.divergence) if full else some
-            gap = (measures.logprobs.detach().exp() - engine[micro.index].exp()).abs()
-            largest.append(float(gap.max()))
+            gaps = token_gaps(measures.logprobs.detach(), engine[micro.index], limit)
+            largest.append(float(gaps["probs_diff"].max()))
             loss, metrics = objective(measures.logprobs, measures.entropy, some)
-            return loss, metrics | {"probs_diff_mean": gap.sum() / len(targets.weights)}
+            return loss, metrics | {f"{name}_mean": gap.sum() / len(targets.weights) for name, gap in gaps.items()}
 
         metrics = self._step(batch, rate, loss_of, policy.stops if policy else _never)
         if policy and policy.config.stop_ratio is not None:

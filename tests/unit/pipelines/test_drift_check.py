@@ -1,0 +1,169 @@
+"""If these fail, `quintet check drift` passes an engine that computes something else than the learner, or alarms about
+one that doesn't."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quintet.cli import main as command
+from quintet.pipelines import drift as pipeline
+from quintet.runtime.local import Components
+
+SMALL = (
+    "policy.preset=null",
+    "rollout.max_response_tokens=12",
+    "rollout.max_turns=3",
+    "world.size=3",
+    "training.threads=1",
+)
+
+
+def check(monkeypatch: pytest.MonkeyPatch, policy: Path, output: Path, *words: str) -> int:
+    given = ["check", "drift", f"policy.path={policy}", *SMALL, f"output_dir={output}", "--games", "3", *words]
+    monkeypatch.setattr(sys, "argv", ["quintet", *given])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    return int(end.value.code or 0)
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def perturbed(monkeypatch: pytest.MonkeyPatch, noise: float) -> None:
+    """From now on the engine's weights are others than the learner's, by so much of each."""
+    real = Components.sync_weights
+
+    def sync(components: Components, version: int) -> None:
+        real(components, version)
+        generator = torch.Generator().manual_seed(3)
+        own = {name: value.clone() for name, value in components.actor.weights()}
+        other = [
+            (name, value * (1 + noise * torch.randn(value.shape, generator=generator))) for name, value in own.items()
+        ]
+        components.engine.load_weights(version, other)
+
+    monkeypatch.setattr(Components, "sync_weights", sync)
+
+
+def test_an_engine_that_agrees_passes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy_directory: Path, tmp_path: Path
+) -> None:
+    assert check(monkeypatch, policy_directory, tmp_path, "--json") == 0
+    found = told(capsys)
+    assert (found["passed"], found["limit"], found["share"]) == (True, 1e-4, 0.0)
+    assert [one["name"] for one in found["rounds"]] == ["as loaded", "after 1 update"]
+    for one in found["rounds"]:
+        assert one["drift"]["logprobs_diff_max"] < 1e-5
+        assert one["drift"]["tokens"] > 30
+    assert found["rounds"][0]["worst"]["learner"] != found["rounds"][1]["worst"]["learner"]
+    templated = found["templated"]
+    assert templated["rebuilt"] == templated["of_turns"] > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_differ_are_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy_directory: Path, tmp_path: Path
+) -> None:
+    bf16 = ("policy.dtype=bfloat16", "--json")
+    assert check(monkeypatch, policy_directory, tmp_path, *bf16) == 0
+    honest = told(capsys)
+    assert 0 < honest["rounds"][0]["drift"]["logprobs_diff_max"] < 0.2
+    perturbed(monkeypatch, 0.5)
+    assert check(monkeypatch, policy_directory, tmp_path, *bf16) == 1
+    found = told(capsys)
+    assert not found["passed"]
+    assert found["rounds"][0]["drift"]["beyond"] > 0.01
+    assert found["rounds"][0]["drift"]["k3_kl"] > 100 * honest["rounds"][0]["drift"]["k3_kl"]
+
+
+def test_an_update_that_doesnt_arrive_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy_directory: Path, tmp_path: Path
+) -> None:
+    real = Components.sync_weights
+
+    def once(components: Components, version: int) -> None:
+        if version == 0:
+            real(components, version)
+
+    monkeypatch.setattr(Components, "sync_weights", once)
+    words = ("policy.dtype=bfloat16", "--json", "--limit", "0.05", "--share", "0.02")
+    assert check(monkeypatch, policy_directory, tmp_path, *words) == 1
+    loaded, updated = told(capsys)["rounds"]
+    assert loaded["drift"]["beyond"] <= 0.02 < updated["drift"]["beyond"]
+    assert check(monkeypatch, policy_directory, tmp_path, *words, "--updates", "0") == 0
+
+
+def test_the_limit_is_the_users(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy_directory: Path, tmp_path: Path
+) -> None:
+    bf16 = ("policy.dtype=bfloat16", "--updates", "0")
+    assert check(monkeypatch, policy_directory, tmp_path, *bf16, "--limit", "1e-7") == 1
+    shown = capsys.readouterr().out
+    assert "BEYOND the limit" in shown
+    assert "hf in bfloat16 against the learner in bfloat16" in shown
+    assert "furthest apart as loaded: token" in shown
+    assert check(monkeypatch, policy_directory, tmp_path, *bf16, "--limit", "1e-7", "--share", "1") == 0
+    assert "under the limit" in capsys.readouterr().out
+
+
+def test_words_that_reencoding_would_change_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy_directory: Path, tmp_path: Path
+) -> None:
+    """A policy of random weights spells as no tokenizer would."""
+    assert check(monkeypatch, policy_directory, tmp_path, "--json", "--updates", "0") == 0
+    spelled = told(capsys)["respelled"]
+    assert 0 < spelled["turns"] <= spelled["of_turns"]
+    assert spelled["own_tokens"] > 0
+    assert spelled["context_tokens"] == 0
+    assert spelled["example"]["tokens"] != spelled["example"]["again"]
+    assert check(monkeypatch, policy_directory, tmp_path, "--updates", "0") == 0
+    shown = capsys.readouterr().out
+    assert "re-encoding the text would change the policy's own words in" in shown
+    assert "chat template: followed to the token" in shown
+
+
+def test_a_prompt_that_was_spelled_anew_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy_directory: Path, tmp_path: Path
+) -> None:
+    """A fault in the loop: tokens of which no dialogue knows."""
+    real = pipeline._played
+
+    def spoilt(components: Components, count: int) -> list[Any]:
+        from dataclasses import replace
+
+        games = real(components, count)
+        turn = games[0].turns[0]
+        other = replace(turn, prompt=(*turn.prompt[:-1], turn.prompt[-1] + 1))
+        return [replace(games[0], turns=(other, *games[0].turns[1:])), *games[1:]]
+
+    monkeypatch.setattr(pipeline, "_played", spoilt)
+    assert check(monkeypatch, policy_directory, tmp_path, "--updates", "0", "--share", "1") == 1
+    assert "prompts don't follow from what was said" in capsys.readouterr().out
+
+
+def test_a_users_fault_is_status_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy_directory: Path, tmp_path: Path
+) -> None:
+    assert check(monkeypatch, tmp_path / "nowhere", tmp_path) == 2
+    assert "no such directory" in capsys.readouterr().err
+    assert check(monkeypatch, policy_directory, tmp_path, "rollout.max_prompt_tokens=3") == 2
+    assert "no game could be played" in capsys.readouterr().err
+
+
+def test_a_preset_is_checked_before_anything_is_trained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = [f"output_dir={tmp_path}", "rollout.max_response_tokens=8", "training.threads=1", "--games", "2"]
+    monkeypatch.setattr(sys, "argv", ["quintet", "check", "drift", *words, "--json", "--updates", "0"])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert not end.value.code
+    assert told(capsys)["policy"] == "a new grid-1m"
