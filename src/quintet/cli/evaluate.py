@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from quintet.pipelines.evaluate import Evaluation, Found, Measured
+    from quintet.rollout.endpoint import EndpointSettings
     from quintet.tracking.estimates import Estimate, Estimates
 
 __all__ = ["Asked", "run"]
@@ -30,6 +31,9 @@ ANSWER_TOKENS, PROMPT_TOKENS = 512, 8192
 """Of a model that comes without the configuration of a run, where the command doesn't say."""
 COLUMNS = ("kind", "prompt_key", "messages_key", "response_key", "truth_key", "source_key")
 """Keys that say how rows of conversations look, and nothing of questions."""
+ENDPOINT = ("endpoint_model", "endpoint_key", "endpoint_concurrent", "endpoint_retries", "endpoint_timeout")
+"""Options that say how an endpoint is asked."""
+LIMIT = "rollout.max_prompt_tokens"
 MEMORY_SHARE = 0.5
 """Of the machine's memory, for that model and its cache."""
 
@@ -54,6 +58,42 @@ class Asked:
     """Of the intervals."""
     name: str | None = None
     output_dir: str = "runs"
+    endpoint: str | None = None
+    """Address of the endpoint that answers in place of a model."""
+    endpoint_model: str | None = None
+    """Which of its models."""
+    endpoint_key: str = "OPENAI_API_KEY"
+    """Environment variable with its key."""
+    endpoint_concurrent: int = 16
+    """Requests under way at a time."""
+    endpoint_retries: int = 2
+    endpoint_timeout: float = 300.0
+    """Seconds for one reply."""
+
+    def settings(self) -> EndpointSettings | None:
+        """Of the endpoint that answers; null where a model does.
+
+        Raises:
+            ConfigError: it isn't said which of its models, or it is said of no endpoint.
+        """
+        if self.endpoint is None:
+            for option in self.said(*ENDPOINT):
+                raise ConfigError(f"{option}: of which endpoint?", key=option, hint="--endpoint http://…/v1")
+            return None
+        if self.endpoint_model is None:
+            raise ConfigError("--endpoint: which of its models?", key="--endpoint-model", hint="--endpoint-model NAME")
+        from quintet.rollout.endpoint import EndpointSettings
+
+        settings = EndpointSettings(
+            self.endpoint,
+            self.endpoint_model,
+            self.endpoint_key,
+            self.endpoint_concurrent,
+            self.endpoint_retries,
+            self.endpoint_timeout,
+        )
+        settings.check()
+        return settings
 
     def said(self, *names: str) -> Iterator[str]:
         """Those of the options that somebody gave, as the command line spells them."""
@@ -82,12 +122,15 @@ def run(
 
     # --json has stdout to itself
     console = Console(stderr=as_json)
+    asked.settings()
     if asked.data is None and asked.world is None:
         _check_configured(what, asked)
+        _check_limits(overrides, asked)
         found = _configured(compose(what, overrides, dialect, unknown_keys), asked, console)
     else:
         _check_played(what, dialect, asked)
-        found = _played(str(what), overrides, asked, console)
+        _check_limits(overrides, asked)
+        found = _played(what, overrides, asked, console)
     if as_json:
         print(json.dumps(found.as_json(), indent=1, ensure_ascii=False))
     else:
@@ -111,8 +154,11 @@ def _check_configured(what: str | None, asked: Asked) -> None:
 
 
 def _configured(composed: Composed, asked: Asked, console: Console) -> Evaluation:
-    """Stored answers where the configuration names some, else its model where it only validates."""
+    """An endpoint's answers where one is named; else stored ones where the configuration names some, or those of its
+    model where it only validates."""
     config = composed.experiment
+    if asked.endpoint is not None:
+        return _by_endpoint(composed, asked, console)
     if config.evaluation is None and config.validation.only:
         return _validated(composed, asked, console)
     return _stored(_with_options(composed, asked), console)
@@ -135,6 +181,41 @@ def _validated(composed: Composed, asked: Asked, console: Console) -> Evaluation
     return evaluate_model(_with_options(own, asked), measured, console)
 
 
+def _by_endpoint(composed: Composed, asked: Asked, console: Console) -> Evaluation:
+    """An endpoint on the configuration's held-out questions or world."""
+    from quintet.pipelines.evaluate import evaluate_model
+    from quintet.policies.reward_model import import_libraries
+
+    _quiet()
+    import_libraries(composed.experiment.external_libs, "external_libs")
+    measured = _measured(composed.experiment.validation.sampling.samples, asked)
+    return evaluate_model(_unlimited(_with_options(composed, asked)), measured, console, asked.settings())
+
+
+def _unlimited(composed: Composed) -> Composed:
+    """Without the limit on a prompt's tokens: the endpoint's own holds."""
+    from quintet.rollout.endpoint import UNLIMITED
+
+    config, limit = composed.experiment, composed.experiment.rollout.max_prompt_tokens
+    source = composed.provenance.get(LIMIT, "default")
+    if source not in ("default", COMMAND_LINE):
+        print(f"warning: {LIMIT} = {limit} ({source}) isn't held: an endpoint shows no tokens", file=sys.stderr)
+    rollout = config.rollout.model_copy(update={"max_prompt_tokens": UNLIMITED})
+    sources = {**composed.provenance, LIMIT: "--endpoint"}
+    return replace(composed, experiment=config.model_copy(update={"rollout": rollout}), provenance=sources)
+
+
+def _check_limits(overrides: Sequence[str], asked: Asked) -> None:
+    """
+    Raises:
+        ConfigError: an endpoint is to hold a limit that counts its tokens.
+    """
+    for word in overrides:
+        if asked.endpoint is not None and word.partition("=")[0].lstrip("+") == LIMIT:
+            told = f"{word}: an endpoint shows no tokens that could be counted"
+            raise ConfigError(told, key=LIMIT, value=word, hint=f"leave {LIMIT} out: its own limit holds")
+
+
 def _measured(samples: int, asked: Asked) -> Measured:
     """Of so many answers to each question: powers of two, and all of them."""
     from quintet.pipelines.evaluate import Measured
@@ -147,8 +228,9 @@ def _with_options(composed: Composed, asked: Asked) -> Composed:
     """What the options say, laid over; stored answers without a name of their own take that of their file."""
     config, sources = composed.experiment, dict(composed.provenance)
     changes: dict[str, Any] = {}
-    if asked.name is not None:
-        changes["name"], sources["name"] = _checked_name(asked.name), COMMAND_LINE
+    if asked.name is not None or asked.endpoint_model is not None:
+        name = _checked_name(asked.name) if asked.name is not None else _name(str(asked.endpoint_model))
+        changes["name"], sources["name"] = name, COMMAND_LINE
     elif config.evaluation is not None and sources.get("name", "default") == "default":
         changes["name"] = _name(Path(config.evaluation.path).stem)
         sources["name"] = sources.get("evaluation.path", "default")
@@ -189,7 +271,7 @@ def _check_played(what: str | None, dialect: str | None, asked: Asked) -> None:
     Raises:
         ConfigError: no model, or options that contradict each other.
     """
-    if what is None:
+    if what is None and asked.endpoint is None:
         raise ConfigError("which model?", key="eval", hint="quintet eval MODEL --data FILE, or --world frozenlake")
     if asked.data is not None and asked.world is not None:
         raise ConfigError("--data and --world: which of them?", key="--data", hint="leave one out")
@@ -207,14 +289,22 @@ def _check_played(what: str | None, dialect: str | None, asked: Asked) -> None:
         )
 
 
-def _played(what: str, overrides: list[str], asked: Asked, console: Console) -> Evaluation:
+def _played(what: str | None, overrides: list[str], asked: Asked, console: Console) -> Evaluation:
     from quintet.pipelines.evaluate import evaluate_model, find_model
     from quintet.policies.reward_model import import_libraries
 
+    if asked.endpoint is not None and what is None:
+        words = [*_words("", None, asked), *_options(overrides, asked)]
+        return _by_endpoint(compose(None, words, NATIVE, "refuse"), asked, console)
     _quiet()
-    found = find_model(what)
-    words = [*_words(what, found, asked), *_options(overrides, asked)]
+    found = find_model(str(what))
+    if asked.endpoint is not None and found.config is None:
+        told = f"{what} and --endpoint: which of them answers?"
+        raise ConfigError(told, key="--endpoint", value=what, hint="leave one out, or name a run whose settings count")
+    words = [*_words(str(what), found, asked), *_options(overrides, asked)]
     composed = compose(None if found.config is None else str(found.config), words, NATIVE, "refuse")
+    if asked.endpoint is not None:
+        return _by_endpoint(composed, asked, console)
     import_libraries(composed.experiment.external_libs, "external_libs")
     return evaluate_model(composed, _measured(composed.experiment.validation.sampling.samples, asked), console)
 
@@ -225,15 +315,14 @@ def _quiet() -> None:
     logging.disable_progress_bar()
 
 
-def _words(what: str, found: Found, asked: Asked) -> Iterator[str]:
-    """The configuration of that model answering, over its run's own, or over the defaults where it comes alone."""
+def _words(what: str, found: Found | None, asked: Asked) -> Iterator[str]:
+    """The configuration of that model answering, over its run's own, or over the defaults where it comes alone; null
+    where an endpoint answers."""
     temperature = asked.temperature if asked.temperature is not None else float(asked.samples > 1)
     settings: dict[str, Any] = {
         "name": asked.name or _name(Path(what).resolve().name),
         "output_dir": asked.output_dir,
         "resume": "never",
-        "policy.preset": None,
-        "policy.path": str(found.policy),
         "warm_start": None,
         "sft": None,
         "evaluation": None,
@@ -241,15 +330,17 @@ def _words(what: str, found: Found, asked: Asked) -> Iterator[str]:
         "validation.sampling.do_sample": temperature > 0,
         "validation.sampling.temperature": temperature,
     }
-    if found.config is None:
+    settings |= {"policy.preset": None, "policy.path": asked.endpoint if found is None else str(found.policy)}
+    if found is not None and found.config is None:
         settings |= {"rollout.engine_options.memory_share": MEMORY_SHARE}
-    settings |= _questions(asked, found) if asked.data is not None else _games(asked)
+    config = None if found is None else found.config
+    settings |= _questions(asked, config) if asked.data is not None else _games(asked)
     if asked.max_tokens is not None:
         settings["rollout.max_response_tokens"] = asked.max_tokens
     yield from (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items())
 
 
-def _questions(asked: Asked, found: Found) -> dict[str, Any]:
+def _questions(asked: Asked, config: Path | None) -> dict[str, Any]:
     """Columns are those of the run's own questions; conversations that it imitated have others."""
     settings: dict[str, Any] = {
         "world.name": "prompts",
@@ -258,7 +349,7 @@ def _questions(asked: Asked, found: Found) -> dict[str, Any]:
         "data.weights": [],
         "data.validation_rows": asked.limit,
     }
-    if found.config is None or read_file(found.config, {}).get("sft") is not None:
+    if config is None or read_file(config, {}).get("sft") is not None:
         settings |= {"rollout.max_response_tokens": ANSWER_TOKENS, "rollout.max_prompt_tokens": PROMPT_TOKENS}
         settings |= {f"data.{key}": DataConfig.model_fields[key].default for key in COLUMNS}
     return settings

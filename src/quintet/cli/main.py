@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from quintet import __version__
-from quintet.cli import data
+from quintet.cli import check, data
 from quintet.errors import UserError
 
 __all__ = ["app", "main"]
@@ -22,6 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+app.add_typer(check.app, name="check")
 app.add_typer(data.app, name="data")
 
 Config = Annotated[
@@ -96,15 +97,67 @@ def evaluate(
     confidence: Annotated[float, typer.Option(help="Of the intervals.", min=0.01, max=0.999)] = 0.95,
     name: Annotated[str | None, typer.Option(help="Directory of the results under the output directory.")] = None,
     output_dir: Annotated[str, typer.Option(help="Where results lie.")] = "runs",
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="An OpenAI-compatible endpoint that answers, http://…/v1.")
+    ] = None,
+    endpoint_model: Annotated[str | None, typer.Option(metavar="NAME", help="Which of its models.")] = None,
+    endpoint_key: Annotated[
+        str, typer.Option(metavar="VARIABLE", help="Environment variable with its key.")
+    ] = "OPENAI_API_KEY",
+    endpoint_concurrent: Annotated[int, typer.Option(help="Requests under way at a time.", min=1)] = 16,
+    endpoint_retries: Annotated[int, typer.Option(help="Further attempts after a failed request.", min=0)] = 2,
+    endpoint_timeout: Annotated[float, typer.Option(help="Seconds for one reply.", min=0.001)] = 300.0,
     dialect: DialectName = None,
     unknown_keys: UnknownKeys = "refuse",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the table.")] = False,
 ) -> None:
-    """Judge stored answers, or have a model answer and judge that."""
+    """Judge stored answers, or have a model or an endpoint answer and judge that."""
     from quintet.cli.evaluate import Asked, run
 
-    asked = Asked(data_file, world, samples, temperature, max_tokens, limit, games, confidence, name, output_dir)
+    asked = Asked(
+        data_file,
+        world,
+        samples,
+        temperature,
+        max_tokens,
+        limit,
+        games,
+        confidence,
+        name,
+        output_dir,
+        endpoint,
+        endpoint_model,
+        endpoint_key,
+        endpoint_concurrent,
+        endpoint_retries,
+        endpoint_timeout,
+    )
     raise typer.Exit(run(*_split(what, overrides), dialect, unknown_keys, asked, as_json=as_json))
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Argument(help="A model, a checkpoint or a run.")],
+    overrides: Overrides = None,
+    engine: Annotated[str | None, typer.Option(help="hf, vllm or sglang; the run's, else hf.")] = None,
+    host: Annotated[str, typer.Option(help="Beyond this machine only with a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
+    token: Annotated[
+        str | None, typer.Option(help="What callers have to know; better in the environment, as QUINTET_TOKEN.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Under which the model is asked for; its directory's.")] = None,
+    max_concurrent: Annotated[int | None, typer.Option(help="Requests decoded side by side.", min=1)] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together.", min=2)] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that lies in the model's directory.")
+    ] = False,
+) -> None:
+    """Offer a model as an OpenAI-compatible endpoint, with its tokens and log-probs."""
+    from quintet.cli.serve import Asked, run
+
+    asked = Asked(engine, host, port, token, name, max_concurrent, context, dtype, trust_remote_code)
+    raise typer.Exit(run(model, list(overrides or []), asked))
 
 
 @app.command()

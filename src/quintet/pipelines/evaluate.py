@@ -6,9 +6,9 @@ import heapq
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -18,16 +18,19 @@ from quintet.config import Composed, dump_config
 from quintet.config.native import DataConfig, EvaluationConfig, Experiment, RewardConfig
 from quintet.data.questions import RowReader
 from quintet.data.source import open_rows
-from quintet.envs.catalogue import make_world
+from quintet.envs.catalogue import open_worlds
 from quintet.envs.seeds import Split, split_seed
 from quintet.errors import ConfigError, MachineError, nearest
 from quintet.policies.causal_lm import load_model, load_tokenizer
 from quintet.records import Answer, Failure, Trajectory, Verdict
-from quintet.rollout.agent_loop import AgentLoop, Game, Sampling, derive_seed
+from quintet.rollout.agent_loop import AgentLoop, Game, GameLimits, Sampling, derive_seed
 from quintet.rollout.dialogue import ChatFormat
+from quintet.rollout.draws import check_tokens, validation_prompts, validation_sampling
+from quintet.rollout.endpoint import UNLIMITED, EndpointEngine, EndpointSettings, message_tokenizer, without_tokens
 from quintet.rollout.engine import ENGINES, Engine
-from quintet.rollout.memory import slots_within
 from quintet.rollout.prompts import PromptLoop
+from quintet.rollout.supervision import Supervised
+from quintet.runtime.engines import engine_setup
 from quintet.runtime.judging import open_judge
 from quintet.runtime.local import end_tokens
 from quintet.runtime.memory import keep_freed_memory
@@ -68,6 +71,8 @@ class Evaluation:
     """How many answers of each source couldn't be judged, by the kind of failure."""
     metrics: Mapping[str, float]
     """The same under verl's names, `test_score/<source>` among them."""
+    endpoint: Mapping[str, Any] | None = None
+    """Which endpoint was asked, and what it counted; null where a model of ours answered."""
 
     @property
     def answers(self) -> int:
@@ -87,6 +92,7 @@ class Evaluation:
             "right_from": self.measured.right_from,
             "sources": sources,
             "metrics": dict(self.metrics),
+            **({"endpoint": dict(self.endpoint)} if self.endpoint is not None else {}),
         }
 
 
@@ -146,7 +152,9 @@ def _recording(composed: Composed) -> Iterator[tuple[RunDirectory, _Record]]:
             part.unlink(missing_ok=True)
 
 
-def _finish(directory: RunDirectory, record: _Record, measured: Measured) -> Evaluation:
+def _finish(
+    directory: RunDirectory, record: _Record, measured: Measured, endpoint: Mapping[str, Any] | None = None
+) -> Evaluation:
     """Estimates of each source, written down."""
     sources: dict[str, list[Sample]] = defaultdict(list)
     for sample in record.samples:
@@ -157,7 +165,8 @@ def _finish(directory: RunDirectory, record: _Record, measured: Measured) -> Eva
     }
     means = {f"test_score/{name}": one.score.mean for name, one in found.items()}
     failures = {name: dict(sorted(record.failures[name].items())) for name in found}
-    evaluation = Evaluation(directory.path, measured, found, failures, means | validation_metrics(record.samples))
+    metrics = means | validation_metrics(record.samples)
+    evaluation = Evaluation(directory.path, measured, found, failures, metrics, endpoint)
     directory.write_text(RESULTS, json.dumps(evaluation.as_json(), indent=1, ensure_ascii=False) + "\n")
     return evaluation
 
@@ -323,33 +332,62 @@ def _beside(run: Path) -> Path | None:
     return config if config.is_file() else None
 
 
-def evaluate_model(composed: Composed, measured: Measured, console: Console) -> Evaluation:
-    """Have `policy.path` answer the held-out questions of `data`, or play held-out games of `world`:
-    `validation.sampling.samples` times each, as `validation.sampling` says.
+def evaluate_model(
+    composed: Composed, measured: Measured, console: Console, endpoint: EndpointSettings | None = None
+) -> Evaluation:
+    """Have `policy.path`, or the model behind an endpoint, answer the held-out questions of `data`, or play held-out
+    games of `world`: `validation.sampling.samples` times each, as `validation.sampling` says.
 
     Raises:
-        ConfigError: the files, the world or the rules aren't as the configuration says.
+        ConfigError: the files, the world or the rules aren't as the configuration says, or an endpoint can't do so.
         MachineError: the model can't be read, or a file can't be written.
     """
     config = composed.experiment
+    if endpoint is not None:
+        check_for_endpoint(config)
     with _recording(composed) as (directory, record):
-        player = _Player.of(config)
+        player = _Player.of(config, endpoint)
         samples = config.validation.sampling.samples
         progress = open_progress(console)
         kept: list[Trajectory] = []
         with closing(player), progress.phase("playing", len(player.starts) * samples, unit="game") as phase:
             for trajectory in player.play(samples):
-                _add_played(record, trajectory, trajectory.group * samples + trajectory.sample)
+                counted = trajectory if endpoint is None else without_tokens(trajectory)
+                _add_played(record, counted, trajectory.group * samples + trajectory.sample, whose=endpoint)
                 if config.world.name != "prompts":
-                    kept.append(trajectory)
+                    kept.append(counted)
                 phase.advance()
         if kept:
             kept.sort(key=lambda t: (t.group, t.sample))
             write_trajectories(directory.path / GAMES, 0, "validation", kept)
-        return _finish(directory, record, measured)
+        return _finish(directory, record, measured, player.told(endpoint))
 
 
-def _add_played(record: _Record, trajectory: Trajectory, number: int) -> None:
+def check_for_endpoint(config: Experiment) -> None:
+    """
+    Raises:
+        ConfigError: something is asked for that needs the policy's tokens, which an endpoint doesn't show.
+    """
+    rollout, data, reward = config.rollout, config.data, config.reward
+    wanted = {
+        "rollout.max_prompt_tokens": rollout.max_prompt_tokens != UNLIMITED,
+        "rollout.max_start_tokens": rollout.max_start_tokens is not None,
+        "rollout.max_observation_tokens": rollout.max_observation_tokens is not None,
+        "rollout.end_token": rollout.end_token is not None,
+        "rollout.engine": rollout.engine != "hf",
+        "world.max_tokens": getattr(config.world, "max_tokens", None) is not None,
+        "data.filter_long_prompts": data is not None and data.filter_long_prompts,
+        "data.template": data is not None and data.template is not None,
+        "reward.overlong": reward is not None and reward.overlong is not None,
+        "reward.model.path": reward is not None and reward.model is not None and reward.model.path is None,
+    }
+    for key in (key for key, asked in wanted.items() if asked):
+        raise ConfigError(
+            f"{key} concerns the policy's own tokens, and an endpoint shows none", key=key, hint=f"leave {key} out"
+        )
+
+
+def _add_played(record: _Record, trajectory: Trajectory, number: int, *, whose: EndpointSettings | None = None) -> None:
     parts = dict(trajectory.parts) or {"acc": float(trajectory.success)}
     sample = Sample(trajectory.world, str(trajectory.seed), trajectory.reward, parts, trajectory.predicted)
     shown = {
@@ -357,7 +395,7 @@ def _add_played(record: _Record, trajectory: Trajectory, number: int) -> None:
         "sample": trajectory.sample,
         "outcome": trajectory.outcome.value,
         "turns": len(trajectory.turns),
-        "tokens": trajectory.response_tokens,
+        "tokens": trajectory.response_tokens if whose is None else None,
     }
     record.add(number, sample, trajectory.failure, shown)
 
@@ -369,60 +407,98 @@ class _Player:
     games: AgentLoop | PromptLoop
     starts: Sequence[int]
     sampling: Sampling
+    engine: Engine
+    together: int
+    """Starts that are played at a time."""
 
     @classmethod
-    def of(cls, config: Experiment) -> _Player:
-        keep_freed_memory()
-        torch.set_num_threads(config.training.threads or torch.get_num_threads())
-        policy, trusted = Path(str(config.policy.path)), config.policy.trust_remote_code
-        model = load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides)
-        tokenizer = load_tokenizer(
-            config.policy.tokenizer or policy, trust_remote_code=trusted or config.policy.trust_tokenizer_code
-        )
-        wanted = config.validation.sampling
-        seed = derive_seed(config.seed, "evaluation")
-        sampling = Sampling(wanted.temperature if wanted.do_sample else 0.0, wanted.top_k, wanted.top_p, seed)
-        ends = end_tokens(tokenizer, model)
+    def of(cls, config: Experiment, endpoint: EndpointSettings | None = None) -> _Player:
+        policy = _loaded(config) if endpoint is None else _behind(endpoint)
+        sampling = validation_sampling(config, derive_seed(config.seed, "evaluation"))
         if config.world.name == "prompts":
-            return cls(*_questions(config, policy, model, tokenizer, ends), sampling)
+            return _asked(config, policy, sampling)
+        engine = policy.open(config.rollout.max_prompt_tokens)
         starts = [split_seed(Split.VALIDATION, index) for index in range(config.validation.games)]
-        engine = _engine(config, model, config.rollout.max_prompt_tokens)
-        chat = ChatFormat(tokenizer)
-        games = AgentLoop(engine, chat, lambda: make_world(config.world), config.rollout, config.world.name)
-        return cls(games, starts, sampling)
+        # every failure is shown in the results: none ends an evaluation
+        limits = replace(GameLimits.of(config.world), failed_share=1.0)
+        worlds = open_worlds(config.world)
+        chat = ChatFormat.under(config.rollout, policy.tokenizer, policy.ends)
+        games = AgentLoop(engine, chat, worlds, config.rollout, config.world.name, limits)
+        return cls(games, starts, sampling, engine, validation_prompts(config, len(starts)))
 
     def play(self, samples: int) -> Iterator[Trajectory]:
-        """All games, `samples` from each start, `TOGETHER` at a time."""
+        """All games, `samples` from each start, `TOGETHER` at a time at most."""
         games = [Game(start, group, sample) for group, start in enumerate(self.starts) for sample in range(samples)]
-        for first in range(0, len(games), TOGETHER):
-            yield from self.games.play(games[first : first + TOGETHER], self.sampling)
+        size = min(TOGETHER, self.together * samples)
+        for first in range(0, len(games), size):
+            yield from self.games.play(games[first : first + size], self.sampling)
+
+    def told(self, endpoint: EndpointSettings | None) -> dict[str, Any] | None:
+        """Of an endpoint, what it counted."""
+        if endpoint is None or not isinstance(self.engine, EndpointEngine):
+            return None
+        return {"url": endpoint.url, "model": endpoint.model, **self.engine.counts}
 
     def close(self) -> None:
-        """Let go of the judge's processes."""
-        if isinstance(self.games, PromptLoop):
-            self.games.close()
+        """Let go of processes, of worlds and of the judge, and of the engine."""
+        self.games.close()
+        self.engine.close()
 
 
-def _questions(
-    config: Experiment, policy: Path, model: Any, tokenizer: Any, ends: tuple[int, ...]
-) -> tuple[PromptLoop, Sequence[int]]:
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    """What answers."""
+
+    directory: Path
+    tokenizer: Any
+    ends: tuple[int, ...]
+    """Tokens that end an answer."""
+    open: Callable[[int], Engine]
+    """The engine, with room for prompts of so many tokens."""
+
+
+def _loaded(config: Experiment) -> _Policy:
+    """The model at `policy.path`."""
+    keep_freed_memory()
+    torch.set_num_threads(config.training.threads or torch.get_num_threads())
+    directory, trusted = Path(str(config.policy.path)), config.policy.trust_remote_code
+    model = load_model(directory, trust_remote_code=trusted, overrides=config.policy.overrides)
+    tokenizer = load_tokenizer(
+        config.policy.tokenizer or directory, trust_remote_code=trusted or config.policy.trust_tokenizer_code
+    )
+
+    check_tokens(config, model.config.vocab_size)
+
+    def opened(prompt_tokens: int) -> Engine:
+        needed = prompt_tokens + config.rollout.max_response_tokens
+        context = min(needed, config.rollout.engine_options.max_model_tokens or needed)
+        setup = engine_setup(config, directory, model, tokenizer, context)
+        opening = ENGINES.get(config.rollout.engine).load()
+        return Supervised(lambda: opening(setup), model.named_parameters)
+
+    return _Policy(directory, tokenizer, end_tokens(tokenizer, model), opened)
+
+
+def _behind(endpoint: EndpointSettings) -> _Policy:
+    """The model behind an endpoint."""
+    tokenizer = message_tokenizer()
+    ends = (int(tokenizer.eos_token_id),)
+    return _Policy(Path("policy"), tokenizer, ends, lambda _: EndpointEngine(endpoint, tokenizer))
+
+
+def _asked(config: Experiment, policy: _Policy, sampling: Sampling) -> _Player:
     """The held-out questions, and who has them answered; the engine makes room for the longest."""
     from quintet.data.dataset import Questions
 
     if config.data is None:
         raise ConfigError("no questions to ask", key="data", hint="name files: data.validation_files")
     limit = config.rollout.max_prompt_tokens
-    questions = Questions.of(config.data, tokenizer, limit, "validation", config.seed)
+    questions = Questions.of(config.data, policy.tokenizer, limit, "validation", config.seed)
     rows = range(len(questions))
-    longest = max(len(questions.prompt(row)) for row in rows)
-    engine = _engine(config, model, longest)
-    judge = open_judge(config, policy)
+    engine = policy.open(max(len(questions.prompt(row)) for row in rows))
+    judge = open_judge(config, policy.directory)
     # every failure is shown in the results: none ends an evaluation
-    return PromptLoop(engine, tokenizer, questions, judge, config.rollout, ends=ends, max_failed_share=1.0), rows
-
-
-def _engine(config: Experiment, model: Any, prompt_tokens: int) -> Engine:
-    own = model if config.policy.dtype == "float32" else model.to(torch.bfloat16)
-    context = prompt_tokens + config.rollout.max_response_tokens
-    slots = slots_within(own, context, config.rollout.max_concurrent, config.rollout.engine_options.memory_share)
-    return ENGINES.get(config.rollout.engine).load()(own, slots=slots, context=context)
+    loop = PromptLoop(
+        engine, policy.tokenizer, questions, judge, config.rollout, ends=policy.ends, max_failed_share=1.0
+    )
+    return _Player(loop, rows, sampling, engine, validation_prompts(config, len(rows)))

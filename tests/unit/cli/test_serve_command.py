@@ -1,0 +1,117 @@
+"""If these fail, `quintet serve` lets in whom it shouldn't, or starts with other settings than told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.cli import serve
+from quintet.cli.serve import Asked, run
+from quintet.config import Composed
+from quintet.errors import ConfigError, MachineError, UserError
+from quintet.runtime.serving.opening import open_desk
+
+PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("QUINTET_TOKEN", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What would be served, and how."""
+    seen: list[Any] = []
+    monkeypatch.setattr(serve, "_serve", lambda *given: seen.append(given) or 0)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("words", "asked", "told"),
+    [
+        ([], Asked(host="0.0.0.0"), "there is no token"),
+        ([], Asked(host="box.example"), "there is no token"),
+        ([], Asked(engine="vlm"), "vllm"),
+        ([], Asked(dtype="int3"), "policy.dtype"),
+        (["rollout.engin=hf"], Asked(), "rollout.engine"),
+    ],
+)
+def test_what_cant_be_served_is_told(policy_directory: Path, words: list[str], asked: Asked, told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        run(str(policy_directory), words, asked)
+    assert told in str(refused.value)
+
+
+def test_what_is_no_model_is_told() -> None:
+    with pytest.raises(MachineError, match="no model at nowhere"):
+        run("nowhere", [], Asked())
+
+
+def test_the_options_become_the_configuration(
+    policy_directory: Path, started: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = Asked(dtype="bfloat16", max_concurrent=7, context=99, trust_remote_code=True, host="0.0.0.0", port=0)
+    monkeypatch.setenv("QUINTET_TOKEN", "sesame")
+    assert run(str(policy_directory), ["seed=4", "rollout.engine_options.memory_share=0.3"], asked) == 0
+    composed, policy, name, context, address = started[0]
+    config = composed.experiment
+    assert (policy, name, context) == (policy_directory, policy_directory.name, 99)
+    assert (address.host, address.port, address.token) == ("0.0.0.0", 0, "sesame")
+    assert (config.policy.dtype, config.rollout.max_concurrent, config.seed) == ("bfloat16", 7, 4)
+    assert (config.rollout.engine, config.rollout.engine_options.memory_share) == ("hf", 0.3)
+    assert "code that lies in" in capsys.readouterr().err
+
+
+def test_a_run_is_served_as_it_was_trained(policy_directory: Path, started: list[Any], tmp_path: Path) -> None:
+    import shutil
+
+    from quintet.training.checkpoint import save_checkpoint
+
+    run_directory = tmp_path / "runs" / "r"
+    save_checkpoint(
+        run_directory / "checkpoints", 7, {}, lambda there: shutil.copytree(policy_directory, there / "hf"), keep=1
+    )
+    (run_directory / "config.yaml").write_text("name: r\nrollout: {max_concurrent: 5}\npolicy: {dtype: bfloat16}\n")
+    run("runs/r", [], Asked(name="best"))
+    composed, policy, name, _, address = started[0]
+    assert (policy.parent.name, name, address.token) == ("global_step_7", "best", None)
+    assert composed.experiment.rollout.max_concurrent == 5
+    assert composed.experiment.policy.dtype == "bfloat16"
+    assert composed.experiment.rollout.engine_options.memory_share is None
+
+
+def opened(policy: Path, context: int | None, *words: str) -> Any:
+    from quintet.config import load_experiment
+
+    given = ["policy.preset=null", f"policy.path={policy}", "warm_start=null", *words]
+    composed: Composed = load_experiment(None, given)
+    return open_desk(composed.experiment, policy, name="m", context=context)
+
+
+def test_a_desk_has_the_context_that_was_asked_for(policy_directory: Path) -> None:
+    for wanted, given in ((None, 512), (64, 64)):
+        made = opened(policy_directory, wanted, "rollout.max_concurrent=3")
+        assert (made.desk.engine.context, made.slots, made.dtype) == (given, 3, "float32")
+        made.desk.close()
+    with pytest.raises(UserError, match="knows 512 places"):
+        opened(policy_directory, 513)
+
+
+def test_the_page_names_every_option_and_field() -> None:
+    from typer.main import get_command
+
+    from quintet.cli.main import app
+    from quintet.runtime.serving.schema import ChatBody, CompletionBody
+
+    commands = get_command(app).commands
+    for command in ("serve", "eval"):
+        for parameter in commands[command].params:
+            option = next((name for name in parameter.opts if name.startswith("--")), None)
+            if option is not None and (command == "serve" or option.startswith("--endpoint")):
+                assert f"`{option}" in PAGE, option
+    for field in {*ChatBody.model_fields, *CompletionBody.model_fields} - {"messages", "prompt"}:
+        assert f"`{field}`" in PAGE, field

@@ -1,0 +1,92 @@
+"""A policy behind a server of this process, and a client of it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from quintet.policies.causal_lm import load_model, load_tokenizer
+from quintet.rollout.hf import HfEngine
+from quintet.rollout.served import EngineThread
+from quintet.runtime.serving.desk import Desk
+from quintet.runtime.serving.server import Address, Service
+from quintet.runtime.serving.words import Words
+
+CONTEXT = 256
+
+
+@dataclass
+class Client:
+    """Asks one server; `token` is sent where it isn't null."""
+
+    url: str
+    token: str | None = None
+    desk: Any = None
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=30)
+
+    def send(self, method: str, path: str, body: object = None, **headers: str) -> tuple[int, bytes]:
+        """State and body of what is answered; a body that is bytes is sent as it is."""
+        connection = self.connect()
+        sent = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        known = {"Content-Type": "application/json"} if body is not None else {}
+        if self.token is not None:
+            known["Authorization"] = f"Bearer {self.token}"
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, sent, known | named)
+        response = connection.getresponse()
+        told = response.status, response.read()
+        connection.close()
+        return told
+
+    def ask(self, path: str, body: Mapping[str, Any], **headers: str) -> Any:
+        state, told = self.send("POST", path, body, **headers)
+        assert state == 200, told
+        return json.loads(told)
+
+    def get(self, path: str) -> Any:
+        state, told = self.send("GET", path)
+        assert state == 200, told
+        return json.loads(told)
+
+    def refused(self, path: str, body: object, method: str = "POST", **headers: str) -> tuple[int, dict[str, Any]]:
+        state, told = self.send(method, path, body, **headers)
+        assert state >= 400, told
+        error = json.loads(told)["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        return state, error
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+        state, told = self.send("POST", path, {**body, "stream": True})
+        assert state == 200, told
+        *events, last, rest = told.decode().split("\n\n")
+        assert (last, rest) == ("data: [DONE]", "")
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+@contextmanager
+def served(engine: Any, directory: Path, token: str | None = None, host: str = "127.0.0.1") -> Iterator[Client]:
+    """A server around an engine that is open already."""
+    tokenizer = load_tokenizer(directory)
+    words = Words(tokenizer, (tokenizer.eos_token_id,))
+    desk = Desk(EngineThread(engine), words, "tiny", vocabulary=len(tokenizer))
+    service = Service(desk, Address(host, 0, token))
+    try:
+        yield Client(service.url, token, desk)
+    finally:
+        service.close()
+        desk.close()
+
+
+def hf_engine(directory: Path, slots: int = 8) -> HfEngine:
+    tokenizer = load_tokenizer(directory)
+    return HfEngine(
+        load_model(directory), slots=slots, context=CONTEXT, decode=lambda tokens: tokenizer.decode(list(tokens))
+    )

@@ -1,0 +1,606 @@
+"""If these fail, programs that ask our server get other tokens than the policy would write, or options do nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from serving_clients import CONTEXT, Client, hf_engine, served
+
+from quintet.policies.causal_lm import load_model, load_tokenizer, token_statistics
+from quintet.records import Outcome, Request, Trajectory
+from quintet.rollout.assemble import assemble
+from quintet.rollout.hf import HfEngine
+from quintet.rollout.sessions import read_session, turns_of
+from quintet.runtime.serving.server import Service
+
+CHAT, COMPLETE, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
+HELLO = [{"role": "system", "content": "Walk to the goal G."}, {"role": "user", "content": "_ P G"}]
+PROMPT = [40, 41, 42, 43]
+
+
+@pytest.fixture(scope="module")
+def client(policy_directory: Path) -> Iterator[Client]:
+    with served(hf_engine(policy_directory), policy_directory) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def tokenizer(policy_directory: Path) -> Any:
+    return load_tokenizer(policy_directory)
+
+
+def directly(directory: Path, **fields: Any) -> Any:
+    """The engine's own answer."""
+    engine = hf_engine(directory)
+    engine.submit(Request(**({"id": 0, "prompt": tuple(PROMPT), "max_tokens": 12, "seed": 5} | fields)))
+    done: list[Any] = []
+    while not done:
+        done += engine.step()
+    return done[0]
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        {},
+        {"temperature": 0.0},
+        {"temperature": 0.7, "top_k": 20, "top_p": 0.9},
+        {"min_p": 0.05, "repetition_penalty": 1.3},
+        {"min_tokens": 9},
+    ],
+)
+def test_the_same_seed_gives_the_tokens_of_the_engine_itself(
+    client: Client, policy_directory: Path, tokenizer: Any, drawn: dict[str, float]
+) -> None:
+    told = client.ask(GENERATE, {"prompt_token_ids": PROMPT, "max_tokens": 12, "seed": 5, **drawn})
+    wanted = directly(policy_directory, stop_ids=(tokenizer.eos_token_id,), **drawn)
+    assert (tuple(told["token_ids"]), told["stop"]) == (wanted.tokens, wanted.stop)
+    assert told["logprobs"] == list(wanted.logprobs)
+    assert told["weight_version"] == 0
+
+
+def test_logprobs_are_the_learners(client: Client, policy_directory: Path) -> None:
+    from quintet.policies.attention import PackedLayout
+    from quintet.policies.causal_lm import Packed
+
+    body = {"messages": HELLO, "max_tokens": 16, "seed": 3, "temperature": 0.8, "logprobs": True}
+    told = client.ask(CHAT, {**body, "return_token_ids": True})
+    prompt, answer = told["prompt_token_ids"], told["choices"][0]["token_ids"]
+    whole = torch.tensor(prompt + answer)
+    sources = torch.arange(len(prompt) - 1, len(whole) - 1)
+    packed = Packed(
+        whole, torch.arange(len(whole)), PackedLayout(torch.tensor([len(whole)])), sources, whole[sources + 1]
+    )
+    model = load_model(policy_directory)
+    with torch.no_grad():
+        expected, _ = token_statistics(model, packed, 0.8)
+    shown = [one["logprob"] for one in told["choices"][0]["logprobs"]["content"]]
+    torch.testing.assert_close(torch.tensor(shown), expected, atol=1e-5, rtol=0)
+
+
+def test_a_chat_goes_through_the_models_template(client: Client, tokenizer: Any) -> None:
+    told = client.ask(CHAT, {"model": "tiny", "messages": HELLO, "max_tokens": 8, "seed": 1, "return_token_ids": True})
+    text = tokenizer.apply_chat_template(HELLO, tokenize=False, add_generation_prompt=True)
+    assert told["prompt_token_ids"] == tokenizer.encode(text, add_special_tokens=False)
+    choice = told["choices"][0]
+    own = [token for token in choice["token_ids"] if token != tokenizer.eos_token_id]
+    assert choice["message"] == {"role": "assistant", "content": tokenizer.decode(own)}
+    assert choice["finish_reason"] in ("stop", "length")
+    assert told["object"] == "chat.completion"
+    usage = {"prompt_tokens": len(told["prompt_token_ids"]), "completion_tokens": len(choice["token_ids"])}
+    assert told["usage"] == usage | {"total_tokens": sum(usage.values())}
+
+
+def test_parts_of_a_message_are_joined(client: Client) -> None:
+    parts = [{"type": "text", "text": "_ P"}, {"type": "text", "text": "G _"}]
+    body = {"max_tokens": 2, "seed": 1, "return_token_ids": True}
+    one = client.ask(CHAT, {"messages": [{"role": "user", "content": parts}], **body})
+    other = client.ask(CHAT, {"messages": [{"role": "user", "content": "_ P\nG _"}], **body})
+    assert one["prompt_token_ids"] == other["prompt_token_ids"]
+
+
+def test_several_answers_come_of_seeds_of_their_own(client: Client) -> None:
+    body = {"prompt": PROMPT, "n": 3, "seed": 5, "max_tokens": 12, "return_token_ids": True, "logprobs": 0}
+    choices = client.ask(COMPLETE, body)["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2]
+    assert len({tuple(choice["token_ids"]) for choice in choices}) == 3
+    alone = client.ask(GENERATE, {"prompt_token_ids": PROMPT, "seed": 5, "max_tokens": 12})
+    assert choices[0]["token_ids"] == alone["token_ids"], "the first draws by the seed itself"
+    assert choices[0]["logprobs"]["token_logprobs"] == pytest.approx(alone["logprobs"], abs=1e-5)
+    again = client.ask(COMPLETE, body)["choices"]
+    assert [choice["token_ids"] for choice in again] == [choice["token_ids"] for choice in choices]
+
+
+def test_without_a_seed_answers_differ(client: Client) -> None:
+    body = {"prompt_token_ids": PROMPT, "max_tokens": 16}
+    assert client.ask(GENERATE, body)["token_ids"] != client.ask(GENERATE, body)["token_ids"]
+
+
+def test_prompts_as_text_and_tokens_one_and_many(client: Client, tokenizer: Any) -> None:
+    text = "<answer> Down </answer>"
+    tokens = tokenizer.encode(text)
+    body = {"max_tokens": 4, "temperature": 0, "return_token_ids": True}
+    for prompt in (text, tokens, [text], [tokens]):
+        (choice,) = client.ask(COMPLETE, {"prompt": prompt, **body})["choices"]
+        assert choice["prompt_token_ids"] == tokens
+    told = client.ask(COMPLETE, {"prompt": [text, "P G"], "n": 2, **body})
+    assert [choice["index"] for choice in told["choices"]] == [0, 1, 2, 3]
+    assert [choice["prompt_token_ids"] == tokens for choice in told["choices"]] == [True, True, False, False]
+    assert told["usage"]["prompt_tokens"] == len(tokens) + len(tokenizer.encode("P G"))
+    assert len(client.ask(COMPLETE, {"prompt": "P G", "ignore_eos": True})["choices"][0]["text"]) > 0
+
+
+def test_stops_end_an_answer_and_arent_shown(client: Client, tokenizer: Any) -> None:
+    whole = client.ask(COMPLETE, {"prompt": PROMPT, "max_tokens": 24, "seed": 9, "return_token_ids": True})["choices"][
+        0
+    ]
+    stop = whole["text"][5:8]
+    cut = whole["text"].index(stop)
+    body = {"prompt": PROMPT, "max_tokens": 24, "seed": 9, "return_token_ids": True}
+    told = client.ask(COMPLETE, {**body, "stop": ["nowhere", stop]})["choices"][0]
+    assert (told["text"], told["finish_reason"], told["stop_reason"]) == (whole["text"][:cut], "stop", stop)
+    assert told["token_ids"] == whole["token_ids"][: len(told["token_ids"])]
+    assert stop in tokenizer.decode(told["token_ids"]), "the tokens are all that were sampled"
+    kept = client.ask(COMPLETE, {**body, "stop": stop, "include_stop_str_in_output": True})["choices"][0]
+    assert kept["text"] == whole["text"][: cut + len(stop)]
+    token = whole["token_ids"][4]
+    by_token = client.ask(COMPLETE, {**body, "stop_token_ids": [token]})["choices"][0]
+    assert by_token["stop_reason"] == token
+    assert by_token["token_ids"][-1] == token
+    assert by_token["text"] == tokenizer.decode(by_token["token_ids"][:-1])
+
+
+def test_an_answer_that_fills_the_context_says_length(client: Client) -> None:
+    told = client.ask(CHAT, {"messages": HELLO, "ignore_eos": True, "seed": 1, "return_token_ids": True})
+    assert len(told["prompt_token_ids"]) + len(told["choices"][0]["token_ids"]) >= CONTEXT
+    assert told["choices"][0]["finish_reason"] == "length"
+
+
+def test_tokens_by_number(client: Client) -> None:
+    body = {"messages": HELLO, "max_tokens": 3, "seed": 1, "logprobs": True, "return_token_ids": True}
+    told = client.ask(CHAT, {**body, "return_tokens_as_token_ids": True})["choices"][0]
+    named = [one["token"] for one in told["logprobs"]["content"]]
+    assert named == [f"token_id:{token}" for token in told["token_ids"]]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "told"),
+    [
+        (CHAT, {"messages": HELLO, "frequency_penalti": 1}, "frequency_penalti", "no such field"),
+        (CHAT, {"messages": HELLO, "max_token": 1}, "max_token", "did you mean max_tokens"),
+        (CHAT, {"messages": HELLO, "frequency_penalty": 0.5}, "frequency_penalty", "repetition_penalty"),
+        (CHAT, {"messages": HELLO, "top_logprobs": 3, "logprobs": True}, "top_logprobs", "that was drawn"),
+        (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format", "free text"),
+        (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, None, "tool_choice"),
+        (CHAT, {"messages": HELLO, "tools": [{}], "tool_choice": "none"}, "tools", "doesn't show any"),
+        (CHAT, {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": True}}, None, "no such variable"),
+        (CHAT, {"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages.0.name", "doesn't look at it"),
+        (CHAT, {"messages": [{"role": "king", "content": "a"}]}, "messages.0.role", "'system'"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None, "'text'"),
+        (CHAT, {"messages": []}, "messages", "at least 1"),
+        (CHAT, {"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 1}, None, "which of them"),
+        (CHAT, {}, "messages", "missing"),
+        (CHAT, {"messages": HELLO, "n": 129}, "n", "128"),
+        (CHAT, {"messages": HELLO, "n": True}, "n", "integer"),
+        (CHAT, {"messages": HELLO, "temperature": "1"}, "temperature", "number"),
+        (CHAT, {"messages": HELLO, "temperature": 0.001}, None, "at least 0.01"),
+        (CHAT, {"messages": HELLO, "seed": -1}, "seed", "greater than or equal to 0"),
+        (CHAT, {"messages": HELLO, "stop": ""}, "stop", "at least 1"),
+        (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, None, "surrogate"),
+        (COMPLETE, {"prompt": "a", "echo": True}, "echo", "aren't scored"),
+        (COMPLETE, {"prompt": "a", "logprobs": 5}, "logprobs", "0"),
+        (COMPLETE, {"prompt": "a", "best_of": 4}, "best_of", "ask for n"),
+        (COMPLETE, {"prompt": ""}, "prompt", "empty"),
+        (COMPLETE, {"prompt": []}, "prompt", "empty"),
+        (COMPLETE, {"prompt": [10**6]}, "prompt", "no token 1000000"),
+        (COMPLETE, {"prompt": [-1]}, "prompt.0", "greater than"),
+        (COMPLETE, {"prompt": ["a"] * 100, "n": 100}, "n", "4096"),
+        (COMPLETE, {"prompt": "a", "min_tokens": 9, "max_tokens": 3}, "min_tokens", "more than the 3"),
+        (GENERATE, {"prompt_token_ids": [1] * CONTEXT}, "prompt_token_ids", f"a context of {CONTEXT}"),
+        (GENERATE, {"prompt_token_ids": [1], "echo": False}, "echo", "no such field"),
+        (GENERATE, {"prompt_token_ids": [1], "model": "gpt"}, "model", "isn't served here"),
+    ],
+)
+def test_what_isnt_done_is_refused_by_name(
+    client: Client, path: str, body: dict[str, Any], param: str | None, told: str
+) -> None:
+    state, error = client.refused(path, body)
+    assert state == (404 if param == "model" else 400)
+    assert told in error["message"]
+    if param is not None:
+        assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[1]", b'{"n": 1, "n": 2}', b'{"temperature": NaN}', b"[" * 100_000, b'{"prompt": 1e999}', b"\xff"],
+)
+def test_bodies_that_arent_json_objects_are_refused(client: Client, body: bytes) -> None:
+    assert client.refused(COMPLETE, body)[0] == 400
+
+
+def test_neutral_values_of_fields_that_arent_done_pass(client: Client) -> None:
+    neutral = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "top_logprobs": 0, "store": False}
+    told = client.ask(CHAT, {"messages": HELLO, "max_tokens": 1, "stop": None, "user": "me", **neutral})
+    assert told["usage"]["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "state"),
+    [
+        ("GET", "/nowhere", 404),
+        ("GET", CHAT, 405),
+        ("POST", "/health", 404),
+        ("PUT", CHAT, 501),
+        ("GET", "/sessions/none", 404),
+        ("POST", "/sessions/a%2Fb/v1/completions", 404),
+        ("GET", "/session", 404),
+    ],
+)
+def test_other_routes_and_methods_are_refused(client: Client, method: str, path: str, state: int) -> None:
+    body = {"prompt": "a"} if method == "POST" else None
+    assert client.refused(path, body, method)[0] == state
+
+
+def test_bodies_are_json_and_no_longer_than_allowed(client: Client) -> None:
+    assert client.refused(COMPLETE, b"prompt=a", Content_Type="application/x-www-form-urlencoded")[0] == 415
+    assert client.refused(COMPLETE, {"prompt": "a"}, Content_Encoding="gzip")[0] == 415
+    assert client.refused(COMPLETE, b"", Content_Length=str(1 << 30))[0] == 413
+    assert client.refused(COMPLETE, b"", Content_Length="-1")[0] == 411
+
+
+def test_pages_of_other_sites_cant_ask(client: Client) -> None:
+    assert client.refused(COMPLETE, {"prompt": "a"}, Host="evil.example:80")[0] == 403
+
+
+def test_models_health_and_load(client: Client) -> None:
+    (model,) = client.get("/v1/models")["data"]
+    assert (model["id"], model["max_model_len"]) == ("tiny", CONTEXT)
+    assert client.get("/health") == {"status": "ok"}
+    before = client.get("/load")
+    told = client.ask(GENERATE, {"prompt_token_ids": PROMPT, "max_tokens": 5, "ignore_eos": True})
+    after = client.get("/load")
+    assert len(told["token_ids"]) == 5
+    assert after["tokens"] - before["tokens"] == 5
+    assert after["requests"] - before["requests"] == 1
+    assert after["open"] == 0
+
+
+def test_one_connection_carries_many_requests(client: Client) -> None:
+    connection = client.connect()
+    for _ in range(3):
+        body = json.dumps({"prompt": "a", "max_tokens": 1})
+        connection.request("POST", COMPLETE, body, {"Content-Type": "application/json"})
+        assert len(json.loads(connection.getresponse().read())["choices"]) == 1
+    connection.request("GET", "/nowhere")
+    assert connection.getresponse().read()
+    connection.request("GET", "/health")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+@pytest.fixture(scope="module")
+def guarded(policy_directory: Path) -> Iterator[Client]:
+    with served(hf_engine(policy_directory), policy_directory, token="sesame") as made:
+        yield made
+
+
+class TestToken:
+    def test_who_has_it_may_ask_also_under_another_name(self, guarded: Client) -> None:
+        assert guarded.ask(COMPLETE, {"prompt": "a", "max_tokens": 1}, Host="box.example")["choices"]
+
+    @pytest.mark.parametrize("token", [None, "", "Sesame", "sesam", "sésame"])
+    def test_others_may_not(self, guarded: Client, token: str | None) -> None:
+        other = Client(guarded.url)
+        headers = {} if token is None else {"Authorization": f"Bearer {token}".encode().decode("latin-1")}
+        for method, path in (("POST", COMPLETE), ("GET", "/v1/models"), ("GET", "/load"), ("GET", "/sessions/a")):
+            state, error = other.refused(path, {"prompt": "a"} if method == "POST" else None, method, **headers)
+            assert (state, error["code"]) == (401, "invalid_api_key")
+        assert other.get("/health") == {"status": "ok"}
+
+
+class Slow:
+    """An engine that waits in each step, so that there is time to go away; it shows what it writes."""
+
+    def __init__(self, engine: Any, seconds: float = 0.01) -> None:
+        self._engine, self._seconds = engine, seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def step(self) -> Any:
+        time.sleep(self._seconds)
+        return self._engine.step()
+
+    def written(self, ids: Any) -> Any:
+        return {
+            run.request.id: (list(run.tokens), list(run.logprobs))
+            for run in self._engine._running
+            if run.request.id in ids
+        }
+
+
+def test_clients_side_by_side_share_batches(policy_directory: Path) -> None:
+    """Each of four asks for itself, and gets what it would get alone."""
+    alone = [directly(policy_directory, seed=seed, max_tokens=40).tokens for seed in range(4)]
+    with served(Slow(hf_engine(policy_directory)), policy_directory) as client, ThreadPoolExecutor(4) as pool:
+        together = threading.Barrier(4, timeout=10)
+
+        def one(seed: int) -> tuple[int, ...]:
+            body = {"prompt_token_ids": PROMPT, "seed": seed, "max_tokens": 40, "ignore_eos": True}
+            together.wait()
+            return tuple(client.ask(GENERATE, body)["token_ids"])
+
+        assert list(pool.map(one, range(4))) == alone
+        load = client.get("/load")
+    assert (load["requests"], load["tokens"]) == (4, 160)
+    assert load["most_together"] == 4
+    assert load["steps"] < 80, "one step writes a token for all"
+
+
+@pytest.fixture(scope="module")
+def slow(policy_directory: Path) -> Iterator[Client]:
+    with served(Slow(hf_engine(policy_directory)), policy_directory) as made:
+        yield made
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_takes_its_requests_along(slow: Client, stream: bool) -> None:
+    before = slow.get("/load")["stops"].get("abort", 0)
+    connection = slow.connect()
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 200, "n": 2, "ignore_eos": True, "stream": stream})
+    connection.request("POST", "/sessions/gone/v1/completions", body, {"Content-Type": "application/json"})
+    wait_for(lambda: slow.get("/load")["open"] == 2)
+    connection.close()
+    wait_for(lambda: slow.get("/load")["open"] == 0)
+    assert slow.get("/load")["stops"]["abort"] == before + 2
+    assert slow.send("GET", "/sessions/gone") == (200, b""), "nobody read it, so it is no exchange"
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+def test_a_stream_comes_to_the_same_as_one_answer(slow: Client, path: str) -> None:
+    prompt: dict[str, Any] = {"messages": HELLO} if path == CHAT else {"prompt": PROMPT}
+    scored: dict[str, Any] = {"logprobs": True if path == CHAT else 0}
+    body = {**prompt, **scored, "max_tokens": 20, "seed": 4, "n": 2, "return_token_ids": True}
+    whole = slow.ask(path, body)
+    events = slow.stream(path, {**body, "stream_options": {"include_usage": True}})
+    assert len(events) > 8, "it comes in pieces"
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"] == whole["usage"]
+    assert {event["id"] for event in events} == {events[0]["id"]}
+    for choice in whole["choices"]:
+        pieces = [one for event in events for one in event["choices"] if one["index"] == choice["index"]]
+        shown = "".join(one["delta"].get("content", "") if path == CHAT else one["text"] for one in pieces)
+        assert shown == (choice["message"]["content"] if path == CHAT else choice["text"])
+        assert [token for one in pieces for token in one.get("token_ids", ())] == choice["token_ids"]
+        assert [one["finish_reason"] for one in pieces][:-1] == [None] * (len(pieces) - 1)
+        assert pieces[-1]["finish_reason"] == choice["finish_reason"]
+        name = "content" if path == CHAT else "token_logprobs"
+        told = [score for one in pieces if one.get("logprobs") for score in one["logprobs"][name]]
+        assert told == choice["logprobs"][name]
+    first = events[0] if path == CHAT else events[0]["choices"][0]
+    assert first["prompt_token_ids"] == (whole if path == CHAT else whole["choices"][0])["prompt_token_ids"]
+
+
+def test_a_stream_never_shows_the_beginning_of_a_stop(slow: Client) -> None:
+    whole = slow.ask(COMPLETE, {"prompt": PROMPT, "max_tokens": 20, "seed": 4})["choices"][0]["text"]
+    stop = whole[6:10]
+    body = {"prompt": PROMPT, "max_tokens": 20, "seed": 4, "stop": stop}
+    events = slow.stream(COMPLETE, body)
+    shown = "".join(event["choices"][0]["text"] for event in events)
+    assert shown == whole[: whole.index(stop)]
+    assert events[-1]["choices"][0]["stop_reason"] == stop
+
+
+def test_an_old_client_gets_its_stream_without_chunks(slow: Client) -> None:
+    connection = slow.connect()
+    connection._http_vsn, connection._http_vsn_str = 10, "HTTP/1.0"
+    body = json.dumps({"prompt": "a", "max_tokens": 2, "stream": True})
+    connection.request("POST", COMPLETE, body, {"Content-Type": "application/json"})
+    told = connection.getresponse().read()
+    assert told.startswith(b"data: {")
+    assert told.endswith(b"data: [DONE]\n\n")
+
+
+def test_an_engine_that_dies_answers_503(policy_directory: Path) -> None:
+    class Dying(Slow):
+        def step(self) -> Any:
+            raise RuntimeError("out of luck")
+
+    with served(Dying(hf_engine(policy_directory)), policy_directory) as client:
+        for _ in range(2):
+            state, error = client.refused(COMPLETE, {"prompt": "a"})
+            assert (state, error["code"]) == (503, "engine_gone")
+            assert "out of luck" in error["message"]
+        assert client.refused("/health", None, "GET")[0] == 503
+
+
+def test_weights_that_are_no_numbers_fail_the_request_alone(policy_directory: Path) -> None:
+    engine = hf_engine(policy_directory)
+    with torch.no_grad():
+        engine._model.model.norm.weight.fill_(math.nan)
+    with served(engine, policy_directory) as client:
+        state, error = client.refused(COMPLETE, {"prompt": "a"})
+        assert (state, error["code"]) == (500, "generation_failed")
+        assert client.get("/health") == {"status": "ok"}
+
+
+def test_new_weights_come_between_two_steps(policy_directory: Path) -> None:
+    """The engine's own copy of the model, and weights that are twice as sure of the token that was likeliest last."""
+    model = load_model(policy_directory)
+    weights = {name: value.clone() for name, value in model.named_parameters()}
+    weights["model.norm.weight"] = weights["model.norm.weight"] * -1
+    engine = Slow(hf_engine(policy_directory))
+    with served(engine, policy_directory) as client:
+        body = {"prompt_token_ids": PROMPT, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(client.ask, GENERATE, body)
+            wait_for(lambda: client.get("/load")["steps"] > 5)
+            client.desk.engine.run(lambda engine: engine.load_weights(4, weights.items()))
+            told = asked.result()
+        assert told["weight_version"] == 0
+        ((place, version),) = told["switches"]
+        assert version == 4
+        assert 0 < place < 40
+        after = client.ask(GENERATE, body)
+        assert (after["weight_version"], after["switches"]) == (4, [])
+        model.model.norm.weight.data *= -1
+        own = HfEngine(model, slots=1, context=CONTEXT)
+        own.submit(Request(id=0, prompt=tuple(PROMPT), max_tokens=40, seed=0, temperature=0.0))
+        done: list[Any] = []
+        while not done:
+            done += own.step()
+        assert tuple(after["token_ids"]) == done[0].tokens
+
+
+def test_closing_tells_those_who_wait(policy_directory: Path) -> None:
+    found: list[Any] = []
+    with served(Slow(hf_engine(policy_directory)), policy_directory) as client:
+        body = {"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True}
+        asking = threading.Thread(target=lambda: found.append(client.refused(COMPLETE, body)))
+        asking.start()
+        wait_for(lambda: client.get("/load")["open"] == 1)
+    asking.join(10)
+    assert found[0][0] == 503
+
+
+class TestSession:
+    """A program of several turns, and what it leaves to be trained on."""
+
+    def play(self, client: Client, turns: int = 3) -> None:
+        """Each time it repeats all that was said, as programs do."""
+        client.send("DELETE", "/sessions/game")
+        messages = list(HELLO)
+        for turn in range(turns):
+            body = {"messages": messages, "max_tokens": 10, "seed": turn, "user": "agent"}
+            said = client.ask(f"/sessions/game{CHAT}", body)["choices"][0]["message"]
+            messages += [said, {"role": "user", "content": f"_ _ P{turn}"}]
+
+    def exchanges(self, client: Client) -> Any:
+        state, told = client.send("GET", "/sessions/game")
+        assert state == 200
+        return read_session(told.decode())
+
+    def test_replies_keep_their_tokens_and_turns_continue(self, client: Client, policy_directory: Path) -> None:
+        self.play(client)
+        exchanges = self.exchanges(client)
+        for before, after in itertools.pairwise(exchanges):
+            assert after.prompt.tokens[: len(before.sequence)] == before.sequence
+            assert after.prompt.reused == len(before.sequence)
+        turns = turns_of(exchanges)
+        assert [turn.continues for turn in turns] == [False, True, True]
+        assert [turn.observation for turn in turns] == ["_ P G", "_ _ P0", "_ _ P1"]
+        assert all(exchange.notes == {"user": "agent"} for exchange in exchanges)
+        batch = assemble([Trajectory("agent", 0, 0, 0, turns, Outcome.SUCCESS)])
+        assert batch.lengths.tolist() == [len(exchanges[-1].sequence)]
+        assert tuple(batch.tokens.tolist()) == exchanges[-1].sequence
+
+    def test_two_requests_of_a_session_at_once(self, slow: Client) -> None:
+        """Programs ask for several things at a time: each gets its own answer."""
+        slow.send("DELETE", "/sessions/both")
+
+        def one(seed: int) -> list[int]:
+            body = {"prompt_token_ids": PROMPT, "seed": seed, "max_tokens": 20, "ignore_eos": True}
+            return slow.ask("/sessions/both/generate", body)["token_ids"]
+
+        with ThreadPoolExecutor(3) as pool:
+            found = list(pool.map(one, range(3)))
+        assert found == [one(seed) for seed in range(3)]
+        kept = read_session(slow.send("GET", "/sessions/both")[1].decode())
+        assert sorted(list(known.tokens) for known in kept) == sorted(found * 2)
+
+    def test_what_is_trained_on_has_the_learners_logprobs(self, client: Client, policy_directory: Path) -> None:
+        """The session's tokens through the learner's own pass: what importance ratios start from."""
+        from quintet.training.learner import Scorer
+        from quintet.training.packing import Budget
+
+        self.play(client)
+        batch = assemble([Trajectory("agent", 0, 0, 0, turns_of(self.exchanges(client)), Outcome.SUCCESS)])
+        scorer = Scorer(load_model(policy_directory), budget=Budget(4096), dtype=torch.float32, temperature=1.0)
+        found = scorer.logprobs(batch)
+        torch.testing.assert_close(found[batch.loss_mask], batch.logprobs[batch.loss_mask], atol=1e-5, rtol=0)
+
+    def test_the_text_is_the_templates(self, client: Client, tokenizer: Any) -> None:
+        """Sampled tokens or not, together they say what the template says of the whole dialogue."""
+        self.play(client)
+        for exchange in self.exchanges(client):
+            assert tokenizer.decode(list(exchange.prompt.tokens)) == exchange.prompt.text
+
+    def test_a_changed_history_is_another_sequence(self, client: Client) -> None:
+        self.play(client, 1)
+        said = {"role": "assistant", "content": "something else"}
+        messages = [*HELLO, said, {"role": "user", "content": "_"}]
+        client.ask(CHAT, {"messages": messages, "max_tokens": 2}, X_Quintet_Session="game")
+        exchanges = self.exchanges(client)
+        assert [exchange.prompt.reused for exchange in exchanges] == [0, 0]
+        assert [turn.continues for turn in turns_of(exchanges)] == [False, False]
+
+    def test_streams_and_tokens_are_kept_too(self, client: Client) -> None:
+        client.send("DELETE", "/sessions/game")
+        client.stream("/sessions/game/v1/completions", {"prompt": "P G", "max_tokens": 6, "seed": 1, "n": 2})
+        first, second = self.exchanges(client)
+        assert (first.number, second.choice) == (0, 1)
+        tokens = [*first.sequence, 40, 41]
+        client.ask("/sessions/game/generate", {"prompt_token_ids": tokens, "max_tokens": 3})
+        last = self.exchanges(client)[-1]
+        assert turns_of([first, last])[1].prompt == (40, 41)
+
+    def test_rewards_lists_and_ends(self, client: Client) -> None:
+        self.play(client, 2)
+        client.ask("/sessions/game/reward", {"reward": 1.5})
+        assert [exchange.reward for exchange in self.exchanges(client)] == [0.0, 1.5]
+        assert client.get("/sessions")["sessions"]["game"] == 2
+        assert client.refused("/sessions/game/reward", {"reward": "much"})[0] == 400
+        client.send("DELETE", "/sessions/game")
+        assert client.refused("/sessions/game", None, "GET")[0] == 404
+
+    @pytest.mark.parametrize("name", ["..", "a b", "é", "-a", "a" * 129])
+    def test_names_are_plain(self, client: Client, name: str) -> None:
+        from urllib.parse import quote
+
+        assert client.refused(f"/sessions/{quote(name)}{COMPLETE}", {"prompt": "a"})[0] == 400
+
+
+def test_a_port_that_is_taken_is_told(client: Client) -> None:
+    from quintet.errors import ConfigError, MachineError
+    from quintet.runtime.serving.server import Address
+
+    port = int(client.url.rpartition(":")[2])
+    with pytest.raises(MachineError, match="can't listen on"):
+        Service(object(), Address("127.0.0.1", port))
+    for host in ("0.0.0.0", "::", "192.168.1.2", "example.org"):
+        with pytest.raises(ConfigError, match="there is no token"):
+            Service(object(), Address(host, 0))
+    for token in ("", " ", "a\nb", "é"):
+        with pytest.raises(ConfigError, match="--token"):
+            Service(object(), Address("127.0.0.1", 0, token))
+
+
+def test_openais_own_client_understands_all_of_it(slow: Client) -> None:
+    openai = pytest.importorskip("openai")
+    own = openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none")
+    body = {"model": "tiny", "messages": HELLO, "max_tokens": 8, "seed": 1, "logprobs": True}
+    whole = own.chat.completions.create(**body, extra_body={"return_token_ids": True})
+    assert whole.choices[0].logprobs.content[0].logprob < 0
+    pieces = own.chat.completions.create(**body, stream=True)
+    shown = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+    assert shown == whole.choices[0].message.content
+    with pytest.raises(openai.BadRequestError, match="top_logprobs"):
+        own.chat.completions.create(**body, top_logprobs=3)
