@@ -13,6 +13,7 @@ from quintet.config.faults import Fault, raise_faults
 from quintet.config.native import Experiment
 from quintet.config.native.advantages import OutsideAdvantageConfig
 from quintet.config.native.losses import OutsideLossConfig
+from quintet.config.native.worlds import CustomWorldConfig
 from quintet.errors import ConfigError, nearest
 from quintet.registry import Registry, load_outside
 
@@ -26,12 +27,12 @@ def check_choices(composed: Composed) -> None:
         ConfigError: one message for all that is missing.
     """
     raise_faults(_imported(composed))
-    raise_faults([*unknown_choices(composed), *missing_packages(composed)])
+    raise_faults([*unknown_choices(composed), *_data_files(composed), *missing_packages(composed)])
     _own_functions(composed.experiment)
 
 
 def _own_functions(config: Experiment) -> None:
-    """Load the user's own estimator and loss, so that what is wrong with them is told before anything begins.
+    """Load the user's own estimator, loss and world, so that what is wrong with them is told before anything begins.
 
     Raises:
         ConfigError: there is no such file or function.
@@ -41,6 +42,10 @@ def _own_functions(config: Experiment) -> None:
         load_outside(algorithm.advantage.function, "algorithm.advantage.function", "quintet.advantages")
     if isinstance(algorithm.loss, OutsideLossConfig):
         load_outside(algorithm.loss.function, "algorithm.loss.function", "quintet.losses")
+    if isinstance(config.world, CustomWorldConfig):
+        from quintet.envs.custom import load_custom
+
+        load_custom(config.world)
 
 
 def _imported(composed: Composed) -> Iterator[Fault]:
@@ -73,7 +78,6 @@ def unknown_choices(composed: Composed) -> Iterator[Fault]:
     }
     for key, path in paths.items():
         yield from _directory(composed, key, path, "a directory with config.json and weights")
-    yield from _data_files(composed)
     yield from _directory(composed, "resume", _resume_path(config.resume), "a global_step_N directory")
 
 

@@ -14,8 +14,7 @@ class Capability(StrEnum):
 
     LORA = "LoRA adapters"
     MODELS = "further ways to load a model and its tokenizer"
-    ENGINES = "the vLLM and SGLang engines"
-    SAMPLING = "further sampling options"
+    ENGINES = "an engine of TensorRT-LLM"
     SHARDING = "sharded learners (FSDP, FSDP2) and their options"
     MEMORY = "offloading and memory options of learners"
     BATCHING = "micro-batches by sequence or token budget over several ranks"

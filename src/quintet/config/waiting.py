@@ -1,4 +1,4 @@
-"""What a run asks for that this version can't do yet."""
+"""What a run asks for that this version, or the engine that it runs with, can't do."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 from quintet.config.capability import Capability, Waits
 from quintet.config.compose import Composed, flatten
+from quintet.config.engines import unmet_faults
 from quintet.config.faults import Fault, raise_faults, source_of
 from quintet.config.keys import show
 from quintet.config.native.section import Section
@@ -44,13 +45,14 @@ def waiting(section: Section, prefix: str = "") -> Iterator[Waiting]:
 
 
 def waiting_faults(composed: Composed) -> Iterator[Fault]:
-    """The same as they are told to people, with the place where each was asked for."""
+    """The same as they are told to people, with the place where each was asked for; and options of another engine."""
     for each in waiting(composed.experiment):
         source = _source(each, composed)
         value = each.value.get("name", each.value) if isinstance(each.value, dict) else each.value
         message = f"{each.key} = {show(value)} ({source}): waits for {each.capability}"
         hint = f"leave it out, or set {each.key}={_word(each.instead)}"
         yield Fault(each.key, each.value, source, message, hint)
+    yield from unmet_faults(composed)
 
 
 def _source(each: Waiting, composed: Composed) -> str:
@@ -61,7 +63,7 @@ def _source(each: Waiting, composed: Composed) -> str:
 
 
 def refuse_waiting(composed: Composed) -> None:
-    """Let a run begin only if this version can do all of it.
+    """Let a run begin only if this version, and its engine, can do all of it.
 
     Raises:
         ConfigError: it can't; one message names every such key.

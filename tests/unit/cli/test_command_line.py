@@ -148,7 +148,8 @@ def test_everything_that_is_named_is_looked_up_before_anything_begins(
         "tracking.loggers = 'tensorbord' (command line)",
         "did you mean 'tensorboard'?",
         f"did you mean {tmp_path}/policies?",
-        f"did you mean {tmp_path}/train.jsonl?",
+        # a plan may be made where the data aren't
+        *([f"did you mean {tmp_path}/train.jsonl?"] if name == "train" else []),
         "critic.path = '/nowhere/critic' (command line): no such directory",
         "resume = '/nowhere/global_step_3' (command line): no such directory",
     ):

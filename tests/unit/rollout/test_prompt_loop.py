@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ class Echo:
         self.tokenizer = tokenizer
         self.waiting: list[Request] = []
         self.seen: list[Request] = []
+        self.forgot = 0
 
     @property
     def busy(self) -> bool:
@@ -55,8 +58,15 @@ class Echo:
         stop = StopReason.LENGTH if cut else StopReason.STOP
         return [Generation(request.id, tokens, (-0.5,) * len(tokens), stop, 1)]
 
+    def abort(self, ids: Collection[int]) -> list[Generation]:
+        dropped = [request for request in self.waiting if request.id in ids]
+        self.waiting = [request for request in self.waiting if request.id not in ids]
+        return [Generation(one.id, (5, 6), (-0.5, -0.5), StopReason.ABORT, 1) for one in dropped]
+
     def load_weights(self, version: int, weights: object) -> None: ...
-    def forget(self) -> None: ...
+    def forget(self) -> None:
+        self.forgot += 1
+
     def sleep(self) -> None: ...
     def wake(self) -> None: ...
 
@@ -90,10 +100,31 @@ class Late:
         self.closed = True
 
 
-def loop(policy_directory: Path, judge: Late, limit: float = 0.5) -> PromptLoop:
+def loop(policy_directory: Path, judge: Late, limit: float = 0.5, engine: type[Echo] = Echo) -> PromptLoop:
     tokenizer = load_tokenizer(policy_directory)
     ends = (tokenizer.eos_token_id,)
-    return PromptLoop(Echo(tokenizer), tokenizer, Book(), judge, RolloutConfig(), ends=ends, max_failed_share=limit)
+    return PromptLoop(engine(tokenizer), tokenizer, Book(), judge, RolloutConfig(), ends=ends, max_failed_share=limit)
+
+
+class Odd(Echo):
+    """Fails on 1, has no room for 3, says nothing on 5, forgets 7, changes weights in the middle of 9."""
+
+    def submit(self, request: Request) -> None:
+        if request.prompt[-1] == 3:
+            raise ValueError("too long")
+        super().submit(request)
+
+    def step(self) -> list[Generation]:
+        number = self.waiting[-1].prompt[-1]
+        (whole,) = super().step()
+        failure = Failure("engine", "OutOfMemory", "no cache left")
+        if number == 1:
+            return [replace(whole, tokens=whole.tokens[:2], stop=StopReason.FAILED, failure=failure)]
+        if number == 5:
+            return [replace(whole, tokens=(), logprobs=())]
+        if number == 9:
+            return [replace(whole, switches=((2, 4),))]
+        return [] if number == 7 else [whole]
 
 
 def test_each_answer_is_judged_by_its_own_question(policy_directory: Path) -> None:
@@ -128,3 +159,81 @@ def test_a_judge_that_mostly_fails_ends_the_run_and_says_why(policy_directory: P
     games = [Game(number, number, 0) for number in (2, 4, 6)]
     with pytest.raises(MachineError, match=r"2 of 3 answers couldn't be judged \(first: Timeout: 10 s\)"):
         list(loop(policy_directory, Late(("4", "6"))).play(games, GREEDY))
+
+
+def test_an_engines_faults_cost_their_own_answers(policy_directory: Path) -> None:
+    games = [Game(number, number, 0) for number in (1, 2, 3, 5, 7, 9)]
+    played = {t.seed: t for t in loop(policy_directory, Late(), 0.9, Odd).play(games, GREEDY)}
+    assert len(played) == len(games)
+    assert {number: t.outcome for number, t in played.items()} == {
+        1: Outcome.FAILED,
+        2: Outcome.SUCCESS,
+        3: Outcome.CONTEXT,
+        5: Outcome.FAILED,
+        7: Outcome.FAILED,
+        9: Outcome.SUCCESS,
+    }
+    kinds = {number: t.failure.kind for number, t in played.items() if t.failure}
+    assert kinds == {1: "OutOfMemory", 5: "EmptyResponse", 7: "Lost"}
+    assert [len(played[number].turns) for number in (1, 3, 5, 7)] == [1, 0, 0, 0]
+    assert played[1].reward == 0.0
+    assert played[9].turns[0].switches == ((2, 4),)
+
+
+def test_an_engine_that_mostly_fails_ends_the_run_and_says_why(policy_directory: Path) -> None:
+    asking = loop(policy_directory, Late(), 0.5, Odd)
+    with pytest.raises(MachineError, match=r"answers couldn't be written \(first: OutOfMemory: no cache left\)"):
+        list(asking.play([Game(1, number, 0) for number in range(4)], GREEDY))
+    assert not asking.busy
+
+
+def test_rounds_overlap_and_each_game_is_the_same_as_alone(policy_directory: Path) -> None:
+    """Games are begun while others run; what a game draws doesn't depend on when it was begun."""
+    first, second = [Game(2, 0, 0), Game(4, 1, 0)], [Game(6, 2, 0), Game(8, 3, 0)]
+    asking = loop(policy_directory, Late())
+    asking.begin(first, GREEDY)
+    assert asking.busy
+    ended = asking.advance()
+    asking.begin(second, GREEDY)
+    while asking.busy:
+        ended += asking.advance()
+    alone = list(loop(policy_directory, Late()).play([*first, *second], GREEDY))
+    assert sorted(ended, key=lambda t: t.group) == sorted(alone, key=lambda t: t.group)
+    assert asking._engine.forgot == 1, "nothing is forgotten while games run"
+
+
+def test_a_round_beside_others_takes_only_its_own(policy_directory: Path) -> None:
+    asking = loop(policy_directory, Late())
+    asking.begin([Game(2, 0, 0)], GREEDY)
+    assert [t.seed for t in asking.play([Game(4, 1, 0)], GREEDY)] == [4]
+    left = []
+    while asking.busy:
+        left += asking.advance()
+    assert [t.seed for t in left] == [2]
+
+
+def test_groups_are_given_up_as_they_stand(policy_directory: Path) -> None:
+    judge = Late()
+    asking = loop(policy_directory, judge)
+    asking.begin([Game(2, 0, 0), Game(4, 1, 0), Game(6, 2, 0)], GREEDY)
+    asking.advance()
+    assert [answer.question.id for answer in judge.answers] == [6]
+    gone = {t.seed: t for t in asking.abort([1, 2])}
+    assert {t.outcome for t in gone.values()} == {Outcome.ABORTED}
+    assert gone[4].turns[0].tokens == (5, 6)
+    assert gone[6].turns[0].text == "it is 6", "written already, and not judged"
+    assert {t.reward for t in gone.values()} == {0.0}
+    left = []
+    while asking.busy:
+        left += asking.advance()
+    assert [t.seed for t in left] == [2], "a verdict on a question that was given up is passed over"
+    assert asking.abort([0]) == []
+
+
+def test_a_token_of_ones_own_ends_an_answer(policy_directory: Path) -> None:
+    asking = loop(policy_directory, Late())
+    own = replace(GREEDY, end_ids=(9,), stop_texts=("!",), min_tokens=2)
+    (played,) = asking.play([Game(2, 0, 0)], own)
+    (request,) = asking._engine.seen
+    assert (request.stop_ids, request.stop_texts, request.min_tokens) == ((9,), ("!",), 2)
+    assert played.turns[0].text != "it is 2", "the tokenizer's end token is a word like any other then"

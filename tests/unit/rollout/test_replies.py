@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quintet.config.native import RolloutConfig
 from quintet.rollout.replies import ReplyFormat
 
 MOVES = ("Left", "Down", "Right", "Up")
@@ -48,3 +49,57 @@ def test_what_is_written_is_read_back(actions: list[str], thought: str) -> None:
 @given(st.text(max_size=200))
 def test_any_text_is_survived(text: str) -> None:
     assert all(action in MOVES for action in THINKING.parse(text).actions)
+
+
+def reads(**options: object) -> ReplyFormat:
+    return ReplyFormat.under(RolloutConfig.model_validate(options), MOVES, ("<|im_end|>", "<pad>"))
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "actions"),
+    [
+        ("whole", "<think>a</think><answer>Up</answer>", ("Up",)),
+        ("whole", "so <think>a</think><answer>Up</answer>", ()),
+        ("anywhere", "so <think>a</think> <answer>Up</answer> and <answer>Down</answer>", ("Up",)),
+        ("anywhere", "so <answer>Up</answer>", ()),
+        ("answer", "a</think> so <answer>Up</answer> and <answer>Down</answer>", ("Up",)),
+        ("answer", "Up", ()),
+    ],
+)
+def test_how_much_of_a_reply_must_be_as_wanted(form: str, text: str, actions: tuple[str, ...]) -> None:
+    parsed = reads(reply_form=form).parse(text)
+    assert (parsed.actions, parsed.valid) == (actions, bool(actions))
+
+
+def test_letter_case_matters_where_the_world_says_so() -> None:
+    text = "<think></think><answer>uP</answer>"
+    assert reads().parse(text).actions == ("Up",)
+    assert reads(fold_case=False).parse(text).actions == ()
+    assert reads(fold_case=False).parse("<think></think><answer>Up</answer>").valid
+
+
+@pytest.mark.parametrize(
+    ("word", "action"),
+    [("1", "Left"), ("4", "Up"), ("2 (Down)", "Down"), ("2(down)", "Down"), ("Down", "Down")]
+    + [(word, None) for word in ("0", "5", "9" * 5000, "2 (Up)", "2 Down", "-1", "Up.", "[Up]", "1.0")],
+)
+def test_numbers_stand_for_actions_in_the_worlds_order(word: str, action: str | None) -> None:
+    """RAGEN's grammar: a word, its number, or both."""
+    parsed = reads(numbered_actions=True, think=False).parse(f"<answer>{word}</answer>")
+    assert parsed.actions == (() if action is None else (action,))
+    assert parsed.valid == (action is not None)
+    assert not reads(think=False).parse("<answer>1</answer>").valid
+
+
+def test_an_unknown_word_ends_a_reply_or_is_skipped() -> None:
+    text = "<think></think><answer>Up || Jump || Left</answer>"
+    many = {"max_actions_per_turn": 5}
+    assert reads(**many).parse(text).actions == ("Up",)
+    skipping = reads(**many, unknown_actions="skip").parse(text)
+    assert (skipping.actions, skipping.valid) == (("Up", "Left"), False)
+
+
+def test_special_tokens_are_taken_out_where_that_is_wanted() -> None:
+    text = "<think>a</think><|im_end|><answer>Up<pad></answer><|im_end|>"
+    assert not reads().parse(text).valid
+    assert reads(strip_special_tokens=True).parse(text).actions == ("Up",)

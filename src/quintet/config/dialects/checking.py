@@ -9,7 +9,7 @@ from typing import Any
 
 from quintet.config.dialects.composition.reading import OF_THE_RUN, Written
 from quintet.config.dialects.dialect import Dialect
-from quintet.config.dialects.free_sections import argument_of, pending_arguments
+from quintet.config.dialects.free_sections import argument_of
 from quintet.config.dialects.ledger import Row, counts, idle_for
 from quintet.config.dialects.takes import FREE, Takes
 from quintet.config.dialects.typos import meant
@@ -113,7 +113,6 @@ def pending_keys(written: Written, dialect: Dialect) -> Iterator[Fault]:
         if _waits(written, dialect, row, value):
             message = f"{key} = {show(value)} ({source}): waits for {row.pending}"
             yield Fault(key, value, source, message, _instead(row))
-    yield from pending_arguments(written, dialect)
 
 
 def idle_keys(written: Written, dialect: Dialect) -> Iterator[str]:

@@ -8,7 +8,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from quintet.config.capability import Capability
 from quintet.config.dialects.composition.reading import Written
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.takes import FREE
@@ -18,7 +17,15 @@ from quintet.config.keys import show
 from quintet.config.plan.models import config_file, read_config
 from quintet.config.plan.shapes import Unreadable
 
-__all__ = ["Argument", "argument_of", "arguments", "model_faults", "model_remarks", "pending_arguments"]
+__all__ = [
+    "Argument",
+    "argument_of",
+    "arguments",
+    "further_arguments",
+    "idle_arguments",
+    "model_faults",
+    "model_remarks",
+]
 
 ENGINES = ("vllm", "sglang")
 OPTIONS, STRATEGY = "strategy_args.strategy_config", "strategy_args.strategy_name"
@@ -40,6 +47,13 @@ class Argument:
     engine: str
     section: str
     name: str
+    given: str
+    """The key by which somebody gave it, or a part of it."""
+
+    @property
+    def whole(self) -> str:
+        """Its key."""
+        return f"{self.section}.{self.name}"
 
     @property
     def known(self) -> bool:
@@ -65,36 +79,41 @@ def argument_of(key: str, written: Written, dialect: Dialect) -> Argument | None
     for engine in ENGINES:
         section, found, entry = key.partition(f".engine_kwargs.{engine}.")
         if found:
-            return _argument(engine, f"{section}.engine_kwargs.{engine}", entry, dialect)
+            return _argument(engine, f"{section}.engine_kwargs.{engine}", entry, key, dialect)
     worker, found, entry = key.partition(f".{OPTIONS}.")
     engine = str(written.value(f"{worker}.{STRATEGY}")) if found else ""
-    return _argument(engine, f"{worker}.{OPTIONS}", entry, dialect) if engine in ENGINES else None
+    return _argument(engine, f"{worker}.{OPTIONS}", entry, key, dialect) if engine in ENGINES else None
 
 
-def _argument(engine: str, section: str, entry: str, dialect: Dialect) -> Argument | None:
+def _argument(engine: str, section: str, entry: str, key: str, dialect: Dialect) -> Argument | None:
     """None where the section itself is one that nobody documents."""
     inside = dialect.documented(f"{section}.x").rpartition(".")[0]
     if not any(key.startswith(f"{inside}.") for key in dialect.rows()):
         return None
-    return Argument(engine, section, entry.partition(".")[0])
+    return Argument(engine, section, entry.partition(".")[0], key)
 
 
-def pending_arguments(written: Written, dialect: Dialect) -> Iterator[Fault]:
-    """Arguments that the engines have and no reference lists: they wait with the engines. Null hands nothing on."""
+def further_arguments(written: Written, dialect: Dialect, engine: str) -> Iterator[Argument]:
+    """Arguments that an engine has and no reference lists, and that somebody gave. Null hands nothing on."""
     rows = dialect.rows()
     told = set()
     for key in written.leaves():
         argument = argument_of(key, written, dialect)
-        if argument is None or not argument.known:
+        if argument is None or argument.engine != engine or not argument.known or argument.whole in told:
             continue
-        whole = f"{argument.section}.{argument.name}"
-        value = written.value(whole)
-        if whole in rows or dialect.documented(whole) in rows or whole in told or value is None:
-            continue
-        told.add(whole)
-        source = written.sources[key]
-        message = f"{whole} = {show(value)} ({source}): waits for {Capability.ENGINES}"
-        yield Fault(whole, value, source, message, "leave the key out, or set it to null")
+        documented = argument.whole in rows or dialect.documented(argument.whole) in rows
+        if not documented and written.value(argument.whole) is not None:
+            told.add(argument.whole)
+            yield argument
+
+
+def idle_arguments(written: Written, dialect: Dialect, engine: str) -> Iterator[str]:
+    """Those of another engine than the one that generates, each as it is told."""
+    for other in ENGINES:
+        if other != engine:
+            for argument in further_arguments(written, dialect, other):
+                told = f"{argument.whole} = {show(written.value(argument.whole))}"
+                yield f"{told} has no effect: {engine} generates"
 
 
 def model_faults(written: Written, dialect: Dialect) -> Iterator[Fault]:

@@ -16,6 +16,7 @@ from quintet.config.dialects.composition.reading import Given, Written, composed
 from quintet.config.dialects.conversion import Native, Values
 from quintet.config.dialects.dialect import Dialect, narrowed
 from quintet.config.dialects.elsewhere import known_elsewhere
+from quintet.config.dialects.engine_choice import engine_shortfall
 from quintet.config.dialects.free_sections import model_faults, model_remarks
 from quintet.config.dialects.spelling import respelt
 from quintet.config.faults import Fault, describe_faults, raise_faults, source_of
@@ -136,6 +137,10 @@ def _what_waits(done: Composed, native: Native, written: Written, dialect: Diale
             replaced[each.key] = each.instead
             told = ", ".join(f"{origin} = {show(native.values[origin])}" for origin in origins)
             remarks.append(f"nobody set it, and the reference's {told} waits for {each.capability}")
+    engines = engine_shortfall(done.experiment, native)
+    faults |= engines.faults
+    replaced |= engines.replaced
+    remarks += engines.remarks
     for told in pending_defaults(written, dialect):
         if not any(told.split(" = ")[0] in native.origins_of(key) for key in native.origins):
             remarks.append(f"nobody set it, and the reference's {told}")

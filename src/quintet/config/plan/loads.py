@@ -278,8 +278,11 @@ def _engine(config: Experiment, component: Component, shape: Shape, device_bytes
     width = _width(config, shape, options.dtype)
     own = shape.parameters // (split.tensor * split.pipeline) * width
     room = None if options.memory_share is None or device_bytes is None else int(options.memory_share * device_bytes)
-    one = (options.max_model_tokens or longest(config)) * cache_bytes(shape, width, split.tensor, split.pipeline)
+    tokens = min(options.max_model_tokens or longest(config), longest(config))
+    one = tokens * cache_bytes(shape, width, split.tensor, split.pipeline)
     slots = config.rollout.max_concurrent
+    if options.prompts_per_device is not None:
+        slots = min(slots, options.prompts_per_device * config.training.samples_per_group)
     if config.rollout.engine == "hf":
         one = int(SLOTS * one)
         slots = slots if room is None else max(0, min(slots, (room - own) // one))

@@ -87,7 +87,8 @@ def place(config: Experiment) -> Placement:
     """Put every component on its devices, whether that can work or not."""
     placement = config.placement
     components = tuple(Component(name, _devices(config, name), _split(config, name)) for name in _present(config))
-    return Placement(placement.nodes, placement.devices_per_node, placement.colocated, components)
+    per_node = max(placement.devices_per_node, _of_the_engine(config))
+    return Placement(placement.nodes, per_node, placement.colocated, components)
 
 
 def _present(config: Experiment) -> list[str]:
@@ -112,8 +113,19 @@ def _devices(config: Experiment, name: str) -> tuple[int, ...]:
     if (stage := fine_tuning(config)) is not None:
         return tuple(range(stage.devices))
     given = getattr(placement, name).devices
+    if name == "rollout" and _of_the_engine(config):
+        return tuple(range(_of_the_engine(config)))
     everywhere = range(min(placement.nodes * placement.devices_per_node, MOST))
     return tuple(everywhere) if given is None else tuple(sorted(set(given)))
+
+
+def _of_the_engine(config: Experiment) -> int:
+    """Devices that a split engine takes of its machine where nobody places anything: as many as it needs, from the
+    first on; 0 where there is no such engine."""
+    placement, options = config.placement, config.rollout.engine_options
+    size = options.tensor_parallel * options.pipeline_parallel
+    unplaced = placement.nodes == placement.devices_per_node == 1 and placement.rollout.devices is None
+    return min(size, MOST) if unplaced and size > 1 else 0
 
 
 def _split(config: Experiment, name: str) -> Split:

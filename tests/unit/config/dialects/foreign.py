@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
+from quintet.config import engines
 from quintet.config.compose import flatten
+from quintet.config.dialects import engine_choice
 from quintet.config.dialects.composition.reading import composed, given_tree
 from quintet.config.dialects.dialect import DIALECTS
 from quintet.config.dialects.loading import Converted, convert
 from quintet.config.translate import Translation, translate
 
-__all__ = ["changed", "converted", "natively", "translated"]
+__all__ = ["changed", "converted", "machine", "natively", "translated"]
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, *, gpus: int, packages: Collection[str] = ()) -> None:
+    """Let a test's machine have so many GPUs, and of the packages of engines these."""
+
+    def find(name: str) -> object | None:
+        return name if name in packages else None
+
+    for module in (engines, engine_choice):
+        monkeypatch.setattr(module, "find_spec", find)
+        monkeypatch.setattr(module, "accelerators", lambda: gpus)
 
 
 def changed(plain: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

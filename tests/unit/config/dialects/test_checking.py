@@ -18,7 +18,7 @@ system: {n_gpus: 1}
 training:
   max_turns: five
   n_rolout: 16
-  rollout_tp_size: 2
+trainer: {nnodes: 2}
 zebra: {crossing: 1}
 """
 
@@ -52,8 +52,8 @@ def test_a_type_is_checked_where_the_framework_doesnt(tmp_path: Path) -> None:
 def test_a_pending_key_says_what_it_waits_for_unless_it_asks_for_nothing(tmp_path: Path) -> None:
     faults = {fault.key: str(fault) for fault in pending_keys(written(tmp_path), DIALECTS["ragen"])}
     assert "system.n_gpus" not in faults
-    assert "waits for" in faults["training.rollout_tp_size"]
-    assert "set it to 1" in faults["training.rollout_tp_size"]
+    assert "waits for" in faults["trainer.nnodes"]
+    assert "set it to 1" in faults["trainer.nnodes"]
 
 
 def test_a_section_that_is_like_another_takes_its_keys(tmp_path: Path) -> None:

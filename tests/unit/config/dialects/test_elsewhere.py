@@ -28,7 +28,7 @@ WELL_KNOWN = [
     ("roll", "actor_train: {}\nreward_pretrain: Qwen/Qwen2.5-7B", "reward_pretrain"),
     ("roll", "actor_infer: {data_args: {template: qwen2_5}}", "actor_infer.data_args.template"),
     ("roll", "actor_train: {}\nrewards: {math_rule: {world_size: 8}}", "rewards.math_rule.world_size"),
-    ("roll", "actor_train: {}\nvalidation: null", "validation"),
+    ("roll", "actor_train: {}\nreward: null", "reward"),
     ("ragen", "optimization: {}\nagent_proxy: {max_turn: 5}", "agent_proxy.max_turn"),
 ]
 

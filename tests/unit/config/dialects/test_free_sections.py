@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from foreign import machine
 
 from quintet.config.dialects.composition.reading import Given, composed
 from quintet.config.dialects.dialect import DIALECTS
 from quintet.config.dialects.free_sections import arguments
 from quintet.config.dialects.loading import convert, load_given
+from quintet.config.translate import translate
 from quintet.errors import ConfigError
 
 CONFIG = {"hidden_size": 8, "attention_dropout": 0.0, "rope_scaling": {"factor": 2.0, "type": "linear"}}
@@ -98,24 +100,38 @@ def test_slips_in_an_engines_arguments_are_named(written: str, right: str, tmp_p
     assert f"unknown key {ENGINE}.{written} (command line) looks like a slip; did you mean {ENGINE}.{right}?" in message
 
 
-def test_an_engines_arguments_wait_with_the_engine(tmp_path: Path) -> None:
+def test_an_engines_arguments_reach_it_and_those_of_another_are_told(tmp_path: Path) -> None:
     words = [
+        "actor_rollout_ref.rollout.name=vllm",
         f"{ENGINE}.vllm.compilation_config={{level: 3}}",
+        f"+{ENGINE}.vllm.enable_prefix_caching=false",
         f"+{ENGINE}.sglang.mem_fraction_static=0.5",
         f"{ENGINE}.vllm.seed=null",
     ]
-    message = refusal(given(tmp_path, *words), to_run=True)
-    assert f'{ENGINE}.vllm.compilation_config = {{"level": 3}} (command line): waits for the vLLM and SGLang' in message
-    assert f"{ENGINE}.sglang.mem_fraction_static = 0.5 (command line): waits for the vLLM and SGLang" in message
-    assert "vllm.seed" not in message
+    found = convert(given(tmp_path, *words), DIALECTS["verl"])
+    options = found.composed.experiment.rollout.engine_options
+    assert options.arguments == {"compilation_config": {"level": 3}, "enable_prefix_caching": False}
+    idle = [remark for remark in found.composed.remarks if "mem_fraction_static = 0.5" in remark]
+    assert idle == [f"{ENGINE}.sglang.mem_fraction_static = 0.5 has no effect: vllm generates"]
+    assert translate(found.composed, DIALECTS["verl"]).lost == {}
+
+
+def test_an_engines_arguments_are_refused_where_hf_generates_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(monkeypatch, gpus=0)
+    words = [f"{ENGINE}.vllm.compilation_config={{level: 3}}", "trainer.n_gpus_per_node=2"]
+    message = refusal(given(tmp_path, *words, text="actor_rollout_ref: {model: {path: x}}\n"), to_run=True)
+    assert f"{ENGINE}.vllm.compilation_config.level = 3 (command line): the engine hf has no such option" in message
+    assert "vllm isn't installed here" in message
 
 
 def test_rolls_options_are_those_of_the_strategy(tmp_path: Path) -> None:
     text = "actor_infer:\n  strategy_args: {strategy_name: NAME, strategy_config: {max_num_seqs: 8}}\nactor_train: {}\n"
     section = "actor_infer.strategy_args.strategy_config"
-    message = refusal(given(tmp_path, text=text.replace("NAME", "vllm")), "roll", to_run=True)
-    assert f"{section}.max_num_seqs = 8" in message
-    assert "unknown key" not in message
+    found = convert(given(tmp_path, text=text.replace("NAME", "vllm")), DIALECTS["roll"])
+    assert found.composed.experiment.rollout.engine_options.arguments == {"max_num_seqs": 8}
+    assert translate(found.composed, DIALECTS["roll"]).lost == {}
     slip = given(tmp_path, text=text.replace("NAME", "vllm").replace("max_num_seqs", "max_num_sqs"))
     assert f"did you mean {section}.max_num_seqs?" in refusal(slip, "roll")
 

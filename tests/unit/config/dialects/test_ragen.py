@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from foreign import machine
 
 from quintet.config.compose import Composed, dump_config, flatten
 from quintet.config.dialects.dialect import DIALECTS
@@ -94,6 +95,11 @@ OF_STAGES: list[tuple[str, Any, Any, str, Any]] = [
     ("sft.training.project_name", "mine", 1, "sft.project", "mine"),
 ]
 """Keys of the stages, which count where those are run."""
+OF_VLLM: list[tuple[str, Any, Any, str, Any]] = [
+    ("system.vllm_attention_backend", "FLASH_ATTN", "FAST", "rollout.engine_options.attention_backend", "FLASH_ATTN"),
+    ("training.rollout_tp_size", 2, 0, "rollout.engine_options.tensor_parallel", 2),
+]
+"""Keys of the engine with which RAGEN generates."""
 SOKOBAN = [
     ("sft.sokoban.dim_x", 7, 3, "world.height", 7),
     ("sft.sokoban.dim_y", 8, "8", "world.width", 8),
@@ -120,11 +126,15 @@ def changed(key: str, value: Any, **others: Any) -> dict[str, Any]:
     return tree
 
 
-CASES = [*REACHED, *OF_STAGES]
+CASES = [*REACHED, *OF_STAGES, *OF_VLLM]
 
 
 @pytest.mark.parametrize(("key", "value", "illegal", "native", "expected"), CASES, ids=[one[0] for one in CASES])
-def test_a_key_reaches_the_run(tmp_path: Path, key: str, value: Any, illegal: Any, native: str, expected: Any) -> None:
+def test_a_key_reaches_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: Any, illegal: Any, native: str, expected: Any
+) -> None:
+    if any(key == one[0] for one in OF_VLLM):
+        machine(monkeypatch, gpus=4, packages=("vllm",))
     others: dict[str, Any] = {"training.ppo_batch_size": 64} if key == "training.max_turns" else {}
     others |= {"rl_or_sft": "sft"} if any(key == one[0] for one in OF_STAGES) else {}
     composed = load(tmp_path, changed(key, value, **others))
@@ -179,16 +189,34 @@ def test_start_states_that_are_drawn_once_decide_about_the_steps(tmp_path: Path)
     assert (whole.training.steps, whole.training.start_states, whole.validation.games) == (6250, None, 10000)
 
 
+def test_ragen_generates_with_vllm_where_that_and_a_gpu_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(monkeypatch, gpus=1, packages=("vllm",))
+    assert load(tmp_path, PLAIN).experiment.rollout.engine == "vllm"
+    for gpus, packages in ((0, ("vllm",)), (1, ())):
+        machine(monkeypatch, gpus=gpus, packages=packages)
+        assert load(tmp_path, PLAIN).experiment.rollout.engine == "hf"
+
+
+def test_an_option_of_vllm_is_refused_where_hf_generates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, gpus=0)
+    for key, value in {"training.rollout_tp_size": 2, "system.vllm_attention_backend": "FLASHINFER"}.items():
+        with pytest.raises(ConfigError, match=rf"(?s){key} = .*engine hf has no such option.*vllm and sglang take it"):
+            load(tmp_path, changed(key, value))
+    load(tmp_path, changed("system.vllm_attention_backend", "XFORMERS"))
+
+
 def test_a_coefficient_of_zero_needs_no_reference(tmp_path: Path) -> None:
     assert load(tmp_path, PLAIN, "optimization.kl_coef=0").experiment.algorithm.kl is None
 
 
 def test_everything_that_waits_or_is_wrong_is_told_at_once(tmp_path: Path) -> None:
-    tree = changed("training.rollout_tp_size", 2, **{"system.n_gpus": 4, "training.max_turn": 3})
+    tree = changed("trainer.nnodes", 2, **{"system.n_gpus": 4, "training.max_turn": 3})
     with pytest.raises(ConfigError) as error:
         load(tmp_path, tree)
     told = str(error.value)
-    for word in ("training.rollout_tp_size", "system.n_gpus", "training.max_turn ", "did you mean training.max_turns"):
+    for word in ("trainer.nnodes", "system.n_gpus", "training.max_turn ", "did you mean training.max_turns"):
         assert word in told
 
 

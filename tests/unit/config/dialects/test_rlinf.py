@@ -33,6 +33,8 @@ LINE = "cluster.component_placement.actor,inference,rollout"
 CRITIC = {"algorithm.adv_type": "gae", "critic.use_critic_model": True}
 ENGINE = "rollout.engine_options"
 SERVED = {"rollout.backend": "vllm"}
+BY_SGLANG = {"rollout.backend": "sglang"}
+REINFORCED = {"algorithm.adv_type": "reinpp"}
 
 BASIC: list[Reached] = [
     ("hydra.run.dir", "outputs", "", "tracking.config_dir", "outputs/.hydra", {"hydra.output_subdir": ".hydra"}),
@@ -99,7 +101,7 @@ BASIC: list[Reached] = [
     ("algorithm.normalize_advantages", False, 1, "algorithm.advantage.whiten", False),
     ("algorithm.early_stop_imp_ratio", 2.0, 0, "algorithm.stop_ratio", 2.0),
     ("algorithm.use_valid_token_scale", True, 1, "algorithm.micro_batch_weights", "tokens"),
-    ("algorithm.sampling_params.do_sample", False, 1, "rollout.do_sample", False),
+    ("algorithm.sampling_params.do_sample", False, 1, "rollout.do_sample", False, REINFORCED),
     ("algorithm.sampling_params.temperature", 0.7, 0, "rollout.temperature", 0.7),
     ("algorithm.sampling_params.top_k", 50, -2, "rollout.top_k", 50),
     ("algorithm.sampling_params.top_k", -1, 0.5, "rollout.top_k", 0),
@@ -166,7 +168,7 @@ TEXT: list[Reached] = [
         {"rollout.validate_weight": True},
     ),
     ("rollout.print_outputs", True, 1, f"{ENGINE}.print_replies", True),
-    ("rollout.sglang_decode_log_interval", 100, 0, f"{ENGINE}.log_every_steps", 100, SERVED),
+    ("rollout.sglang_decode_log_interval", 100, 0, f"{ENGINE}.log_every_steps", 100, BY_SGLANG),
     ("rollout.max_running_requests", 32, 0, "rollout.max_concurrent", 32),
     ("rollout.cuda_graph_max_bs", 64, 0, f"{ENGINE}.cuda_graph_max_batch", 64, SERVED),
     ("rollout.use_torch_compile", True, 1, f"{ENGINE}.torch_compile", True, SERVED),
@@ -755,7 +757,7 @@ ALIASES = [
     (MATH, "rollout.sampling_params.temperature", 0.5, "rollout.temperature", 0.5),
     (MATH, "rollout.model_dir", "older/model", "policy.path", "older/model"),
     (MATH, "rollout.rollout_backend", "vllm", "rollout.engine", "vllm"),
-    (changed(MATH, SERVED), "rollout.sglang.decode_log_interval", 10, f"{ENGINE}.log_every_steps", 10),
+    (changed(MATH, BY_SGLANG), "rollout.sglang.decode_log_interval", 10, f"{ENGINE}.log_every_steps", 10),
     (MATH, "algorithm.recompute_logprobs", False, "rollout.recompute_logprobs", False),
     (MATH, "actor.megatron.ckpt_convertor.process_num", 3, "actor.megatron.conversion.processes", 3),
     (SHARDED, f"{FSDP}.amp.enabled", True, "actor.sharding.autocast", "bfloat16"),
@@ -996,3 +998,18 @@ def test_an_example_is_read_and_comes_back(path: Path, monkeypatch: pytest.Monke
 
 def test_there_are_examples() -> None:
     assert len(list(EXAMPLES.glob("*.yaml"))) == 8
+
+
+def test_a_run_that_only_evaluates_draws_as_training_would(tmp_path: Path) -> None:
+    drawn = {"algorithm.sampling_params.temperature": 0.6, "algorithm.sampling_params.top_p": 0.9}
+    tree = changed(MATH, {"runner.task_type": "reasoning_eval", "algorithm.group_size": 4, **drawn})
+    found = converted(tmp_path, "rlinf", tree)
+    sampling = found.composed.experiment.validation.sampling
+    assert (sampling.do_sample, sampling.temperature, sampling.top_p, sampling.samples) == (True, 0.6, 0.9, 4)
+    assert translated(found, "rlinf").lost == {}
+    assert not natively(converted(tmp_path, "rlinf", changed(MATH, drawn)), "validation.sampling.do_sample")
+
+
+def test_replies_that_are_all_the_same_have_nothing_to_be_compared(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"do_sample = false .* all be the same"):
+        converted(tmp_path, "rlinf", changed(MATH, {"algorithm.sampling_params.do_sample": False}))

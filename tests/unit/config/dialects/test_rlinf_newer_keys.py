@@ -40,6 +40,7 @@ REACHED: list[Reached] = [
     ("algorithm.rewards_upper_bound", 4, "x", "algorithm.filter.max_mean", 4.0, FILTERED),
     ("algorithm.importance_sampling_fix", True, 1, "algorithm.correction.level", "token"),
     ("algorithm.importance_sampling_clip", 2.0, 0, "algorithm.correction.upper", 2.0, FIXED),
+    ("algorithm.sampling_params.stop", ["</answer>"], 5, "rollout.stop", ("</answer>",)),
     ("data.answer_key", "solutions", 5, "data.truth_key", "solutions"),
     ("data.apply_chat_template", True, 1, "data.template", None),
     ("data.apply_chat_template", False, 1, "data.template", "none"),

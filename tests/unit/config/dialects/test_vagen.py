@@ -55,7 +55,7 @@ REACHED: list[Row] = [
     (f"{ROLLOUT}.enable_chunked_prefill", True, 1, f"{ENGINE}.chunked_prefill", True),
     (f"{ROLLOUT}.enforce_eager", True, 1, f"{ENGINE}.eager", True),
     (f"{ROLLOUT}.free_cache_engine", True, 1, f"{ENGINE}.sleep_between_steps", True),
-    (f"{ROLLOUT}.n", 2, 0, "rollout.samples", 2),
+    (f"{ROLLOUT}.n", 2, 0, "training.samples_per_group", 16),
     (f"{ROLLOUT}.top_p", 0.9, 0, "rollout.top_p", 0.9),
     (f"{ROLLOUT}.temperature", 1.0, 0, "rollout.temperature", 1.0),
     (f"{REF}.log_prob_micro_batch_size_per_gpu", 4, 0, "reference.inference_budget.sequences", 4),

@@ -29,6 +29,7 @@ BYPASSED = {f"{GAP}.bypass_mode": True}
 REJECTED = {f"{GAP}.rollout_rs": "seq_mean_k1", f"{GAP}.rollout_rs_threshold": 2.0}
 DAPO = {"reward_model.reward_manager": "dapo"}
 OVERLONG = {**DAPO, f"{BUFFER}.enable": True, f"{BUFFER}.len": 64}
+AHEAD = {"async_training.staleness_threshold": 1}
 OWN = {"custom_reward_function.path": "rules.py"}
 
 Case = tuple[str, Any, Any, str, Any, dict[str, Any]]
@@ -104,6 +105,14 @@ CASES: list[Case] = [
     ("data.validation_shuffle", True, 1, "data.validation_shuffle", True, {}),
     ("data.reward_fn_key", "origin", 1, "data.source_key", "origin", {}),
     ("trainer.val_only", True, 1, "validation.only", True, {}),
+    (f"{ROLLOUT}.min_p", 0.05, 2, "rollout.min_p", 0.05, {}),
+    (f"{ROLLOUT}.repetition_penalty", 1.1, 0, "rollout.repetition_penalty", 1.1, {}),
+    (f"{ROLLOUT}.min_tokens", 4, -1, "rollout.min_response_tokens", 4, {}),
+    (f"{ROLLOUT}.stop", ["</answer>"], 7, "rollout.stop", ("</answer>",), {}),
+    (f"{ROLLOUT}.enable_chunked_prefill", False, 0, "rollout.engine_options.chunked_prefill", False, {}),
+    (f"{ROLLOUT}.max_model_len", 2048, 0, "rollout.engine_options.max_model_tokens", 2048, {}),
+    ("async_training.staleness_threshold", 0.5, -1, "rollout.async_ratio", 0.5, {}),
+    ("async_training.partial_rollout", False, 0, "rollout.partial", False, AHEAD),
 ]
 TAKEN: list[tuple[str, Any, Any, dict[str, Any]]] = [
     ("algorithm.use_pf_ppo", False, True, {}),

@@ -9,6 +9,7 @@ import yaml
 
 from quintet.config.dialects.chosen import choose, express_choice, give_options
 from quintet.config.dialects.conversion import Native, Values
+from quintet.config.engines import runnable
 from quintet.config.faults import Fault
 from quintet.config.native import Experiment
 from quintet.errors import ConfigError
@@ -89,7 +90,13 @@ def _rollout(values: Values, native: Native) -> None:
     longest = start + reply * (turns - 1) + seen * turns
     native.put("rollout.max_prompt_tokens", longest, *lengths, "training.max_turns")
     native.put("rollout.window_size", None)
+    if runnable("vllm"):
+        native.put("rollout.engine", "vllm")
     native.put("rollout.top_p", 0.95)
+    # RAGEN looks for an answer in the words of a reply, and takes the numbers of actions too
+    native.put("rollout.reply_form", "answer")
+    native.put("rollout.numbered_actions", True)
+    native.put("rollout.strip_special_tokens", True)
 
 
 def _training(values: Values, native: Native) -> None:
@@ -166,9 +173,6 @@ def _surroundings(values: Values, native: Native) -> None:
         native.put("tracking.pictures_dir", values["logging.log_image_dir"], "logging.log_image_dir")
     visible = _devices(values["system.cuda_visible_devices"])
     native.put("placement.visible_devices", visible, "system.cuda_visible_devices")
-    if native.tree["rollout"].get("engine", "hf") == "vllm":
-        kernels = "system.vllm_attention_backend"
-        native.put("rollout.engine_options.attention_backend", values[kernels], kernels)
 
 
 def _supervised(values: Values, native: Native) -> None:

@@ -49,12 +49,23 @@ def convert_math(values: Values, native: Native) -> None:
     native.put("world", {"name": "prompts"}, "runner.task_type", "data.train_data_paths")
     task = "runner.task_type"
     native.put("validation.only", values[task].endswith("_eval"), task)
+    if values[task].endswith("_eval"):
+        _as_in_training(values, native)
     _data(values, native)
     _lengths(values, native)
     _budgets(values, native)
     _optimizer(values, native)
     convert_backend(values, native)
     _megatron(values, native)
+
+
+def _as_in_training(values: Values, native: Native) -> None:
+    """A run that only evaluates draws its replies by the keys that say how training draws them."""
+    for name, value in native.tree["rollout"].items():
+        if name in ("do_sample", "temperature", "top_k", "top_p"):
+            native.put(f"validation.sampling.{name}", value, *native.origins[f"rollout.{name}"])
+    group = "algorithm.group_size"
+    native.put("validation.sampling.samples", values[group], group)
 
 
 def _data(values: Values, native: Native) -> None:

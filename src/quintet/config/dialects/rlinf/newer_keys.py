@@ -11,6 +11,7 @@ from quintet.config.dialects.takes import (
     POSITIVE_NUMBER,
     SHARE,
     TEXT,
+    TEXTS,
     Takes,
     choice,
     either,
@@ -113,6 +114,15 @@ RLINF_NEWER_KEYS: tuple[Row, ...] = (
         "Larger weights of that kind are cut to this.",
         "algorithm.correction.upper",
         only_if=("algorithm.importance_sampling_fix", True),
+    ),
+    _key(
+        "algorithm.sampling_params.stop",
+        TEXTS,
+        [],
+        "Texts that end a reply, as its last words.",
+        "rollout.stop",
+        computed=False,
+        aliases=("rollout.sampling_params.stop",),
     ),
     _key(
         "data.answer_key",

@@ -42,6 +42,11 @@ def shared_rules(values: Values) -> Iterator[Fault]:
     if advantage in COMPARING and values["algorithm.group_size"] < 2:
         problem = f"{told} compares replies to one prompt and has nothing to compare"
         yield values.fault("algorithm.group_size", problem, "nearest: algorithm.group_size=2")
+    drawn = "algorithm.sampling_params.do_sample"
+    evaluates = str(values["runner.task_type"]).endswith("_eval")
+    if advantage in COMPARING and not values[drawn] and not evaluates and not is_embodied(values):
+        problem = f"the replies to a prompt would all be the same, and {values.told('algorithm.group_size')}"
+        yield values.fault(drawn, problem, f"set {drawn}=true")
     valued = advantage == "gae" or is_outside(advantage)
     if loss in ("actor_critic", "decoupled_actor_critic") and not valued:
         hint = "write ppo or actor, or algorithm.adv_type=gae"

@@ -17,10 +17,12 @@ Its reference leaves out much of what a ROLL file says; what stands for that her
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 from quintet.config.dialects.conversion import Native, Values
+from quintet.config.dialects.engine_choice import hand_arguments_on
 from quintet.config.dialects.ledger import Row
 from quintet.config.dialects.roll.algorithm import (
     convert_algorithm,
@@ -30,6 +32,7 @@ from quintet.config.dialects.roll.algorithm import (
 )
 from quintet.config.dialects.roll.expression import express, frame
 from quintet.config.dialects.roll.rules import PER_DEVICE, disagreements, updates
+from quintet.config.dialects.roll.sampling_keys import DRAWN, VALIDATION
 from quintet.config.dialects.roll.worker_keys import MODEL_DTYPES, SHARD_DTYPES
 from quintet.config.dialects.roll.workers import CRITIC, LEARNERS, Worker, alike, counts, workers
 
@@ -37,6 +40,7 @@ __all__ = ["convert", "disagreements", "express", "frame"]
 
 GPUS_PER_NODE = 8
 """Of ROLL's machines; its reference has no key for it."""
+AHEAD = "async_generation_ratio"
 EVERY_CHECKPOINT = 1_000_000
 """More than any run writes: ROLL keeps them all."""
 CONSTANTS: dict[str, Any] = {
@@ -67,6 +71,7 @@ def convert(values: Values, native: Native) -> None:
     _prompts(values, native)
     _batches(values, native)
     _generation(Worker(values, "actor_infer"), native)
+    _validation(values, native)
     for worker in workers(values):
         if worker.name in LEARNERS:
             _learner(worker, native)
@@ -115,7 +120,7 @@ def _generation(engine: Worker, native: Native) -> None:
     values = engine.values
     lengths = ("response_length", engine.key("generating_args.max_new_tokens"))
     reply = min(values[length] for length in lengths if values[length] is not None)
-    native.put("rollout.max_response_tokens", reply, *lengths)
+    native.put("rollout.max_response_tokens", reply, *lengths, f"{VALIDATION}max_new_tokens")
     dtype = engine.key("model_args.dtype")
     native.put("rollout.engine_options.dtype", _own_dtype(values, dtype), dtype)
     devices = engine.key("num_gpus_per_worker")
@@ -124,6 +129,26 @@ def _generation(engine: Worker, native: Native) -> None:
         native.put("rollout.engine_options.tensor_parallel", values[devices], devices)
         weights = engine.option("load_format")
         native.put("rollout.engine_options.load_format", values[weights], weights)
+    hand_arguments_on(values, native)
+    ahead = values[AHEAD]
+    native.put("rollout.async_ratio", float(ahead), AHEAD)
+    native.put("rollout.max_staleness", math.ceil(ahead) or None, AHEAD)
+    native.put("rollout.partial", ahead > 0, AHEAD)
+
+
+def _validation(values: Values, native: Native) -> None:
+    """How validation draws; without a section of its own it takes the likeliest token each time."""
+    here = any(key.startswith("validation.") for key in values.written.sources)
+    switch, temperature, share, most = (f"{VALIDATION}{name}" for name in ("do_sample", *DRAWN))
+    drawn = here and values[switch] and values[temperature] > 0
+    native.put("validation.sampling.do_sample", drawn, switch, temperature)
+    if drawn:
+        native.put("validation.sampling.temperature", float(values[temperature]), temperature)
+        native.put("validation.sampling.top_p", float(values[share]), share)
+        native.put("validation.sampling.top_k", max(0, values[most]), most)
+    files = "validation.data_args.file_name"
+    if values[files] is not None and "data" in native.tree:
+        native.put("data.validation_files", [values[files]] if isinstance(values[files], str) else values[files], files)
 
 
 def _own_dtype(values: Values, key: str) -> str | None:

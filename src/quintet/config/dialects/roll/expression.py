@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quintet.config.dialects.conversion import foreign_word
+from quintet.config.dialects.engine_choice import express_arguments
+from quintet.config.dialects.free_sections import OPTIONS
 from quintet.config.dialects.roll.algorithm import express_algorithm
+from quintet.config.dialects.roll.sampling_keys import DRAWN, VALIDATION
 from quintet.config.dialects.roll.worker_keys import BACKENDS, MODEL_DTYPES, SHARD_DTYPES
 from quintet.config.dialects.roll.workers import CRITIC, LEARNERS, alike, counts
 from quintet.config.keys import keys
@@ -36,6 +39,8 @@ def frame(experiment: Experiment) -> dict[str, Any]:
         if getattr(experiment, key) is not None:
             raise ConfigError(f"ROLL's reference has nothing like {key}", key=key)
     tree: dict[str, Any] = {}
+    if experiment.validation.sampling.do_sample:
+        tree["validation"] = {"generating_args": {"do_sample": True}}
     if world == "prompts":
         tree["actor_train"] = {"data_args": {"file_name": _files(experiment) or "xxx/train.json"}}
     if experiment.needs_critic:
@@ -61,6 +66,8 @@ def express(foreign: Foreign) -> None:
     foreign.put("actor_infer.num_gpus_per_worker", run.placement.rollout.devices_per_worker)
     if run.rollout.engine_options.load_format and run.rollout.engine != "hf":
         foreign.put("actor_infer.strategy_args.strategy_config.load_format", run.rollout.engine_options.load_format)
+    express_arguments(foreign, dict.fromkeys(("vllm", "sglang"), f"actor_infer.{OPTIONS}"))
+    _drawing(foreign)
     foreign.put("actor_infer.model_args.dtype", _model_dtype(run.rollout.engine_options.dtype or run.policy.dtype))
     foreign.put(f"actor_train.{_NAME}", _trainer(run.actor.backend))
     _learner(foreign, "actor_train")
@@ -73,6 +80,20 @@ def express(foreign: Foreign) -> None:
         if run.critic.dtype:
             foreign.put("critic.model_args.dtype", _model_dtype(run.critic.dtype))
         _learner(foreign, "critic")
+
+
+def _drawing(foreign: Foreign) -> None:
+    """How far generation runs ahead, and how validation draws."""
+    run = foreign.experiment
+    foreign.put("async_generation_ratio", run.rollout.async_ratio)
+    sampling, files = run.validation.sampling, run.data.validation_files if run.data else ()
+    if sampling.do_sample:
+        for name in DRAWN:
+            foreign.put(f"{VALIDATION}{name}", getattr(sampling, name))
+    elif sampling.samples > 1 or files:
+        foreign.put(f"{VALIDATION}do_sample", False)
+    if files:
+        foreign.put("validation.data_args.file_name", files[0] if len(files) == 1 else list(files))
 
 
 def _data(foreign: Foreign) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from quintet.config.dialects.conversion import Values
 from quintet.config.dialects.roll.algorithm import algorithm_rules
 from quintet.config.dialects.roll.keys import ROLL_KEYS
+from quintet.config.dialects.roll.sampling_keys import VALIDATION
 from quintet.config.dialects.roll.workers import LEARNERS, Worker, counts, workers
 from quintet.config.dialects.takes import Takes
 from quintet.config.divisors import nearest_divisor
@@ -72,6 +73,10 @@ def _lengths(values: Values) -> Iterator[Fault]:
         problem = f"prompt and reply together take {longest}, from {values.told('prompt_length')} and "
         problem += values.told(whole if values[whole] is not None else reply)
         yield values.fault(room, problem, f"nearest: {room}={longest}")
+    own, most = f"{VALIDATION}max_new_tokens", longest - values["prompt_length"]
+    if values.given(own) and values[own] != most:
+        problem = f"replies of validation are as long as those of training, {most} tokens"
+        yield values.fault(own, problem, f"leave it out, or {own}={most}")
 
 
 def _elsewhere(values: Values) -> Iterator[Fault]:
@@ -95,7 +100,7 @@ def _strangers(worker: Worker) -> Iterator[Fault]:
             continue
         if row.key.startswith(f"{section}.") and values.given(key) and not counts(row, worker.strategy):
             by_value = row.noop and not any(isinstance(value, Takes) for value in row.noop)
-            unless = row.noop if by_value else (row.default,)
+            unless = row.noop if by_value else (row.default, None)
             if values[key] not in unless:
                 theirs = row.only_if[1]
                 yield values.fault(key, f"belongs to {theirs}, and {values.told(strategy)}", "leave it out")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from quintet.config.dialects.ledger import Row, row
 from quintet.config.dialects.roll.algorithm_keys import ROLL_ALGORITHM_KEYS
+from quintet.config.dialects.roll.sampling_keys import ROLL_SAMPLING_KEYS
 from quintet.config.dialects.takes import COUNT, POSITIVE, TEXT, integer, optional
 
 __all__ = ["ROLL_RUN_KEYS"]
@@ -52,4 +53,4 @@ _NAMES: tuple[Row, ...] = (
     ),
 )
 
-ROLL_RUN_KEYS: tuple[Row, ...] = (*_NAMES, *ROLL_ALGORITHM_KEYS)
+ROLL_RUN_KEYS: tuple[Row, ...] = (*_NAMES, *ROLL_ALGORITHM_KEYS, *ROLL_SAMPLING_KEYS)

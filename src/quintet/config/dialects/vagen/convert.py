@@ -81,7 +81,8 @@ def disagreements(values: Values) -> Iterator[Fault]:
     valued = estimator != "grpo" and not is_outside(estimator)
     kinds = passes(values, critic=valued, reference=_divergence_key(values) is not None)
     yield from pass_faults(values, step, kinds)
-    yield from group_faults(values, GAMES)
+    if values[f"{ROLLOUT}.n"] == 1:
+        yield from group_faults(values, GAMES)
     yield from divergence_faults(values)
     yield from shared_faults(values)
     yield from _step_faults(values)
@@ -181,6 +182,8 @@ def _world(values: Values, native: Native) -> None:
     if values[name] in ("frozenlake", "sokoban"):
         native.put("world.observation", "grid")
     native.put("rollout.format_penalty", 0.0)
+    native.put("rollout.fold_case", False)
+    native.put("rollout.strip_special_tokens", True)
     held_out = _key(values, "test_size")
     native.put("validation.games", values[held_out], held_out)
 
@@ -201,7 +204,8 @@ def _data(values: Values, native: Native) -> None:
 
 
 def _batches(values: Values, native: Native) -> None:
-    games = values[GROUPS] * values[GAMES]
+    games, replies = values[GROUPS] * values[GAMES], f"{ROLLOUT}.n"
+    native.put("training.samples_per_group", values[GAMES] * values[replies], GAMES, replies)
     native.put("training.mini_batches", games // values[MINI], MINI, GROUPS, GAMES)
     made = _key(values, "train_size")
     passes = values[made] // values[GROUPS] * values[EPOCHS]
@@ -277,6 +281,7 @@ def express(foreign: Foreign) -> None:
     run = foreign.experiment
     rows = narrowed(DIALECTS["vagen"], frame(run)).rows()
     games = run.training.groups_per_step * run.training.samples_per_group
+    foreign.put(GAMES, run.training.samples_per_group)
     foreign.put(MINI, max(1, games // run.training.mini_batches))
     foreign.put(STEPS, run.training.steps or None)
     foreign.put(REPLY, run.rollout.max_response_tokens)

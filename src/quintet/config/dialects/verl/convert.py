@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from quintet.config.dialects.chosen import choose, express_choice, give_options, option_of
 from quintet.config.dialects.conversion import Native, Values
 from quintet.config.dialects.dialect import DIALECTS, narrowed
+from quintet.config.dialects.engine_choice import express_arguments, hand_arguments_on
 from quintet.config.dialects.ledger import Row
 from quintet.config.dialects.verl.batches import (
     ACTOR,
@@ -66,6 +67,8 @@ FUNCTION = ("custom_reward_function.path", "custom_reward_function.name")
 ARGUMENTS, MANAGER = "custom_reward_function.reward_kwargs", "reward_model.reward_manager"
 LONGEST, OVERLONG = "reward_model.reward_kwargs.max_resp_len", "reward_model.reward_kwargs.overlong_buffer_cfg"
 STEPS = f"{ACTOR}.optim.total_training_steps"
+ASYNC = "async_training"
+DTYPES = {"half": "float16", "float": "float32"}
 
 
 def _kind(values: Values) -> str:
@@ -202,6 +205,7 @@ def learning(values: Values, native: Native) -> None:
     """Policy, critic and reference: how they learn `algorithm`, which is there already. VAGEN does the same, on
     games."""
     native.put("policy.preset", None, f"{MODEL}.path")
+    _generation(values, native)
     libraries, overrides = f"{MODEL}.external_lib", f"{MODEL}.override_config.model_config"
     native.put("external_libs", _list(values[libraries]), libraries)
     native.put("policy.overrides", values[overrides] or {}, overrides)
@@ -220,6 +224,21 @@ def learning(values: Values, native: Native) -> None:
         padding = f"{MODEL}.use_remove_padding"
         native.put(f"{part}.memory.remove_padding", values[padding], padding)
     refine(values, native)
+
+
+def _generation(values: Values, native: Native) -> None:
+    """The engine's type, its further arguments, and games that outlast their step."""
+    key = f"{ROLLOUT}.dtype"
+    dtype = DTYPES.get(values[key], values[key])
+    shared = dtype in ("bfloat16", "float32")
+    native.put("policy.dtype", dtype if shared else "bfloat16", key)
+    native.put("rollout.engine_options.dtype", None if shared else dtype, key)
+    hand_arguments_on(values, native)
+    ahead, partial, freed = f"{ASYNC}.staleness_threshold", f"{ASYNC}.partial_rollout", f"{ROLLOUT}.free_cache_engine"
+    native.put("rollout.async_ratio", float(values[ahead]), ahead)
+    native.put("rollout.partial", values[partial] and values[ahead] > 0, partial, ahead)
+    if values[ahead] and not values.given(freed):
+        native.put("rollout.engine_options.sleep_between_steps", False, ahead)
 
 
 def _algorithm(values: Values, native: Native) -> None:
@@ -434,10 +453,19 @@ def express_learning(foreign: Foreign, rows: Mapping[str, Row]) -> None:
     foreign.put(f"{MODEL}.override_config.model_config", run.policy.overrides)
     foreign.put(f"{MODEL}.use_remove_padding", run.actor.memory.remove_padding)
     foreign.put(f"{ACTOR}.strategy", run.actor.backend)
+    _express_generation(foreign)
     foreign.put(f"{ACTOR}.use_kl_loss", run.algorithm.kl is not None and run.algorithm.kl.place == "loss")
     express_objective(foreign)
     _express_optimizers(foreign)
     express_budgets(foreign, rows)
+
+
+def _express_generation(foreign: Foreign) -> None:
+    rollout = foreign.experiment.rollout
+    foreign.put(f"{ROLLOUT}.dtype", rollout.engine_options.dtype or foreign.experiment.policy.dtype)
+    express_arguments(foreign, {engine: f"{ROLLOUT}.engine_kwargs.{engine}" for engine in ("vllm", "sglang")})
+    foreign.put(f"{ASYNC}.staleness_threshold", rollout.async_ratio)
+    foreign.put(f"{ASYNC}.partial_rollout", rollout.partial or not rollout.async_ratio)
 
 
 def _express_algorithm(foreign: Foreign) -> None:

@@ -26,6 +26,7 @@ from quintet.config.dialects.takes import (
     optional,
 )
 from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT
+from quintet.config.dialects.verl.newer_rollout_keys import VERL_NEWER_ROLLOUT_KEYS
 
 __all__ = ["LOSSES", "NORMED", "VERL_NEWER_KEYS", "bounds"]
 
@@ -521,4 +522,4 @@ _OF_DATA: tuple[Row, ...] = (
     ),
 )
 
-VERL_NEWER_KEYS: tuple[Row, ...] = (*_OF_LOSS, *_OF_ALGORITHM, *_OF_REWARD, *_OF_DATA)
+VERL_NEWER_KEYS: tuple[Row, ...] = (*_OF_LOSS, *_OF_ALGORITHM, *_OF_REWARD, *_OF_DATA, *VERL_NEWER_ROLLOUT_KEYS)

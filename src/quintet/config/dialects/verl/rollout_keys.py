@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quintet.config.dialects.ledger import Capability, Row, row
+from quintet.config.dialects.ledger import Row, row
 from quintet.config.dialects.takes import (
     BOOLEAN,
     POSITIVE,
@@ -22,15 +22,23 @@ PROBABILITY = number(above=0, most=1)
 SERVED = ("actor_rollout_ref.rollout.name", choice("vllm", "sglang", "sglang_async", "trtllm"))
 """Options of engines that are servers of their own; plain Hugging Face generation has none of them."""
 
+LOADED = {
+    "auto": "auto",
+    "dummy_dtensor": "dummy",
+    **dict.fromkeys(("hf", "dtensor", "megatron"), "auto"),
+    **dict.fromkeys(("dummy", "dummy_hf", "dummy_megatron"), "dummy"),
+}
+"""How an engine calls the ways in which verl's learners hand their first weights over."""
+
 VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
     row(
         "actor_rollout_ref.rollout.name",
         choice("hf", "vllm", "sglang", "sglang_async", "trtllm"),
         "vllm",
-        "Engine that writes the replies.",
+        "Engine that writes the replies. Where nobody names one, the reference's runs if it is installed and there is "
+        "a GPU, else hf. TensorRT-LLM waits.",
         native="rollout.engine",
-        pending=Capability.ENGINES,
-        noop=("hf",),
+        proof=PROOF,
         words={"sglang": "sglang", "sglang_async": "sglang"},
     ),
     row(
@@ -82,11 +90,11 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         "actor_rollout_ref.rollout.dtype",
         choice("bfloat16", "float16", "float32", "half", "float", "auto"),
         "bfloat16",
-        "Type of the engine's weights; should be that of the learner. `auto` takes the type that the model names.",
-        native="policy.dtype",
-        pending=Capability.MEMORY,
-        noop=("bfloat16", "float32", "float"),
-        words={"float16": "float16", "half": "float16", "float32": "float32", "float": "float32"},
+        "Type of the engine's weights. bfloat16 and float32 are the learner's, too; beside others it computes in "
+        "bfloat16. `auto` takes the type that the model names.",
+        native=("rollout.engine_options.dtype", "policy.dtype"),
+        computed=True,
+        proof=PROOF,
     ),
     row(
         "actor_rollout_ref.rollout.gpu_memory_utilization",
@@ -103,8 +111,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "A reply goes on after its end token, up to the longest length.",
-        pending=Capability.SAMPLING,
-        noop=(False,),
+        proof=PROOF,
         native="rollout.ignore_end",
     ),
     row(
@@ -112,8 +119,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         True,
         "vLLM works without CUDA graphs, which `free_cache_engine` needs; false captures them.",
-        pending=Capability.ENGINES,
-        noop=(True,),
+        proof=PROOF,
         native="rollout.engine_options.eager",
         only_if=SERVED,
     ),
@@ -122,8 +128,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         True,
         "The engine gives its cache of keys and values back once all replies of a step are written.",
-        pending=Capability.ENGINES,
-        noop=(False,),
+        proof=PROOF,
         native="rollout.engine_options.sleep_between_steps",
         only_if=SERVED,
     ),
@@ -136,8 +141,9 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         "dummy_dtensor",
         "How weights get from the learner to the engine; with `dummy` the engine starts with random ones until the "
         "learner's first arrive.",
-        pending=Capability.ENGINES,
+        proof=PROOF,
         native="rollout.engine_options.load_format",
+        words=LOADED,
         only_if=SERVED,
     ),
     row(
@@ -145,8 +151,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         POSITIVE,
         2,
         "GPUs over which the engine splits each weight matrix; must divide the number of GPUs.",
-        pending=Capability.ENGINES,
-        noop=(1,),
+        proof=PROOF,
         native="rollout.engine_options.tensor_parallel",
         unit="devices",
         only_if=SERVED,
@@ -156,7 +161,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         POSITIVE,
         8192,
         "Tokens that the engine computes in one of its iterations.",
-        pending=Capability.ENGINES,
+        proof=PROOF,
         native="rollout.engine_options.max_batched_tokens",
         unit="tokens",
         only_if=SERVED,
@@ -215,8 +220,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         True,
         "Training replies are sampled; false takes the likeliest token each time.",
-        pending=Capability.SAMPLING,
-        noop=(True,),
+        proof=PROOF,
         native="rollout.do_sample",
     ),
     row(
@@ -224,8 +228,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         optional(POSITIVE),
         None,
         "Gigabytes of CPU memory for vLLM's caches of waiting sequences; null takes vLLM's own value, mostly 4.",
-        pending=Capability.ENGINES,
-        noop=(None,),
+        proof=PROOF,
         aliases=("actor_rollout_ref.rollout.engine_kwargs.swap_space",),
         native="rollout.engine_options.swap_space_gib",
         only_if=("actor_rollout_ref.rollout.name", "vllm"),
@@ -236,8 +239,7 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "vLLM doesn't keep pictures that it has preprocessed for a multimodal model.",
-        pending=Capability.ENGINES,
-        noop=(False,),
+        proof=PROOF,
         native="rollout.engine_options.image_cache",
         words={True: False, False: True},
         only_if=("actor_rollout_ref.rollout.name", "vllm"),
@@ -247,11 +249,10 @@ VERL_ROLLOUT_KEYS: tuple[Row, ...] = (
         optional(choice("flashinfer", "triton", "flashmla", "fa3", "ascend")),
         None,
         "Kernels with which SGLang computes attention; null lets SGLang choose.",
-        pending=Capability.ENGINES,
-        noop=(None,),
+        proof=PROOF,
         aliases=("actor_rollout_ref.rollout.engine_kwargs.attention_backend",),
         native="rollout.engine_options.attention_backend",
-        only_if=("actor_rollout_ref.rollout.name", "sglang"),
+        only_if=("actor_rollout_ref.rollout.name", choice("sglang", "sglang_async")),
     ),
     row(
         "actor_rollout_ref.rollout.n",
