@@ -14,7 +14,7 @@ from quintet.data.demonstrations import Demonstration, demonstrate
 from quintet.envs.catalogue import make_world
 from quintet.envs.seeds import Split
 from quintet.errors import InterruptedRun
-from quintet.pipelines.playing import GREEDY, validate
+from quintet.pipelines.playing import validate
 from quintet.pipelines.run import Run
 from quintet.pipelines.warm_start import (
     answer_batch,
@@ -27,6 +27,8 @@ from quintet.policies.causal_lm import load_tokenizer
 from quintet.policies.tiny import make_policy
 from quintet.records import Batch
 from quintet.rollout.agent_loop import Game, derive_seed
+from quintet.rollout.draws import greedy_sampling
+from quintet.rollout.weights_check import WeightsCheck, check_weights
 from quintet.runtime.local import Components, build
 from quintet.runtime.stop import StopRequest
 from quintet.tracking.loggers import JsonlLogger, LoggerContext
@@ -69,7 +71,7 @@ def begin(run: Run, book: PromptBook | None, stop: StopRequest, opened: ExitStac
     """Components at the checkpoint, or at the end of the warm start, which is checkpoint 0; `opened` closes them."""
     config = run.config
     if run.checkpoint:
-        components = build(config, run.checkpoint.directory / "hf", book)
+        components = _built(run, run.checkpoint.directory / "hf", book)
         opened.callback(components.close)
         components.load(run.checkpoint)
         run.progress.note(f"going on from {run.checkpoint.directory}")
@@ -77,7 +79,7 @@ def begin(run: Run, book: PromptBook | None, stop: StopRequest, opened: ExitStac
             run.log(run.checkpoint.step, validate(run, components, run.checkpoint.step))
         return components
     demonstrations = [] if book else _demonstrations(run)
-    components = build(config, _policy(run, demonstrations), book)
+    components = _built(run, _policy(run, demonstrations), book)
     opened.callback(components.close)
     if config.warm_start:
         _warm_start(run, components, config.warm_start, demonstrations, stop)
@@ -86,10 +88,36 @@ def begin(run: Run, book: PromptBook | None, stop: StopRequest, opened: ExitStac
     if config.needs_reference:
         components.keep_reference()
     components.sync_weights(0)
+    if config.rollout.engine_options.validate_weights:
+        run.progress.note(str(_checked(components)))
     if config.validation.before_training or config.validation.only:
         run.log(0, validate(run, components, 0))
     run.save(0, components)
     return components
+
+
+def _built(run: Run, policy: Path, book: PromptBook | None) -> Components:
+    """Components around that policy; what its chat template does otherwise than plain dialogues is told."""
+    components = build(run.config, policy, book)
+    for line in () if book else components.chat.report.lines():
+        run.progress.note(f"chat template: {line}")
+    return components
+
+
+def _checked(components: Components) -> WeightsCheck:
+    """Engine against learner, on a few prompts that the steps don't use."""
+    config = components.experiment
+    starts = components.starts.trials(4)
+    if components.book is not None:
+        prompts = [components.book.prompt(start) for start in starts]
+    else:
+        world = make_world(config.world)
+        seen = [world.reset(start).text for start in starts]
+        prompts = [components.chat.first(world.instruction(), text) for text in seen]
+    exact = config.rollout.engine_options.dtype in (None, "float32") and config.policy.dtype == "float32"
+    directory = config.rollout.engine_options.validate_weights_dir
+    where = Path(directory) if directory else None
+    return check_weights(components.engine.present, components.actor.model, prompts, exact=exact, directory=where)
 
 
 def _demonstrations(run: Run) -> list[Demonstration]:
@@ -169,7 +197,7 @@ def _wins_enough(components: Components, config: WarmStartConfig, update: int) -
         return False
     components.sync_weights(0)
     games = [Game(start, index, 0) for index, start in enumerate(components.starts.trials(TRIALS))]
-    won = sum(trajectory.success for trajectory in components.games.play(games, GREEDY))
+    won = sum(trajectory.success for trajectory in components.games.play(games, greedy_sampling(components.experiment)))
     return won >= config.until_success * len(games)
 
 

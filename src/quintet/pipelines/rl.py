@@ -26,6 +26,7 @@ from quintet.pipelines.run import Run, Timings, open_run
 from quintet.pipelines.sft import start_from_sft
 from quintet.records import Batch
 from quintet.rollout.agent_loop import derive_seed
+from quintet.rollout.printing import reply_lines
 from quintet.runtime.local import Components
 from quintet.runtime.stop import StopRequest, stop_on_signals
 from quintet.tracking.report import write_report
@@ -78,6 +79,7 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
             with timings.phase("step"):
                 with timings.phase("gen"):
                     played = play_training_games(components, step)
+                    components.rest()
                 batch = gather(played, config)
                 with timings.phase("old_log_prob"):
                     batch, gap = complete_logprobs(components, batch)
@@ -94,6 +96,8 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
             if _due(step, config.validation.every_steps) or (step == steps and config.validation.every_steps >= 0):
                 with timings.phase("testing"):
                     metrics |= validate(run, components, step)
+            if config.rollout.engine_options.print_replies:
+                run.progress.note("\n".join(reply_lines(played.trajectories, step=step)))
             if _due(step, config.tracking.trajectories_every_steps):
                 store(run, step, "train", played.trajectories)
             run.log(step, {**metrics, **timings.metrics, "training/global_step": step})
@@ -147,6 +151,8 @@ def _named(update: dict[str, float], part: str, *, gauge: bool = False) -> dict[
     names = {"grad_norm": f"{part}/grad_norm", "lr": f"{part}/lr", "skipped": f"{part}/skipped_updates"}
     if gauge:
         names |= {f"probs_diff_{kind}": f"training/rollout_probs_diff_{kind}" for kind in ("max", "mean")}
+        names |= {"kl_mean": "rollout_corr/kl", "k3_kl_mean": "rollout_corr/k3_kl"}
+        names |= {"beyond_mean": "training/rollout_probs_diff_beyond"}
     plain = {name: value for name, value in update.items() if "/" in name}
     return plain | {full: update[short] for short, full in names.items() if short in update}
 

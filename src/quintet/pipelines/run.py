@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Run", "Timings", "open_run"]
 
 MAY_CHANGE = (
-    *("output_dir", "resume", "tracking.", "checkpoint.", "name", "placement."),
+    *("output_dir", "resume", "tracking.", "checkpoint.", "name", "placement.", "world.processes"),
     *("training.steps", "data.epochs", "data.max_steps", "validation.only"),
     *("sft.name", "sft.project", "sft.loggers", "sft.output_dir", "sft.remote_dir", "sft.merge", "sft.epochs"),
 )
@@ -100,7 +100,7 @@ class Run:
 
     def save(self, step: int, components: Components) -> None:
         """Make the checkpoint of this step."""
-        self.store(step, components.save, starts=components.starts.state())
+        self.store(step, components.save, starts=components.progress())
 
     def store(self, step: int, write: Callable[[Path], None], **state: Any) -> None:
         """Make a checkpoint of the files that `write(directory)` puts there, and of JSON values of the caller's."""

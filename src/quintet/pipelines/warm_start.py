@@ -26,10 +26,7 @@ __all__ = ["answer_batch", "corpus", "demonstration_batch", "learn_demonstration
 
 def reply_format(config: Experiment, actions: tuple[str, ...]) -> ReplyFormat:
     """The reply format of an experiment for a world's action words."""
-    rollout = config.rollout
-    return ReplyFormat(
-        actions, think=rollout.think, separator=rollout.action_separator, max_actions=rollout.max_actions_per_turn
-    )
+    return ReplyFormat.under(config.rollout, actions)
 
 
 def corpus(demonstrations: Iterable[Demonstration], instruction: str, replies: ReplyFormat) -> Iterable[str]:
@@ -65,7 +62,7 @@ def _as_trajectory(
     for shown in demonstration.turns:
         _, new, continues = dialogue.observe(shown.observation)
         text = replies.write(shown.thought, shown.actions)
-        tokens = (*chat.encode(text), chat.end_id)
+        tokens = chat.written(text)
         dialogue.reply(tokens)
         turns.append(
             Turn(

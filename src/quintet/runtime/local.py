@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,15 +14,17 @@ from safetensors.torch import load_file, save_file
 from quintet.algorithms.kl import KlControl
 from quintet.config.native import Experiment, OptimizerConfig, RewardConfig
 from quintet.data.book import PromptBook
-from quintet.envs.catalogue import make_world
 from quintet.envs.seeds import Starts, WorldStarts
 from quintet.errors import ConfigError
 from quintet.policies.causal_lm import ValueModel, load_model, load_tokenizer, recompute_activations
 from quintet.rollout.agent_loop import AgentLoop, derive_seed
 from quintet.rollout.dialogue import ChatFormat
+from quintet.rollout.draws import check_tokens, engine_context, requests_side_by_side
 from quintet.rollout.engine import ENGINES, Engine
-from quintet.rollout.memory import slots_within
 from quintet.rollout.prompts import PromptLoop
+from quintet.rollout.streaming import GameStream
+from quintet.rollout.supervision import Supervised
+from quintet.runtime.engines import engine_setup, policy_dtype
 from quintet.runtime.judging import open_judge
 from quintet.runtime.memory import keep_freed_memory
 from quintet.training.checkpoint import Checkpoint
@@ -30,6 +32,7 @@ from quintet.training.learner import ActorLearner, CriticLearner, Scorer
 from quintet.training.packing import Budget
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 __all__ = ["Components", "build", "end_tokens"]
@@ -42,11 +45,15 @@ class Components:
     experiment: Experiment
     tokenizer: Any
     actor: ActorLearner
-    engine: Engine
+    engine: Supervised
     games: AgentLoop | PromptLoop
     starts: Starts
     book: PromptBook | None = None
     """Questions, where such are answered."""
+    stream: GameStream | None = None
+    """Games that outlast their step, where such are wanted."""
+    resting: bool = False
+    """The engine has given its cache back."""
     critic: CriticLearner | None = None
     reference: Scorer | None = None
     kl: KlControl | None = None
@@ -58,17 +65,31 @@ class Components:
         Raises:
             ConfigError: it can't carry a dialogue.
         """
-        return ChatFormat(self.tokenizer)
+        if isinstance(self.games, AgentLoop):
+            return self.games.chat
+        return _chat(self.experiment, self.tokenizer, self.actor.model)
 
     def close(self) -> None:
         """Let go of processes."""
-        if isinstance(self.games, PromptLoop):
-            self.games.close()
+        self.games.close()
+        self.engine.close()
+
+    def rest(self) -> None:
+        """The engine gives its cache back until new weights come, where that is wanted."""
+        if self.experiment.rollout.engine_options.sleep_between_steps:
+            self.engine.sleep()
+            self.resting = True
 
     def sync_weights(self, version: int) -> None:
         """Give the learner's weights to the engine."""
-        shared = self.experiment.policy.dtype == "float32"
-        self.engine.load_weights(version, () if shared else self.actor.weights())
+        if self.resting:
+            self.engine.wake()
+            self.resting = False
+        self.engine.load_weights(version, self.actor.weights())
+
+    def progress(self) -> dict[str, Any]:
+        """How far start states were drawn, for a checkpoint. Games in flight are given up: they are begun anew."""
+        return self.starts.state() | (self.stream.suspend() if self.stream else {})
 
     def actor_with(self, optimizer: OptimizerConfig) -> ActorLearner:
         """The same policy under a fresh optimizer, scored as it is, whatever temperature play has."""
@@ -78,7 +99,7 @@ class Components:
             optimizer,
             budget=Budget.of(config.actor.budget, config.training),
             inference_budget=Budget.of(config.actor.inference_budget, config.training),
-            dtype=_dtype(config),
+            dtype=policy_dtype(config),
         )
 
     def grow_critic(self) -> None:
@@ -91,7 +112,7 @@ class Components:
             config.critic.optimizer,
             budget=Budget.of(config.critic.budget, config.training),
             inference_budget=Budget.of(config.critic.inference_budget, config.training),
-            dtype=_dtype(config),
+            dtype=policy_dtype(config),
         )
 
     def keep_reference(self) -> None:
@@ -103,7 +124,9 @@ class Components:
         elif self.reference is None:
             trusted = config.policy.trust_remote_code
             model = load_model(config.reference.path, trust_remote_code=trusted).requires_grad_(requires_grad=False)
-            self.reference = Scorer(model, budget=budget, dtype=_dtype(config), temperature=config.rollout.temperature)
+            self.reference = Scorer(
+                model, budget=budget, dtype=policy_dtype(config), temperature=config.rollout.temperature
+            )
         if self.kl is None and self.experiment.algorithm.kl is not None:
             self.kl = KlControl.of(self.experiment.algorithm.kl)
 
@@ -132,7 +155,10 @@ class Components:
             self.critic.load_state(load_file(checkpoint.directory / "critic_optimizer.safetensors"))
         self._load_reference(checkpoint.directory)
         training = self.experiment.training
-        self.starts.load(checkpoint.state.get("starts", {"drawn": checkpoint.step * training.groups_per_step}))
+        drawn = checkpoint.state.get("starts", {"drawn": checkpoint.step * training.groups_per_step})
+        self.starts.load(drawn)
+        if self.stream is not None:
+            self.stream.load(drawn)
         self.sync_weights(checkpoint.step)
 
     def _load_reference(self, directory: Path) -> None:
@@ -146,10 +172,6 @@ class Components:
                 parameter.copy_(saved[name])
         if self.kl is not None and (directory / "kl.json").exists():
             self.kl.coefficient = float(json.loads((directory / "kl.json").read_text())["coefficient"])
-
-
-def _dtype(config: Experiment) -> torch.dtype:
-    return torch.bfloat16 if config.policy.dtype == "bfloat16" else torch.float32
 
 
 def _tokenizer(config: Experiment, policy: Path, vocabulary: int) -> Any:
@@ -179,11 +201,8 @@ def build(config: Experiment, policy: Path, book: PromptBook | None = None) -> C
     trusted = config.policy.trust_remote_code
     model = load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides)
     tokenizer = _tokenizer(config, policy, model.config.vocab_size)
-    dtype = _dtype(config)
-    own = model if dtype is torch.float32 else copy.deepcopy(model).to(dtype)
-    context = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
-    slots = slots_within(own, context, config.rollout.max_concurrent, config.rollout.engine_options.memory_share)
-    engine = ENGINES.get(config.rollout.engine).load()(own, slots=slots, context=context)
+    check_tokens(config, model.config.vocab_size)
+    dtype = policy_dtype(config)
     if config.actor.gradient_checkpointing:
         recompute_activations(model)
     actor = ActorLearner(
@@ -194,9 +213,26 @@ def build(config: Experiment, policy: Path, book: PromptBook | None = None) -> C
         dtype=dtype,
         temperature=config.rollout.temperature,
     )
+    engine = _engine(config, policy, model, tokenizer, actor.weights)
     games = _games(config, engine, tokenizer, model, book, policy)
     starts = book or WorldStarts(config.training.start_states, config.seed, config.validation.games)
-    return Components(config, tokenizer, actor, engine, games, starts, book)
+    stream = GameStream(games, starts, config) if config.rollout.async_ratio else None
+    return Components(config, tokenizer, actor, engine, games, starts, book, stream)
+
+
+def _engine(
+    config: Experiment,
+    policy: Path,
+    model: PreTrainedModel,
+    tokenizer: Any,
+    weights: Callable[[], Iterable[tuple[str, Tensor]]],
+) -> Supervised:
+    """What generates, on the learner's own weights where it can; one that dies is opened anew and gets `weights`."""
+    setup = engine_setup(
+        config, policy, model, tokenizer, engine_context(config), side_by_side=requests_side_by_side(config)
+    )
+    open_engine = ENGINES.get(config.rollout.engine).load()
+    return Supervised(lambda: open_engine(setup), weights)
 
 
 def _games(
@@ -204,11 +240,15 @@ def _games(
 ) -> AgentLoop | PromptLoop:
     """What plays: worlds turn by turn, or questions with one answer each."""
     if book is None:
-        chat = ChatFormat(tokenizer)
-        return AgentLoop(engine, chat, lambda: make_world(config.world), config.rollout, config.world.name)
+        return AgentLoop.of(engine, _chat(config, tokenizer, model), config)
     judge, ends = open_judge(config, policy, book.sources()), end_tokens(tokenizer, model)
     limit = config.reward.max_failed_share if config.reward else RewardConfig(function_arguments={}).max_failed_share
     return PromptLoop(engine, tokenizer, book, judge, config.rollout, ends=ends, max_failed_share=limit)
+
+
+def _chat(config: Experiment, tokenizer: Any, model: PreTrainedModel) -> ChatFormat:
+    own = config.rollout.end_token
+    return ChatFormat.under(config.rollout, tokenizer, end_tokens(tokenizer, model) if own is None else (own,))
 
 
 def end_tokens(tokenizer: Any, model: PreTrainedModel) -> tuple[int, ...]:

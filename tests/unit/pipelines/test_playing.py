@@ -26,6 +26,9 @@ class Table:
         self.telling = telling
         self.rounds: list[list[Game]] = []
 
+    def measures(self) -> dict[str, float]:
+        return {}
+
     def play(self, games: Sequence[Game], sampling: Sampling) -> Iterator[Trajectory]:
         self.rounds.append(list(games))
         for game in reversed(games):
@@ -37,7 +40,10 @@ class Table:
 
 def components(telling: int, *words: str) -> Any:
     experiment = load_experiment(None, [*WORDS, *words]).experiment
-    return SimpleNamespace(experiment=experiment, games=Table(telling), starts=WorldStarts(None, 0, 8))
+    engine = SimpleNamespace(measures=dict)
+    return SimpleNamespace(
+        experiment=experiment, games=Table(telling), starts=WorldStarts(None, 0, 8), stream=None, engine=engine
+    )
 
 
 def test_without_refilling_a_step_plays_its_groups_once() -> None:
