@@ -37,6 +37,7 @@ class Entry(Generic[T]):
     config: type | None = None
     requires: tuple[str, ...] = ()
     extra: str | None = None
+    how: str | None = None
 
     def missing(self) -> tuple[str, ...]:
         """The packages that this entry needs and this installation lacks."""
@@ -46,6 +47,11 @@ class Entry(Generic[T]):
     def install(self) -> str:
         """What `pip install` needs to be told: the extra, else the packages that are missing."""
         return f"quintet[{self.extra}]" if self.extra else " ".join(self.missing())
+
+    @property
+    def guide(self) -> str:
+        """What to do where a package is missing."""
+        return self.how or f"pip install '{self.install}'"
 
     def load(self) -> Callable[..., T]:
         """The factory itself.
@@ -57,7 +63,7 @@ class Entry(Generic[T]):
             raise ConfigError(
                 f"{self.name!r} needs {', '.join(missing)}, not installed here",
                 value=self.name,
-                hint=f"pip install '{self.install}'",
+                hint=self.guide,
             )
         if not isinstance(self.target, str):
             return self.target
@@ -82,15 +88,16 @@ class Registry(Generic[T]):
         config: type | None = None,
         requires: tuple[str, ...] = (),
         extra: str | None = None,
+        how: str | None = None,
     ) -> None:
-        """Register `name`.
+        """Register `name`; `how` says what to do where packages are missing, if that isn't `pip install`.
 
         Raises:
             ValueError: the name is taken.
         """
         if name in self._entries:
             raise ValueError(f"{self.kind} {name!r} is registered twice")
-        self._entries[name] = Entry(name, target, help, config, requires, extra)
+        self._entries[name] = Entry(name, target, help, config, requires, extra, how)
 
     def get(self, name: str) -> Entry[T]:
         """The entry of that name.

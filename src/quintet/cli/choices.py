@@ -104,7 +104,7 @@ def missing_packages(composed: Composed) -> Iterator[Fault]:
         if entry is not None and (missing := entry.missing()):
             source = composed.provenance.get(key, "default")
             message = f"{key} = {name!r} ({source}) needs {', '.join(missing)}, not installed here"
-            yield Fault(key, name, source, message, f"pip install '{entry.install}'")
+            yield Fault(key, name, source, message, entry.guide)
 
 
 def _named(composed: Composed) -> Iterator[tuple[str, str, Registry[Any]]]:

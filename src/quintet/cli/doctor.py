@@ -166,7 +166,7 @@ def _abilities(machine: Machine) -> Iterator[Ability]:
 def _registered(kind: str, registry: Registry[Any]) -> Iterator[Ability]:
     for entry in registry:
         missing = entry.missing()
-        yield Ability(kind, entry.name, NEEDS if missing else READY, f"pip install '{entry.install}'" * bool(missing))
+        yield Ability(kind, entry.name, NEEDS if missing else READY, entry.guide * bool(missing))
 
 
 def _worlds_to_come(registry: Registry[Any]) -> Iterator[Ability]:

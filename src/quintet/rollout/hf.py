@@ -448,7 +448,7 @@ class HfEngine:
             return StopReason.STOP
         if count >= request.max_tokens:
             return StopReason.LENGTH
-        return StopReason.CONTEXT if run.filled >= self._context else None
+        return StopReason.CONTEXT if run.filled + 1 >= self._context else None
 
     def _holds_stop(self, run: _Running) -> bool:
         """Whether one of the stop texts comes up at the answer's end. A token is a byte at least, a letter four bytes

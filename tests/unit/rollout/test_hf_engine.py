@@ -106,7 +106,7 @@ def test_it_says_why_it_stopped(engine: HfEngine) -> None:
     assert stopped.stop is StopReason.STOP
     assert stopped.tokens[-1] == first.tokens[1]
     full = run(engine, [request(0, prompt=tuple(range(60)), max_tokens=50)])[0]
-    assert (full.stop, len(full.tokens)) == (StopReason.CONTEXT, 5)
+    assert (full.stop, len(full.tokens)) == (StopReason.CONTEXT, 4)
 
 
 def test_a_prompt_that_fills_the_context_is_refused(engine: HfEngine) -> None:
