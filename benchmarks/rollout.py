@@ -8,11 +8,13 @@ a       64 prompts x 8 samples x 64 tokens, a Qwen2 of 3 M parameters
 b       the same with 8 to 128 tokens at random
 c       256 FrozenLake games of up to 8 turns
 large   a with a model of 100 M parameters
+half    a with the shape of Qwen2.5-0.5B, for a GPU: --device cuda --cases half --dtypes bfloat16
 
-Every contender runs in a process of its own, one after the other, in rounds; each round begins with one job that isn't
-counted. Tokens a second are those that were asked for; a contender that writes more gets nothing for it. The floor is
-what the model's matrix products alone would take at that batch, at the rate measured for just these products in the
-same run. Writes one JSON file. It measures; it asserts nothing.
+Every contender runs in a process of its own, one after the other, in rounds; each begins with one job that isn't
+counted, but for the large model, whose one job is long. Tokens a second are those that were asked for; a contender
+that writes more gets nothing for it. The floor of a and b is what the job's multiply-adds would take (each prompt
+once, each answer's token, attention included) at the rate at which the model's own matrix products, and nothing else,
+run with as many rows in the same run. Writes one JSON file. It measures; it asserts nothing.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ ROOT = Path(__file__).parent.parent
 PROMPTS, SAMPLES, PROMPT_TOKENS, GAMES = 64, 8, 48, 256
 SHAPES = {
     "small": {"hidden": 256, "layers": 4, "heads": 4, "kv_heads": 2, "mlp": 704, "vocabulary": 2048},
+    "half": {"hidden": 896, "layers": 24, "heads": 14, "kv_heads": 2, "mlp": 4864, "vocabulary": 151936},
     "large": {"hidden": 768, "layers": 12, "heads": 12, "kv_heads": 4, "mlp": 2560, "vocabulary": 8192},
 }
 CONTENDERS = ("generate", "hf", "vllm")
@@ -50,12 +53,14 @@ class GenerateEngine:
     """`transformers.generate` behind the engine's protocol: it answers all that waits, padded, and ends with the
     longest."""
 
-    def __init__(self, directory: str, dtype: str) -> None:
+    def __init__(self, directory: str, dtype: str, device: str = "cpu") -> None:
         import torch
         from transformers import AutoModelForCausalLM
 
         self._torch = torch
-        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))
+        self._model = model.eval().to(device)
+        self._extra = {} if device == "cpu" else {"cache_implementation": "static"}
         self._waiting: list[Request] = []
         self.weight_version = 0
         self.context = 4096
@@ -82,8 +87,9 @@ class GenerateEngine:
         ends = list(first.stop_ids) or None
         with torch.inference_mode():
             out = self._model.generate(
-                ids,
-                attention_mask=mask,
+                ids.to(self._model.device),
+                attention_mask=mask.to(self._model.device),
+                **self._extra,
                 max_new_tokens=max(request.max_tokens for request in asked),
                 do_sample=True,
                 temperature=first.temperature,
@@ -133,27 +139,31 @@ def make_player(directory: Path) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def open_engine(contender: str, directory: str, dtype: str, slots: int, context: int) -> Engine:
-    """The contender, behind the engine's protocol."""
+def open_engine(
+    contender: str, directory: str, dtype: str, slots: int, context: int, device: str
+) -> tuple[Engine, Any]:
+    """The contender, behind the engine's protocol, and the learner's model."""
     import torch
 
     if contender == "generate":
-        return GenerateEngine(directory, dtype)
+        return GenerateEngine(directory, dtype, device), None
     from quintet.config.native import EngineConfig
     from quintet.policies.causal_lm import load_model, load_tokenizer
     from quintet.rollout.engine import ENGINES, EngineSetup
+    from quintet.runtime.memory import keep_freed_memory
 
-    tokenizer = load_tokenizer(directory)
+    keep_freed_memory()
+    tokenizer, model = load_tokenizer(directory), load_model(directory).to(device)
     setup = EngineSetup(
         directory=Path(directory),
-        model=load_model(directory),
+        model=model,
         dtype=getattr(torch, dtype),
         slots=slots,
         context=context,
         decode=lambda tokens: str(tokenizer.decode(list(tokens))),
         options=EngineConfig(),
     )
-    return ENGINES.get(contender).load()(setup)
+    return ENGINES.get(contender).load()(setup), model
 
 
 def answers(engine: Engine, lengths: list[int], vocabulary: int) -> Callable[[int], dict[str, float]]:
@@ -186,8 +196,7 @@ def games(engine: Engine, directory: str) -> Callable[[int], dict[str, float]]:
     chat = ChatFormat(load_tokenizer(directory))
 
     def job(number: int) -> dict[str, float]:
-        timed = Stopwatch(engine)
-        loop = AgentLoop(timed, chat, lambda: make_world(FrozenLakeConfig()), RolloutConfig(), "frozenlake")
+        loop = AgentLoop(engine, chat, lambda: make_world(FrozenLakeConfig()), RolloutConfig(), "frozenlake")
         started = time.perf_counter()
         asked = [Game(1000 * number + i // 16, i // 16, i % 16) for i in range(GAMES)]
         played = list(loop.play(asked, Sampling(1.0, 0, 1.0, number)))
@@ -196,33 +205,63 @@ def games(engine: Engine, directory: str) -> Callable[[int], dict[str, float]]:
             "tokens": sum(game.response_tokens for game in played),
             "turns": sum(len(game.turns) for game in played),
             "seconds": seconds,
-            "engine_seconds": timed.seconds,
+            "engine_seconds": loop.engine_seconds,
             "world_seconds": loop.world_seconds,
+            "loop_share": (seconds - loop.engine_seconds - loop.world_seconds) / seconds,
         }
 
     return job
 
 
-class Stopwatch:
-    """An engine, and the time spent in it."""
+def exactness(engine: Engine, model: Any) -> dict[str, float]:
+    """Log-probs against those of transformers' own forward pass, before and after twenty weight updates, and what an
+    update takes, milliseconds."""
+    import torch
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.seconds = 0.0
+    before, seconds = gap(engine, model), []
+    for version in range(1, 21):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.002)
+        started = time.perf_counter()
+        engine.load_weights(version, model.named_parameters())
+        seconds.append(time.perf_counter() - started)
+    return {
+        "logprobs_gap": before,
+        "logprobs_gap_after_20_updates": gap(engine, model),
+        "update_milliseconds": round(1e3 * statistics.median(seconds), 3),
+    }
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._engine, name)
-        return self._timed(found) if name in ("step", "submit", "forget") else found
 
-    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*words: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return method(*words)
-            finally:
-                self.seconds += time.perf_counter() - started
+def gap(engine: Engine, model: Any) -> float:
+    """Largest difference of log-probs over 32 answers of 64 tokens."""
+    import torch
 
-        return call
+    from quintet.policies.attention import register_attention
+    from quintet.records import Request
+
+    draw = random.Random(11)
+    prompts = [tuple(draw.randrange(3, 600) for _ in range(PROMPT_TOKENS)) for _ in range(32)]
+    for i, prompt in enumerate(prompts):
+        engine.submit(Request(i, prompt, 64, seed=i))
+    largest = 0.0
+    model.set_attn_implementation("eager")
+    while engine.busy:
+        model.set_attn_implementation(register_attention())
+        ended = engine.step()
+        model.set_attn_implementation("eager")
+        for one in ended:
+            whole = torch.tensor([prompts[one.id] + one.tokens])
+            with torch.inference_mode():
+                theirs = model(whole).logits[0, PROMPT_TOKENS - 1 : -1].log_softmax(-1)
+            own = theirs.gather(-1, torch.tensor(one.tokens)[:, None]).squeeze(-1)
+            largest = max(largest, float((own - torch.tensor(one.logprobs)).abs().max()))
+    model.set_attn_implementation(register_attention())
+    return largest
+
+
+def shape_of(case: str) -> dict[str, int]:
+    return SHAPES[case if case in SHAPES else "small"]
 
 
 def lengths_of(case: str) -> list[int]:
@@ -234,62 +273,85 @@ def child(arguments: argparse.Namespace) -> None:
     """One contender in this process: a job to warm up, then those that count, as JSON."""
     case, directory = arguments.case, arguments.directory
     slots = GAMES if case == "c" else PROMPTS * SAMPLES
-    engine = open_engine(arguments.child, directory, arguments.dtype, slots, 1024 if case == "c" else 192)
+    engine, model = open_engine(
+        arguments.child, directory, arguments.dtype, slots, 1024 if case == "c" else 192, arguments.device
+    )
+    if case == "exact":
+        print(json.dumps([exactness(engine, model)]))
+        engine.close()
+        return
     if case == "c":
         job = games(engine, directory)
     else:
-        vocabulary = SHAPES["large" if case == "large" else "small"]["vocabulary"]
+        vocabulary = shape_of(case)["vocabulary"]
         job = answers(engine, lengths_of(case), vocabulary)
-    job(0)
+    if case != "large":
+        job(0)
     jobs = [job(1 + arguments.round)]
     engine.close()
     print(json.dumps(jobs))
 
 
-def floor(directory: str, dtype: str, rows: int) -> dict[str, float]:
-    """Tokens a second if decoding `rows` at a time were the model's matrix products and nothing else."""
+def rate(directory: str, dtype: str, rows: int, device: str) -> float:
+    """Multiply-adds a second of the model's matrix products, `rows` at a time."""
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))
-    weights = [module.weight.data for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    inputs = {weight.shape[1]: torch.randn(rows, weight.shape[1], dtype=weight.dtype) for weight in weights}
+    weights = [module.weight.data.to(device) for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    inputs = {w.shape[1]: torch.randn(rows, w.shape[1], dtype=w.dtype, device=device) for w in weights}
     seconds = []
     with torch.inference_mode():
         for _ in range(30):
             started = time.perf_counter()
             for weight in weights:
                 torch.nn.functional.linear(inputs[weight.shape[1]], weight)
+            if device != "cpu":
+                torch.cuda.synchronize()
             seconds.append(time.perf_counter() - started)
-    middle = statistics.median(seconds)
-    multiply_adds = rows * sum(weight.numel() for weight in weights)
-    return {"tokens_per_second": round(rows / middle), "gflops": round(2 * multiply_adds / middle / 1e9, 1)}
+    return rows * sum(weight.numel() for weight in weights) / statistics.median(seconds)
 
 
-def run_child(contender: str, case: str, directory: Path, dtype: str, number: int) -> list[dict[str, float]]:
+def multiply_adds(shape: dict[str, int], lengths: list[int]) -> int:
+    """Of a job: every prompt once, every answer's tokens, and what attention multiplies."""
+    hidden, dim = shape["hidden"], shape["hidden"] // shape["heads"]
+    attention = hidden * dim * (2 * shape["heads"] + 2 * shape["kv_heads"])
+    token = shape["layers"] * (attention + 3 * hidden * shape["mlp"])
+    head = hidden * shape["vocabulary"]
+    seen = [PROMPT_TOKENS * (PROMPT_TOKENS + 1) // 2] * PROMPTS
+    seen += [length * PROMPT_TOKENS + length * (length + 1) // 2 for length in lengths]
+    tokens = sum(lengths)
+    return (PROMPTS * PROMPT_TOKENS + tokens) * token + tokens * head + 2 * hidden * shape["layers"] * sum(seen)
+
+
+def run_child(
+    contender: str, case: str, directory: Path, dtype: str, number: int, device: str
+) -> list[dict[str, float]]:
     words = ["--child", contender, "--case", case, "--directory", str(directory), "--dtype", dtype]
-    command = [sys.executable, __file__, *words, "--round", str(number)]
+    command = [sys.executable, __file__, *words, "--round", str(number), "--device", device]
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
     out = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
     found: list[dict[str, float]] = json.loads(out.splitlines()[-1])
     return found
 
 
-def measure(case: str, directory: Path, dtype: str, contenders: list[str], rounds: int) -> dict[str, Any]:
+def measure(case: str, directory: Path, dtype: str, contenders: list[str], rounds: int, device: str) -> dict[str, Any]:
     """All contenders in a case, round by round."""
     jobs: dict[str, list[dict[str, float]]] = {contender: [] for contender in contenders}
-    floors = []
+    rates = []
     for number in range(rounds):
         rows = GAMES if case == "c" else PROMPTS * SAMPLES
-        floors.append(floor(str(directory), dtype, rows))
+        rates.append(rate(str(directory), dtype, rows, device))
         for contender in contenders:
-            jobs[contender] += run_child(contender, case, directory, dtype, number)
+            jobs[contender] += run_child(contender, case, directory, dtype, number, device)
             print(case, dtype, contender, jobs[contender][-1], flush=True)
     pace = {name: statistics.median(job["tokens"] / job["seconds"] for job in done) for name, done in jobs.items()}
-    return {
-        "case": case,
-        "dtype": dtype,
-        "floor": {key: statistics.median(one[key] for one in floors) for key in floors[0]},
+    found: dict[str, Any] = {"case": case, "dtype": dtype, "gflops": round(2 * statistics.median(rates) / 1e9, 1)}
+    if case != "c":
+        lengths = lengths_of(case)
+        work = multiply_adds(shape_of(case), lengths)
+        found["floor_tokens_per_second"] = round(sum(lengths) * statistics.median(rates) / work)
+    return found | {
         "tokens_per_second": {name: round(value) for name, value in pace.items()},
         "hf_over": {name: round(pace["hf"] / value, 2) for name, value in pace.items() if name != "hf"},
         "jobs": jobs,
@@ -305,6 +367,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/rollout.json")
     for name in ("--child", "--case", "--directory", "--dtype"):
         parser.add_argument(name, help=argparse.SUPPRESS)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--round", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -313,15 +376,24 @@ def main() -> None:
     contenders = [one for one in arguments.contenders if one != "vllm" or importlib.util.find_spec("vllm")]
     result: dict[str, Any] = {"machine": machine(), "cases": []}
     with tempfile.TemporaryDirectory() as place:
-        for shape in SHAPES:
+        for shape in {"small", *(case for case in arguments.cases if case in SHAPES)}:
             make_model(shape, Path(place) / shape)
         if "c" in arguments.cases:
             make_player(Path(place))
-        where = {"c": Path(place) / "player/checkpoints/global_step_0/hf", "large": Path(place) / "large"}
+        where = {shape: Path(place) / shape for shape in SHAPES}
+        where["c"] = Path(place) / "player/checkpoints/global_step_0/hf"
+        exact = {
+            one: run_child(one, "exact", Path(place) / "small", "float32", 0, "cpu")[0]
+            for one in contenders
+            if one != "generate"
+        }
+        result["exactness"] = exact
+        print(exact, flush=True)
         for dtype in arguments.dtypes:
             for case in arguments.cases:
                 directory = where.get(case, Path(place) / "small")
-                result["cases"].append(measure(case, directory, dtype, contenders, arguments.rounds))
+                rounds = 1 if case == "large" else arguments.rounds
+                result["cases"].append(measure(case, directory, dtype, contenders, rounds, arguments.device))
                 arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

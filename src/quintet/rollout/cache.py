@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintet.policies.attention import Rows, attend_rows
+from quintet.policies.attention import Layout, Rows, attend_rows
 from quintet.rollout.pages import zeros
 
-__all__ = ["CacheShape", "DecodeLayout", "ExtendLayout", "KeyValueStore", "Shared"]
+__all__ = ["CacheShape", "DecodeLayout", "ExtendLayout", "KeyValueStore", "Shared", "SideBySide"]
 
 GRAIN = 32
 """Tokens by which a store's slots grow longer, at least."""
@@ -236,3 +236,19 @@ class DecodeLayout:
                 piece.spread(share, kv_heads) @ piece.rows(piece.store.values[layer]), kv_heads
             )
         return total
+
+
+class SideBySide:
+    """Tokens of several layouts end to end: linear layers see them all at once, each attends as its layout says."""
+
+    def __init__(self, layouts: Sequence[Layout], sizes: Sequence[int]) -> None:
+        """`sizes` are the tokens of each."""
+        self._layouts = layouts
+        self._sizes = list(sizes)
+        self.longest = max(layout.longest for layout in layouts)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """See `Layout.attend`."""
+        parts = zip(*(torch.split(x, self._sizes) for x in (query, key, value)), strict=True)
+        both = zip(self._layouts, parts, strict=True)
+        return torch.cat([layout.attend(layer, q, k, v, scale) for layout, (q, k, v) in both])

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from quintet.policies.attention import Layout
 from quintet.policies.causal_lm import hidden_states
 from quintet.records import Failure, Generation, Request, StopReason
-from quintet.rollout.cache import CacheShape, DecodeLayout, ExtendLayout, KeyValueStore, Shared
+from quintet.rollout.cache import CacheShape, DecodeLayout, ExtendLayout, KeyValueStore, Shared, SideBySide
 from quintet.rollout.computed import SHORTEST_PREFIX, ComputedPrompts, Piece, Prefix, common_prefix
 from quintet.rollout.engine import EngineFault, EngineSetup
 from quintet.rollout.load_log import LoadLog
@@ -56,6 +57,15 @@ class _Running:
     def filled(self) -> int:
         """Tokens in the cache."""
         return len(self.piece.tokens) + self.fed if self.piece else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Tokens to be computed, their places in their sequences, and what they attend to."""
+
+    tokens: list[int]
+    positions: list[int]
+    layout: Layout
 
 
 @dataclass(slots=True)
@@ -123,7 +133,10 @@ class HfEngine:
         self._log: LoadLog | None = None
         self.weight_version = weight_version
         self._waiting: deque[_Running] = deque()
+        self._reading: list[_Running] = []
+        """Admitted; their prompts are being computed."""
         self._running: list[_Running] = []
+        """Writing; each has the row of its place here."""
         self._draw: _Draw | None = None
         self._shared: list[Shared] | None = None
         self._open()
@@ -147,7 +160,7 @@ class HfEngine:
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._reading or self._running)
 
     @property
     def context(self) -> int:
@@ -165,12 +178,11 @@ class HfEngine:
     def step(self) -> list[Generation]:
         """See `Engine.step`."""
         try:
-            decoding = len(self._running)
-            hidden = [self._decode(decoding)] if decoding else []
-            if admitted := self._admit():
-                hidden.append(torch.stack([self._hidden_of(run) for run in admitted]))
-            if hidden:
-                self._draw_tokens(torch.cat(hidden))
+            self._admit()
+            decoded = self._compute()
+            ready = self._begin_writing()
+            if decoded is not None or ready:
+                self._draw_tokens(torch.cat([x for x in (decoded, *ready) if x is not None]))
             if self._log:
                 self._log.note(len(self._running), len(self._waiting))
             return self._retire()
@@ -187,10 +199,17 @@ class HfEngine:
         unwanted = set(ids)
         gone = [run for run in self._waiting if run.request.id in unwanted]
         self._waiting = deque(run for run in self._waiting if run.request.id not in unwanted)
+        gone += self._give_up_reading(unwanted)
         reasons = [StopReason.ABORT if run.request.id in unwanted else None for run in self._running]
         gone += [run for run, reason in zip(self._running, reasons, strict=True) if reason is not None]
         self._leave(reasons, keep=False)
         return [_generation(run, StopReason.ABORT) for run in gone]
+
+    def _give_up_reading(self, unwanted: Collection[int]) -> list[_Running]:
+        gone = [run for run in self._reading if run.request.id in unwanted]
+        self._reading = [run for run in self._reading if run.request.id not in unwanted]
+        self._prompts.release((run.piece for run in gone if run.piece), keep=False)
+        return gone
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Engine.load_weights`."""
@@ -223,18 +242,16 @@ class HfEngine:
 
     def _interrupt(self) -> None:
         """Put running requests back in front of the waiting ones, with the words they have written."""
-        for run in reversed(self._running):
-            if run.piece:
-                run.piece.users = 0
+        for run in reversed([*self._running, *self._reading]):
             run.piece, run.fed = None, 0
             self._waiting.appendleft(run)
         self._running.clear()
+        self._reading.clear()
         self._changed()
 
     def forget(self) -> None:
         """See `Engine.forget`."""
-        if self._running:
-            self._interrupt()
+        self._interrupt()
         self._prompts.clear()
 
     def sleep(self) -> None:
@@ -253,6 +270,7 @@ class HfEngine:
     def close(self) -> None:
         """See `Engine.close`."""
         self._waiting.clear()
+        self._reading.clear()
         self._running.clear()
         self._changed()
         self._open()
@@ -261,11 +279,11 @@ class HfEngine:
         """Other rows run than before."""
         self._draw = self._shared = None
 
-    def _admit(self) -> list[_Running]:
-        """Bring waiting requests into the free rows behind the running ones, their prompts computed."""
-        count = min(self._slots - len(self._running), len(self._waiting))
+    def _admit(self) -> None:
+        """Begin to read the prompts of as many waiting requests as there is room for."""
+        count = min(self._slots - len(self._running) - len(self._reading), len(self._waiting))
         if not count:
-            return []
+            return
         admitted = [self._waiting.popleft() for _ in range(count)]
         prompts = self._prompts
         fresh: list[tuple[int, ...]] = []
@@ -280,21 +298,23 @@ class HfEngine:
         self._begin(list(dict.fromkeys(fresh)))
         for run in admitted:
             run.piece = run.piece or prompts.find(run.prompt)
-        pieces = [run.piece for run in admitted if run.piece]
-        prompts.use(pieces)
-        self._running += admitted
-        self._changed()
-        self._extend([piece for piece in dict.fromkeys(pieces) if piece.hidden is None])
-        return admitted
+        prompts.use([run.piece for run in admitted if run.piece])
+        self._reading += admitted
+        self._shared = None
 
     @property
     def _vocabulary(self) -> int:
         return int(self._model.get_output_embeddings().weight.shape[0])
 
-    def _hidden_of(self, run: _Running) -> Tensor:
-        if run.piece is None or run.piece.hidden is None:
-            raise RuntimeError("a prompt that isn't computed")
-        return run.piece.hidden
+    def _begin_writing(self) -> list[Tensor]:
+        """Requests whose prompt is computed come behind the running ones; the state of each one's last token,
+        [1, hidden]."""
+        ready = [run for run in self._reading if run.piece and run.piece.hidden is not None]
+        if ready:
+            self._reading = [run for run in self._reading if run.piece is None or run.piece.hidden is None]
+            self._running += ready
+            self._changed()
+        return [run.piece.hidden[None] for run in ready if run.piece and run.piece.hidden is not None]
 
     def _begin(self, fresh: list[tuple[int, ...]]) -> None:
         """Pieces for new prompts, behind a prefix where they have one."""
@@ -313,60 +333,73 @@ class HfEngine:
         if common < SHORTEST_PREFIX or (new := self._prompts.add_prefix(tokens[:common])) is None:
             return best
         layout = ExtendLayout(self._prompts.prefix_store, [new.slot], [0], [common])
-        self._forward(torch.tensor(new.tokens, device=self._device), torch.arange(common, device=self._device), layout)
+        self._forward([_Work(list(new.tokens), list(range(common)), layout)])
         return new
 
-    def _extend(self, pieces: list[Piece]) -> None:
-        """Compute what isn't known yet of pieces in use, in passes of so many tokens at most."""
-        while pieces:
-            prefix = pieces[0].prefix
-            chosen: list[tuple[Piece, int]] = []
-            room = self._prefill_tokens
-            for piece in pieces:
-                if piece.prefix is prefix and room > 0:
-                    left = len(piece.tokens) - piece.known
-                    count = left if self._whole_prompts and (left <= room or not chosen) else min(left, room)
-                    if count < left and self._whole_prompts:
-                        break
-                    chosen.append((piece, count))
-                    room -= count
-            self._extend_once(prefix, chosen)
-            pieces = [piece for piece in pieces if piece.hidden is None]
+    def _compute(self) -> Tensor | None:
+        """One forward pass: a token for each running request, and the next tokens of prompts that are being read. The
+        states of the running ones, [running, hidden]."""
+        works = [self._decoding()] if self._running else []
+        chosen = self._to_read()
+        if chosen:
+            works.append(self._reading_of(chosen))
+        if not works:
+            return None
+        states = self._forward(works)
+        for run in self._running:
+            run.fed += 1
+        if chosen:
+            self._have_read(chosen, states[-1])
+        return states[0] if self._running else None
 
-    def _extend_once(self, prefix: Prefix, chosen: list[tuple[Piece, int]]) -> None:
-        """One forward pass over the next tokens of each piece."""
-        prompts = self._prompts
+    def _to_read(self) -> list[tuple[Piece, int]]:
+        """Prompts behind one prefix and how many of their tokens come next, so many in all at most."""
+        pieces = dict.fromkeys(run.piece for run in self._reading if run.piece and run.piece.hidden is None)
+        chosen: list[tuple[Piece, int]] = []
+        room, prefix = self._prefill_tokens, next((piece.prefix for piece in pieces), None)
+        for piece in pieces:
+            left = len(piece.tokens) - piece.known
+            if piece.prefix is not prefix or room <= 0:
+                continue
+            if self._whole_prompts and left > room and chosen:
+                break
+            count = left if self._whole_prompts else min(left, room)
+            chosen.append((piece, count))
+            room -= count
+        return chosen
+
+    def _reading_of(self, chosen: list[tuple[Piece, int]]) -> _Work:
+        prompts, prefix = self._prompts, chosen[0][0].prefix
         lengths = [count for _, count in chosen]
-        tokens = [token for piece, count in chosen for token in piece.tokens[piece.known : piece.known + count]]
-        positions = [place for piece, count in chosen for place in range(piece.known, piece.known + count)]
+        slots, past = [piece.slot for piece, _ in chosen], [piece.own for piece, _ in chosen]
         before = (prompts.prefix_store, prefix.slot, len(prefix.tokens)) if prefix.tokens else None
-        layout = ExtendLayout(
-            prompts.store, [piece.slot for piece, _ in chosen], [piece.own for piece, _ in chosen], lengths, before
+        return _Work(
+            [token for piece, count in chosen for token in piece.tokens[piece.known : piece.known + count]],
+            [place for piece, count in chosen for place in range(piece.known, piece.known + count)],
+            ExtendLayout(prompts.store, slots, past, lengths, before),
         )
-        hidden = self._forward(self._tensor(tokens), self._tensor(positions), layout)
-        last = hidden[self._tensor(lengths).cumsum(0) - 1]
+
+    def _have_read(self, chosen: list[tuple[Piece, int]], states: Tensor) -> None:
+        """Note what is known now; `states` [tokens, hidden] of the tokens just read."""
+        last = states[self._tensor([count for _, count in chosen]).cumsum(0) - 1]
         for (piece, count), state in zip(chosen, last, strict=True):
             piece.known += count
             if piece.known == len(piece.tokens):
                 piece.hidden = state
 
-    def _decode(self, count: int) -> Tensor:
-        """Feed the last token of the first `count` rows, [count, hidden]."""
-        rows = self._running[:count]
+    def _decoding(self) -> _Work:
+        """The last token of each running request."""
+        rows = self._running
         places = [run.fed for run in rows]
-        positions = self._tensor([run.filled for run in rows])
-        self._answers.reserve(count, max(places) + 1)
-        layout = DecodeLayout(self._answers, self._shared_pieces(count), places)
-        hidden = self._forward(self._tensor([run.tokens[-1] for run in rows]), positions, layout)
-        for run in rows:
-            run.fed += 1
-        return hidden
+        self._answers.reserve(len(rows), max(places) + 1)
+        layout = DecodeLayout(self._answers, self._shared_pieces(), places)
+        return _Work([run.tokens[-1] for run in rows], [run.filled for run in rows], layout)
 
-    def _shared_pieces(self, count: int) -> list[Shared]:
-        """What the first `count` rows see besides their own answers."""
-        if self._shared is None or len(self._shared[0].back) != count:
+    def _shared_pieces(self) -> list[Shared]:
+        """What running requests see besides their own answers."""
+        if self._shared is None:
             prompts = self._prompts
-            pieces = [run.piece for run in self._running[:count] if run.piece]
+            pieces = [run.piece for run in self._running if run.piece]
             self._shared = [
                 Shared(prompts.store, [piece.slot for piece in pieces], [piece.own for piece in prompts.active])
             ]
@@ -375,11 +408,16 @@ class HfEngine:
                 self._shared.append(Shared(prompts.prefix_store, [piece.prefix.slot for piece in pieces], lengths))
         return self._shared
 
-    def _forward(self, tokens: Tensor, positions: Tensor, layout: DecodeLayout | ExtendLayout) -> Tensor:
+    def _forward(self, works: Sequence[_Work]) -> tuple[Tensor, ...]:
+        """Last hidden states of each work's tokens, [tokens, hidden]."""
+        sizes = [len(work.tokens) for work in works]
+        layout = works[0].layout if len(works) == 1 else SideBySide([work.layout for work in works], sizes)
+        tokens = self._tensor([token for work in works for token in work.tokens])
+        positions = self._tensor([place for work in works for place in work.positions])
         if self._compiled_up_to is None or len(tokens) <= self._compiled_up_to:
-            return hidden_states(self._body, tokens, positions, layout)
+            return torch.split(hidden_states(self._body, tokens, positions, layout), sizes)
         with torch.compiler.set_stance("force_eager"):
-            return hidden_states(self._body, tokens, positions, layout)
+            return torch.split(hidden_states(self._body, tokens, positions, layout), sizes)
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, device=self._device)

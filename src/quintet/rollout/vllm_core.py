@@ -315,6 +315,7 @@ def _surroundings(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _exit(process: Any) -> str:
+    process.join(timeout=GRACE_SECONDS)
     code = process.exitcode
     how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit status {code}"
     return f"its process {process.pid} ended: {how}"

@@ -132,18 +132,17 @@ def test_new_weights_are_used_at_once(policy_directory: Path) -> None:
 
 
 def count_prefilled(engine: HfEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Tokens of every forward pass that isn't a decoding step, as they come."""
+    """Tokens of prompts in every forward pass that reads some, as they come."""
     from quintet.rollout import hf
 
     seen: list[int] = []
+    plain = hf.ExtendLayout
 
-    def counting(body: object, tokens: torch.Tensor, positions: torch.Tensor, layout: object) -> torch.Tensor:
-        if not isinstance(layout, hf.DecodeLayout):
-            seen.append(len(tokens))
-        return plain(body, tokens, positions, layout)
+    def counting(store: object, slots: object, past: object, lengths: list[int], *rest: object) -> object:
+        seen.append(sum(lengths))
+        return plain(store, slots, past, lengths, *rest)  # type: ignore[arg-type]
 
-    plain = hf.hidden_states
-    monkeypatch.setattr(hf, "hidden_states", counting)
+    monkeypatch.setattr(hf, "ExtendLayout", counting)
     return seen
 
 
