@@ -186,6 +186,11 @@ class Shared:
         return rows if self.plain else rows.index_select(0, self.back)
 
 
+def _rounded(tokens: int, dtype: torch.dtype) -> int:
+    """Products of other types than float32 are compiled by oneDNN for each shape that comes: few shapes may come."""
+    return tokens if dtype is torch.float32 else -(-tokens // GRAIN) * GRAIN
+
+
 class DecodeLayout:
     """One new token for each of the rows 0 … n-1 of the answers, which see shared pieces before their own."""
 
@@ -194,7 +199,7 @@ class DecodeLayout:
         device = answers.keys[0].device
         self._answers = answers
         self._shared = shared
-        self._used = max(places) + 1
+        self._used = min(_rounded(max(places) + 1, answers.keys[0].dtype), answers.length)
         self._widths = [*(piece.width for piece in shared), self._used]
         self.longest = sum(self._widths)
         at = torch.tensor(places, device=device)
