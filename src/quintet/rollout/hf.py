@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from quintet.errors import ConfigError
 from quintet.policies.attention import Layout
 from quintet.policies.causal_lm import hidden_states
 from quintet.records import Failure, Generation, Request, StopReason
@@ -77,9 +78,51 @@ class _Draw:
     special: list[int]
     """Rows with more than a temperature."""
 
+    @classmethod
+    def of(cls, requests: Sequence[Request], device: torch.device) -> _Draw:
+        return cls(
+            torch.tensor([request.seed for request in requests], device=device),
+            torch.tensor([request.temperature for request in requests], device=device),
+            [row for row, request in enumerate(requests) if _is_special(request)],
+        )
+
+    def changes(self, running: Sequence[_Running], vocabulary: int) -> Changed | None:
+        """What changes the draws of special rows this time."""
+        if not self.special:
+            return None
+        device, runs = self.seeds.device, [running[row] for row in self.special]
+        requests = [run.request for run in runs]
+        seen = None
+        if any(run.seen is not None for run in runs):
+            nothing = torch.zeros(vocabulary, dtype=torch.bool, device=device)
+            seen = torch.stack([nothing if run.seen is None else run.seen for run in runs])
+        return Changed(
+            torch.tensor(self.special, device=device),
+            torch.tensor([request.top_k for request in requests], device=device),
+            torch.tensor([request.top_p for request in requests], device=device),
+            torch.tensor([request.min_p for request in requests], device=device),
+            torch.tensor([request.repetition_penalty for request in requests], device=device),
+            seen,
+            [
+                (place, run.request.stop_ids)
+                for place, run in enumerate(runs)
+                if len(run.tokens) < run.request.min_tokens and run.request.stop_ids
+            ],
+        )
+
 
 def open_hf(setup: EngineSetup) -> HfEngine:
-    """The engine on the learner's own weights where the type is theirs, else on a copy."""
+    """The engine on the learner's own weights where the type is theirs, else on a copy.
+
+    Raises:
+        ConfigError: the processor has no arithmetic of that type.
+    """
+    if setup.dtype is torch.float16 and setup.model.device.type == "cpu":
+        raise ConfigError(
+            "the engine hf computes in float32 and bfloat16 on a CPU, and this model is stored in float16",
+            key="rollout.engine_options.dtype",
+            hint="set rollout.engine_options.dtype=float32, or bfloat16",
+        )
     shared, options = setup.dtype == setup.model.dtype, setup.options
     model = setup.model if shared else copy.deepcopy(setup.model).to(setup.dtype)
     engine = HfEngine(
@@ -424,47 +467,17 @@ class HfEngine:
 
     def _draw_tokens(self, hidden: Tensor) -> None:
         """Sample one token for every running request from hidden states [n, hidden]."""
-        draw = self._draw = self._draw or self._draws()
+        draw = self._draw = self._draw or _Draw.of([run.request for run in self._running], self._device)
         counts = self._tensor([len(run.tokens) for run in self._running])
         logits = self._model.get_output_embeddings()(hidden).float()
-        tokens, logprobs = sample(logits, draw.temperature, uniform(draw.seeds, counts), self._changes(draw))
+        tokens, logprobs = sample(
+            logits, draw.temperature, uniform(draw.seeds, counts), draw.changes(self._running, self._vocabulary)
+        )
         for run, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
             run.tokens.append(token)
             run.logprobs.append(logprob)
             if run.seen is not None:
                 run.seen[token] = True
-
-    def _draws(self) -> _Draw:
-        requests = [run.request for run in self._running]
-        return _Draw(
-            self._tensor([request.seed for request in requests]),
-            torch.tensor([request.temperature for request in requests], device=self._device),
-            [row for row, request in enumerate(requests) if _is_special(request)],
-        )
-
-    def _changes(self, draw: _Draw) -> Changed | None:
-        """What changes the draws of special rows this time."""
-        if not draw.special:
-            return None
-        runs = [self._running[row] for row in draw.special]
-        requests = [run.request for run in runs]
-        seen = None
-        if any(run.seen is not None for run in runs):
-            nothing = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
-            seen = torch.stack([nothing if run.seen is None else run.seen for run in runs])
-        return Changed(
-            self._tensor(draw.special),
-            self._tensor([request.top_k for request in requests]),
-            torch.tensor([request.top_p for request in requests], device=self._device),
-            torch.tensor([request.min_p for request in requests], device=self._device),
-            torch.tensor([request.repetition_penalty for request in requests], device=self._device),
-            seen,
-            [
-                (place, run.request.stop_ids)
-                for place, run in enumerate(runs)
-                if len(run.tokens) < run.request.min_tokens and run.request.stop_ids
-            ],
-        )
 
     def _retire(self) -> list[Generation]:
         """Take out what ended and close the gaps with the requests of the last rows."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quintet.config.native import Experiment
+from quintet.errors import ConfigError
 from quintet.rollout.agent_loop import derive_seed
 from quintet.rollout.engine import EngineSetup
 from quintet.rollout.memory import slots_within
@@ -28,14 +29,25 @@ def policy_dtype(config: Experiment) -> torch.dtype:
 
 
 def engine_dtype(config: Experiment, policy: Path) -> torch.dtype:
-    """The engine's own type; without one, that of the policy. `auto` is what the model at that directory names."""
+    """The engine's own type; without one, that of the policy. `auto` is what the model at that directory names.
+
+    Raises:
+        ConfigError: the model names a type that no engine is known to take.
+    """
     named = config.rollout.engine_options.dtype
     if named is None:
         return policy_dtype(config)
     if named == "auto":
         stored = json.loads((policy / "config.json").read_text())
         named = stored.get("dtype") or stored.get("torch_dtype") or "float32"
-    return TYPES.get(str(named), torch.float32)
+    if str(named) not in TYPES:
+        raise ConfigError(
+            f"the model at {policy} is stored in {named}",
+            key="rollout.engine_options.dtype",
+            value="auto",
+            hint=f"name the engine's type instead: {', '.join(TYPES)}",
+        )
+    return TYPES[str(named)]
 
 
 def engine_setup(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from quintet.config.native import EngineConfig
+from quintet.errors import ConfigError
 from quintet.policies.causal_lm import load_model
 from quintet.records import Generation, Request, StopReason
 from quintet.rollout.engine import EngineFault, EngineSetup
@@ -382,3 +383,9 @@ def test_an_engine_of_another_type_has_weights_of_its_own(policy_directory: Path
     expected = reference_logprobs(policy_directory, prompt(0) + done.tokens, len(prompt(0)))
     gap = (torch.tensor(done.logprobs) - expected).abs().max()
     assert 0 < float(gap) < 0.1
+
+
+def test_a_type_that_the_processor_lacks_is_refused_by_key(policy_directory: Path) -> None:
+    with pytest.raises(ConfigError, match="float32 and bfloat16") as caught:
+        opened(policy_directory, torch.float16)
+    assert caught.value.key == "rollout.engine_options.dtype"
