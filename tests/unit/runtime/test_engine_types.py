@@ -1,0 +1,27 @@
+"""If these fail, an engine computes in another type than the one that was asked for, without a word."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from quintet.config import load_experiment
+from quintet.errors import ConfigError
+from quintet.runtime.engines import engine_dtype
+
+
+def test_the_type_is_the_engines_own_the_policys_or_the_models(tmp_path: Path) -> None:
+    def found(stored: str, *words: str) -> torch.dtype:
+        (tmp_path / "config.json").write_text(json.dumps({"dtype": stored}))
+        return engine_dtype(load_experiment(None, list(words)).experiment, tmp_path)
+
+    auto = "rollout.engine_options.dtype=auto"
+    assert found("bfloat16") is torch.float32
+    assert found("float32", "policy.dtype=bfloat16") is torch.bfloat16
+    assert found("float32", "policy.dtype=bfloat16", "rollout.engine_options.dtype=float32") is torch.float32
+    assert found("bfloat16", auto) is torch.bfloat16
+    with pytest.raises(ConfigError, match="float8_e4m3fn"):
+        found("float8_e4m3fn", auto)
