@@ -93,6 +93,9 @@ def wait_for(path: Path, process: subprocess.Popen[bytes], seconds: float = 120)
 
 STEERED = "algorithm.kl={place: reward, coefficient: 0.1, target: 0.01, horizon: 50, refresh_every_steps: 3}"
 
+STREAMED = "rollout.async_ratio=0.5;rollout.partial=true;checkpoint.every_steps=2"
+"""Games outlast their step, and a stop falls between two checkpoints."""
+
 
 @pytest.mark.parametrize(
     ("how", "choice"),
@@ -102,15 +105,18 @@ STEERED = "algorithm.kl={place: reward, coefficient: 0.1, target: 0.01, horizon:
         (signal.SIGINT, "algorithm.advantage.name=grpo"),
         (signal.SIGKILL, "algorithm.advantage.name=gae"),
         (signal.SIGKILL, STEERED),
+        (signal.SIGTERM, STREAMED),
+        (signal.SIGKILL, STREAMED),
     ],
 )
 def test_a_stopped_run_ends_as_one_that_never_stopped(
     quintet: Command, small: Path, tmp_path: Path, how: signal.Signals, choice: str
 ) -> None:
-    quintet("train", str(small), choice, "name=whole")
-    process = start(small, tmp_path, choice, "name=stopped")
+    words, first = choice.split(";"), 2 if choice is STREAMED else 1
+    quintet("train", str(small), *words, "name=whole")
+    process = start(small, tmp_path, *words, "name=stopped")
     try:
-        wait_for(tmp_path / "runs/stopped/checkpoints/global_step_1", process)
+        wait_for(tmp_path / f"runs/stopped/checkpoints/global_step_{first}", process)
         time.sleep(0.05)
         process.send_signal(how)
         status = process.wait(timeout=60)
@@ -118,7 +124,7 @@ def test_a_stopped_run_ends_as_one_that_never_stopped(
         process.kill()
     assert status == (-signal.SIGKILL if how is signal.SIGKILL else 130)
     assert b"Traceback" not in (tmp_path / "log").read_bytes()
-    again = quintet("train", str(small), choice, "name=stopped")
+    again = quintet("train", str(small), *words, "name=stopped")
     assert "going on from" in again.stdout
     whole, stopped = tmp_path / "runs/whole", tmp_path / "runs/stopped"
     assert weights(whole, 4) == weights(stopped, 4)

@@ -207,5 +207,5 @@ def interrupted(run: Run, stop: StopRequest, step: int) -> InterruptedRun:
         return InterruptedRun(f"stopped by {stop.signal} in the warm start", "the same command begins it again")
     return InterruptedRun(
         f"stopped by {stop.signal} after step {step}; {run.directory.path} is ready to go on",
-        "the same command goes on from there",
+        "the same command goes on from its last checkpoint",
     )

@@ -101,7 +101,9 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
             if _due(step, config.tracking.trajectories_every_steps):
                 store(run, step, "train", played.trajectories)
             run.log(step, {**metrics, **timings.metrics, "training/global_step": step})
-            if _due(step, config.checkpoint.every_steps) or step == steps or stop:
+            # games in flight are given up for a checkpoint: one out of turn would change what comes after it
+            early = bool(stop) and components.stream is None
+            if _due(step, config.checkpoint.every_steps) or step == steps or early:
                 run.save(step, components)
             progress.advance(metrics)
             if stop and step < steps:

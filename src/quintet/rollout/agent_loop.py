@@ -254,8 +254,11 @@ class AgentLoop:
         return [trajectory for _, trajectory in ended]
 
     def abort(self, groups: Collection[int]) -> list[Trajectory]:
-        """Give up the games of groups, as far as they were played: `Outcome.ABORTED`."""
-        return self._abort(player for player in self._players.values() if player.game.group in groups)
+        """Give up the games of groups, as far as they were played: `Outcome.ABORTED`. Those that have ended and
+        weren't taken yet are handed out beside them, as they ended."""
+        through = [game for _, game in self._ended if game.group in groups]
+        self._ended = [one for one in self._ended if one[1].group not in groups]
+        return through + self._abort(player for player in self._players.values() if player.game.group in groups)
 
     def measures(self) -> dict[str, float]:
         """Metrics since this was asked last: seconds in the engine, in worlds and in between, and what became of the

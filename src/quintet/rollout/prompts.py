@@ -121,8 +121,11 @@ class PromptLoop:
         return [trajectory for _, trajectory in ended]
 
     def abort(self, groups: Collection[int]) -> list[Trajectory]:
-        """Give up the questions of groups, as far as they were answered: `Outcome.ABORTED`, without a reward."""
-        return self._abort({number for number, asked in self._asked.items() if asked.game.group in groups})
+        """Give up the questions of groups, as far as they were answered: `Outcome.ABORTED`, without a reward. Those
+        that were judged and weren't taken yet are handed out beside them."""
+        through = [game for _, game in self._ended if game.group in groups]
+        self._ended = [one for one in self._ended if one[1].group not in groups]
+        return through + self._abort({number for number, asked in self._asked.items() if asked.game.group in groups})
 
     def measures(self) -> dict[str, float]:
         """Metrics since this was asked last: seconds in the engine."""

@@ -90,11 +90,12 @@ class GameStream:
         self._pending = [group.start for group in self._groups.values()] + self._pending
         self._games.abort(list(self._groups))
         self._groups.clear()
-        return {"in_flight": self._pending}
+        return {"in_flight": self._pending, "groups_begun": self._number}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what `suspend` gave."""
         self._pending = [int(start) for start in state.get("in_flight", ())]
+        self._number = int(state.get("groups_begun", 0))
 
     def _fill(self, step: int, sampling: Sampling, taken: int = 0) -> None:
         """Begin groups until enough are in flight."""
@@ -114,13 +115,12 @@ class GameStream:
     def _restart(self, step: int, sampling: Sampling) -> None:
         """Play anew what is too old, and what was in the middle where replies don't outlast an update."""
         for group in list(self._groups.values()):
-            if step - group.begun > self._most_stale:
-                self._games.abort([group.number])
-                group.ended.clear()
-            elif self._partial or len(group.ended) == self._samples:
+            stale = step - group.begun > self._most_stale
+            if not stale and (self._partial or len(group.ended) == self._samples):
                 continue
-            else:
-                self._games.abort([group.number])
+            self._note(self._games.abort([group.number]))
+            if stale:
+                group.ended.clear()
             played = {game.sample for game in group.ended}
             group.begun = group.begun if played else step
             games = [game for game in self._all(group) if game.sample not in played]
@@ -128,7 +128,11 @@ class GameStream:
             self._games.begin(games, sampling)
 
     def _advance(self) -> None:
-        for game in self._games.advance():
+        self._note(self._games.advance())
+
+    def _note(self, games: Iterable[Trajectory]) -> None:
+        """Keep what came to its end."""
+        for game in games:
             if game.outcome is not Outcome.ABORTED:
                 self._groups[game.group].ended.append(game)
 

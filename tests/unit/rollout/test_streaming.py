@@ -23,7 +23,9 @@ class Slow:
         self.lasts = lasts
         self.running: list[tuple[Game, int]] = []
         self.begun: list[tuple[int, int]] = []
+        self.seeds: list[int] = []
         self.version = 0
+        self.untaken: list[Trajectory] = []
 
     @property
     def busy(self) -> bool:
@@ -32,14 +34,25 @@ class Slow:
     def begin(self, games: Sequence[Game], sampling: Sampling) -> None:
         self.running += [(game, self.lasts.get((game.seed, game.sample), 1)) for game in games]
         self.begun += [(game.seed, game.sample) for game in games]
+        self.seeds += [game.draws(sampling, 0) for game in games]
 
     def advance(self) -> list[Trajectory]:
         self.running = [(game, left - 1) for game, left in self.running]
         ended = [game for game, left in self.running if left <= 0]
         self.running = [(game, left) for game, left in self.running if left > 0]
-        return [played(game, Outcome.SUCCESS, self.version) for game in ended]
+        untaken, self.untaken = self.untaken, []
+        return untaken + [played(game, Outcome.SUCCESS, self.version) for game in ended]
 
     def abort(self, groups: Collection[int]) -> list[Trajectory]:
+        through = [game for game in self.untaken if game.group in groups]
+        self.untaken = [game for game in self.untaken if game.group not in groups]
+        return through + self._give_up(groups)
+
+    def validate(self) -> None:
+        """Another round is played beside these games; those that end meanwhile aren't taken yet."""
+        self.untaken += self.advance()
+
+    def _give_up(self, groups: Collection[int]) -> list[Trajectory]:
         gone = [game for game, _ in self.running if game.group in groups]
         self.running = [(game, left) for game, left in self.running if game.group not in groups]
         return [played(game, Outcome.ABORTED, self.version) for game in gone]
@@ -101,6 +114,22 @@ def test_without_partial_what_was_in_the_middle_is_played_anew() -> None:
     assert {game.seed for game in taken} == {0, 3}
 
 
+def test_what_ended_beside_a_validation_counts_once() -> None:
+    """Without partial replies it needn't be played anew, and it isn't there twice."""
+    games = Slow({(0, 1): 2})
+    known = stream(games)
+    known.take(1, SAMPLING)
+    games.validate()
+    taken, metrics = known.take(2, SAMPLING)
+    assert metrics["rollout/games_played_anew"] == 0
+    assert starts(taken) == [(0, 3, 0), (0, 3, 1), (1, 0, 0), (1, 0, 1)] or starts(taken)[:2] == [(0, 0, 0), (0, 0, 1)]
+    games.lasts = {(4, 0): 2}
+    known.take(3, SAMPLING)
+    games.validate()
+    known.suspend()
+    known.take(4, SAMPLING)
+
+
 def test_what_is_too_old_is_not_learnt_from() -> None:
     games = Slow({(0, 1): 4})
     known = stream(games, partial=True, max_staleness=1)
@@ -149,14 +178,16 @@ def test_a_resumed_run_begins_what_the_unbroken_one_begins() -> None:
     known.take(1, SAMPLING)
     state = known.suspend()
     assert not unbroken.busy
-    assert state == {"in_flight": [0, 3]}
+    assert state == {"in_flight": [0, 3], "groups_begun": 4}
     again = stream(resumed, partial=True)
     again._starts.take(4)
     again.load(state)
     unbroken.begun.clear()
+    unbroken.seeds.clear()
     one, two = known.take(2, SAMPLING)[0], again.take(2, SAMPLING)[0]
     assert starts(one) == starts(two)
     assert unbroken.begun == resumed.begun
+    assert unbroken.seeds == resumed.seeds
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 2.0])
