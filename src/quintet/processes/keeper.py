@@ -182,7 +182,8 @@ def _named(reference: str) -> Work:
 def main() -> None:
     """Serve the connection whose descriptor is the first argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.path[:] = [place for place in sys.argv[3:] if place not in sys.path] + sys.path
+    # the run's own order: what it imports from one place must not come from another here
+    sys.path[:] = sys.argv[3:] + [place for place in sys.path if place not in sys.argv[3:]]
     Keeper(_socket(int(sys.argv[1])), _named(sys.argv[2])).keep()
 
 
