@@ -12,7 +12,7 @@ SRC = Path(__file__).parents[2] / "src" / "quintet"
 LAYERS = [
     ("errors", "records"),
     ("registry",),
-    ("processes",),
+    ("processes", "kernels"),
     ("config",),
     ("algorithms",),
     ("envs", "rewards"),

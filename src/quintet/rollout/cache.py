@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from quintet.kernels.decoding import Kernels, kernels
 from quintet.policies.attention import Layout, Rows, attend_rows
 from quintet.rollout.pages import zeros
 
 __all__ = ["CacheShape", "DecodeLayout", "ExtendLayout", "KeyValueStore", "Shared", "SideBySide"]
 
+FEW = 64
+"""New tokens of a row up to which they attend one by one; products over all of them are faster beyond."""
 GRAIN = 32
 """Tokens by which a store's slots grow longer, at least."""
 
@@ -80,6 +84,21 @@ class KeyValueStore:
             for to, come in zip(mine, its, strict=True):
                 to[target, :, at : at + count] = come[source, :, :count]
 
+    def kernels(self) -> Kernels | None:
+        """Those that read it, if there are any."""
+        return kernels(self._shape.dtype, self._shape.device.type)
+
+    @property
+    def scattered(self) -> bool:
+        """Whether rows may lie in any of its slots; else row i is read in slot i."""
+        return self.kernels() is not None
+
+    def words(self, layer: int, slots: Tensor, seen: Tensor) -> tuple[int, ...]:
+        """What it says to `Kernels.attend`: token i sees the first `seen[i]` tokens of slot `slots[i]`, int64 [n]."""
+        keys, values = self.keys[layer], self.values[layer]
+        places = (slots.data_ptr(), seen.data_ptr())
+        return (keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1), *places)
+
     def _empty(self, slots: int, length: int) -> Tensor:
         shape = self._shape
         return zeros((slots, shape.kv_heads, length, shape.dim), shape.dtype, shape.device)
@@ -106,16 +125,19 @@ class ExtendLayout:
         self._past = max(past)
         self.longest = self._past + self._rows.width + (prefix[2] if prefix else 0)
         rows = torch.arange(len(slots), device=device).repeat_interleave(torch.tensor(lengths, device=device))
-        inside = torch.cat(
-            [torch.arange(start, start + count, device=device) for start, count in zip(past, lengths, strict=True)]
-        )
+        counts, begun = torch.tensor(lengths, device=device), torch.tensor(past, device=device)
+        inside = torch.arange(len(rows), device=device) - (counts.cumsum(0) - counts - begun)[rows]
         self._targets = (self._slots[rows], inside)
-        self._mask = self._visible(torch.tensor(past, device=device))
+        self._past_of = begun
+        self._kernels = store.kernels() if self._rows.width <= FEW else None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """See `Layout.attend`."""
-        keys, values = self._store.keys[layer], self._store.values[layer]
         slots, inside = self._targets
+        if self._kernels:
+            words = [*self._words_of_prefix(layer), *self._store.words(layer, slots, self._seen)]
+            return self._kernels.attend(query, key, value, scale, words)
+        keys, values = self._store.keys[layer], self._store.values[layer]
         keys[slots, :, inside], values[slots, :, inside] = key, value
         before = []
         if self._prefix is not None:
@@ -125,8 +147,25 @@ class ExtendLayout:
             before.append((keys[self._slots, :, : self._past], values[self._slots, :, : self._past]))
         return attend_rows(self._rows, (query, key, value), before, self._mask, scale)  # type: ignore[arg-type]
 
-    def _visible(self, past: Tensor) -> Tensor | None:
+    @cached_property
+    def _seen(self) -> Tensor:
+        """int64 [N], tokens of its slot that each new token sees."""
+        return self._targets[1] + 1
+
+    @cached_property
+    def _all_of_prefix(self) -> tuple[Tensor, Tensor]:
+        """int64 [N] each: the prefix's slot and length for each new token."""
+        _, slot, length = self._prefix or (None, 0, 0)
+        seen = self._seen
+        return torch.full_like(seen, slot), torch.full_like(seen, length)
+
+    def _words_of_prefix(self, layer: int) -> tuple[int, ...]:
+        return self._prefix[0].words(layer, *self._all_of_prefix) if self._prefix else ()
+
+    @cached_property
+    def _mask(self) -> Tensor | None:
         """What new tokens see, bool [1 or b, 1, width, keys]; None where it is plainly what comes before them."""
+        past = self._past_of
         width, prefix = self._rows.width, 0 if self._prefix is None else self._prefix[2]
         if not prefix and not self._past:
             return None
@@ -150,22 +189,49 @@ class Shared:
         self.store = store
         self.width = max(lengths)
         self.slots = len(lengths)
-        of = torch.tensor(slot_of, device=device)
-        counts = torch.bincount(of, minlength=self.slots)
-        self.side_by_side = int(counts.max())
-        order = of.argsort(stable=True)
-        place = torch.empty_like(of)
-        place[order] = torch.arange(len(of), device=device) - (counts.cumsum(0) - counts)[of[order]]
-        self.back = of * self.side_by_side + place
-        """int64 [n], where each row's queries stand among `slots` × `side_by_side`."""
-        self.members = torch.zeros(self.slots * self.side_by_side, dtype=torch.long, device=device)
-        self.members[self.back] = torch.arange(len(of), device=device)
-        self.plain = len(self.members) == len(of) and bool((self.back == torch.arange(len(of), device=device)).all())
-        """Whether the rows already lie slot by slot, as many for each."""
-        ends = torch.tensor(lengths, device=device)
-        beyond = torch.arange(self.width, device=device) >= ends[:, None]
-        self.beyond = beyond[of] if bool(beyond.any()) else None
+        self.of = torch.tensor(slot_of, device=device)
+        """int64 [n], each row's slot."""
+        self._ends = torch.tensor(lengths, device=device)
+        self.seen = self._ends[self.of]
+        """int64 [n], tokens that each row sees."""
+
+    @cached_property
+    def order(self) -> Tensor:
+        """int64 [n], the rows such that those which see the same slot are neighbours."""
+        return self.of.argsort(stable=True)
+
+    @cached_property
+    def beyond(self) -> Tensor | None:
         """bool [n, width], places that hold nothing for the row; None where all do."""
+        beyond = torch.arange(self.width, device=self.of.device) >= self._ends[:, None]
+        return beyond[self.of] if bool(beyond.any()) else None
+
+    @cached_property
+    def side_by_side(self) -> int:
+        """Most rows that see one slot."""
+        return int(torch.bincount(self.of, minlength=self.slots).max())
+
+    @cached_property
+    def back(self) -> Tensor:
+        """int64 [n], where each row's queries stand among `slots` × `side_by_side`."""
+        of, counts = self.of, torch.bincount(self.of, minlength=self.slots)
+        order = self.order
+        place = torch.empty_like(of)
+        place[order] = torch.arange(len(of), device=of.device) - (counts.cumsum(0) - counts)[of[order]]
+        return of * self.side_by_side + place
+
+    @cached_property
+    def members(self) -> Tensor:
+        """int64 [slots · side_by_side], the way there: the row of each place, 0 where there is none."""
+        members = torch.zeros(self.slots * self.side_by_side, dtype=torch.long, device=self.of.device)
+        members[self.back] = torch.arange(len(self.of), device=self.of.device)
+        return members
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether the rows already lie slot by slot, as many for each."""
+        n = len(self.of)
+        return len(self.members) == n and bool((self.back == torch.arange(n, device=self.of.device)).all())
 
     def rows(self, store: Tensor) -> Tensor:
         """Its keys or values as they lie, [slots · kv_heads, width, dim]."""
@@ -192,22 +258,26 @@ def _rounded(tokens: int, dtype: torch.dtype) -> int:
 
 
 class DecodeLayout:
-    """One new token for each of the rows 0 … n-1 of the answers, which see shared pieces before their own."""
+    """One new token for each of n rows of the answers, which see shared pieces before their own."""
 
-    def __init__(self, answers: KeyValueStore, shared: Sequence[Shared], places: Sequence[int]) -> None:
-        """`places` [n]: where each row's token goes among its own."""
-        device = answers.keys[0].device
+    def __init__(self, answers: KeyValueStore, shared: Sequence[Shared], slots: Tensor, places: Tensor) -> None:
+        """int64 [n] each: where each row lies, and where its token goes there. Unless the store is `scattered`, row i
+        lies in slot i."""
         self._answers = answers
         self._shared = shared
-        self._used = min(_rounded(max(places) + 1, answers.keys[0].dtype), answers.length)
+        self._rows = slots
+        self._places = places
+        self._seen = places + 1
+        self._used = min(_rounded(int(self._seen.max()), answers.keys[0].dtype), answers.length)
         self._widths = [*(piece.width for piece in shared), self._used]
         self.longest = sum(self._widths)
-        at = torch.tensor(places, device=device)
-        self._at = (torch.arange(len(places), device=device), at)
-        self._beyond = self._nothing_there(at, even=min(places) + 1 == self._used)
+        self._kernels = answers.kernels()
 
-    def _nothing_there(self, at: Tensor, *, even: bool) -> Tensor | None:
+    @cached_property
+    def _beyond(self) -> Tensor | None:
         """bool [n, 1, keys], places that hold nothing for a row; None where all do."""
+        at = self._places
+        even = int(self._seen.min()) == self._used
         if even and all(piece.beyond is None for piece in self._shared):
             return None
         parts = [
@@ -218,10 +288,19 @@ class DecodeLayout:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """See `Layout.attend`."""
+        if self._kernels is None:
+            return self._attend(layer, query, key, value, scale)
+        words = [piece.store.words(layer, piece.of, piece.seen) for piece in self._shared]
+        words.append(self._answers.words(layer, self._rows, self._seen))
+        flat = [word for piece in words for word in piece]
+        return self._kernels.attend(query, key, value, scale, flat, self._shared[0].order)
+
+    def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """By products over all rows that see a piece."""
         n, heads, dim = query.shape
         kv_heads = key.shape[1]
         keys, values = self._answers.keys[layer], self._answers.values[layer]
-        rows, places = self._at
+        rows, places = self._rows, self._places
         keys[rows, :, places], values[rows, :, places] = key, value
         query = query * scale
         own = query.reshape(n * kv_heads, heads // kv_heads, dim)

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import copy
-import math
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quintet.errors import ConfigError
 from quintet.policies.attention import Layout
 from quintet.policies.causal_lm import hidden_states
+from quintet.policies.inference import InferenceDecoder
 from quintet.records import Failure, Generation, Request, StopReason
 from quintet.rollout.cache import CacheShape, DecodeLayout, ExtendLayout, KeyValueStore, Shared, SideBySide
 from quintet.rollout.computed import SHORTEST_PREFIX, ComputedPrompts, Piece, Prefix, common_prefix
 from quintet.rollout.engine import EngineFault, EngineSetup
 from quintet.rollout.load_log import LoadLog
 from quintet.rollout.sampling import Changed, sample, uniform
+from quintet.rollout.writing import Beginning, WrittenRows
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from transformers import PreTrainedModel
 
 __all__ = ["HfEngine", "open_hf"]
@@ -35,17 +38,15 @@ LOG_EVERY_STEPS = 100
 
 @dataclass(eq=False, slots=True)
 class _Running:
-    """A request and what it wrote so far."""
+    """A request; while it doesn't write, with what it wrote so far."""
 
     request: Request
     version: int
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
     switches: list[tuple[int, int]] = field(default_factory=list)
     piece: Piece | None = None
     """Its prompt, in use; where it had been interrupted, with the words that it had written."""
-    fed: int = 0
-    """Tokens of the answer whose keys and values lie in its row."""
     seen: Tensor | None = None
     """bool [vocab], tokens of prompt and answer; where repetition is penalised."""
 
@@ -54,18 +55,13 @@ class _Running:
         """What has to be computed before it can go on."""
         return self.request.prompt + tuple(self.tokens)
 
-    @property
-    def filled(self) -> int:
-        """Tokens in the cache."""
-        return len(self.piece.tokens) + self.fed if self.piece else 0
-
 
 @dataclass(frozen=True, slots=True)
 class _Work:
     """Tokens to be computed, their places in their sequences, and what they attend to."""
 
-    tokens: list[int]
-    positions: list[int]
+    tokens: Tensor
+    positions: Tensor
     layout: Layout
 
 
@@ -78,15 +74,7 @@ class _Draw:
     special: list[int]
     """Rows with more than a temperature."""
 
-    @classmethod
-    def of(cls, requests: Sequence[Request], device: torch.device) -> _Draw:
-        return cls(
-            torch.tensor([request.seed for request in requests], device=device),
-            torch.tensor([request.temperature for request in requests], device=device),
-            [row for row, request in enumerate(requests) if _is_special(request)],
-        )
-
-    def changes(self, running: Sequence[_Running], vocabulary: int) -> Changed | None:
+    def changes(self, running: Sequence[_Running], rows: WrittenRows, vocabulary: int) -> Changed | None:
         """What changes the draws of special rows this time."""
         if not self.special:
             return None
@@ -106,7 +94,7 @@ class _Draw:
             [
                 (place, run.request.stop_ids)
                 for place, run in enumerate(runs)
-                if len(run.tokens) < run.request.min_tokens and run.request.stop_ids
+                if rows.written[self.special[place]] < run.request.min_tokens and run.request.stop_ids
             ],
         )
 
@@ -166,6 +154,7 @@ class HfEngine:
         a longer one in pieces unless `whole_prompts`."""
         self._model = model
         self._body = model.base_model
+        self._decoder = InferenceDecoder.of(self._body)
         self._slots = slots
         self._context = context
         self._shared_model = shared
@@ -180,6 +169,7 @@ class HfEngine:
         """Admitted; their prompts are being computed."""
         self._running: list[_Running] = []
         """Writing; each has the row of its place here."""
+        self._rows = WrittenRows(slots)
         self._draw: _Draw | None = None
         self._shared: list[Shared] | None = None
         self._open()
@@ -188,11 +178,13 @@ class HfEngine:
         shape = CacheShape.of(self._model)
         self._device = shape.device
         self._answers = KeyValueStore(shape)
+        self._free = list(range(self._slots))[::-1]
         self._prompts = ComputedPrompts(shape, self._slots)
 
     def compile(self, most_rows: int | None) -> None:
         """Compile what layers do besides attention, for up to so many rows at a time; None for any number."""
         self._compiled_up_to = most_rows or sys.maxsize
+        self._decoder = None
         for module in self._body.modules():
             if type(module).__name__.endswith(("MLP", "RMSNorm")):
                 module.compile(dynamic=True)
@@ -224,8 +216,10 @@ class HfEngine:
             self._admit()
             decoded = self._compute()
             ready = self._begin_writing()
-            if decoded is not None or ready:
-                self._draw_tokens(torch.cat([x for x in (decoded, *ready) if x is not None]))
+            if ready:
+                decoded = torch.stack(ready) if decoded is None else torch.cat([decoded, torch.stack(ready)])
+            if decoded is not None:
+                self._draw_tokens(decoded)
             if self._log:
                 self._log.note(len(self._running), len(self._waiting))
             return self._retire()
@@ -234,7 +228,12 @@ class HfEngine:
 
     def written(self, ids: Collection[int]) -> Mapping[int, tuple[Sequence[int], Sequence[float]]]:
         """Tokens and log-probs that running requests have written so far."""
-        return {run.request.id: (run.tokens, run.logprobs) for run in self._running if run.request.id in ids}
+        rows = self._rows
+        return {
+            run.request.id: (rows.tokens(row), rows.logprobs(row))
+            for row, run in enumerate(self._running)
+            if run.request.id in ids
+        }
 
     @torch.inference_mode()
     def abort(self, ids: Collection[int]) -> list[Generation]:
@@ -243,9 +242,9 @@ class HfEngine:
         gone = [run for run in self._waiting if run.request.id in unwanted]
         self._waiting = deque(run for run in self._waiting if run.request.id not in unwanted)
         gone += self._give_up_reading(unwanted)
-        reasons = [StopReason.ABORT if run.request.id in unwanted else None for run in self._running]
-        gone += [run for run, reason in zip(self._running, reasons, strict=True) if reason is not None]
-        self._leave(reasons, keep=False)
+        rows = [row for row, run in enumerate(self._running) if run.request.id in unwanted]
+        gone += [self._settled(row) for row in rows]
+        self._leave(rows, keep=False)
         return [_generation(run, StopReason.ABORT) for run in gone]
 
     def _give_up_reading(self, unwanted: Collection[int]) -> list[_Running]:
@@ -285,12 +284,11 @@ class HfEngine:
 
     def _interrupt(self) -> None:
         """Put running requests back in front of the waiting ones, with the words they have written."""
-        for run in reversed([*self._running, *self._reading]):
-            run.piece, run.fed = None, 0
+        runs = [self._settled(row) for row in range(len(self._running))]
+        for run in reversed([*runs, *self._reading]):
+            run.piece = None
             self._waiting.appendleft(run)
-        self._running.clear()
-        self._reading.clear()
-        self._changed()
+        self._stop_writing()
 
     def forget(self) -> None:
         """See `Engine.forget`."""
@@ -313,10 +311,22 @@ class HfEngine:
     def close(self) -> None:
         """See `Engine.close`."""
         self._waiting.clear()
+        self._stop_writing()
+        self._open()
+
+    def _stop_writing(self) -> None:
+        """Nobody runs any more."""
         self._reading.clear()
         self._running.clear()
+        self._free = list(range(self._slots))[::-1]
+        self._rows.count = 0
         self._changed()
-        self._open()
+
+    def _settled(self, row: int) -> _Running:
+        """The request of a row, with what it wrote."""
+        run = self._running[row]
+        run.tokens, run.logprobs = self._rows.tokens(row), self._rows.logprobs(row)
+        return run
 
     def _changed(self) -> None:
         """Other rows run than before."""
@@ -351,13 +361,25 @@ class HfEngine:
 
     def _begin_writing(self) -> list[Tensor]:
         """Requests whose prompt is computed come behind the running ones; the state of each one's last token,
-        [1, hidden]."""
+        [hidden]."""
         ready = [run for run in self._reading if run.piece and run.piece.hidden is not None]
-        if ready:
-            self._reading = [run for run in self._reading if run.piece is None or run.piece.hidden is None]
-            self._running += ready
-            self._changed()
-        return [run.piece.hidden[None] for run in ready if run.piece and run.piece.hidden is not None]
+        if not ready:
+            return []
+        self._reading = [run for run in self._reading if run.piece is None or run.piece.hidden is None]
+        begun = [
+            Beginning(
+                run.request,
+                run.tokens,
+                run.logprobs,
+                min(run.request.max_tokens, self._context - len(run.request.prompt)),
+                _is_special(run.request),
+            )
+            for run in ready
+        ]
+        self._rows.add(begun, [self._free.pop() for _ in ready], self._vocabulary)
+        self._running += ready
+        self._changed()
+        return [run.piece.hidden for run in ready if run.piece and run.piece.hidden is not None]
 
     def _begin(self, fresh: list[tuple[int, ...]]) -> None:
         """Pieces for new prompts, behind a prefix where they have one."""
@@ -376,7 +398,7 @@ class HfEngine:
         if common < SHORTEST_PREFIX or (new := self._prompts.add_prefix(tokens[:common])) is None:
             return best
         layout = ExtendLayout(self._prompts.prefix_store, [new.slot], [0], [common])
-        self._forward([_Work(list(new.tokens), list(range(common)), layout)])
+        self._forward([_Work(self._tensor(new.tokens), torch.arange(common, device=self._device), layout)])
         return new
 
     def _compute(self) -> Tensor | None:
@@ -389,8 +411,6 @@ class HfEngine:
         if not works:
             return None
         states = self._forward(works)
-        for run in self._running:
-            run.fed += 1
         if chosen:
             self._have_read(chosen, states[-1])
         return states[0] if self._running else None
@@ -417,8 +437,8 @@ class HfEngine:
         slots, past = [piece.slot for piece, _ in chosen], [piece.own for piece, _ in chosen]
         before = (prompts.prefix_store, prefix.slot, len(prefix.tokens)) if prefix.tokens else None
         return _Work(
-            [token for piece, count in chosen for token in piece.tokens[piece.known : piece.known + count]],
-            [place for piece, count in chosen for place in range(piece.known, piece.known + count)],
+            self._tensor([x for piece, count in chosen for x in piece.tokens[piece.known : piece.known + count]]),
+            self._tensor([place for piece, count in chosen for place in range(piece.known, piece.known + count)]),
             ExtendLayout(prompts.store, slots, past, lengths, before),
         )
 
@@ -432,11 +452,16 @@ class HfEngine:
 
     def _decoding(self) -> _Work:
         """The last token of each running request."""
-        rows = self._running
-        places = [run.fed for run in rows]
-        self._answers.reserve(len(rows), max(places) + 1)
-        layout = DecodeLayout(self._answers, self._shared_pieces(), places)
-        return _Work([run.tokens[-1] for run in rows], [run.filled for run in rows], layout)
+        rows, n = self._rows, self._rows.count
+        own = rows.written[:n] - 1
+        places = own - rows.held[:n]
+        self._answers.reserve(int(rows.slot[:n].max()) + 1, int(places.max()) + 1)
+        layout = DecodeLayout(self._answers, self._shared_pieces(), self._sent(rows.slot[:n]), self._sent(places))
+        return _Work(self._sent(rows.last[:n]), self._sent(rows.prompt[:n] + own), layout)
+
+    def _sent(self, values: npt.NDArray[Any]) -> Tensor:
+        """An array where the model is; on a CPU it is the same memory."""
+        return torch.from_numpy(values).to(self._device)
 
     def _shared_pieces(self) -> list[Shared]:
         """What running requests see besides their own answers."""
@@ -453,10 +478,13 @@ class HfEngine:
 
     def _forward(self, works: Sequence[_Work]) -> tuple[Tensor, ...]:
         """Last hidden states of each work's tokens, [tokens, hidden]."""
-        sizes = [len(work.tokens) for work in works]
-        layout = works[0].layout if len(works) == 1 else SideBySide([work.layout for work in works], sizes)
-        tokens = self._tensor([token for work in works for token in work.tokens])
-        positions = self._tensor([place for work in works for place in work.positions])
+        sizes = [work.tokens.shape[0] for work in works]
+        layout, tokens, positions = works[0].layout, works[0].tokens, works[0].positions
+        if len(works) > 1:
+            layout = SideBySide([work.layout for work in works], sizes)
+            tokens, positions = (torch.cat([getattr(w, name) for w in works]) for name in ("tokens", "positions"))
+        if self._decoder:
+            return torch.split(self._decoder(tokens, positions, layout), sizes)
         if self._compiled_up_to is None or len(tokens) <= self._compiled_up_to:
             return torch.split(hidden_states(self._body, tokens, positions, layout), sizes)
         with torch.compiler.set_stance("force_eager"):
@@ -467,82 +495,89 @@ class HfEngine:
 
     def _draw_tokens(self, hidden: Tensor) -> None:
         """Sample one token for every running request from hidden states [n, hidden]."""
-        draw = self._draw = self._draw or _Draw.of([run.request for run in self._running], self._device)
-        counts = self._tensor([len(run.tokens) for run in self._running])
+        rows = self._rows
+        draw = self._draw = self._draw or _Draw(
+            self._sent(rows.seed[: rows.count]),
+            self._sent(rows.temperature[: rows.count]),
+            rows.special[: rows.count].nonzero()[0].tolist(),
+        )
         logits = self._model.get_output_embeddings()(hidden).float()
         tokens, logprobs = sample(
-            logits, draw.temperature, uniform(draw.seeds, counts), draw.changes(self._running, self._vocabulary)
+            logits,
+            draw.temperature,
+            uniform(draw.seeds, self._sent(rows.written[: rows.count])),
+            draw.changes(self._running, rows, self._vocabulary),
         )
-        for run, token, logprob in zip(self._running, tokens.tolist(), logprobs.tolist(), strict=True):
-            run.tokens.append(token)
-            run.logprobs.append(logprob)
-            if run.seen is not None:
-                run.seen[token] = True
+        rows.append(tokens.cpu().numpy(), logprobs.cpu().numpy())
+        for row in draw.special:
+            seen = self._running[row].seen
+            if seen is not None:
+                seen[rows.last[row]] = True
 
     def _retire(self) -> list[Generation]:
-        """Take out what ended and close the gaps with the requests of the last rows."""
-        reasons = [self._stop_reason(run) for run in self._running]
-        ended = [
-            _generation(run, reason) for run, reason in zip(self._running, reasons, strict=True) if reason is not None
-        ]
+        """Take out what ended."""
+        ended = {row: reason for row in self._rows.ended() if (reason := self._stop_reason(row)) is not None}
+        generations = [_generation(self._settled(row), reason) for row, reason in ended.items()]
         if ended:
-            self._leave(reasons)
-        return ended
+            self._keep_dialogues([row for row, reason in ended.items() if reason is not StopReason.FAILED])
+            self._leave(list(ended))
+        return generations
 
-    def _stop_reason(self, run: _Running) -> StopReason | None:
-        request, count = run.request, len(run.tokens)
-        if math.isnan(run.logprobs[-1]):
+    def _stop_reason(self, row: int) -> StopReason | None:
+        """Why a row ends that may; None where it goes on."""
+        rows, request = self._rows, self._running[row].request
+        count = int(rows.written[row])
+        if np.isnan(rows.logprobs(row)[-1]):
             return StopReason.FAILED
-        if run.tokens[-1] in request.stop_ids and count >= request.min_tokens:
+        if rows.last[row] in request.stop_ids and count >= request.min_tokens:
             return StopReason.STOP
-        if request.stop_texts and count >= request.min_tokens and self._holds_stop(run):
+        if request.stop_texts and count >= request.min_tokens and self._holds_stop(row):
             return StopReason.STOP
         if count >= request.max_tokens:
             return StopReason.LENGTH
-        return StopReason.CONTEXT if run.filled + 1 >= self._context else None
+        return StopReason.CONTEXT if len(request.prompt) + count >= self._context else None
 
-    def _holds_stop(self, run: _Running) -> bool:
+    def _holds_stop(self, row: int) -> bool:
         """Whether one of the stop texts comes up at the answer's end. A token is a byte at least, a letter four bytes
         at most."""
         if self._decode_text is None:
             return False
-        longest = max(map(len, run.request.stop_texts))
-        end = self._decode_text(run.tokens[-4 * (longest + 1) :])
-        return any(text in end for text in run.request.stop_texts)
+        texts = self._running[row].request.stop_texts
+        end = self._decode_text(self._rows.tokens(row)[-4 * (max(map(len, texts)) + 1) :])
+        return any(text in end for text in texts)
 
-    def _leave(self, reasons: Sequence[StopReason | None], *, keep: bool = True) -> None:
-        """Take rows with a reason out; the last ones move into the gaps."""
-        leaving = [row for row, reason in enumerate(reasons) if reason is not None]
+    def _leave(self, leaving: Sequence[int], *, keep: bool = True) -> None:
+        """Take rows out; the last ones move into the gaps."""
         if not leaving:
             return
-        if keep:
-            self._keep_dialogues(leaving, reasons)
-        kept = {row for row in leaving if keep and not self._running[row].request.keep}
-        self._prompts.release(self._pieces(row for row in leaving if row not in kept), keep=False)
-        self._prompts.release(self._pieces(kept))
-        count = len(reasons) - len(leaving)
-        gaps = [row for row in leaving if row < count]
-        movers = [row for row in range(count, len(reasons)) if reasons[row] is None]
-        if movers:
-            used = max(self._running[row].fed for row in movers)
-            self._answers.take(gaps, self._answers, movers, used)
+        rows = self._rows
+        runs = [self._running[row] for row in leaving]
+        for again in (False, True):
+            # of a dialogue that goes on, the prompt is kept with the answer
+            pieces = [run.piece for run in runs if run.piece and again == (keep and not run.request.keep)]
+            self._prompts.release(pieces, keep=again)
+        left = [int(rows.slot[row]) for row in leaving]
+        gaps, movers = rows.leave(leaving)
         for gap, mover in zip(gaps, movers, strict=True):
             self._running[gap] = self._running[mover]
-        del self._running[count:]
+        del self._running[rows.count :]
+        if gaps and not self._answers.scattered:
+            # the products over all rows read slot i for row i
+            used = int((rows.written[gaps] - rows.held[gaps]).max())
+            self._answers.take(gaps, self._answers, movers, used)
+            left = list(range(rows.count, rows.count + len(leaving)))
+            rows.slot[gaps] = gaps
+        self._free += left[::-1]
         self._changed()
 
-    def _keep_dialogues(self, rows: Sequence[int], reasons: Sequence[StopReason | None]) -> None:
-        for row in rows:
+    def _keep_dialogues(self, ended: Sequence[int]) -> None:
+        """Lay aside what is computed of dialogues that go on."""
+        rows = self._rows
+        for row in ended:
             run = self._running[row]
-            if run.request.keep and run.piece and reasons[row] is not StopReason.FAILED:
-                answer = run.tokens[len(run.tokens) - 1 - run.fed : -1]
-                self._prompts.keep_dialogue(run.request.id, run.piece, answer, self._answers, row)
-
-    def _pieces(self, rows: Iterable[int]) -> Iterator[Piece]:
-        for row in rows:
-            piece = self._running[row].piece
-            if piece is not None:
-                yield piece
+            if run.request.keep and run.piece:
+                answer = rows.tokens(row)[rows.held[row] : -1]
+                self._prompts.keep_dialogue(run.request.id, run.piece, answer, self._answers, int(rows.slot[row]))
 
 
 def _is_special(request: Request) -> bool:

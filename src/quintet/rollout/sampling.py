@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quintet.kernels.decoding import kernels
+
 __all__ = ["Changed", "greedy_like", "sample", "uniform"]
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -66,9 +68,24 @@ def sample(logits: Tensor, temperature: Tensor, draws: Tensor, changed: Changed 
     of the whole vocabulary under the temperature (1 where greedy), whatever else changes the draw: that is what the
     learner computes too. A row of logits that aren't numbers gives NaN.
     """
+    own = None if changed is None else _kept(changed, logits[changed.rows], temperature[changed.rows])
+    compiled = kernels(logits.dtype, logits.device.type)
+    if compiled:
+        tokens, logprobs, totals = compiled.draw(logits, temperature, draws.double())
+    else:
+        tokens, logprobs, totals = _draw(logits, temperature, draws)
+    if changed is not None and own is not None:
+        rows, theirs = changed.rows, own.sub(own.amax(-1, keepdim=True)).exp_()
+        drawn = _search(theirs, _block_sums(theirs), draws[rows])
+        tokens[rows] = torch.where(temperature[rows] == 0, own.argmax(-1), drawn)
+        logprobs[rows] = (logits[rows, tokens[rows]].double().log() - totals[rows].log()).float()
+    return tokens, logprobs
+
+
+def _draw(logits: Tensor, temperature: Tensor, draws: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, their log-probs, and what the chances, which take the logits' place, add up to, float64 [n]."""
     greedy = temperature == 0
     best = logits.argmax(-1) if bool(greedy.any()) else None
-    own = None if changed is None else _kept(changed, logits[changed.rows], temperature[changed.rows])
     if bool((temperature != 1).any()):
         logits /= greedy_like(temperature)[:, None]
     chances = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
@@ -76,11 +93,8 @@ def sample(logits: Tensor, temperature: Tensor, draws: Tensor, changed: Changed 
     tokens = _search(chances, sums, draws)
     if best is not None:
         tokens = torch.where(greedy, best, tokens)
-    if changed is not None and own is not None:
-        theirs = own.sub(own.amax(-1, keepdim=True)).exp_()
-        drawn = _search(theirs, _block_sums(theirs), draws[changed.rows])
-        tokens[changed.rows] = torch.where(greedy[changed.rows], own.argmax(-1), drawn)
-    return tokens, chances.gather(-1, tokens[:, None]).squeeze(-1).log() - sums[:, -1].log().float()
+    chosen = chances.gather(-1, tokens[:, None]).squeeze(-1)
+    return tokens, (chosen.double().log() - sums[:, -1].log()).float(), sums[:, -1]
 
 
 def _block_sums(chances: Tensor) -> Tensor:

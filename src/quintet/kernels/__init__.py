@@ -1,0 +1,1 @@
+"""Kernels of our own where torch has none that fits."""
