@@ -24,6 +24,7 @@ from quintet.config.native import ActorConfig, Section, TrackingConfig
 from quintet.config.native.learners import ShardingConfig
 from quintet.config.native.placement import PlacementConfig
 from quintet.config.plan.fit import gib
+from quintet.kernels.build import OFF, compiler
 from quintet.registry import Registry
 
 __all__ = ["run"]
@@ -150,6 +151,7 @@ def _abilities(machine: Machine) -> Iterator[Ability]:
     for entry in ENGINES:
         ready, note = look(entry, len(machine.devices))
         yield Ability("engine", entry.name, READY if ready else NEEDS, note)
+    yield _kernels()
     yield Ability("learner", "in process", READY, "one device")
     yield _outside("learner", "fsdp", None, _waits(ShardingConfig, "group_size", 2), machine, devices=2)
     yield _outside("learner", "megatron", "megatron-core", _waits(ActorConfig, "backend", "megatron"), machine)
@@ -161,6 +163,15 @@ def _abilities(machine: Machine) -> Iterator[Ability]:
         yield Ability("logger", name, NOT_YET, f"waits for {mark.capability}" if mark else "")
     yield from _registered("world", WORLDS)
     yield from _worlds_to_come(WORLDS)
+
+
+def _kernels() -> Ability:
+    """Whether decoding on a CPU has kernels of its own."""
+    if os.environ.get(OFF) == "0":
+        return Ability("engine", "kernels", NEEDS, f"{OFF}=0 leaves them out: torch's own operations take their place")
+    if compiler() is None:
+        return Ability("engine", "kernels", NEEDS, "needs a C++ compiler (c++, g++, clang++); without one hf is slower")
+    return Ability("engine", "kernels", READY, "of hf on a CPU; compiled when first used")
 
 
 def _registered(kind: str, registry: Registry[Any]) -> Iterator[Ability]:

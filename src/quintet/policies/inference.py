@@ -148,7 +148,7 @@ class InferenceDecoder:
         self._body = body
         weight = next(body.parameters())
         self._kernels = kernels(weight.dtype, weight.device.type)
-        self._layers = [_Layer(layer) for layer in body.layers]  # type: ignore[union-attr, arg-type]
+        self._layers = [_Layer(layer) for layer in body.layers]  # type: ignore[union-attr]
         self._last = _Norm(body.norm)  # type: ignore[arg-type]
         self._room: _Room | None = None
 
@@ -237,7 +237,7 @@ class InferenceDecoder:
     def _gap(self) -> float:
         """Largest difference from what the modules give for a few tokens, relative to the largest state."""
         device = next(self._body.parameters()).device
-        vocabulary = self._body.embed_tokens.weight.shape[0]  # type: ignore[union-attr]
+        vocabulary = len(self._body.get_parameter("embed_tokens.weight"))
         tokens = torch.arange(TRIAL_TOKENS, device=device) * 7919 % vocabulary
         positions = torch.arange(TRIAL_TOKENS, device=device)
         layout = PackedLayout(torch.tensor([TRIAL_TOKENS]))

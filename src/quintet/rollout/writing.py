@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +59,10 @@ class WrittenRows:
         self._texts = np.zeros(slots, np.bool_)
         self._tokens = np.zeros((slots, GRAIN), np.int64)
         self._logprobs = np.zeros((slots, GRAIN), np.float32)
+        self._columns: tuple[npt.NDArray[Any], ...] = (
+            *(self.last, self.written, self.held, self.prompt, self.slot, self.seed, self.temperature, self.special),
+            *(self._limit, self._least, self._stops, self._texts),
+        )
         self._numbers: dict[tuple[int, ...], int] = {(): 0}
         self._is_stop = np.zeros((1, 1), np.bool_)
 
@@ -100,7 +105,7 @@ class WrittenRows:
         nothing = np.isnan(self._logprobs[np.arange(n), written - 1])
         over = written >= self._limit[rows]
         found = (stop | self._texts[rows]) & (written >= self._least[rows]) | over | nothing
-        return found.nonzero()[0].tolist()  # type: ignore[no-any-return]
+        return found.nonzero()[0].tolist()
 
     def tokens(self, row: int) -> list[int]:
         """What a row has written."""
@@ -117,13 +122,11 @@ class WrittenRows:
         gaps = sorted(row for row in gone if row < count)
         movers = [row for row in range(count, self.count) if row not in gone]
         if gaps:
-            for values in (self.last, self.written, self.held, self.prompt, self.slot, self.seed, self.temperature):
-                values[gaps] = values[movers]
-            for values in (self.special, self._limit, self._least, self._stops, self._texts):
+            for values in self._columns:
                 values[gaps] = values[movers]
             used = int(self.written[gaps].max())
-            for table in (self._tokens, self._logprobs):
-                table[gaps, :used] = table[movers, :used]
+            self._tokens[gaps, :used] = self._tokens[movers, :used]
+            self._logprobs[gaps, :used] = self._logprobs[movers, :used]
         self.count = count
         return gaps, movers
 

@@ -19,6 +19,8 @@ from quintet.rollout.hf import HfEngine, open_hf
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+pytestmark = pytest.mark.usefixtures("_arithmetic")
+
 SHARED = tuple(range(40, 60))
 
 
@@ -76,6 +78,23 @@ def test_logprobs_are_those_of_transformers(engine: HfEngine, policy_directory: 
     for number, generation in done.items():
         expected = reference_logprobs(policy_directory, prompt(number) + generation.tokens, len(prompt(number)))
         torch.testing.assert_close(torch.tensor(generation.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_long_prompts_beside_short_ones(policy_directory: Path) -> None:
+    """Many new tokens are read by products over all of them, few one by one; dialogues go on behind both."""
+    engine = HfEngine(load_model(policy_directory), slots=4, context=300)
+    texts = [tuple(range(5, 5 + length)) for length in (150, 3, 90, 64, 65)]
+    asked = [request(n, prompt=text, max_tokens=4, keep=True) for n, text in enumerate(texts)]
+    done = run(engine, asked)
+    for one in asked:
+        agrees(policy_directory, one, done[one.id])
+    on = [
+        request(n, prompt=(*text, *done[n].tokens, *range(20, 22 + 40 * n)), max_tokens=4)
+        for n, text in enumerate(texts)
+    ]
+    done = run(engine, on)
+    for one in on:
+        agrees(policy_directory, one, done[one.id])
 
 
 def test_greedy_is_the_most_likely_token(engine: HfEngine, policy_directory: Path) -> None:
@@ -226,7 +245,7 @@ def test_more_dialogues_than_slots(engine: HfEngine, policy_directory: Path) -> 
             prompts[one.id] = one.prompt + done[one.id].tokens + (11,)
 
 
-def test_weights_that_change_in_the_middle_are_recorded(policy_directory: Path) -> None:
+def test_weights_that_change_in_the_middle_are_recorded(policy_directory: Path, tmp_path: Path) -> None:
     """Every token's log-prob is that of the weights which wrote it."""
     engine = HfEngine(load_model(policy_directory), slots=2, context=64)
     asked = [request(n, max_tokens=8) for n in range(3)]
@@ -250,10 +269,10 @@ def test_weights_that_change_in_the_middle_are_recorded(policy_directory: Path) 
         engine.submit(request(9, prompt=whole, max_tokens=1))
         engine.step()
         torch.testing.assert_close(torch.tensor(done[number].logprobs[:3]), old, atol=1e-5, rtol=0)
-    fresh.save_pretrained(policy_directory.parent / "fresh")
+    fresh.save_pretrained(tmp_path / "fresh")
     for number in (0, 1):
         whole = prompt(number) + done[number].tokens
-        new = reference_logprobs(policy_directory.parent / "fresh", whole, len(prompt(number)))[3:]
+        new = reference_logprobs(tmp_path / "fresh", whole, len(prompt(number)))[3:]
         torch.testing.assert_close(torch.tensor(done[number].logprobs[3:]), new, atol=1e-5, rtol=0)
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from quintet.rollout.sampling import Changed, sample, uniform
 
+pytestmark = pytest.mark.usefixtures("_arithmetic")
+
 HALF = torch.tensor([0.5, 0.3, 0.2]).log()
 
 

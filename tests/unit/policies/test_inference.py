@@ -1,0 +1,137 @@
+"""If these fail, the engine writes with another model than the learner trains."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quintet.policies import inference
+from quintet.policies.attention import PackedLayout, register_attention
+from quintet.policies.causal_lm import hidden_states, load_model
+from quintet.policies.inference import InferenceDecoder
+
+SHAPE = {
+    "vocab_size": 90,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+FAMILIES = {
+    "Qwen2": {},
+    "Qwen3": {"head_dim": 16},
+    "Llama": {"attention_bias": True, "mlp_bias": False},
+    "Mistral": {"sliding_window": None, "head_dim": 8},
+}
+
+
+def body_of(family: str, dtype: torch.dtype = torch.float32, **changes: object) -> nn.Module:
+    import transformers
+
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{family}Config")(**SHAPE | FAMILIES[family] | changes)
+    config._attn_implementation = register_attention()
+    body = getattr(transformers, f"{family}Model")(config)
+    for parameter in body.parameters():
+        # norms and biases begin at ones and zeros, which would hide that they are left out
+        nn.init.normal_(parameter, std=0.3)
+    return body.to(dtype).eval()
+
+
+def both(decoder: InferenceDecoder, body: nn.Module) -> tuple[Tensor, Tensor]:
+    tokens, lengths = torch.arange(30) * 7 % 90, torch.tensor([11, 1, 18])
+    positions = torch.cat([torch.arange(length) for length in lengths.tolist()])
+    with torch.inference_mode():
+        theirs = hidden_states(body, tokens, positions, PackedLayout(lengths))
+    return decoder(tokens, positions, PackedLayout(lengths)).clone(), theirs
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "torch":
+        monkeypatch.setattr(inference, "kernels", lambda *_: None)
+
+
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_computes_what_the_modules_compute(family: str) -> None:
+    body = body_of(family)
+    decoder = InferenceDecoder.of(body)
+    assert decoder is not None
+    ours, theirs = both(decoder, body)
+    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+    again, _ = both(decoder, body)
+    assert torch.equal(ours, again)
+
+
+@pytest.mark.usefixtures("_kernels")
+def test_in_bfloat16_it_is_as_near_as_that_type_is() -> None:
+    body = body_of("Qwen2", torch.bfloat16)
+    decoder = InferenceDecoder.of(body)
+    assert decoder is not None
+    ours, theirs = both(decoder, body)
+    assert float((ours - theirs).abs().max() / theirs.abs().max()) < 0.05
+
+
+def test_new_weights_are_seen_however_they_come() -> None:
+    body = body_of("Qwen2")
+    decoder = InferenceDecoder.of(body)
+    assert decoder is not None
+    before, _ = both(decoder, body)
+    with torch.no_grad():
+        for parameter in body.parameters():
+            parameter.mul_(1.5)
+    in_place, theirs = both(decoder, body)
+    torch.testing.assert_close(in_place, theirs, atol=5e-5, rtol=1e-4)
+    for parameter in body.parameters():
+        parameter.data = parameter.data * 0.5
+    elsewhere, theirs = both(decoder, body)
+    torch.testing.assert_close(elsewhere, theirs, atol=5e-5, rtol=1e-4)
+    assert not torch.allclose(before, in_place)
+    assert not torch.allclose(in_place, elsewhere)
+
+
+def test_a_model_of_another_kind_keeps_its_modules() -> None:
+    from transformers import GemmaConfig, GemmaModel
+
+    config = GemmaConfig(**SHAPE | {"head_dim": 8})
+    config._attn_implementation = register_attention()
+    assert InferenceDecoder.of(GemmaModel(config)) is None
+    assert InferenceDecoder.of(body_of("Qwen2", hidden_act="gelu")) is None
+    assert InferenceDecoder.of(body_of("Mistral", sliding_window=16)) is None
+
+
+def test_hooks_are_not_passed_by() -> None:
+    body = body_of("Qwen2")
+    body.get_submodule("layers.1.mlp").register_forward_hook(lambda *_: None)
+    assert InferenceDecoder.of(body) is None
+
+
+def test_adapters_are_not_passed_by(policy_directory: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = load_model(policy_directory)
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+    assert InferenceDecoder.of(adapted.base_model.model.model) is None
+
+
+def test_a_model_that_does_something_else_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Known by name, and yet its norm isn't that of the others: a later transformers may do such a thing."""
+    body = body_of("Qwen2")
+    kind = type(body.get_submodule("layers.0.input_layernorm"))
+
+    class Other(kind):  # type: ignore[misc, valid-type]
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            out: Tensor = super().forward(hidden_states) + 1
+            return out
+
+    body.get_submodule("layers.0.input_layernorm").__class__ = Other
+    with caplog.at_level(logging.WARNING):
+        assert InferenceDecoder.of(body) is None
+    assert "Qwen2Model computes something else" in caplog.text
