@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,14 +13,13 @@ import torch
 from torch import Tensor
 
 from quintet.errors import ConfigError
-from quintet.policies.attention import Layout
-from quintet.policies.causal_lm import hidden_states
-from quintet.policies.inference import InferenceDecoder
 from quintet.records import Failure, Generation, Request, StopReason
-from quintet.rollout.cache import CacheShape, DecodeLayout, ExtendLayout, KeyValueStore, Shared, SideBySide
-from quintet.rollout.computed import SHORTEST_PREFIX, ComputedPrompts, Piece, Prefix, common_prefix
+from quintet.rollout.cache import CacheShape, DecodeLayout, KeyValueStore, Shared
+from quintet.rollout.computed import Piece
 from quintet.rollout.engine import EngineFault, EngineSetup
 from quintet.rollout.load_log import LoadLog
+from quintet.rollout.passes import Passes, Work
+from quintet.rollout.reading import PromptReader
 from quintet.rollout.sampling import Changed, sample, uniform
 from quintet.rollout.writing import Beginning, WrittenRows
 
@@ -54,15 +52,6 @@ class _Running:
     def prompt(self) -> tuple[int, ...]:
         """What has to be computed before it can go on."""
         return self.request.prompt + tuple(self.tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """Tokens to be computed, their places in their sequences, and what they attend to."""
-
-    tokens: Tensor
-    positions: Tensor
-    layout: Layout
 
 
 @dataclass(slots=True)
@@ -153,15 +142,13 @@ class HfEngine:
         the learner's own; `decode` is needed for stops that are texts. Prompts are read in passes of `prefill_tokens`,
         a longer one in pieces unless `whole_prompts`."""
         self._model = model
-        self._body = model.base_model
-        self._decoder = InferenceDecoder.of(self._body)
+        self._passes = Passes(model)
         self._slots = slots
         self._context = context
         self._shared_model = shared
         self._decode_text = decode
         self._prefill_tokens = prefill_tokens
         self._whole_prompts = whole_prompts
-        self._compiled_up_to: int | None = None
         self._log: LoadLog | None = None
         self.weight_version = weight_version
         self._waiting: deque[_Running] = deque()
@@ -179,15 +166,12 @@ class HfEngine:
         self._device = shape.device
         self._answers = KeyValueStore(shape)
         self._free = list(range(self._slots))[::-1]
-        self._prompts = ComputedPrompts(shape, self._slots)
+        self._reader = PromptReader(shape, self._passes, self._slots, self._prefill_tokens, whole=self._whole_prompts)
+        self._prompts = self._reader.prompts
 
     def compile(self, most_rows: int | None) -> None:
         """Compile what layers do besides attention, for up to so many rows at a time; None for any number."""
-        self._compiled_up_to = most_rows or sys.maxsize
-        self._decoder = None
-        for module in self._body.modules():
-            if type(module).__name__.endswith(("MLP", "RMSNorm")):
-                module.compile(dynamic=True)
+        self._passes.compile(most_rows)
 
     def log_load(self, every: int) -> None:
         """Log the load from now on, once in so many steps."""
@@ -338,20 +322,12 @@ class HfEngine:
         if not count:
             return
         admitted = [self._waiting.popleft() for _ in range(count)]
-        prompts = self._prompts
-        fresh: list[tuple[int, ...]] = []
-        for run in admitted:
-            tokens = run.prompt
-            run.piece = prompts.find(tokens) or prompts.go_on(run.request.id, tokens)
-            if run.piece is None:
-                fresh.append(tokens)
+        pieces = self._reader.pieces_for([(run.request.id, run.prompt) for run in admitted])
+        for run, piece in zip(admitted, pieces, strict=True):
+            run.piece = piece
             if run.request.repetition_penalty != 1.0:
                 run.seen = torch.zeros(self._vocabulary, dtype=torch.bool, device=self._device)
-                run.seen[torch.tensor(tokens, device=self._device)] = True
-        self._begin(list(dict.fromkeys(fresh)))
-        for run in admitted:
-            run.piece = run.piece or prompts.find(run.prompt)
-        prompts.use([run.piece for run in admitted if run.piece])
+                run.seen[torch.tensor(run.prompt, device=self._device)] = True
         self._reading += admitted
         self._shared = None
 
@@ -381,83 +357,26 @@ class HfEngine:
         self._changed()
         return [run.piece.hidden for run in ready if run.piece and run.piece.hidden is not None]
 
-    def _begin(self, fresh: list[tuple[int, ...]]) -> None:
-        """Pieces for new prompts, behind a prefix where they have one."""
-        for tokens in fresh:
-            self._prompts.start(tokens, self._prefix_of(tokens, fresh))
-
-    def _prefix_of(self, tokens: tuple[int, ...], fresh: list[tuple[int, ...]]) -> Prefix:
-        """The longest known prefix of a prompt; a new one where that pays."""
-        known = [
-            p for p in self._prompts.prefixes if len(p.tokens) < len(tokens) and tokens[: len(p.tokens)] == p.tokens
-        ]
-        best = max(known, key=lambda prefix: len(prefix.tokens))
-        if best.tokens or len(fresh) < 2:
-            return best
-        common = min(common_prefix(fresh), min(map(len, fresh)) - 1)
-        if common < SHORTEST_PREFIX or (new := self._prompts.add_prefix(tokens[:common])) is None:
-            return best
-        layout = ExtendLayout(self._prompts.prefix_store, [new.slot], [0], [common])
-        self._forward([_Work(self._tensor(new.tokens), torch.arange(common, device=self._device), layout)])
-        return new
-
     def _compute(self) -> Tensor | None:
         """One forward pass: a token for each running request, and the next tokens of prompts that are being read. The
         states of the running ones, [running, hidden]."""
-        works = [self._decoding()] if self._running else []
-        chosen = self._to_read()
-        if chosen:
-            works.append(self._reading_of(chosen))
+        prompts = self._reader.next(run.piece for run in self._reading if run.piece)
+        works = [*([self._decoding()] if self._running else []), *([prompts] if prompts else [])]
         if not works:
             return None
-        states = self._forward(works)
-        if chosen:
-            self._have_read(chosen, states[-1])
+        states = self._passes(works)
+        if prompts:
+            self._reader.have_read(states[-1])
         return states[0] if self._running else None
 
-    def _to_read(self) -> list[tuple[Piece, int]]:
-        """Prompts behind one prefix and how many of their tokens come next, so many in all at most."""
-        pieces = dict.fromkeys(run.piece for run in self._reading if run.piece and run.piece.hidden is None)
-        chosen: list[tuple[Piece, int]] = []
-        room, prefix = self._prefill_tokens, next((piece.prefix for piece in pieces), None)
-        for piece in pieces:
-            left = len(piece.tokens) - piece.known
-            if piece.prefix is not prefix or room <= 0:
-                continue
-            if self._whole_prompts and left > room and chosen:
-                break
-            count = left if self._whole_prompts else min(left, room)
-            chosen.append((piece, count))
-            room -= count
-        return chosen
-
-    def _reading_of(self, chosen: list[tuple[Piece, int]]) -> _Work:
-        prompts, prefix = self._prompts, chosen[0][0].prefix
-        lengths = [count for _, count in chosen]
-        slots, past = [piece.slot for piece, _ in chosen], [piece.own for piece, _ in chosen]
-        before = (prompts.prefix_store, prefix.slot, len(prefix.tokens)) if prefix.tokens else None
-        return _Work(
-            self._tensor([x for piece, count in chosen for x in piece.tokens[piece.known : piece.known + count]]),
-            self._tensor([place for piece, count in chosen for place in range(piece.known, piece.known + count)]),
-            ExtendLayout(prompts.store, slots, past, lengths, before),
-        )
-
-    def _have_read(self, chosen: list[tuple[Piece, int]], states: Tensor) -> None:
-        """Note what is known now; `states` [tokens, hidden] of the tokens just read."""
-        last = states[self._tensor([count for _, count in chosen]).cumsum(0) - 1]
-        for (piece, count), state in zip(chosen, last, strict=True):
-            piece.known += count
-            if piece.known == len(piece.tokens):
-                piece.hidden = state
-
-    def _decoding(self) -> _Work:
+    def _decoding(self) -> Work:
         """The last token of each running request."""
         rows, n = self._rows, self._rows.count
         own = rows.written[:n] - 1
         places = own - rows.held[:n]
         self._answers.reserve(int(rows.slot[:n].max()) + 1, int(places.max()) + 1)
         layout = DecodeLayout(self._answers, self._shared_pieces(), self._sent(rows.slot[:n]), self._sent(places))
-        return _Work(self._sent(rows.last[:n]), self._sent(rows.prompt[:n] + own), layout)
+        return Work(self._sent(rows.last[:n]), self._sent(rows.prompt[:n] + own), layout)
 
     def _sent(self, values: npt.NDArray[Any]) -> Tensor:
         """An array where the model is; on a CPU it is the same memory."""
@@ -475,23 +394,6 @@ class HfEngine:
                 lengths = [len(prefix.tokens) for prefix in prompts.prefixes]
                 self._shared.append(Shared(prompts.prefix_store, [piece.prefix.slot for piece in pieces], lengths))
         return self._shared
-
-    def _forward(self, works: Sequence[_Work]) -> tuple[Tensor, ...]:
-        """Last hidden states of each work's tokens, [tokens, hidden]."""
-        sizes = [work.tokens.shape[0] for work in works]
-        layout, tokens, positions = works[0].layout, works[0].tokens, works[0].positions
-        if len(works) > 1:
-            layout = SideBySide([work.layout for work in works], sizes)
-            tokens, positions = (torch.cat([getattr(w, name) for w in works]) for name in ("tokens", "positions"))
-        if self._decoder:
-            return torch.split(self._decoder(tokens, positions, layout), sizes)
-        if self._compiled_up_to is None or len(tokens) <= self._compiled_up_to:
-            return torch.split(hidden_states(self._body, tokens, positions, layout), sizes)
-        with torch.compiler.set_stance("force_eager"):
-            return torch.split(hidden_states(self._body, tokens, positions, layout), sizes)
-
-    def _tensor(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, device=self._device)
 
     def _draw_tokens(self, hidden: Tensor) -> None:
         """Sample one token for every running request from hidden states [n, hidden]."""

@@ -153,16 +153,16 @@ def test_new_weights_are_used_at_once(policy_directory: Path) -> None:
 
 def count_prefilled(engine: HfEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens of prompts in every forward pass that reads some, as they come."""
-    from quintet.rollout import hf
+    from quintet.rollout import reading
 
     seen: list[int] = []
-    plain = hf.ExtendLayout
+    plain = reading.ExtendLayout
 
     def counting(store: object, slots: object, past: object, lengths: list[int], *rest: object) -> object:
         seen.append(sum(lengths))
         return plain(store, slots, past, lengths, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(hf, "ExtendLayout", counting)
+    monkeypatch.setattr(reading, "ExtendLayout", counting)
     return seen
 
 
