@@ -55,6 +55,7 @@ class KeyValueStore:
         self.length = 0
         self.keys: list[Tensor] = [self._empty(0, 0) for _ in range(shape.layers)]
         self.values: list[Tensor] = [self._empty(0, 0) for _ in range(shape.layers)]
+        self._addresses = self._found()
 
     def reserve(self, slots: int, length: int) -> None:
         """Make room for so many slots of so many tokens; what is there stays."""
@@ -70,6 +71,7 @@ class KeyValueStore:
             for layer, old in enumerate(stores):
                 stores[layer] = new = self._empty(self.slots, self.length)
                 new[: before[0], :, : before[1]] = old
+        self._addresses = self._found()
 
     def take(
         self, targets: Sequence[int], other: KeyValueStore, sources: Sequence[int], count: int, *, at: int = 0
@@ -95,9 +97,12 @@ class KeyValueStore:
 
     def words(self, layer: int, slots: Tensor, seen: Tensor) -> tuple[int, ...]:
         """What it says to `Kernels.attend`: token i sees the first `seen[i]` tokens of slot `slots[i]`, int64 [n]."""
-        keys, values = self.keys[layer], self.values[layer]
-        places = (slots.data_ptr(), seen.data_ptr())
-        return (keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1), *places)
+        return (*self._addresses[layer], slots.data_ptr(), seen.data_ptr())
+
+    def _found(self) -> list[tuple[int, ...]]:
+        """Where each layer's keys and values lie, and the elements from slot to slot and from head to head."""
+        both = zip(self.keys, self.values, strict=True)
+        return [(keys.data_ptr(), values.data_ptr(), *keys.stride()[:2]) for keys, values in both]
 
     def _empty(self, slots: int, length: int) -> Tensor:
         shape = self._shape
