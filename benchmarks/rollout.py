@@ -358,6 +358,15 @@ def measure(case: str, directory: Path, dtype: str, contenders: list[str], round
     }
 
 
+def has_kernels() -> bool:
+    """Whether the embedded engine has its compiled kernels here."""
+    import torch
+
+    from quintet.kernels.decoding import kernels
+
+    return kernels(torch.float32, "cpu") is not None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", nargs="+", default=["a", "b", "c", "large"])
@@ -374,7 +383,7 @@ def main() -> None:
         child(arguments)
         return
     contenders = [one for one in arguments.contenders if one != "vllm" or importlib.util.find_spec("vllm")]
-    result: dict[str, Any] = {"machine": machine(), "cases": []}
+    result: dict[str, Any] = {"machine": machine(), "kernels": has_kernels(), "cases": []}
     with tempfile.TemporaryDirectory() as place:
         for shape in {"small", *(case for case in arguments.cases if case in SHAPES)}:
             make_model(shape, Path(place) / shape)
