@@ -1,0 +1,47 @@
+"""Whether several worlds can be one run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from quintet.config.faults import Fault
+from quintet.config.keys import show
+from quintet.config.native.mixture import ALL_WORLDS
+from quintet.config.plan.values import source
+
+if TYPE_CHECKING:
+    from quintet.config.compose import Composed
+
+__all__ = ["mixture_faults"]
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+def mixture_faults(composed: Composed) -> Iterator[Fault]:
+    """What `worlds` can't be, and what can't be beside it."""
+    worlds = composed.experiment.worlds
+    if not worlds:
+        return
+    for key in (key for key, place in composed.provenance.items() if key.startswith("world.") and place != "default"):
+        place, value = composed.provenance[key], getattr(composed.experiment.world, key.split(".")[1], None)
+        message = f"{key} = {show(value)} ({place}): the run plays {', '.join(worlds)}, which `worlds` names"
+        yield Fault(key, value, place, message, f"put it into one of them, worlds.{next(iter(worlds))}.{key}")
+    for name, one in worlds.items():
+        yield from _name_faults(composed, name)
+        if one.world.name == "prompts":
+            key = f"worlds.{name}.world.name"
+            message = f"{key} = 'prompts' ({source(composed, key)}): questions from files can't be mixed with worlds"
+            yield Fault(key, "prompts", source(composed, key), message, "ask them in a run of their own")
+
+
+def _name_faults(composed: Composed, name: str) -> Iterator[Fault]:
+    key = f"worlds.{name}"
+    place = source(composed, key)
+    if not NAME.fullmatch(name):
+        message = f"{key} ({place}): {show(name)} can't be a name in metrics and directories"
+        yield Fault(key, name, place, message, "letters, digits, - and _")
+    elif name == ALL_WORLDS:
+        message = f"{key} ({place}): metrics of all worlds together are called so"
+        yield Fault(key, name, place, message, "give it another name")
