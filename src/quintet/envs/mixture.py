@@ -11,6 +11,7 @@ from quintet.config.native import Experiment, PlayedWorld
 from quintet.envs.catalogue import open_worlds, under_key
 from quintet.envs.seeds import Starts, WorldStarts, seed_of, start_in, world_of
 from quintet.envs.worlds import Answered, Worlds
+from quintet.errors import ConfigError
 
 __all__ = ["MixedStarts", "MixedWorlds", "Turns", "open_starts", "worlds_of"]
 
@@ -46,6 +47,7 @@ class MixedStarts:
     def __init__(self, worlds: Sequence[PlayedWorld], seed: int) -> None:
         self._worlds = worlds
         self._starts = [WorldStarts(one.start_states, seed, one.validation_games) for one in worlds]
+        self._names = [one.name for one in worlds]
         self._turns = self._fresh()
 
     def _fresh(self) -> Turns:
@@ -67,14 +69,20 @@ class MixedStarts:
 
     def state(self) -> dict[str, Any]:
         """See `Starts.state`."""
-        drawn = {one.name: taken for one, taken in zip(self._worlds, self._turns.taken, strict=True)}
-        return {"drawn_of": drawn}
+        return {"worlds": self._names, "drawn": list(self._turns.taken)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """See `Starts.load`."""
-        drawn = [int(state["drawn_of"][one.name]) for one in self._worlds]
-        self._turns.taken = drawn
-        for starts, number in zip(self._starts, drawn, strict=True):
+        """See `Starts.load`.
+
+        Raises:
+            ConfigError: the worlds were written in another order: their starts are numbered by it.
+        """
+        if state["worlds"] != self._names:
+            then, now = ", ".join(state["worlds"]), ", ".join(self._names)
+            message = f"worlds: the checkpoint knows them in the order {then}, and now it is {now}"
+            raise ConfigError(message, key="worlds", value=self._names, hint="write them in the order of before")
+        self._turns.taken = [int(number) for number in state["drawn"]]
+        for starts, number in zip(self._starts, self._turns.taken, strict=True):
             starts.load({"drawn": number})
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from quintet.config.faults import Fault
 from quintet.config.keys import show
+from quintet.config.native import FrozenLakeConfig
 from quintet.config.native.mixture import ALL_WORLDS
 from quintet.config.plan.values import source
 
@@ -24,16 +25,25 @@ def mixture_faults(composed: Composed) -> Iterator[Fault]:
     worlds = composed.experiment.worlds
     if not worlds:
         return
-    for key in (key for key, place in composed.provenance.items() if key.startswith("world.") and place != "default"):
-        place, value = composed.provenance[key], getattr(composed.experiment.world, key.split(".")[1], None)
-        message = f"{key} = {show(value)} ({place}): the run plays {', '.join(worlds)}, which `worlds` names"
-        yield Fault(key, value, place, message, f"put it into one of them, worlds.{next(iter(worlds))}.{key}")
+    yield from _beside(composed)
     for name, one in worlds.items():
         yield from _name_faults(composed, name)
         if one.world.name == "prompts":
             key = f"worlds.{name}.world.name"
             message = f"{key} = 'prompts' ({source(composed, key)}): questions from files can't be mixed with worlds"
             yield Fault(key, "prompts", source(composed, key), message, "ask them in a run of their own")
+
+
+def _beside(composed: Composed) -> Iterator[Fault]:
+    """`world`, where somebody gave it, too."""
+    world, places, usual = composed.experiment.world, composed.provenance, FrozenLakeConfig()
+    given = [key.split(".")[1] for key, place in places.items() if key.startswith("world.") and place != "default"]
+    if not given:
+        return
+    name = next((one for one in given if getattr(world, one) != getattr(usual, one, None)), given[0])
+    key, value, worlds = f"world.{name}", getattr(world, name), ", ".join(composed.experiment.worlds)
+    message = f"{key} = {show(value)} ({source(composed, key)}): the run plays {worlds}, which `worlds` names"
+    yield Fault(key, value, source(composed, key), message, f"put it into one of them: worlds.NAME.{key}")
 
 
 def _name_faults(composed: Composed, name: str) -> Iterator[Fault]:

@@ -168,7 +168,6 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
     (LAKE, {**IN_LOSS, "algorithm.use_kl_in_reward": True}, ("use_kl_in_reward = true", "use_kl_loss = true")),
     (LAKE, {f"{ROLLOUT}.free_cache_engine": True}, ("enforce_eager = false", "free_cache_engine = true")),
     (LAKE, {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 1000}, ("1800 tokens", "=1800")),
-    (LAKE, {"env2.env_name": "sokoban"}, ("env2.env_name = 'sokoban'", "several worlds", "env1.env_name")),
     (LAKE, {"env1.env_name": "blackjack"}, ("env1.env_name = 'blackjack'", "waits for", "frozenlake")),
     (LAKE, {f"{ENV}.sise": 5}, ("unknown key env1.env_config.sise", "did you mean env1.env_config.size")),
     (PUZZLE, {"boxes.env_config.size": 5}, ("unknown key boxes.env_config.size",)),
