@@ -25,7 +25,7 @@ worlds:
   lake: {share: 2, world: {size: 3}}
   boxes: {world: {name: sokoban}, start_states: 3, validation_games: 3, max_actions_per_turn: 2}
 training: {steps: 3, groups_per_step: 4, samples_per_group: 3, mini_batches: 2, threads: 1}
-warm_start: {games: 30, updates: 12, turns_per_update: 32, until_success: null}
+warm_start: {games: 20, updates: 6, turns_per_update: 32, until_success: null}
 rollout: {max_turns: 3}
 algorithm: {filter: {refill_rounds: 1}}
 validation: {games: 6, every_steps: -1, before_training: true}
