@@ -48,7 +48,8 @@ def _beside(composed: Composed) -> Iterator[Fault]:
 
 def _name_faults(composed: Composed, name: str) -> Iterator[Fault]:
     key = f"worlds.{name}"
-    place = source(composed, key)
+    places = (place for other, place in composed.provenance.items() if other.startswith(f"{key}."))
+    place = next((place for place in places if place != "default"), "default")
     if not NAME.fullmatch(name):
         message = f"{key} ({place}): {show(name)} can't be a name in metrics and directories"
         yield Fault(key, name, place, message, "letters, digits, - and _")
