@@ -8,7 +8,7 @@ from pathlib import Path
 from quintet.config.dialects.checking import noop_words
 from quintet.config.dialects.dialect import DIALECTS, Dialect
 from quintet.config.dialects.ledger import Row
-from quintet.config.keys import Key, keys, show
+from quintet.config.keys import REPEATED, Key, keys, show
 from quintet.tracking.metrics import markdown_table
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -25,7 +25,9 @@ def configuration() -> str:
     ]
     section = None
     for key in keys():
-        if key.is_section or (key.waits and not key.lacks):
+        if (key.is_section and key.name != REPEATED) or (key.waits and not key.lacks):
+            continue
+        if key.name.startswith(f"{REPEATED}."):
             continue
         above = key.name.split(".")[0] if "." in key.name else "the run"
         if above != section:
@@ -48,6 +50,7 @@ def waiting() -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     waits = [key for key in keys() if key.waits and not key.lacks and not key.is_section]
+    waits = [key for key in waits if not key.name.startswith(f"{REPEATED}.")]
     names = {key.name for key in waits}
     for key in waits:
         section, _, rest = key.name.partition(".")

@@ -251,6 +251,8 @@ class Trajectory:
     """What the reward is made of, by name, where a reward function says so."""
     predicted: str | None = None
     """The answer that was read out of the policy's words, where a verifier reads one."""
+    kind: str | None = None
+    """Which world `world` is, where that is a name of the user's own."""
 
     @property
     def success(self) -> bool:

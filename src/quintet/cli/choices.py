@@ -42,10 +42,13 @@ def _own_functions(config: Experiment) -> None:
         load_outside(algorithm.advantage.function, "algorithm.advantage.function", "quintet.advantages")
     if isinstance(algorithm.loss, OutsideLossConfig):
         load_outside(algorithm.loss.function, "algorithm.loss.function", "quintet.losses")
-    if isinstance(config.world, CustomWorldConfig):
-        from quintet.envs.custom import load_custom
+    for one in config.played:
+        if isinstance(one.config, CustomWorldConfig):
+            from quintet.envs.catalogue import under_key
+            from quintet.envs.custom import load_custom
 
-        load_custom(config.world)
+            with under_key(one.key):
+                load_custom(one.config)
 
 
 def _imported(composed: Composed) -> Iterator[Fault]:
@@ -116,8 +119,7 @@ def _named(composed: Composed) -> Iterator[tuple[str, str, Registry[Any]]]:
     from quintet.tracking.loggers import LOGGERS
 
     config = composed.experiment
-    if config.world.name != "prompts":
-        yield "world.name", config.world.name, WORLDS
+    yield from ((f"{one.key}.name", one.config.name, WORLDS) for one in config.played if one.config.name != "prompts")
     yield "rollout.engine", config.rollout.engine, ENGINES
     if config.reward is not None and config.reward.kind != "rules":
         yield "reward.kind", config.reward.kind, VERIFIERS

@@ -343,6 +343,7 @@ def _words(what: str, found: Found | None, asked: Asked) -> Iterator[str]:
 def _questions(asked: Asked, config: Path | None) -> dict[str, Any]:
     """Columns are those of the run's own questions; conversations that it imitated have others."""
     settings: dict[str, Any] = {
+        "worlds": {},
         "world.name": "prompts",
         "data.train_files": [asked.data],
         "data.validation_files": [asked.data],
@@ -356,7 +357,7 @@ def _questions(asked: Asked, config: Path | None) -> dict[str, Any]:
 
 
 def _games(asked: Asked) -> dict[str, Any]:
-    return {"world.name": asked.world, "data": None, "reward": None, "validation.games": asked.games}
+    return {"worlds": {}, "world.name": asked.world, "data": None, "reward": None, "validation.games": asked.games}
 
 
 def _options(overrides: Sequence[str], asked: Asked) -> Iterator[str]:

@@ -16,7 +16,7 @@ from quintet.config.dialects.dialect import DIALECTS, Dialect
 from quintet.config.dialects.ledger import Row
 from quintet.config.dialects.loading import written_over_reference
 from quintet.config.dialects.typos import meant
-from quintet.config.keys import Key, keys, show
+from quintet.config.keys import REPEATED, Key, documented, keys, show
 from quintet.errors import ConfigError
 
 __all__ = ["run"]
@@ -154,7 +154,7 @@ def _as_object(entry: Entry) -> dict[str, Any]:
 
 
 def _print_found(name: str, dialect: str | None, entries: list[Entry], *, as_json: bool) -> None:
-    native = [key for key in keys() if key.name == name] if dialect in (None, NATIVE) else []
+    native = [key for key in keys() if key.name == documented(name)] if dialect in (None, NATIVE) else []
     foreign = [entry for entry in entries if name in (entry[2].key, *entry[2].aliases)]
     if not native and not foreign:
         legal = [key.name for key in keys()] if dialect in (None, NATIVE) else []
@@ -213,7 +213,8 @@ def _explain(key: Key) -> None:
         return
     print("  keys")
     for other in keys():
-        if other.name.startswith(f"{key.name}.") and not other.is_section:
+        listed = other.name == REPEATED or not (other.is_section or other.name.startswith(f"{REPEATED}."))
+        if other.name.startswith(f"{key.name}.") and (listed or key.name.startswith(REPEATED)):
             print(f"    {_title(other)}")
 
 

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from quintet.config.faults import describe_faults, raise_faults, source_of
-from quintet.config.keys import chosen, keys
+from quintet.config.keys import NAMED, chosen, documented, keys
 from quintet.config.native import Experiment
 from quintet.config.plan import plan
 from quintet.config.source import COMMAND_LINE, FLOAT, parse_override, read_file
@@ -61,6 +61,8 @@ def dump_config(composed: Composed) -> str:
     lines += [f"# Remark: {remark}" for remark in composed.remarks]
     unasked = {key.name: key.default for key in keys() if key.waits and not key.is_section}
     tree = _without(composed.experiment.model_dump(mode="json"), unasked, "")
+    # one of the two is played
+    del tree["world" if composed.experiment.worlds else NAMED]
     lines += yaml_lines(tree, composed.provenance)
     return "\n".join(lines) + "\n"
 
@@ -79,7 +81,7 @@ def _without(tree: Mapping[str, Any], unasked: Mapping[str, object], prefix: str
         if isinstance(value, dict) and value:
             if inner := _without(value, unasked, f"{key}."):
                 kept[name] = inner
-        elif key not in unasked or unasked[key] != value:
+        elif documented(key) not in unasked or unasked[documented(key)] != value:
             kept[name] = value
     return kept
 
@@ -129,12 +131,12 @@ def _choices_first(overrides: Sequence[str], places: Sequence[str]) -> list[tupl
     """`world.boxes=2 world.name=sokoban` means the same in any order. Each with its place."""
     names = _choice_names()
     pairs = zip_longest(overrides, places, fillvalue=COMMAND_LINE)
-    return sorted(pairs, key=lambda pair: pair[0].partition("=")[0] not in names)
+    return sorted(pairs, key=lambda pair: documented(pair[0].partition("=")[0]) not in names)
 
 
 def _set(tree: dict[str, Any], dotted: str, value: object, sources: dict[str, str]) -> None:
     *parents, last = dotted.split(".")
-    if dotted in _choice_names() and chosen(tree, ".".join(parents)) != value:
+    if documented(dotted) in _choice_names() and chosen(tree, ".".join(parents)) != value:
         _forget_options(tree, ".".join(parents), sources)
     place = tree
     for parent in parents:

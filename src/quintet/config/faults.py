@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from quintet.config.keys import Key, chosen, keys, legal_keys, nearest_keys, show
+from quintet.config.keys import Key, chosen, documented, keys, keys_of, legal_keys, nearest_keys, show
 from quintet.errors import ConfigError, nearest
 
 __all__ = ["Fault", "describe_faults", "raise_faults", "source_of"]
@@ -71,9 +71,9 @@ def _key(location: tuple[int | str, ...]) -> str:
     for part in location:
         if not tag_follows:
             dotted = f"{dotted}.{part}" if dotted else str(part)
-        if dotted in leaves:
+        if documented(dotted) in leaves:
             break
-        tag_follows = dotted in choices and not tag_follows
+        tag_follows = documented(dotted) in choices and not tag_follows
     return dotted
 
 
@@ -94,7 +94,7 @@ def _meant(key: str, tree: Mapping[str, Any]) -> str:
     legal = legal_keys(tree)
     if any(other.name == key for other in legal):
         return f"nest it: `{last}:` in its own line, indented below `{section}:`"
-    elsewhere = [other.kind for other in keys() if other.name == key and other.kind is not None]
+    elsewhere = [other.kind for other in keys_of(tree) if other.name == key and other.kind is not None]
     if elsewhere:
         choice, kinds = elsewhere[0][0], " or ".join(kind for _, kind in elsewhere)
         return f"it belongs to {choice}={kinds}, and {choice} is {chosen(tree, choice.removesuffix('.name'))}"
@@ -106,7 +106,7 @@ def _meant(key: str, tree: Mapping[str, Any]) -> str:
 
 def _no_such_choice(key: str, tree: Mapping[str, Any], sources: Mapping[str, str]) -> Fault:
     value, source = _value(tree, key), source_of(key, sources)
-    kinds = [kind for other in keys() if other.name == key and other.kind for kind in other.kind[1].split(" | ")]
+    kinds = [kind for other in keys_of(tree) if other.name == key and other.kind for kind in other.kind[1].split(" | ")]
     close = nearest(value, kinds) if isinstance(value, str) else None
     hint = (f"did you mean {close}? " if close else "") + f"legal: {', '.join(kinds)}"
     return Fault(key, value, source, f"{key} = {show(value)} ({source}): no such choice", hint)
@@ -128,7 +128,7 @@ def _illegal(key: str, tree: Mapping[str, Any], sources: Mapping[str, str]) -> F
     if entry is None:
         return Fault(key, value, source, f"{at}: not legal here")
     if entry.is_section:
-        below = next(other.name for other in keys() if other.name.startswith(f"{key}."))
+        below = next(other.name for other in (*keys_of(tree), *keys()) if other.name.startswith(f"{key}."))
         return Fault(key, value, source, f"{at}: must be {entry.takes}", f"set the keys in it, such as {below}")
     return Fault(key, value, source, f"{at}: must be {entry.takes}", _advice(entry, value))
 

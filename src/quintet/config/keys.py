@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from quintet.config.native import Experiment
 from quintet.errors import nearest
 
-__all__ = ["Key", "chosen", "keys", "legal_keys", "nearest_keys", "show"]
+__all__ = [
+    "NAMED",
+    "REPEATED",
+    "Key",
+    "chosen",
+    "documented",
+    "keys",
+    "keys_of",
+    "legal_keys",
+    "nearest_keys",
+    "show",
+]
 
 JsonSchema = Mapping[str, Any]
 WORDS = {
@@ -21,6 +32,13 @@ WORDS = {
     "string": "text",
     "object": "a mapping",
 }
+
+
+NAMED = "worlds"
+"""The section whose parts have names of people's own: `worlds.lake.share` is documented as `worlds.*.share`."""
+
+REPEATED = f"{NAMED}.*.world"
+"""A section whose keys are those of another, and are listed there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +76,44 @@ def keys() -> tuple[Key, ...]:
     return tuple(_walk(schema, schema["$defs"], "", {}, None, None))
 
 
+def documented(name: str) -> str:
+    """The key under which another is documented: the same, with `*` for a name of people's own.
+
+    >>> documented("worlds.lake.share"), documented("world.size")
+    ('worlds.*.share', 'world.size')
+    """
+    section, dot, rest = name.partition(".")
+    own, below, key = rest.partition(".")
+    return f"{NAMED}.*{below}{key}" if dot and own and section == NAMED else name
+
+
+def keys_of(tree: Mapping[str, Any]) -> list[Key]:
+    """Every key, those below names of people's own once for each name that the tree gives."""
+    section = tree.get(NAMED)
+    names = [str(name) for name in section] if isinstance(section, Mapping) else []
+    return [own for key in keys() for own in ([key] if "*" not in key.name else _named(key, names))]
+
+
+def _named(key: Key, names: list[str]) -> Iterator[Key]:
+    for name in names:
+        kind = key.kind and (key.kind[0].replace("*", name, 1), key.kind[1])
+        yield replace(key, name=key.name.replace("*", name, 1), kind=kind)
+
+
 def chosen(tree: Mapping[str, Any], choice: str) -> str:
     """The kind of a choice in a configuration that is perhaps wrong elsewhere: `sokoban` for `world`."""
     place: Any = tree
     for part in (*choice.split("."), "name"):
         place = place.get(part) if isinstance(place, Mapping) else None
-    return place if isinstance(place, str) else str(_by_name()[f"{choice}.name"][0].default)
+    return place if isinstance(place, str) else str(_by_name()[documented(f"{choice}.name")][0].default)
 
 
 def legal_keys(tree: Mapping[str, Any]) -> list[Key]:
     """The keys that are legal beside what the tree chooses."""
-    kinds = {key.name: chosen(tree, key.name) for key in keys() if key.is_choice}
+    legal = keys_of(tree)
+    kinds = {key.name: chosen(tree, key.name) for key in legal if key.is_choice}
     return [
-        key for key in keys() if key.kind is None or _is_one_of(kinds[key.kind[0].removesuffix(".name")], key.kind[1])
+        key for key in legal if key.kind is None or _is_one_of(kinds[key.kind[0].removesuffix(".name")], key.kind[1])
     ]
 
 
@@ -110,9 +153,14 @@ def _walk(
 ) -> Iterator[Key]:
     for name, field in section["properties"].items():
         dotted, default = f"{prefix}{name}", defaults.get(name, field.get("default"))
+        named = field.get("additionalProperties", {})
+        if isinstance(named, Mapping) and "$ref" in named:
+            yield Key(dotted, _takes(field, []), default, _description(field), is_section=True)
+            yield from _walk({"properties": {"*": named}}, sections, f"{dotted}.", {}, None, None)
+            continue
         inner = [sections[ref.rpartition("/")[2]] for ref in _references(field)]
         takes = _takes(field, inner)
-        meaning = " ".join(field.get("description", "").split())
+        meaning = _description(field)
         waits = field.get("waits") or of_section
         is_section = bool(inner)
         lacks = tuple(field.get("lacks", ()))
@@ -123,6 +171,10 @@ def _walk(
             below = (f"{dotted}.name", own) if own else kind
             waiting = waits or part.get("waits")
             yield from _walk(part, sections, f"{dotted}.", (default or {}) if same else {}, below, waiting)
+
+
+def _description(field: JsonSchema) -> str:
+    return " ".join(field.get("description", "").split())
 
 
 def _names(part: JsonSchema) -> str:

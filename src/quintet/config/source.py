@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from quintet.config.keys import keys
+from quintet.config.keys import documented, keys
 from quintet.errors import ConfigError, MachineError, nearest
 
 __all__ = ["COMMAND_LINE", "FLOAT", "parse_override", "read_file", "read_text"]
@@ -154,7 +154,7 @@ def _mapping(node: yaml.MappingNode, prefix: str, where: Where, sources: Sources
         sources[dotted] = place
         if isinstance(value_node, yaml.MappingNode):
             tree[key] = _mapping(value_node, f"{dotted}.", where, sources)
-        elif _is_blank(value_node) and any(other.is_section for other in keys() if other.name == dotted):
+        elif _is_blank(value_node) and any(other.is_section for other in keys() if other.name == documented(dotted)):
             tree[key] = {}
         else:
             tree[key] = _construct(value_node, where)

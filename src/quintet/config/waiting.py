@@ -42,6 +42,9 @@ def waiting(section: Section, prefix: str = "") -> Iterator[Waiting]:
             yield Waiting(key, _plain(value), mark.capability, _plain(default))
         elif isinstance(value, Section):
             yield from waiting(value, f"{key}.")
+        elif isinstance(value, dict):
+            for own, part in value.items():
+                yield from waiting(part, f"{key}.{own}.") if isinstance(part, Section) else ()
 
 
 def waiting_faults(composed: Composed) -> Iterator[Fault]:

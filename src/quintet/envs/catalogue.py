@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from quintet.config.native import FrozenLakeConfig, SokobanConfig, WorldConfig
 from quintet.config.native.worlds import CustomWorldConfig, PlayedConfig
 from quintet.envs.custom import load_custom
 from quintet.envs.world import WORLDS, World
 from quintet.envs.worlds import LocalWorlds, Worlds
+from quintet.errors import ConfigError
 
-__all__ = ["make_world", "open_worlds", "world_maker"]
+__all__ = ["make_world", "open_worlds", "under_key", "world_maker"]
 
 WORLDS.add(
     "frozenlake", "quintet.envs.frozenlake:FrozenLake", help="cross the ice to the goal", config=FrozenLakeConfig
@@ -51,3 +53,16 @@ def open_worlds(config: WorldConfig) -> Worlds:
     if isinstance(config, CustomWorldConfig):
         worlds.check()
     return worlds
+
+
+@contextmanager
+def under_key(key: str) -> Iterator[None]:
+    """Have faults of a world told by the key under which it stands: `worlds.mine.world.path` for `world.path`."""
+    try:
+        yield
+    except ConfigError as error:
+        if key == "world" or not (error.key or "").startswith("world."):
+            raise
+        old, own = str(error.key), key + str(error.key).removeprefix("world")
+        message = error.message.replace(old, own)
+        raise ConfigError(message, key=own, value=error.value, source=error.source, hint=error.hint) from error

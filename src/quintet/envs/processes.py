@@ -85,13 +85,14 @@ class ProcessWorlds:
             self._forget(seat)
         self.seconds += time.perf_counter() - started
 
-    def answers(self, *, wait: bool = False) -> list[Answered]:
+    def answers(self, *, wait: bool = False, seconds: float | None = None) -> list[Answered]:
         """See `Worlds.answers`."""
         started = time.perf_counter()
         if self._seats or self._queue:
             self._look(0.0)
         while wait and self._asked and not self._answers:
-            self._look(math.inf)
+            self._look(math.inf if seconds is None else seconds)
+            wait = seconds is None
         answers, self._answers = self._answers, []
         self.seconds += time.perf_counter() - started
         return answers

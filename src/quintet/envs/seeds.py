@@ -9,11 +9,24 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Protocol
 
-__all__ = ["Split", "Starts", "WorldStarts", "layout_split", "split_of", "split_seed", "start_state"]
+__all__ = [
+    "Split",
+    "Starts",
+    "WorldStarts",
+    "layout_split",
+    "seed_of",
+    "split_of",
+    "split_seed",
+    "start_in",
+    "start_state",
+    "world_of",
+]
 
 
 TRIALS_FROM = 10**9
 """Number of the first training game that decides about the end of a warm start."""
+SEEDS_OF_A_WORLD = 1 << 48
+"""Where games begin is one number, also where several worlds are played: the world's, times so many, plus the seed."""
 
 
 class Split(StrEnum):
@@ -41,7 +54,22 @@ def start_state(number: int, states: int | None, seed: int) -> int:
     return _order(states, seed, passed)[place]
 
 
-@lru_cache(maxsize=2)
+def start_in(world: int, seed: int) -> int:
+    """Where the game of that seed begins in the run's `world`-th world; in the first, that is the seed."""
+    return world * SEEDS_OF_A_WORLD + seed
+
+
+def world_of(start: int) -> int:
+    """Which of the run's worlds a game is of that begins there."""
+    return start // SEEDS_OF_A_WORLD
+
+
+def seed_of(start: int) -> int:
+    """The seed of a game that begins there, in its own world."""
+    return start % SEEDS_OF_A_WORLD
+
+
+@lru_cache(maxsize=64)
 def _order(states: int, seed: int, passed: int) -> tuple[int, ...]:
     order = list(range(states))
     random.Random(f"{seed}/{passed}").shuffle(order)  # noqa: S311 - a schedule, no secret

@@ -59,8 +59,10 @@ Answered = Opened | Moved | Broke
 class Worlds(Protocol):
     """Where games are played. Each game is a number of the caller's own, and is asked one thing at a time."""
 
-    seconds: float
-    """Time that this process has spent in worlds, or with waiting for them."""
+    @property
+    def seconds(self) -> float:
+        """Time that this process has spent in worlds, or with waiting for them."""
+        ...
 
     def open(self, game: int, seed: int) -> None:
         """Begin a game; `Opened` or `Broke` answers."""
@@ -74,8 +76,9 @@ class Worlds(Protocol):
         """The game has ended, or is given up in the middle of whatever its world is at; it answers no more."""
         ...
 
-    def answers(self, *, wait: bool = False) -> list[Answered]:
-        """What has been answered since; `wait` until there is something, where anything was asked.
+    def answers(self, *, wait: bool = False, seconds: float | None = None) -> list[Answered]:
+        """What has been answered since; `wait` until there is something, where anything was asked, or for about so
+        many seconds.
 
         Raises:
             UserError: no world can be played any more.
@@ -121,7 +124,7 @@ class LocalWorlds:
         if self._answers:
             self._answers = [answer for answer in self._answers if answer.game != game]
 
-    def answers(self, *, wait: bool = False) -> list[Answered]:
+    def answers(self, *, wait: bool = False, seconds: float | None = None) -> list[Answered]:
         """See `Worlds.answers`."""
         answers, self._answers = self._answers, []
         return answers

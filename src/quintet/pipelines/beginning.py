@@ -10,18 +10,18 @@ from pathlib import Path
 from quintet.config.native import Experiment, WarmStartConfig
 from quintet.config.plan import steps_of
 from quintet.data.book import PromptBook, texts_of
-from quintet.data.demonstrations import Demonstration, demonstrate
 from quintet.envs.catalogue import make_world
-from quintet.envs.seeds import Split
+from quintet.envs.seeds import seed_of, world_of
 from quintet.errors import InterruptedRun
 from quintet.pipelines.playing import validate
 from quintet.pipelines.run import Run
 from quintet.pipelines.warm_start import (
+    Lesson,
     answer_batch,
     corpus,
     demonstration_batch,
     learn_demonstrations,
-    reply_format,
+    lessons,
 )
 from quintet.policies.causal_lm import load_tokenizer
 from quintet.policies.tiny import make_policy
@@ -111,39 +111,32 @@ def _checked(components: Components) -> WeightsCheck:
     if components.book is not None:
         prompts = [components.book.prompt(start) for start in starts]
     else:
-        world = make_world(config.world)
-        seen = [world.reset(start).text for start in starts]
-        prompts = [components.chat.first(world.instruction(), text) for text in seen]
+        worlds = [make_world(one.config) for one in config.played]
+        at = [(worlds[world_of(start)], seed_of(start)) for start in starts]
+        prompts = [components.chat.first(world.instruction(), world.reset(seed).text) for world, seed in at]
     exact = config.rollout.engine_options.dtype in (None, "float32") and config.policy.dtype == "float32"
     directory = config.rollout.engine_options.validate_weights_dir
     where = Path(directory) if directory else None
     return check_weights(components.engine.present, components.actor.model, prompts, exact=exact, directory=where)
 
 
-def _demonstrations(run: Run) -> list[Demonstration]:
+def _demonstrations(run: Run) -> list[Lesson]:
     config = run.config
     if config.warm_start is None and config.policy.path is not None:
         return []
     games = config.warm_start.games if config.warm_start else 100
-    run.progress.note(f"solving {games} {config.world.name} games")
-    return demonstrate(
-        lambda: make_world(config.world),
-        games,
-        split=Split.DEMONSTRATION,
-        max_turns=config.rollout.max_turns,
-        max_actions_per_turn=config.rollout.max_actions_per_turn,
-    )
+    run.progress.note(f"solving {games} {' and '.join(one.name for one in config.played)} games")
+    return lessons(config, games)
 
 
-def _policy(run: Run, demonstrations: list[Demonstration]) -> Path:
+def _policy(run: Run, demonstrations: list[Lesson]) -> Path:
     """The directory of the policy to start from; a preset is made there first, unless the questions did already."""
     config = run.config
     if config.policy.path is not None:
         return Path(config.policy.path)
     if config.data is not None:
         return run.directory.policy
-    world = make_world(config.world)
-    return _made_policy(run, corpus(demonstrations, world.instruction(), reply_format(config, world.actions)))
+    return _made_policy(run, corpus(demonstrations))
 
 
 def _made_policy(run: Run, texts: Iterable[str]) -> Path:
@@ -157,7 +150,7 @@ def _warm_start(
     run: Run,
     components: Components,
     warm_start: WarmStartConfig,
-    demonstrations: list[Demonstration],
+    demonstrations: list[Lesson],
     stop: StopRequest,
 ) -> None:
     config = run.config
@@ -180,15 +173,13 @@ def _warm_start(
 
 
 def _shown(
-    config: Experiment, components: Components, warm_start: WarmStartConfig, demonstrations: list[Demonstration]
+    config: Experiment, components: Components, warm_start: WarmStartConfig, demonstrations: list[Lesson]
 ) -> Batch:
     """What the warm start learns: solved games, or demonstrated answers."""
     book = components.book
     if book is not None:
         return answer_batch(book, warm_start.games, components.tokenizer, config.rollout)
-    world = make_world(config.world)
-    replies = reply_format(config, world.actions)
-    return demonstration_batch(demonstrations, components.chat, world.instruction(), replies, config.rollout)
+    return demonstration_batch(demonstrations, components.chat)
 
 
 def _wins_enough(components: Components, config: WarmStartConfig, update: int) -> bool:

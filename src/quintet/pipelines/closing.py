@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quintet.config.native.mixture import ALL_WORLDS
 from quintet.tracking.loggers import read_metrics
 from quintet.tracking.report import ClosingRow
 
@@ -25,23 +26,21 @@ ROWS = (
 
 def closing_rows(run: Run) -> list[ClosingRow]:
     """Before and after, from the first and last validation of the run."""
-    world = run.config.world.name
+    world = ALL_WORLDS if run.config.worlds else run.config.world.name
     lines = [line for line in read_metrics(run.directory.metrics) if f"val/{world}/success_rate" in line]
     nothing: dict[str, float] = {}
     before = next((line for line in lines if line["step"] == 0), nothing)
     after = next((line for line in reversed(lines) if line["step"] > 0), nothing)
-    return [
-        ClosingRow(label, before.get(f"val/{world}/{key}"), after.get(f"val/{world}/{key}"), share)
-        for key, label, share in ROWS
-        if lines
-    ]
+    names = [(f"val/{world}/{key}", label, share) for key, label, share in ROWS]
+    names += [(f"val/{name}/success_rate", f"success, {name}", True) for name in run.config.worlds]
+    return [ClosingRow(label, before.get(name), after.get(name), share) for name, label, share in names if lines]
 
 
 def rich_table(run: Run, rows: list[ClosingRow]) -> Table:
     """The closing table for a terminal."""
     from rich.table import Table
 
-    table = Table(title=f"{run.config.world.name}: {_held_out(run.config)}")
+    table = Table(title=f"{_worlds(run.config)}: {_held_out(run.config)}")
     for column, align in (("", "left"), ("before RL", "right"), ("after RL", "right"), ("change", "right")):
         table.add_column(column, justify=align)  # type: ignore[arg-type]
     for row in rows:
@@ -50,8 +49,12 @@ def rich_table(run: Run, rows: list[ClosingRow]) -> Table:
     return table
 
 
+def _worlds(config: Experiment) -> str:
+    return ", ".join(one.name for one in config.played)
+
+
 def _held_out(config: Experiment) -> str:
-    games = "held-out questions" if config.data else f"{config.validation.games} held-out games"
+    games = "held-out questions" if config.data else f"{config.held_out_starts} held-out games"
     return games if config.validation.sampling.do_sample else f"{games}, greedy"
 
 
@@ -64,7 +67,7 @@ def config_summary(config: Experiment) -> dict[str, str]:
     training = config.training
     return {
         "policy": config.policy.preset or str(config.policy.path),
-        "world": config.world.name,
+        "world": _worlds(config),
         "advantage": config.algorithm.advantage.name,
         "games a step": f"{training.groups_per_step} × {training.samples_per_group}",
         "steps": str(training.steps),

@@ -22,14 +22,12 @@ from torch import Tensor
 
 from quintet.algorithms.drift import TOLERATED, Drift, drift
 from quintet.config import Composed
-from quintet.config.native import Experiment
+from quintet.config.native import Experiment, RolloutConfig
 from quintet.data.book import PromptBook, texts_of
-from quintet.data.demonstrations import demonstrate
 from quintet.envs.catalogue import make_world
-from quintet.envs.seeds import Split
 from quintet.errors import ConfigError, MachineError
 from quintet.pipelines.evaluate import model_of
-from quintet.pipelines.warm_start import corpus, reply_format
+from quintet.pipelines.warm_start import corpus, lessons
 from quintet.policies.causal_lm import load_tokenizer
 from quintet.policies.tiny import make_policy
 from quintet.records import UNPLAYED, Batch, Trajectory
@@ -225,15 +223,7 @@ def _texts(config: Experiment) -> Iterator[str]:
         if config.data is None:
             raise ConfigError("no data to ask from", key="data", hint="name files: data.train_files")
         return islice(texts_of(config.data), VOCABULARY_TEXTS)
-    world = make_world(config.world)
-    shown = demonstrate(
-        lambda: make_world(config.world),
-        VOCABULARY_GAMES,
-        split=Split.DEMONSTRATION,
-        max_turns=config.rollout.max_turns,
-        max_actions_per_turn=config.rollout.max_actions_per_turn,
-    )
-    return iter(corpus(shown, world.instruction(), reply_format(config, world.actions)))
+    return corpus(lessons(config, VOCABULARY_GAMES))
 
 
 def _book(config: Experiment, policy: Path) -> PromptBook | None:
@@ -331,12 +321,12 @@ def _templated(components: Components, games: Sequence[Trajectory]) -> Templated
     if not isinstance(components.games, AgentLoop):
         return None
     config, chat = components.experiment, components.chat
-    system = make_world(config.world).instruction()
+    played = {one.name: (one.rollout, make_world(one.config).instruction()) for one in config.played}
     counts: Counter[str] = Counter()
     examples: dict[str, Departure] = {}
     rebuilt = 0
     for game in games:
-        dialogue, right = _rebuilt(config, chat, system, game)
+        dialogue, right = _rebuilt(*played[game.world], chat, game)
         rebuilt += right
         for departure in dialogue.compare().departures:
             counts[str(departure.rule)] += 1
@@ -344,9 +334,9 @@ def _templated(components: Components, games: Sequence[Trajectory]) -> Templated
     return Templated(chat.report, dict(counts), examples, rebuilt, sum(len(game.turns) for game in games))
 
 
-def _rebuilt(config: Experiment, chat: ChatFormat, system: str, game: Trajectory) -> tuple[Dialogue, int]:
+def _rebuilt(rollout: RolloutConfig, system: str, chat: ChatFormat, game: Trajectory) -> tuple[Dialogue, int]:
     """The dialogue of a game, and how many of its prompts came out as they were."""
-    dialogue, right = Dialogue.under(config.rollout, chat, system), 0
+    dialogue, right = Dialogue.under(rollout, chat, system), 0
     for turn in game.turns:
         _, new, continues = dialogue.observe(turn.observation)
         right += (new, continues) == (turn.prompt, turn.continues)

@@ -8,7 +8,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -18,17 +18,17 @@ from quintet.config import Composed, dump_config
 from quintet.config.native import DataConfig, EvaluationConfig, Experiment, RewardConfig
 from quintet.data.questions import RowReader
 from quintet.data.source import open_rows
-from quintet.envs.catalogue import open_worlds
-from quintet.envs.seeds import Split, split_seed
+from quintet.envs.mixture import open_starts, worlds_of
 from quintet.errors import ConfigError, MachineError, nearest
 from quintet.policies.causal_lm import load_model, load_tokenizer
 from quintet.records import Answer, Failure, Trajectory, Verdict
-from quintet.rollout.agent_loop import AgentLoop, Game, GameLimits, Sampling, derive_seed
+from quintet.rollout.agent_loop import AgentLoop, Game, Sampling, derive_seed
 from quintet.rollout.dialogue import ChatFormat
 from quintet.rollout.draws import check_tokens, validation_prompts, validation_sampling
 from quintet.rollout.endpoint import UNLIMITED, EndpointEngine, EndpointSettings, message_tokenizer, without_tokens
 from quintet.rollout.engine import ENGINES, Engine
 from quintet.rollout.prompts import PromptLoop
+from quintet.rollout.rules import rules_of
 from quintet.rollout.supervision import Supervised
 from quintet.runtime.engines import engine_setup
 from quintet.runtime.judging import open_judge
@@ -336,7 +336,7 @@ def evaluate_model(
     composed: Composed, measured: Measured, console: Console, endpoint: EndpointSettings | None = None
 ) -> Evaluation:
     """Have `policy.path`, or the model behind an endpoint, answer the held-out questions of `data`, or play held-out
-    games of `world`: `validation.sampling.samples` times each, as `validation.sampling` says.
+    games of its worlds: `validation.sampling.samples` times each, as `validation.sampling` says.
 
     Raises:
         ConfigError: the files, the world or the rules aren't as the configuration says, or an endpoint can't do so.
@@ -375,7 +375,7 @@ def check_for_endpoint(config: Experiment) -> None:
         "rollout.max_observation_tokens": rollout.max_observation_tokens is not None,
         "rollout.end_token": rollout.end_token is not None,
         "rollout.engine": rollout.engine != "hf",
-        "world.max_tokens": getattr(config.world, "max_tokens", None) is not None,
+        **{f"{one.key}.max_tokens": getattr(one.config, "max_tokens", None) is not None for one in config.played},
         "data.filter_long_prompts": data is not None and data.filter_long_prompts,
         "data.template": data is not None and data.template is not None,
         "reward.overlong": reward is not None and reward.overlong is not None,
@@ -418,12 +418,11 @@ class _Player:
         if config.world.name == "prompts":
             return _asked(config, policy, sampling)
         engine = policy.open(config.rollout.max_prompt_tokens)
-        starts = [split_seed(Split.VALIDATION, index) for index in range(config.validation.games)]
+        starts = open_starts(config).held_out()
         # every failure is shown in the results: none ends an evaluation
-        limits = replace(GameLimits.of(config.world), failed_share=1.0)
-        worlds = open_worlds(config.world)
+        rules = [one.forgiving() for one in rules_of(config)]
         chat = ChatFormat.under(config.rollout, policy.tokenizer, policy.ends)
-        games = AgentLoop(engine, chat, worlds, config.rollout, config.world.name, limits)
+        games = AgentLoop.playing(engine, chat, worlds_of(config), rules)
         return cls(games, starts, sampling, engine, validation_prompts(config, len(starts)))
 
     def play(self, samples: int) -> Iterator[Trajectory]:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from quintet.config.native import Experiment
+from quintet.config.native.mixture import ALL_WORLDS
+from quintet.envs.seeds import start_in
 from quintet.pipelines.run import Run
 from quintet.records import Trajectory
 from quintet.rollout.agent_loop import Game, derive_seed
@@ -93,7 +96,9 @@ def _chosen(games: list[Trajectory], telling: list[int], wanted: int) -> list[Tr
 
 def _greedy(components: Components, games: list[Trajectory]) -> dict[int, float]:
     """One greedy game from each start."""
-    starts = {game.group: game.seed for game in games}
+    names = [one.name for one in components.experiment.played]
+    several = len(names) > 1
+    starts = {game.group: start_in(names.index(game.world), game.seed) if several else game.seed for game in games}
     greedy = [Game(start, group, 0) for group, start in starts.items()]
     return {game.group: game.reward for game in components.games.play(greedy, greedy_sampling(components.experiment))}
 
@@ -114,8 +119,18 @@ def validate(run: Run, components: Components, step: int) -> dict[str, float]:
                 progress.advance()
     trajectories.sort(key=lambda t: (t.group, t.sample))
     store(run, step, "validation", trajectories)
-    metrics = summarize_validation(config.world.name, trajectories)
+    metrics = _summary(config, trajectories)
     return metrics | (validation_metrics([_sample(t) for t in trajectories]) if config.data else {})
+
+
+def _summary(config: Experiment, trajectories: list[Trajectory]) -> dict[str, float]:
+    """Of several worlds, all together and each by itself."""
+    if not config.worlds:
+        return summarize_validation(config.world.name, trajectories)
+    metrics = summarize_validation(ALL_WORLDS, trajectories)
+    for name in config.worlds:
+        metrics |= summarize_validation(name, [game for game in trajectories if game.world == name])
+    return metrics
 
 
 def _sample(trajectory: Trajectory) -> Sample:

@@ -30,7 +30,7 @@ from quintet.rollout.printing import reply_lines
 from quintet.runtime.local import Components
 from quintet.runtime.stop import StopRequest, stop_on_signals
 from quintet.tracking.report import write_report
-from quintet.tracking.summaries import summarize_batch, summarize_games
+from quintet.tracking.summaries import summarize_batch, summarize_games, summarize_worlds
 from quintet.training.optimizer import learning_rate
 from quintet.training.packing import mini_batches
 
@@ -90,6 +90,7 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
                 with timings.phase("adv"):
                     batch, found = estimate_advantages(batch, config, components.kl)
                 metrics = {**summarize_games(played.trajectories), **summarize_batch(batch), **played.metrics, **found}
+                metrics |= summarize_worlds(played.trajectories) if config.worlds else {}
                 metrics |= {**learn(components, batch, step, timings), **gap}
                 components.sync_weights(step)
             metrics |= _pace(timings, batch)

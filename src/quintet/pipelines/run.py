@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from quintet.config import Composed, dump_config, plan
+from quintet.config.keys import documented
 from quintet.config.native import Experiment, SftConfig
 from quintet.errors import ConfigError, MachineError
 from quintet.tracking.loggers import LoggerContext, MetricLogger, open_loggers, truncate
@@ -28,7 +29,16 @@ if TYPE_CHECKING:
 __all__ = ["Run", "Timings", "open_run"]
 
 MAY_CHANGE = (
-    *("output_dir", "resume", "tracking.", "checkpoint.", "name", "placement.", "world.processes"),
+    *(
+        "output_dir",
+        "resume",
+        "tracking.",
+        "checkpoint.",
+        "name",
+        "placement.",
+        "world.processes",
+        "worlds.*.world.processes",
+    ),
     *("training.steps", "data.epochs", "data.max_steps", "validation.only"),
     *("sft.name", "sft.project", "sft.loggers", "sft.output_dir", "sft.remote_dir", "sft.merge", "sft.epochs"),
 )
@@ -173,7 +183,11 @@ def _starting_point(config: Experiment, directory: RunDirectory, progress: Progr
 
 def _same_experiment(config: Experiment, checkpoint: Checkpoint) -> None:
     now, then = (_flat(part) for part in (config.model_dump(mode="json"), _as_now(checkpoint.state["experiment"])))
-    changed = [key for key in sorted(now | then) if now.get(key) != then.get(key) and not key.startswith(MAY_CHANGE)]
+    changed = [
+        key
+        for key in sorted(now | then)
+        if now.get(key) != then.get(key) and not documented(key).startswith(MAY_CHANGE)
+    ]
     if changed:
         key = changed[0]
         raise ConfigError(

@@ -7,14 +7,17 @@ they follow from has changed.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from quintet.config.native import DataConfig, Experiment
+from quintet.config.native import DataConfig, Experiment, PlayedWorld
+from quintet.config.native.mixture import apportioned
 from quintet.config.native.training import SolvedGamesConfig
 from quintet.data.files import made_whole
 from quintet.data.making import SPLITS, check_directory
 from quintet.data.solved import make_solved
+from quintet.envs.catalogue import under_key
 from quintet.errors import ConfigError, MachineError
 from quintet.pipelines.run import Run
 from quintet.pipelines.sft_data import RowsOfSplit, open_split
@@ -40,23 +43,40 @@ def solved_games(config: Experiment, progress: Progress) -> tuple[RowsOfSplit, R
         told = f"sft.games.form = {games.form} shows whole conversations, play would show the last observations alone"
         hint = "rollout.window_size=null, or sft.games.form=message"
         raise ConfigError(told, key="rollout.window_size", value=config.rollout.window_size, hint=hint)
-    directory = Path(games.directory) / config.world.name
-    marked = directory / MADE_OF
-    made_of = _made_of(config, games)
-    if not marked.is_file() or marked.read_text() != made_of:
-        _claim(directory, marked)
-        progress.note(f"solving {games.games + games.validation_games:,} {config.world.name} games")
-        _make(config, games, directory)
-        made_whole(marked, lambda path: path.write_text(made_of))
+    places = [_solved(one, part, progress) for one, part in _parts(config, games)]
     data = DataConfig(cache_dir=config.data.cache_dir if config.data else None)
-    train, held_out = (open_split(data, None, [str(directory / f"{name}.parquet")], KEY) for name in SPLITS)
+    train, held_out = (
+        open_split(data, None, [str(place / f"{name}.parquet") for place in places], KEY) for name in SPLITS
+    )
     return train, held_out
 
 
-def _made_of(config: Experiment, games: SolvedGamesConfig) -> str:
+def _parts(config: Experiment, games: SolvedGamesConfig) -> Iterator[tuple[PlayedWorld, SolvedGamesConfig]]:
+    """Each world with its share of the games, at least one in training and one held out."""
+    shares = [one.share for one in config.played]
+    sizes = zip(apportioned(games.games, shares), apportioned(games.validation_games, shares), strict=True)
+    for one, (train, held_out) in zip(config.played, sizes, strict=True):
+        yield one, games.model_copy(update={"games": max(1, train), "validation_games": max(1, held_out)})
+
+
+def _solved(one: PlayedWorld, games: SolvedGamesConfig, progress: Progress) -> Path:
+    """The directory with the rows of a world, made anew where they follow from something else."""
+    directory = Path(games.directory) / one.name
+    marked = directory / MADE_OF
+    made_of = _made_of(one, games)
+    if not marked.is_file() or marked.read_text() != made_of:
+        _claim(directory, marked)
+        progress.note(f"solving {games.games + games.validation_games:,} {one.name} games")
+        with under_key(one.key):
+            _make(one, games, directory)
+        made_whole(marked, lambda path: path.write_text(made_of))
+    return directory
+
+
+def _made_of(one: PlayedWorld, games: SolvedGamesConfig) -> str:
     """All that the rows follow from, as JSON."""
     asked = games.model_dump(mode="json", exclude={"directory", "processes"})
-    given = {"games": asked, "world": config.world.model_dump(mode="json"), "think": config.rollout.think}
+    given = {"games": asked, "world": one.config.model_dump(mode="json"), "think": one.rollout.think}
     return json.dumps(given, indent=1, sort_keys=True)
 
 
@@ -71,9 +91,9 @@ def _claim(directory: Path, marked: Path) -> None:
     made_whole(marked, lambda path: path.write_text("{}"))
 
 
-def _make(config: Experiment, games: SolvedGamesConfig, directory: Path) -> None:
+def _make(one: PlayedWorld, games: SolvedGamesConfig, directory: Path) -> None:
     try:
-        make_solved(config.world, games, directory, think=config.rollout.think, overwrite=True)
+        make_solved(one.config, games, directory, think=one.rollout.think, overwrite=True)
     except ConfigError as error:
         if error.key != "max_depth":
             raise

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from quintet.algorithms.objective import Imitation
-from quintet.config.native import Experiment, RolloutConfig, WarmStartConfig
+from quintet.config.native import Experiment, PlayedWorld, RolloutConfig, WarmStartConfig
+from quintet.config.native.mixture import apportioned
 from quintet.data.book import PromptBook
-from quintet.data.demonstrations import Demonstration
+from quintet.data.demonstrations import Demonstration, demonstrate
+from quintet.envs.catalogue import make_world, under_key
+from quintet.envs.seeds import Split
 from quintet.errors import ConfigError
 from quintet.records import Batch, Outcome, Question, StopReason, Trajectory, Turn
 from quintet.rollout.agent_loop import derive_seed
@@ -21,47 +25,69 @@ from quintet.training.learner import ActorLearner
 from quintet.training.optimizer import learning_rate
 from quintet.training.packing import select_sequences
 
-__all__ = ["answer_batch", "corpus", "demonstration_batch", "learn_demonstrations", "reply_format"]
+__all__ = ["Lesson", "answer_batch", "corpus", "demonstration_batch", "learn_demonstrations", "lessons"]
 
 
-def reply_format(config: Experiment, actions: tuple[str, ...]) -> ReplyFormat:
-    """The reply format of an experiment for a world's action words."""
-    return ReplyFormat.under(config.rollout, actions)
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """Solved games of one world, and how they are told."""
+
+    games: Sequence[Demonstration]
+    instruction: str
+    replies: ReplyFormat
+    rollout: RolloutConfig
 
 
-def corpus(demonstrations: Iterable[Demonstration], instruction: str, replies: ReplyFormat) -> Iterable[str]:
+def lessons(config: Experiment, games: int) -> list[Lesson]:
+    """So many solved games of the run's world, or of each of its worlds by share, at least one of each.
+
+    Raises:
+        ConfigError: a world has no expert, or hardly a game can be won.
+    """
+    parts = apportioned(games, [one.share for one in config.played])
+    return [_lesson(one, max(1, part), config) for one, part in zip(config.played, parts, strict=True)]
+
+
+def _lesson(one: PlayedWorld, games: int, config: Experiment) -> Lesson:
+    with under_key(one.key):
+        world = make_world(one.config)
+    try:
+        won = demonstrate(
+            lambda: make_world(one.config),
+            games,
+            split=Split.DEMONSTRATION,
+            max_turns=one.rollout.max_turns,
+            max_actions_per_turn=one.rollout.max_actions_per_turn,
+        )
+    except ConfigError as error:
+        if not config.worlds:
+            raise
+        told = f"worlds.{one.name}: {error.message}"
+        raise ConfigError(told, key=error.key, value=error.value, hint=error.hint) from error
+    return Lesson(won, world.instruction(), ReplyFormat.under(one.rollout, world.actions), one.rollout)
+
+
+def corpus(shown: Iterable[Lesson]) -> Iterator[str]:
     """What a made policy's tokenizer is trained on: every text of the demonstrations."""
-    yield f"system\n{instruction}"
-    for demonstration in demonstrations:
-        for turn in demonstration.turns:
+    for lesson in shown:
+        yield f"system\n{lesson.instruction}"
+        for turn in (turn for game in lesson.games for turn in game.turns):
             yield f"user\n{turn.observation}\nassistant\n"
-            yield replies.write(turn.thought, turn.actions)
+            yield lesson.replies.write(turn.thought, turn.actions)
 
 
-def demonstration_batch(
-    demonstrations: Sequence[Demonstration],
-    chat: ChatFormat,
-    instruction: str,
-    replies: ReplyFormat,
-    rollout: RolloutConfig,
-) -> Batch:
+def demonstration_batch(shown: Iterable[Lesson], chat: ChatFormat) -> Batch:
     """Demonstrations as the policy would have played them, the replies under the loss mask."""
-    return assemble(_as_trajectory(d, i, chat, instruction, replies, rollout) for i, d in enumerate(demonstrations))
+    games = ((lesson, game) for lesson in shown for game in lesson.games)
+    return assemble(_as_trajectory(game, number, chat, lesson) for number, (lesson, game) in enumerate(games))
 
 
-def _as_trajectory(
-    demonstration: Demonstration,
-    number: int,
-    chat: ChatFormat,
-    instruction: str,
-    replies: ReplyFormat,
-    rollout: RolloutConfig,
-) -> Trajectory:
-    dialogue = Dialogue.under(rollout, chat, instruction)
+def _as_trajectory(demonstration: Demonstration, number: int, chat: ChatFormat, lesson: Lesson) -> Trajectory:
+    dialogue = Dialogue.under(lesson.rollout, chat, lesson.instruction)
     turns: list[Turn] = []
     for shown in demonstration.turns:
         _, new, continues = dialogue.observe(shown.observation)
-        text = replies.write(shown.thought, shown.actions)
+        text = lesson.replies.write(shown.thought, shown.actions)
         tokens = chat.written(text)
         dialogue.reply(tokens)
         turns.append(

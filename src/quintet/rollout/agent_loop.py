@@ -5,23 +5,23 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
 from typing import Self
 
-from quintet.config.native import Experiment, RolloutConfig, WorldConfig
-from quintet.config.native.worlds import PlayedConfig
-from quintet.envs.catalogue import open_worlds
+from quintet.config.native import Experiment, RolloutConfig
+from quintet.envs.mixture import worlds_of
+from quintet.envs.seeds import seed_of, world_of
 from quintet.envs.world import World
 from quintet.envs.worlds import Answered, LocalWorlds, Moved, Opened, Worlds
-from quintet.errors import MachineError
 from quintet.records import Failure, Generation, Observation, Outcome, Request, Step, StopReason, Trajectory, Turn
 from quintet.rollout.dialogue import ChatFormat, Dialogue, PromptChange
 from quintet.rollout.engine import Engine
 from quintet.rollout.replies import ParsedReply, ReplyFormat
+from quintet.rollout.rules import GameLimits, Health, Rules, rules_of
 
 __all__ = ["AgentLoop", "Game", "GameLimits", "Sampling", "derive_seed"]
 
@@ -43,9 +43,10 @@ def derive_seed(*parts: int | str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """A game to be played: the world's seed, its group, the sample's number within the group."""
+    """A game to be played: where it begins, its group, the sample's number within the group."""
 
     seed: int
+    """The world's seed; of a further world of the run, with the world in it, see `quintet.envs.seeds.start_in`."""
     group: int
     sample: int
     again: int = 0
@@ -105,25 +106,6 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class GameLimits:
-    """What ends a game besides its world and the limits of its turns; None sets no limit."""
-
-    actions: int | None = None
-    """Actions of the policy in one game."""
-    tokens: int | None = None
-    """Tokens of one game, read and written. What is read again because the window slid counts again."""
-    failed_share: float = 1.0
-    """Share of the games side by side that may fail."""
-
-    @classmethod
-    def of(cls, world: WorldConfig) -> Self:
-        """Those of a world's configuration."""
-        if not isinstance(world, PlayedConfig):
-            return cls()
-        return cls(world.max_actions, world.max_tokens, world.max_failed_share)
-
-
-@dataclass(frozen=True, slots=True)
 class _Reply:
     """What the policy wrote in a turn, and what its world is to do."""
 
@@ -143,6 +125,7 @@ class _Player:
     id: int
     game: Game
     sampling: Sampling
+    rules: Rules
     dialogue: Dialogue | None = None
     format: ReplyFormat | None = None
     observation: Observation = UNSEEN
@@ -173,18 +156,18 @@ class AgentLoop:
         config: RolloutConfig,
         world_name: str,
         limits: GameLimits | None = None,
+        rules: Sequence[Rules] = (),
     ) -> None:
-        """`worlds` may be what makes a world, to be played in this process."""
+        """`worlds` may be what makes a world, to be played in this process. Where there are several, `rules` are those
+        of each, in place of one world's `config`, name and limits."""
         self._engine = engine
         self.chat = chat
         self._worlds: Worlds = LocalWorlds(worlds) if callable(worlds) else worlds
-        self._config = config
-        self._world_name = world_name
-        self._limits = limits or GameLimits()
-        self._health = _Health(self._limits.failed_share)
+        self._rules = tuple(rules) or (Rules(world_name, config, limits or GameLimits()),)
+        self._health = {rules.name: Health(rules.limits.failed_share, rules.key) for rules in self._rules}
         self._numbers = count()
         self._players: dict[int, _Player] = {}
-        self._formats: dict[tuple[str, ...], ReplyFormat] = {}
+        self._formats: dict[tuple[str, tuple[str, ...]], ReplyFormat] = {}
         # trained policies say the same again and again
         self._understood = lru_cache(maxsize=REMEMBERED)(self._understand)
         self._ended: list[tuple[int, Trajectory]] = []
@@ -202,8 +185,12 @@ class AgentLoop:
         Raises:
             ConfigError: a user's own world can't be loaded.
         """
-        worlds = open_worlds(config.world)
-        return cls(engine, chat, worlds, config.rollout, config.world.name, GameLimits.of(config.world))
+        return cls.playing(engine, chat, worlds_of(config), rules_of(config))
+
+    @classmethod
+    def playing(cls, engine: Engine, chat: ChatFormat, worlds: Worlds, rules: Sequence[Rules]) -> Self:
+        """One world or several, each by its rules."""
+        return cls(engine, chat, worlds, rules[0].config, rules[0].name, rules=rules)
 
     @property
     def world_seconds(self) -> float:
@@ -278,14 +265,16 @@ class AgentLoop:
         """The numbers of the games that were started."""
         if not self._players:
             self._engine.forget()
-            self._health.restart()
+            for health in self._health.values():
+                health.restart()
         begun: set[int] = set()
         for game in games:
-            player = _Player(next(self._numbers), game, sampling)
+            player = _Player(next(self._numbers), game, sampling, self._rules[world_of(game.seed)])
             self._players[player.id] = player
             self._worlds.open(player.id, game.seed)
             begun.add(player.id)
-        self._health.widen(len(self._players))
+        for name, playing in Counter(player.rules.name for player in self._players.values()).items():
+            self._health[name].widen(playing)
         return begun
 
     def _advance(self) -> None:
@@ -337,8 +326,9 @@ class AgentLoop:
             raise AssertionError("a reply before its game began")
         dialogue.reply(generation.tokens)
         text, parsed = self._understood(generation.tokens, replies)
-        if self._limits.actions is not None:
-            left = self._limits.actions - player.actions
+        most = player.rules.limits.actions
+        if most is not None:
+            left = most - player.actions
             parsed = ParsedReply(parsed.actions[:left], valid=parsed.valid)
         player.reply = _Reply(generation, text, parsed)
         if parsed.actions:
@@ -357,23 +347,23 @@ class AgentLoop:
         if player is None:
             return
         if isinstance(answer, Opened):
-            player.dialogue = Dialogue.under(self._config, self.chat, answer.instruction)
-            player.format = self._format(answer.actions)
+            player.dialogue = Dialogue.under(player.rules.config, self.chat, answer.instruction)
+            player.format = self._format(player.rules, answer.actions)
             self._ask(player, answer.observation)
         elif isinstance(answer, Moved):
             self._execute(player, answer.steps)
         else:
             self._end(player, Outcome.FAILED, answer.failure)
 
-    def _format(self, actions: tuple[str, ...]) -> ReplyFormat:
-        if actions not in self._formats:
+    def _format(self, rules: Rules, actions: tuple[str, ...]) -> ReplyFormat:
+        if (rules.name, actions) not in self._formats:
             special = sorted(self.chat.anatomy.control)
-            self._formats[actions] = ReplyFormat.under(self._config, actions, special)
-        return self._formats[actions]
+            self._formats[rules.name, actions] = ReplyFormat.under(rules.config, actions, special)
+        return self._formats[rules.name, actions]
 
     def _ask(self, player: _Player, observation: Observation) -> None:
         """Queue the next turn, or end the game where there is no room for it."""
-        dialogue, config = player.dialogue, self._config
+        dialogue, config, most = player.dialogue, player.rules.config, player.rules.limits.tokens
         if dialogue is None:
             raise AssertionError("a turn before its game began")
         prompt, player.new, player.continues = dialogue.observe(observation.text)
@@ -382,8 +372,8 @@ class AgentLoop:
         if dialogue.changes:
             self._changes.update(dialogue.changes)
         longest = config.max_response_tokens
-        if self._limits.tokens is not None:
-            longest = min(longest, self._limits.tokens - player.tokens)
+        if most is not None:
+            longest = min(longest, most - player.tokens)
         if len(prompt) > config.max_prompt_tokens:
             self._end(player, Outcome.CONTEXT)
         elif longest < 1:
@@ -393,7 +383,7 @@ class AgentLoop:
 
     def _submit(self, player: _Player, prompt: tuple[int, ...], longest: int) -> None:
         turn = len(player.turns)
-        window, most = self._config.window_size, self._config.max_turns
+        window, most = player.rules.config.window_size, player.rules.config.max_turns
         keep = turn + 1 < most and (window is None or turn + 1 < window)
         seed, ends = player.game.draws(player.sampling, turn), self.chat.end_ids
         request = player.sampling.request(player.id, prompt, longest, seed, ends, keep=keep)
@@ -411,8 +401,9 @@ class AgentLoop:
         """Note what came of a turn, and go on or end."""
         if player.reply is None:
             raise AssertionError("a step before a reply")
-        binary = self._config.binary_reward
-        reward = 0.0 if player.reply.valid or binary else self._config.format_penalty
+        config = player.rules.config
+        binary = config.binary_reward
+        reward = 0.0 if player.reply.valid or binary else config.format_penalty
         outcome: Outcome | None = None
         for step in steps:
             won = bool(step.info.get("success"))
@@ -423,19 +414,11 @@ class AgentLoop:
         player.turns.append(_turn(player, player.reply, reward, steps))
         player.actions += len(steps)
         player.reply = None
-        outcome = outcome or self._out_of_bounds(player)
+        outcome = outcome or _out_of_bounds(player)
         if outcome is not None:
             self._end(player, outcome)
         else:
             self._ask(player, steps[-1].observation if steps else player.observation)
-
-    def _out_of_bounds(self, player: _Player) -> Outcome | None:
-        """Which of the limits a game has reached, if any."""
-        if len(player.turns) >= self._config.max_turns:
-            return Outcome.MAX_TURNS
-        if self._limits.actions is not None and player.actions >= self._limits.actions:
-            return Outcome.MAX_ACTIONS
-        return None
 
     def _lose(self) -> None:
         """Neither engine nor worlds know of the games that are left."""
@@ -461,55 +444,26 @@ class AgentLoop:
         del self._players[player.id]
         game = player.game
         trajectory = Trajectory(
-            world=self._world_name,
-            seed=game.seed,
+            world=player.rules.name,
+            seed=seed_of(game.seed),
             group=game.group,
             sample=game.sample,
             turns=tuple(player.turns),
             outcome=outcome,
             failure=failure,
+            kind=player.rules.kind,
         )
         self._ended.append((player.id, trajectory))
         if outcome is not Outcome.ABORTED:
-            self._health.count(failure)
+            self._health[player.rules.name].count(failure)
 
 
-class _Health:
-    """How many of the last games failed: of as many as were played side by side at most."""
-
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-        self._size = 0
-        self._last: deque[Failure | None] = deque()
-        self._failed = 0
-
-    def restart(self) -> None:
-        self._size = self._failed = 0
-        self._last.clear()
-
-    def widen(self, size: int) -> None:
-        """So many games are played now."""
-        self._size = max(self._size, size)
-
-    def count(self, failure: Failure | None) -> None:
-        """A game has ended.
-
-        Raises:
-            MachineError: too many have failed.
-        """
-        self._last.append(failure)
-        self._failed += failure is not None
-        if len(self._last) > self._size:
-            self._failed -= self._last.popleft() is not None
-        if self._failed > self._limit * self._size:
-            raise self._too_many()
-
-    def _too_many(self) -> MachineError:
-        first = next(failure for failure in self._last if failure is not None)
-        told = f"{self._failed} of {self._size} games failed (first, in {first.where}: {first.kind}: {first.message})"
-        limit = f"or raise world.max_failed_share (now {self._limit:g})"
-        mend = "mend the engine" if first.where == "engine" else "mend the world"
-        return MachineError(told, f"{mend}, {limit}; docs/faults.md says what happens when what fails")
+def _out_of_bounds(player: _Player) -> Outcome | None:
+    """Which of the limits a game has reached, if any."""
+    most = player.rules.limits.actions
+    if len(player.turns) >= player.rules.config.max_turns:
+        return Outcome.MAX_TURNS
+    return Outcome.MAX_ACTIONS if most is not None and player.actions >= most else None
 
 
 def _turn(player: _Player, reply: _Reply, reward: float = 0.0, steps: Sequence[Step] = ()) -> Turn:

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from quintet.algorithms.kl import KlControl
 from quintet.config.native import Experiment, OptimizerConfig, RewardConfig
 from quintet.data.book import PromptBook
-from quintet.envs.seeds import Starts, WorldStarts
+from quintet.envs.mixture import open_starts
+from quintet.envs.seeds import Starts
 from quintet.errors import ConfigError
 from quintet.policies.causal_lm import ValueModel, load_model, load_tokenizer, recompute_activations
 from quintet.rollout.agent_loop import AgentLoop, derive_seed
@@ -215,7 +216,7 @@ def build(config: Experiment, policy: Path, book: PromptBook | None = None) -> C
     )
     engine = _engine(config, policy, model, tokenizer, actor.weights)
     games = _games(config, engine, tokenizer, model, book, policy)
-    starts = book or WorldStarts(config.training.start_states, config.seed, config.validation.games)
+    starts = book or open_starts(config)
     stream = GameStream(games, starts, config) if config.rollout.async_ratio else None
     return Components(config, tokenizer, actor, engine, games, starts, book, stream)
 

@@ -56,6 +56,11 @@ def _identity(game: Game) -> tuple[object, ...]:
     return game["world"], game["seed"], game["sample"]
 
 
+def _kind(game: Game) -> str:
+    """Which world it is, where it has a name of its own."""
+    return str(game.get("kind") or game["world"])
+
+
 def games_html(games: Sequence[PlayedGame], boards: BoardSheet) -> str:
     """The chooser and every game; the page's script shows one game and one turn at a time."""
     chips = "".join(_chip(index, pair, boards) for index, pair in enumerate(games))
@@ -69,7 +74,7 @@ def _mark(game: Game) -> str:
 
 def _chip(index: int, pair: PlayedGame, boards: BoardSheet) -> str:
     change = f"{_mark(pair.before)}<i>→</i>" if pair.before is not None else ""
-    board = boards.show(pair.after["world"], pair.after["turns"][0]["observation"])
+    board = boards.show(_kind(pair.after), pair.after["turns"][0]["observation"])
     return (
         f'<button type="button" class="chip" data-game="{index}" aria-label="Game {index + 1}">'
         f'{board}<span class="marks">{change}{_mark(pair.after)}</span></button>'
@@ -96,7 +101,7 @@ def _play(when: str, label: str, game: Game, boards: BoardSheet) -> str:
     count = f"{len(turns)} turn" + ("" if len(turns) == 1 else "s")
     film = "".join(
         f'<button type="button" data-turn="{number}" aria-label="Turn {number + 1}">'
-        f"{boards.show(game['world'], turn['observation'])}</button>"
+        f"{boards.show(_kind(game), turn['observation'])}</button>"
         for number, turn in enumerate(turns)
     )
     slides = "".join(_slide(number, game, boards) for number in range(len(turns)))
@@ -120,7 +125,7 @@ def _failure(game: Game) -> str:
 
 def _slide(number: int, game: Game, boards: BoardSheet) -> str:
     turn = game["turns"][number]
-    shown = [boards.show(game["world"], text) for text in (turn["observation"], *turn["frames"])]
+    shown = [boards.show(_kind(game), text) for text in (turn["observation"], *turn["frames"])]
     row = '<i class="then" aria-hidden="true">→</i>'.join(shown)
     return (
         f'<div class="slide" data-turn="{number}"><div class="boards many{min(len(shown), 4)}">{row}</div>'

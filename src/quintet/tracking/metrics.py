@@ -450,7 +450,13 @@ def _define_streaming() -> None:
 
 def _define_validation() -> None:
     games = "mean over the held-out games, played greedily"
-    define("val/{world}/success_rate", "Share of held-out games solved", "share", (0.0, 1.0), games)
+    define(
+        "val/{world}/success_rate",
+        "Held-out games solved; `all` is several worlds together",
+        "share",
+        (0.0, 1.0),
+        games,
+    )
     define("val/{world}/reward", "Reward of a held-out game", "reward", "rises", games)
     define("val/{world}/turns", "Turns in a held-out game", "turns", "falls towards the shortest solution", games)
     define("val/{world}/failed", "Held-out games whose world or engine failed", "games", (0.0, 0.0), "count")
@@ -460,6 +466,25 @@ def _define_validation() -> None:
         "share",
         (0.95, 1.0),
         "mean over the turns of the held-out games, played greedily",
+    )
+
+    games = "mean over the world's games of the step"
+    define("train/{world}/success_rate", "Of several worlds, games of one that were solved", "share", (0.0, 1.0), games)
+    define("train/{world}/reward", "Of several worlds, reward of a game of one", "reward", "rises", games)
+    define("train/{world}/failed", "Games of one of several worlds that failed", "games", (0.0, 0.0), "count")
+    define(
+        "train/{world}/groups",
+        "Groups of one of several worlds among those that a step has",
+        "groups",
+        "on average as `worlds.*.share` says; where groups without signal are replaced, fewer of a world that has none",
+        "count",
+    )
+    define(
+        "train/{world}/valid_format",
+        "Share of turns in games of one of several worlds that could be parsed and named a legal action",
+        "share",
+        (0.95, 1.0),
+        "mean over the turns of the world's games of the step",
     )
 
     for level, what in (("core", "the main score"), ("aux", "a further number")):

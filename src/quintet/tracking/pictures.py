@@ -32,7 +32,8 @@ def draw_games(directory: Path, step: int, trajectories: Sequence[Trajectory]) -
 def _page(game: Trajectory, title: str) -> str:
     boards = BoardSheet()
     turns = "\n".join(
-        f"<li>{boards.show(game.world, turn.observation)}<pre>{visible(turn.text)}</pre></li>" for turn in game.turns
+        f"<li>{boards.show(game.kind or game.world, turn.observation)}<pre>{visible(turn.text)}</pre></li>"
+        for turn in game.turns
     )
     outcome = OUTCOMES.get(game.outcome.value, game.outcome.value)
     return Template(_asset("pictures.html")).substitute(

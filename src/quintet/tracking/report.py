@@ -108,6 +108,12 @@ def _validation(lines: Lines, part: str, label: str) -> list[Series]:
     return [_series(lines, name, text, dots=True) for name, text in names.items()]
 
 
+def _of_worlds(lines: Lines, part: str) -> list[Series]:
+    """One curve a world of `train/{world}/<part>`, where there are several."""
+    found = sorted({key for line in lines for key in line if key.startswith("train/") and key.endswith(f"/{part}")})
+    return [_series(lines, name, f"training, {name.split('/')[1]}", "second", dots=True) for name in found]
+
+
 def _single(lines: Lines, title: str, name: str, *, percent: bool = False) -> Chart:
     """A chart of one metric, with what it means and what is healthy."""
     metric = describe(name)
@@ -125,6 +131,7 @@ def _curves(lines: Lines, warm_start: Lines) -> str:
             (
                 _series(lines, "trajectory/success_rate", "training", "second"),
                 *_validation(lines, "success_rate", "held-out"),
+                *_of_worlds(lines, "success_rate"),
             ),
             percent=True,
             wide=True,

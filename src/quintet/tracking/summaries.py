@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from quintet.records import Batch, Outcome, StopReason, Trajectory, Turn
 
-__all__ = ["summarize_batch", "summarize_games", "summarize_validation"]
+__all__ = ["summarize_batch", "summarize_games", "summarize_validation", "summarize_worlds"]
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
@@ -90,6 +90,23 @@ def summarize_validation(world: str, trajectories: Sequence[Trajectory]) -> dict
         f"val/{world}/valid_format": _share(turn.valid_format for t in trajectories for turn in t.turns),
         f"val/{world}/failed": sum(trajectory.outcome is Outcome.FAILED for trajectory in trajectories),
     }
+
+
+def summarize_worlds(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """A step's training games, each world by itself."""
+    by_world: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        by_world.setdefault(trajectory.world, []).append(trajectory)
+    metrics: dict[str, float] = {}
+    for world, games in by_world.items():
+        metrics |= {
+            f"train/{world}/success_rate": _share(game.success for game in games),
+            f"train/{world}/reward": sum(game.reward for game in games) / len(games),
+            f"train/{world}/groups": len({game.group for game in games}),
+            f"train/{world}/valid_format": _share(turn.valid_format for game in games for turn in game.turns),
+            f"train/{world}/failed": sum(game.outcome is Outcome.FAILED for game in games),
+        }
+    return metrics
 
 
 def summarize_batch(batch: Batch) -> dict[str, float]:

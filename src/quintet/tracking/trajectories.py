@@ -64,6 +64,7 @@ def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
 def _trajectory(item: Trajectory, tokens: bool) -> dict[str, Any]:
     return {
         "world": item.world,
+        **({} if item.kind is None else {"kind": item.kind}),
         "seed": item.seed,
         "group": item.group,
         "sample": item.sample,

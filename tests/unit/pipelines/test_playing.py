@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from quintet.config import load_experiment
-from quintet.envs.seeds import WorldStarts
+from quintet.envs.mixture import open_starts
+from quintet.envs.seeds import WorldStarts, seed_of, world_of
 from quintet.errors import MachineError
 from quintet.pipelines.estimating import gather
 from quintet.pipelines.playing import Played, play_training_games
@@ -101,3 +103,34 @@ def test_remax_plays_one_greedy_game_from_each_start() -> None:
     batch = gather(played, table.experiment)
     assert batch.baseline is not None
     assert batch.baseline.tolist() == [0.25] * 8
+
+
+def test_of_several_worlds_greedy_games_begin_where_the_others_of_their_group_do() -> None:
+    table = components(2, "algorithm.advantage={name: remax}", "worlds.a={}", "worlds.b={}")
+    table.starts = open_starts(table.experiment)
+    table.games = Mixed(2)
+    play_training_games(table, 1)
+    drawn, greedy = table.games.rounds
+    assert {(game.group, game.seed) for game in greedy} == {(game.group, game.seed) for game in drawn}
+    assert {world_of(game.seed) for game in greedy} == {0, 1}
+
+
+class Mixed(Table):
+    """The same games, told as those of two worlds."""
+
+    def play(self, games: Sequence[Game], sampling: Sampling) -> Iterator[Trajectory]:
+        starts = {game.group: game.seed for game in games}
+        for game in super().play(games, sampling):
+            start = starts[game.group]
+            yield replace(game, world="ab"[world_of(start)], seed=seed_of(start))
+
+
+def test_groups_that_take_the_place_of_others_are_drawn_by_share_too() -> None:
+    words = ("algorithm.filter.refill_rounds=3", "worlds.a={share: 2}", "worlds.b={}")
+    table = components(2, *words)
+    table.starts, table.games = open_starts(table.experiment), Mixed(2)
+    for step in (1, 2, 3):
+        play_training_games(table, step)
+    drawn = {(number, game.group): game.seed for number, games in enumerate(table.games.rounds) for game in games}
+    of_b = sum(world_of(start) == 1 for start in drawn.values())
+    assert abs(len(drawn) - 3 * of_b) < 3

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from quintet.tracking.metrics import describe, markdown_table, reproducible
 from quintet.tracking.progress import PlainProgress, duration
 from quintet.tracking.report import ClosingRow, write_report
 from quintet.tracking.run_directory import RunDirectory, machine_errors, write_atomic
-from quintet.tracking.summaries import summarize_games, summarize_validation
+from quintet.tracking.summaries import summarize_games, summarize_validation, summarize_worlds
 from quintet.tracking.trajectories import read_trajectories, write_trajectories
 
 
@@ -129,6 +130,29 @@ def test_summaries_by_hand() -> None:
     assert summarize_validation("frozenlake", games)["val/frozenlake/success_rate"] == 0.5
     for name in (*metrics, *summarize_validation("frozenlake", games)):
         describe(name)
+
+
+def test_each_of_several_worlds_has_its_own_numbers() -> None:
+    games = [replace(game(number), world="lake" if number < 3 else "boxes", group=number // 2) for number in range(4)]
+    games[0] = replace(games[0], outcome=Outcome.FAILED)
+    metrics = summarize_worlds(games)
+    assert (metrics["train/lake/groups"], metrics["train/boxes/groups"]) == (2, 1)
+    assert metrics["train/lake/success_rate"] == pytest.approx(2 / 3)
+    assert (metrics["train/lake/failed"], metrics["train/boxes/success_rate"]) == (1, 1.0)
+    for name in metrics:
+        describe(name)
+
+
+def test_a_world_of_another_name_is_still_drawn_as_what_it_is(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    shown = " P _\n _ G"
+    lake = replace(game(3, replace(turn(), observation=shown)), world="lake")
+    for kind, boards in ((None, 0), ("frozenlake", 1)):
+        write_trajectories(run.trajectories("validation", 1), 1, "validation", [replace(lake, kind=kind)])
+        (stored,) = read_trajectories(run.trajectories("validation", 1))
+        assert stored.get("kind") == kind
+        page = write_report(tmp_path, "mixed", {}, []).read_text()
+        assert page.count('<symbol id="b0"') == boards
 
 
 def test_the_report_stands_alone_and_escapes_the_policys_words(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from quintet.config.native.data import DataConfig, EvaluationConfig, RewardConfi
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import ActorConfig, CriticConfig, OptimizerConfig
 from quintet.config.native.losses import LossConfig, PpoLossConfig
+from quintet.config.native.mixture import PlayedWorld
 from quintet.config.native.policy import PolicyConfig
 from quintet.config.native.rollout import EngineConfig, RolloutConfig, SamplingConfig, ValidationConfig
 from quintet.config.native.section import Section
 from quintet.config.native.tracking import CheckpointConfig, TrackingConfig
 from quintet.config.native.training import SftConfig, TrainingConfig, WarmStartConfig
-from quintet.config.native.worlds import FrozenLakeConfig, SokobanConfig, WorldConfig
+from quintet.config.native.worlds import FrozenLakeConfig, MixedWorldConfig, SokobanConfig, WorldConfig
 
 __all__ = [
     "ActorConfig",
@@ -34,7 +35,9 @@ __all__ = [
     "GrpoConfig",
     "KlConfig",
     "LossConfig",
+    "MixedWorldConfig",
     "OptimizerConfig",
+    "PlayedWorld",
     "PolicyConfig",
     "PpoLossConfig",
     "RewardConfig",

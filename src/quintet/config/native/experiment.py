@@ -10,13 +10,14 @@ from quintet.config.native.advantages import OutsideAdvantageConfig
 from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.data import DataConfig, EvaluationConfig, RewardConfig
 from quintet.config.native.learners import ActorConfig, CriticConfig, ReferenceConfig
+from quintet.config.native.mixture import PlayedWorld, played_worlds
 from quintet.config.native.placement import PlacementConfig
 from quintet.config.native.policy import PolicyConfig
 from quintet.config.native.rollout import RolloutConfig, ValidationConfig
 from quintet.config.native.section import Section, Texts
 from quintet.config.native.tracking import CheckpointConfig, TrackingConfig
 from quintet.config.native.training import SftConfig, TrainingConfig, WarmStartConfig
-from quintet.config.native.worlds import FrozenLakeConfig, WorldConfig
+from quintet.config.native.worlds import FrozenLakeConfig, MixedWorldConfig, WorldConfig
 
 __all__ = ["Experiment"]
 
@@ -38,6 +39,8 @@ class Experiment(Section):
     """The model that acts."""
     world: WorldConfig = FrozenLakeConfig()
     """What is played."""
+    worlds: dict[str, MixedWorldConfig] = {}  # noqa: RUF012 - pydantic copies it
+    """Several worlds in one run, each under a name of your own, in place of `world`."""
     data: DataConfig | None = None
     """Prompts from files; null where the world makes its own."""
     reward: RewardConfig | None = None
@@ -74,6 +77,16 @@ class Experiment(Section):
         advantage = self.algorithm.advantage
         asked = isinstance(advantage, OutsideAdvantageConfig) and advantage.needs_critic
         return asked or advantage.name in ("gae", "bi_level_gae", "turn_wise_gae")
+
+    @property
+    def played(self) -> tuple[PlayedWorld, ...]:
+        """The worlds of the run, one or several, each with its share and the rules it is played by."""
+        return played_worlds(self)
+
+    @property
+    def held_out_starts(self) -> int:
+        """Start states of a validation, over all worlds."""
+        return sum(one.validation_games for one in self.played)
 
     @property
     def longest_game(self) -> int:

@@ -12,6 +12,7 @@ from quintet.config.native.section import Section, Share
 __all__ = [
     "CustomWorldConfig",
     "FrozenLakeConfig",
+    "MixedWorldConfig",
     "NavigationConfig",
     "PlayedConfig",
     "PrimitiveSkillConfig",
@@ -219,3 +220,23 @@ WorldConfig = Annotated[
     | SimulatorConfig,
     Field(discriminator="name"),
 ]
+
+
+class MixedWorldConfig(Section):
+    """One of several worlds that a run plays."""
+
+    world: WorldConfig = FrozenLakeConfig()
+    """What is played; it takes the keys of `world`."""
+    share: PositiveFloat = 1.0
+    """Its part of the groups of training and of `validation.games`, beside those of the other worlds: of shares 3 and
+    1, the first has three of four. Held exactly, over all groups that are drawn."""
+    start_states: PositiveInt | None = None
+    """Start states that it has; once all were played they come again. null takes `training.start_states`."""
+    validation_games: PositiveInt | None = None
+    """Its held-out start states; null gives it its share of `validation.games`, at least one."""
+    think: bool | None = None
+    """As `rollout.think`, for this world; null takes that."""
+    max_actions_per_turn: PositiveInt | None = None
+    """As `rollout.max_actions_per_turn`, for this world; null takes that."""
+    action_separator: Annotated[str, Field(min_length=1)] | None = None
+    """As `rollout.action_separator`, for this world; null takes that."""

@@ -100,7 +100,7 @@ def _history(planned: Planned) -> Iterator[str]:
 
 def _validation(planned: Planned) -> Iterator[str]:
     config, numbers = planned.composed.experiment, planned.numbers
-    starts = config.validation.games if planned.data is None else planned.data.held_out or 0
+    starts = config.held_out_starts if planned.data is None else planned.data.held_out or 0
     games = numbers.validations * starts * config.validation.sampling.samples
     if not config.validation.only and planned.steps and games > numbers.games:
         times = f"{numbers.validations} × {starts:,}"
@@ -132,7 +132,7 @@ def _recompute(planned: Planned) -> Iterator[str]:
 def _cache(planned: Planned) -> Iterator[str]:
     """The `hf` engine allocates a slot for each request that might come."""
     config, load = planned.composed.experiment, planned.memory.working.get("rollout")
-    held_out = config.validation.games if planned.data is None else planned.data.held_out or 0
+    held_out = config.held_out_starts if planned.data is None else planned.data.held_out or 0
     most = max(planned.numbers.games_per_step, held_out)
     if load and config.rollout.engine == "hf" and config.rollout.max_concurrent > most and load.cache > 1 << 30:
         at = told(planned.composed, "rollout.max_concurrent")

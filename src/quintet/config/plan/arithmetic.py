@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quintet.config.faults import Fault, raise_faults
+from quintet.config.plan.mixture import mixture_faults
 from quintet.config.plan.shapes import PRESET_CONTEXTS
 from quintet.config.plan.values import divisors, fault, nearest_number, source, told
 from quintet.errors import nearest
@@ -48,7 +49,7 @@ def plan(composed: Composed, steps: int | None = None) -> Plan:
         ConfigError: something doesn't divide or doesn't fit; one message names every such key and the
             nearest legal values.
     """
-    checks = (_division, _groups, _teacher, _files, _preset, _context)
+    checks = (mixture_faults, _division, _groups, _teacher, _files, _preset, _context)
     raise_faults(fault for check in checks for fault in check(composed))
     config = composed.experiment
     training = config.training
@@ -125,8 +126,11 @@ def _files(composed: Composed) -> Iterator[Fault]:
     if config.data is None or not config.data.train_files or config.sft is not None or config.evaluation is not None:
         return
     if config.world.name != "prompts":
-        problem = f"{config.world.name} makes its own starts and reads no files"
-        yield fault(composed, "data.train_files", problem, "set world.name=prompts, or data=null")
+        makes, leave = f"{config.world.name} makes its own starts and reads", ""
+        if config.worlds:
+            makes, leave = f"{', '.join(config.worlds)} make their own starts and read", "leave worlds out and "
+        hint = f"{leave}set world.name=prompts, or data=null"
+        yield fault(composed, "data.train_files", f"{makes} no files", hint)
 
 
 def _preset(composed: Composed) -> Iterator[Fault]:

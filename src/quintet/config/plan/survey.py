@@ -40,7 +40,7 @@ from quintet.config.plan.values import source, told
 
 if TYPE_CHECKING:
     from quintet.config.compose import Composed
-    from quintet.config.native import Experiment, SftConfig
+    from quintet.config.native import Experiment, PlayedWorld, SftConfig
 
 __all__ = ["Survey", "survey"]
 
@@ -177,7 +177,7 @@ def _numbers_of_fine_tuning(
 
 def _validated(config: Experiment, data: Data | None) -> int | None:
     """Games of one validation; None where nobody knows how many held-out rows there are."""
-    starts = config.validation.games if data is None else data.held_out
+    starts = config.held_out_starts if data is None else data.held_out
     return None if starts is None else starts * config.validation.sampling.samples
 
 
@@ -230,9 +230,19 @@ def _played(config: Experiment) -> dict[str, str]:
     stage = fine_tuning(config)
     if stage is not None and not stage.games:
         return lines
-    world = config.world.model_dump()
+    told = "; ".join(_world(one, config) for one in config.played)
+    return lines | {"worlds" if config.worlds else "world": told}
+
+
+def _world(one: PlayedWorld, config: Experiment) -> str:
+    """What a world is, and of several its part of the games."""
+    world = one.config.model_dump()
     told = [f"{key} {show(value)}" for key, value in world.items() if key in ("size", "width", "height", "boxes")]
-    return lines | {"world": ", ".join([str(world.get("simulator", config.world.name)), *told])}
+    kind = ", ".join([str(world.get("simulator", one.config.name)), *told])
+    if not config.worlds:
+        return kind
+    part = one.share / sum(other.share for other in config.played)
+    return f"{one.name} ({kind}): {part:.3g} of the groups, {one.validation_games} held-out games"
 
 
 def _algorithm(config: Experiment) -> str:

@@ -19,7 +19,8 @@ def value(experiment: Experiment, key: str) -> Any:
     """The value of a dotted key; None where a section on the way is null."""
     place: Any = experiment
     for part in key.split("."):
-        place = None if place is None else getattr(place, part)
+        if place is not None:
+            place = place[part] if isinstance(place, Mapping) else getattr(place, part)
     return place
 
 

@@ -9,10 +9,12 @@ import pytest
 import yaml
 from foreign import changed, converted, natively, translated
 
+from quintet.config import load_experiment
 from quintet.config.dialects.dialect import DIALECTS
 from quintet.config.dialects.loading import load_foreign
 from quintet.config.dialects.vagen.world_keys import VAGEN_WORLD_KEYS, world_keys
 from quintet.config.keys import keys
+from quintet.config.translate import translate
 from quintet.errors import ConfigError
 
 LAKE: dict[str, Any] = {"env1": {"env_name": "frozenlake"}, "rollout_manager": {"max_turns": 3}}
@@ -168,7 +170,6 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
     (LAKE, {**IN_LOSS, "algorithm.use_kl_in_reward": True}, ("use_kl_in_reward = true", "use_kl_loss = true")),
     (LAKE, {f"{ROLLOUT}.free_cache_engine": True}, ("enforce_eager = false", "free_cache_engine = true")),
     (LAKE, {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 1000}, ("1800 tokens", "=1800")),
-    (LAKE, {"env2.env_name": "sokoban"}, ("env2.env_name = 'sokoban'", "several worlds", "env1.env_name")),
     (LAKE, {"env1.env_name": "blackjack"}, ("env1.env_name = 'blackjack'", "waits for", "frozenlake")),
     (LAKE, {f"{ENV}.sise": 5}, ("unknown key env1.env_config.sise", "did you mean env1.env_config.size")),
     (PUZZLE, {"boxes.env_config.size": 5}, ("unknown key boxes.env_config.size",)),
@@ -365,3 +366,87 @@ def test_vagen_plays_worlds_and_nothing_else(tmp_path: Path) -> None:
     prompts = converted(tmp_path, "verl", {"actor_rollout_ref": {"model": {"path": "some/model"}}})
     with pytest.raises(ConfigError, match="no world prompts"):
         translated(prompts, "vagen")
+
+
+MIXED: dict[str, Any] = {
+    "lake": {"env_name": "frozenlake", "env_config": {"size": 5}, "train_size": 6000, "test_size": 30},
+    "env1": {"env_name": "sokoban", "env_config": {"dim_room": [6, 7], "render_mode": "text"}, "train_size": 2000},
+    "rollout_manager": {"max_turns": 3},
+    "trainer": {"total_training_steps": 100},
+}
+
+
+def test_several_sections_are_one_run_of_several_worlds(tmp_path: Path) -> None:
+    found = converted(tmp_path, "vagen", MIXED)
+    lake, boxes = sorted(found.composed.experiment.played, key=lambda one: one.config.name)
+    assert (lake.name, lake.share, lake.validation_games) == ("lake", 3.0, 30)
+    assert (boxes.name, boxes.share, boxes.validation_games) == ("env1", 1.0, 512), "of 8000 start states, 2000"
+    assert (lake.config.model_dump()["size"], boxes.config.model_dump()["width"]) == (5, 7)
+    assert lake.rollout.max_actions_per_turn == boxes.rollout.max_actions_per_turn == 3
+    assert natively(found, "worlds.lake.start_states") is None
+    assert found.composed.provenance["worlds.lake.share"] == "lake.train_size: given.yaml:1"
+    assert translated(found, "vagen").lost == {}
+
+
+def test_of_several_worlds_a_section_leaves_what_it_does_not_say_to_the_reference(tmp_path: Path) -> None:
+    """And not to the section that is called as the reference's."""
+    lakes = {"env1": {"env_name": "frozenlake", "env_config": {"size": 7}, "train_size": 500}}
+    found = converted(tmp_path, "vagen", {**MIXED, **lakes, "lake": {"env_name": "frozenlake"}})
+    assert natively(found, "worlds.lake.world.size") == 4
+    assert (natively(found, "worlds.lake.share"), natively(found, "worlds.env1.share")) == (20.0, 1.0)
+    assert translated(found, "vagen").lost == {}
+
+
+def test_mixed_worlds_that_play_more_than_there_is_begin_again(tmp_path: Path) -> None:
+    found = converted(tmp_path, "vagen", changed(MIXED, {"trainer.total_training_steps": 1000}))
+    assert (natively(found, "worlds.lake.start_states"), natively(found, "worlds.env1.start_states")) == (6000, 2000)
+    assert translated(found, "vagen").lost == {}
+
+
+def test_steps_are_passes_over_the_start_states_of_all_worlds(tmp_path: Path) -> None:
+    passes = {"trainer.total_training_steps": None, "trainer.total_epochs": 2}
+    assert natively(converted(tmp_path, "vagen", changed(MIXED, passes)), "training.steps") == 8000 // 16 * 2
+
+
+def test_worlds_that_are_played_by_other_rules_keep_their_own(tmp_path: Path) -> None:
+    own = {"lake.env_config.max_actions_per_step": 1, "env1.env_config.prompt_format": "no_think"}
+    found = converted(tmp_path, "vagen", changed(MIXED, {**own, "lake.env_config.action_sep": "|"}))
+    lake, boxes = sorted(found.composed.experiment.played, key=lambda one: one.config.name)
+    assert (lake.rollout.max_actions_per_turn, boxes.rollout.max_actions_per_turn) == (1, 3)
+    assert (lake.rollout.think, boxes.rollout.think) == (True, False)
+    assert (lake.rollout.action_separator, boxes.rollout.action_separator) == ("|", ",")
+    assert translated(found, "vagen").lost == {}
+
+
+MIXED_FAULTS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"lake.env_config.dim_room": [6, 6]}, ("lake.env_config.dim_room = [6, 6]", "frozenlake has no such option")),
+    ({"lake.env_config.sise": 5}, ("unknown key lake.env_config.sise", "did you mean lake.env_config.size?")),
+    ({"env1.env_name": "blackjack", "env1.env_config": {}}, ("env1.env_name = 'blackjack'", "waits for")),
+    ({"lake.env_config.format_reward": 0.0}, ("format_reward", "lake.env_config.format_reward = 0.0", "the same")),
+    ({"lake.env_config.prompt_format": "grounding"}, ("prompt_format", "one for all its worlds", "grounding")),
+    (
+        {"lake.train_size": 5, "env1.train_size": 6, "trainer.total_training_steps": None},
+        ("together have 11", "env1.train_size=11"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), MIXED_FAULTS, ids=[next(iter(one[0])) for one in MIXED_FAULTS])
+def test_what_several_worlds_cant_be_is_told(tmp_path: Path, changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as error:
+        converted(tmp_path, "vagen", changed(MIXED, changes))
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize("dialect", ["ragen", "verl", "rlinf", "roll"])
+def test_who_has_one_world_in_a_run_refuses_several_by_name(tmp_path: Path, dialect: str) -> None:
+    with pytest.raises(ConfigError, match="one world in a run, and here are lake, env1") as error:
+        translated(converted(tmp_path, "vagen", MIXED), dialect)
+    assert error.value.key == "worlds"
+
+
+def test_a_world_that_is_called_as_a_section_of_vagens_is_refused(tmp_path: Path) -> None:
+    run = load_experiment(None, ["worlds.trainer={}", "worlds.lake={}"])
+    with pytest.raises(ConfigError, match=r"worlds\.trainer: VAGEN has another section"):
+        translate(run, DIALECTS["vagen"])

@@ -9,6 +9,7 @@ import yaml
 
 from quintet.config.dialects.chosen import choose, express_choice, give_options
 from quintet.config.dialects.conversion import Native, Values
+from quintet.config.dialects.one_world import refuse_mixtures
 from quintet.config.engines import runnable
 from quintet.config.faults import Fault
 from quintet.config.native import Experiment
@@ -215,6 +216,7 @@ def frame(experiment: Experiment) -> dict[str, Any]:
     Raises:
         ConfigError: RAGEN knows no such world.
     """
+    refuse_mixtures(experiment, "RAGEN")
     if experiment.world.name not in ("frozenlake", "sokoban"):
         raise ConfigError(f"RAGEN's reference has no world {experiment.world.name}", key="world.name")
     sft = experiment.sft

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from quintet.config.dialects.chosen import choose, express_choice, give_options, is_outside, option_of
 from quintet.config.dialects.conversion import Native, Values
+from quintet.config.dialects.one_world import refuse_mixtures
 from quintet.config.dialects.rlinf.embodied import convert_embodied, convert_world, express_embodied, express_world
 from quintet.config.dialects.rlinf.math import convert_math, express_math
 from quintet.config.dialects.rlinf.newer import convert_newer, express_newer, newer_rules
@@ -150,6 +151,7 @@ def frame(experiment: Experiment) -> dict[str, Any]:
     Raises:
         ConfigError: RLinf knows no such run.
     """
+    refuse_mixtures(experiment, "RLinf")
     world = experiment.world
     if not isinstance(world, PromptsConfig | SimulatorConfig):
         raise ConfigError(f"RLinf's reference has no world {world.name}", key="world.name")

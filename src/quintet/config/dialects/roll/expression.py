@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from quintet.config.dialects.conversion import foreign_word
 from quintet.config.dialects.engine_choice import express_arguments
 from quintet.config.dialects.free_sections import OPTIONS
+from quintet.config.dialects.one_world import refuse_mixtures
 from quintet.config.dialects.roll.algorithm import express_algorithm
 from quintet.config.dialects.roll.sampling_keys import DRAWN, VALIDATION
 from quintet.config.dialects.roll.worker_keys import BACKENDS, MODEL_DTYPES, SHARD_DTYPES
@@ -32,6 +33,7 @@ def frame(experiment: Experiment) -> dict[str, Any]:
     Raises:
         ConfigError: ROLL's reference knows no such run.
     """
+    refuse_mixtures(experiment, "ROLL")
     world = experiment.world.name
     if world not in ("prompts", "frozenlake"):
         raise ConfigError(f"ROLL's reference has no world {world}", key="world.name")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from quintet.config.capability import Capability
 from quintet.config.dialects.chosen import choose, express_choice, give_options, is_outside, option_of
 from quintet.config.dialects.conversion import Native, Values, native_word
 from quintet.config.dialects.dialect import DIALECTS, narrowed
 from quintet.config.dialects.ledger import Row
+from quintet.config.dialects.vagen.sections import convert_worlds, express_worlds, sections, world_faults, world_frame
 from quintet.config.dialects.vagen.world_keys import WORLD
 from quintet.config.dialects.verl.actor_keys import KL_WORDS
 from quintet.config.dialects.verl.batches import (
@@ -48,33 +48,14 @@ GROUPS, GAMES = "data.train_batch_size", "rollout_manager.n_trajectory"
 MINI = f"{ACTOR}.ppo_mini_batch_size"
 STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
 LONGEST, FIRST, REPLY = (f"data.max_{name}_length" for name in ("trajectory", "prompt", "response"))
-FILES = ("data.train_files", "data.val_files")
 MASKED, WINDOW = "rollout_manager.use_gae_mask", "rollout_manager.window_size"
-WORLDS = ("frozenlake", "sokoban", "svg", "navigation", "primitive_skill")
-"""Those that have a native counterpart."""
-MADE = 10_000
-"""Start states that the reference makes for training."""
-
-
-def _sections(values: Values) -> list[str]:
-    """The sections of worlds that somebody gave."""
-    names = [key.removesuffix(".env_name") for key in values.written.sources if key.endswith(".env_name")]
-    return [name for name in names if "." not in name]
-
-
-def _key(values: Values, key: str) -> str:
-    """A world's key as it was given, in the section that people named; else that of the reference."""
-    for section in _sections(values)[:1]:
-        if values.given(f"{section}.{key}"):
-            return f"{section}.{key}"
-    return f"{WORLD}.{key}"
 
 
 def disagreements(values: Values) -> Iterator[Fault]:
     """What VAGEN or verl under it asserts, and what would play another game than was meant."""
     step = _step(values)
     estimator = values["algorithm.adv_estimator"]
-    yield from _world_faults(values)
+    yield from world_faults(values)
     yield from _mini_batch_faults(values, step)
     yield from _length_faults(values)
     yield from share_faults(values, step)
@@ -101,22 +82,6 @@ def _step(values: Values) -> Step:
     )
 
 
-def _world_faults(values: Values) -> Iterator[Fault]:
-    sections = _sections(values)
-    if len(sections) > 1:
-        others = ", ".join(values.told(f"{section}.env_name") for section in sections[:-1])
-        problem = f"several worlds in one run wait for {Capability.WORLDS}; there is also {others}"
-        yield values.fault(f"{sections[-1]}.env_name", problem, f"keep one of the sections {', '.join(sections)}")
-    name = _key(values, "env_name")
-    if values[name] not in WORLDS:
-        problem = f"this world waits for {Capability.WORLDS}"
-        yield values.fault(name, problem, f"play {', '.join(WORLDS[:-1])} or {WORLDS[-1]}")
-    if not sections:
-        for key in filter(values.given, FILES):
-            problem = "the rows of that file name worlds, and no section with an env_name says which"
-            yield values.fault(key, problem, "give the env_config.yaml from which the file was made, too")
-
-
 def _mini_batch_faults(values: Values, step: Step) -> Iterator[Fault]:
     games = values[GROUPS] * values[GAMES]
     if games % values[MINI]:
@@ -138,10 +103,12 @@ def _step_faults(values: Values) -> Iterator[Fault]:
     inner = f"{ACTOR}.optim.total_training_steps"
     if (values[inner] or -1) > 0 and values[inner] != values[STEPS]:
         yield values.fault(inner, f"the trainer puts {values.told(STEPS)} there", f"set {STEPS} instead")
-    size = _key(values, "train_size")
-    if values[STEPS] is None and values[size] < values[GROUPS]:
-        problem = f"a step takes more start states: {values.told(GROUPS)}"
-        yield values.fault(size, problem, f"at least: {size}={values[GROUPS]}")
+    worlds = sections(values)
+    size, made = worlds[0].key("train_size"), sum(one["train_size"] for one in worlds)
+    if values[STEPS] is None and made < values[GROUPS]:
+        all_of_them = f", and all worlds together have {made}" if len(worlds) > 1 else ""
+        problem = f"a step takes more start states: {values.told(GROUPS)}{all_of_them}"
+        yield values.fault(size, problem, f"at least: {size}={values[GROUPS] - made + worlds[0]['train_size']}")
 
 
 def convert(values: Values, native: Native) -> None:
@@ -150,7 +117,7 @@ def convert(values: Values, native: Native) -> None:
     critic_defaults(values, native)
     rows = values.dialect.rows().values()
     native.take_rows(row for row in rows if not row.key.startswith(f"{WORLD}.") and not _feeds(row, "data.", "reward."))
-    _world(values, native)
+    convert_worlds(values, native)
     _data(values, native)
     _batches(values, native)
     _algorithm(values, native)
@@ -160,32 +127,6 @@ def convert(values: Values, native: Native) -> None:
 
 def _feeds(row: Row, *sections: str) -> bool:
     return bool(row.native) and row.native[0].startswith(sections)
-
-
-def _world(values: Values, native: Native) -> None:
-    name = _key(values, "env_name")
-    native.put("world", {"name": values[name]}, name, *FILES)
-    rendered = _key(values, "env_config.render_mode")
-    native.put("world.render", values[rendered], rendered)
-    rows = values.dialect.rows()
-    for row in rows.values():
-        if row.direct and row.key.startswith(f"{WORLD}."):
-            key = _key(values, row.key.removeprefix(f"{WORLD}."))
-            native.put(row.native[0], native_word(row, values[key]), key)
-    form = _key(values, "env_config.prompt_format")
-    native.put("rollout.think", values[form] != "no_think", form)
-    native.put("rollout.thoughts", None if values[form] in ("free_think", "no_think") else values[form], form)
-    if f"{WORLD}.env_config.dim_room" in rows:
-        room = _key(values, "env_config.dim_room")
-        for side, cells in zip(("height", "width"), values[room], strict=True):
-            native.put(f"world.{side}", cells, room)
-    if values[name] in ("frozenlake", "sokoban"):
-        native.put("world.observation", "grid")
-    native.put("rollout.format_penalty", 0.0)
-    native.put("rollout.fold_case", False)
-    native.put("rollout.strip_special_tokens", True)
-    held_out = _key(values, "test_size")
-    native.put("validation.games", values[held_out], held_out)
 
 
 def _data(values: Values, native: Native) -> None:
@@ -207,12 +148,15 @@ def _batches(values: Values, native: Native) -> None:
     games, replies = values[GROUPS] * values[GAMES], f"{ROLLOUT}.n"
     native.put("training.samples_per_group", values[GAMES] * values[replies], GAMES, replies)
     native.put("training.mini_batches", games // values[MINI], MINI, GROUPS, GAMES)
-    made = _key(values, "train_size")
-    passes = values[made] // values[GROUPS] * values[EPOCHS]
+    worlds = sections(values)
+    made, sizes = sum(one["train_size"] for one in worlds), [one.key("train_size") for one in worlds]
+    passes = made // values[GROUPS] * values[EPOCHS]
     steps = min(values[STEPS] or passes, passes) or values[STEPS]
-    native.put("training.steps", steps, STEPS, EPOCHS, made, GROUPS)
-    if steps * values[GROUPS] > values[made]:
-        native.put("training.start_states", values[made], made)
+    native.put("training.steps", steps, STEPS, EPOCHS, *sizes, GROUPS)
+    if steps * values[GROUPS] > made:
+        for one, size in zip(worlds, sizes, strict=True):
+            key = f"worlds.{one.name}.start_states" if one.several else "training.start_states"
+            native.put(key, one["train_size"], size)
     reply = f"{ROLLOUT}.response_length"
     native.put("rollout.max_response_tokens", values[reply], reply, REPLY)
     native.put("rollout.max_prompt_tokens", values[LONGEST] - values[reply], LONGEST, reply, REPLY)
@@ -263,17 +207,15 @@ def _divergence(values: Values, native: Native) -> None:
 
 
 def frame(experiment: Experiment) -> dict[str, Any]:
-    """A section with the world.
+    """A section for each world.
 
     Raises:
         ConfigError: VAGEN has no such world, or plays none in such a run.
     """
     if experiment.sft is not None or experiment.evaluation is not None:
         raise ConfigError("VAGEN plays worlds and nothing else", key="sft" if experiment.sft else "evaluation")
-    if experiment.world.name not in WORLDS:
-        message = f"VAGEN's reference has no world {experiment.world.name}"
-        raise ConfigError(message, key="world.name", hint=f"it has {', '.join(WORLDS)}")
-    return {WORLD: {"env_name": experiment.world.name}} | policy_frame(experiment)
+    taken = {key.partition(".")[0] for key in DIALECTS["vagen"].rows()} - {WORLD}
+    return world_frame(experiment, taken) | policy_frame(experiment)
 
 
 def express(foreign: Foreign) -> None:
@@ -288,7 +230,7 @@ def express(foreign: Foreign) -> None:
     foreign.put(LONGEST, run.rollout.max_prompt_tokens + run.rollout.max_response_tokens)
     foreign.put(FIRST, run.rollout.max_start_tokens or run.rollout.max_prompt_tokens)
     foreign.put(WINDOW, None if run.rollout.window_size is None else run.rollout.window_size - 1)
-    _express_world(foreign)
+    express_worlds(foreign)
     express_learning(foreign, rows)
     _express_algorithm(foreign)
     if run.data:
@@ -297,19 +239,6 @@ def express(foreign: Foreign) -> None:
     express_rewards(foreign)
     express_surroundings(foreign)
     express_critic(foreign, rows)
-
-
-def _express_world(foreign: Foreign) -> None:
-    run = foreign.experiment
-    foreign.put(f"{WORLD}.env_config.render_mode", foreign.native("world.render"))
-    form = run.rollout.thoughts or ("free_think" if run.rollout.think else "no_think")
-    foreign.put(f"{WORLD}.env_config.prompt_format", form)
-    if run.world.name == "sokoban":
-        foreign.put(f"{WORLD}.env_config.dim_room", [run.world.height, run.world.width])
-    foreign.put(
-        f"{WORLD}.train_size", run.training.start_states or max(MADE, run.training.steps * run.training.groups_per_step)
-    )
-    foreign.put(f"{WORLD}.test_size", run.validation.games)
 
 
 def _express_algorithm(foreign: Foreign) -> None:

@@ -12,6 +12,7 @@ from quintet.config.dialects.conversion import Native, Values
 from quintet.config.dialects.dialect import DIALECTS, narrowed
 from quintet.config.dialects.engine_choice import express_arguments, hand_arguments_on
 from quintet.config.dialects.ledger import Row
+from quintet.config.dialects.one_world import refuse_mixtures
 from quintet.config.dialects.verl.batches import (
     ACTOR,
     GPUS,
@@ -369,6 +370,7 @@ def frame(experiment: Experiment) -> dict[str, Any]:
             message = "verl fine-tunes on conversations from files; games that a search solves are none"
             raise ConfigError(message, key="sft", hint="ragen has them")
         return {"model": {"partial_pretrain": experiment.sft.path or experiment.policy.path or "model"}}
+    refuse_mixtures(experiment, "verl")
     if experiment.world.name != "prompts":
         message = f"verl answers prompts from files and has no world {experiment.world.name}"
         raise ConfigError(message, key="world.name", hint="ragen and vagen have worlds")

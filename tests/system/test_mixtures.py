@@ -1,0 +1,107 @@
+"""If these fail, a run of several worlds plays them by other shares than it was told, or a killed one goes on otherwise
+than the run it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.tracking.metrics import describe, reproducible
+
+Command = Any
+
+MIXED = """\
+name: mixed
+worlds:
+  lake: {share: 2, world: {size: 3}}
+  boxes: {world: {name: sokoban}, start_states: 3, validation_games: 3, max_actions_per_turn: 2}
+training: {steps: 3, groups_per_step: 4, samples_per_group: 3, mini_batches: 2, threads: 1}
+warm_start: {games: 20, updates: 6, turns_per_update: 32, until_success: null}
+rollout: {max_turns: 3}
+algorithm: {filter: {refill_rounds: 1}}
+validation: {games: 6, every_steps: -1, before_training: true}
+checkpoint: {every_steps: 1}
+tracking: {trajectories_every_steps: 1}
+"""
+STREAMED = ("rollout.async_ratio=0.5", "rollout.partial=true")
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines that have to be equal in two runs of one experiment: times and memory left out."""
+    return [reproducible(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(run: Path) -> dict[str, str]:
+    directory = run / "checkpoints/global_step_3"
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in directory.rglob("*.safetensors")}
+
+
+def games(run: Path, split: str, step: int) -> list[dict[str, Any]]:
+    lines = (run / f"trajectories/{split}/step_{step:06d}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def killed(directory: Path, *words: str) -> None:
+    """A run that is killed once its first step's checkpoint stands."""
+    with (directory / "log").open("wb") as log:
+        command = [sys.executable, "-m", "quintet", "train", "mixed.yaml", *words]
+        process = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log)
+    try:
+        end = time.monotonic() + 120
+        first = directory / "runs/stopped/checkpoints/global_step_1"
+        while not first.exists() and time.monotonic() < end and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(timeout=60) == -signal.SIGKILL
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize("words", [(), STREAMED], ids=["whole steps", "games outlast steps"])
+def test_a_killed_run_of_two_worlds_ends_as_one_that_never_stopped(
+    quintet: Command, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "mixed.yaml").write_text(MIXED)
+    quintet("train", "mixed.yaml", *words, "name=whole")
+    killed(tmp_path, *words, "name=stopped")
+    again = quintet("train", "mixed.yaml", *words, "name=stopped")
+    assert "going on from" in again.stdout
+    whole, stopped = tmp_path / "runs/whole", tmp_path / "runs/stopped"
+    assert weights(whole) == weights(stopped)
+    assert metrics(whole) == metrics(stopped)
+    for step in (1, 2, 3):
+        assert games(whole, "train", step) == games(stopped, "train", step)
+    _check(whole, words)
+
+
+def _check(run: Path, words: tuple[str, ...]) -> None:
+    """Shares are held over all groups that were drawn, and every world has its own numbers."""
+    lines = metrics(run)
+    for name in {name for line in lines for name in line if name != "step"}:
+        describe(name)
+    assert {"val/all/success_rate", "val/lake/success_rate", "val/boxes/success_rate"} <= set(lines[0])
+    assert {"train/lake/reward", "train/boxes/success_rate"} <= set(lines[1]) | set(lines[2]) | set(lines[3])
+    assert Counter(game["world"] for game in games(run, "validation", 0)) == {"lake": 4, "boxes": 3}
+    state = json.loads((run / "checkpoints/global_step_3/state.json").read_text())["starts"]
+    drawn = dict(zip(state["worlds"], state["drawn"], strict=True))
+    assert abs(drawn["lake"] - 2 * drawn["boxes"]) <= 2, "of three groups, two are of the lake"
+    if not words:
+        assert sum(drawn.values()) == sum(line["training/groups_drawn"] for line in lines[1:])
+    for step in (1, 2, 3):
+        groups: dict[int, set[tuple[str, int]]] = {}
+        for game in games(run, "train", step):
+            groups.setdefault(game["group"], set()).add((game["world"], game["seed"]))
+        assert all(len(starts) == 1 for starts in groups.values()), "a group is of one world and one start"
+    assert (
+        len({game["seed"] for step in (1, 2, 3) for game in games(run, "train", step) if game["kind"] == "sokoban"})
+        <= 3
+    )
