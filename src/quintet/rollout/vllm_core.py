@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -315,8 +316,11 @@ def _surroundings(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _exit(process: Any) -> str:
-    process.join(timeout=GRACE_SECONDS)
-    code = process.exitcode
+    deadline = time.monotonic() + GRACE_SECONDS
+    # vLLM waits for it, too: whoever comes second is told nothing until the first has noted the status
+    while (code := process.exitcode) is None and time.monotonic() < deadline:
+        process.join(timeout=0.05)
+        time.sleep(0.01)
     how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit status {code}"
     return f"its process {process.pid} ended: {how}"
 

@@ -322,13 +322,6 @@ class Slow:
         time.sleep(self._seconds)
         return self._engine.step()
 
-    def written(self, ids: Any) -> Any:
-        return {
-            run.request.id: (list(run.tokens), list(run.logprobs))
-            for run in self._engine._running
-            if run.request.id in ids
-        }
-
 
 def test_clients_side_by_side_share_batches(policy_directory: Path) -> None:
     """Each of four asks for itself, and gets what it would get alone."""
