@@ -7,7 +7,8 @@ training, in the slots of a cache for generation. No attention mask is built by 
 
 from __future__ import annotations
 
-from typing import Protocol
+import copy
+from typing import Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -76,6 +77,12 @@ class Rows:
         self._into = (starts[:, None] + columns).masked_fill(~self.valid, 0).flatten()
         self._back = self.valid.flatten().nonzero().squeeze(-1)
 
+    def to(self, device: torch.device) -> Self:
+        """The same there."""
+        moved = copy.copy(self)
+        moved.valid, moved._into, moved._back = (x.to(device) for x in (self.valid, self._into, self._back))
+        return moved
+
     def pad(self, packed: Tensor) -> Tensor:
         """[N, heads, dim] to [B, heads, width, dim]."""
         rows = packed.index_select(0, self._into) if self.ragged else packed
@@ -110,6 +117,17 @@ class PackedLayout:
         self._stem_mask = causal_mask(self._stems.width, prefix) if self._stems else None
         self._branch_mask = self._mask_of_branches(self._branches.width, prefix) if self._branches else None
         self.longest = prefix + sum(rows.width for rows in (self._stems, self._branches) if rows)
+
+    def to(self, device: torch.device) -> Self:
+        """The same there."""
+        moved = copy.copy(self)
+        moved._trunk, moved._stems, moved._branches = (
+            rows and rows.to(device) for rows in (self._trunk, self._stems, self._branches)
+        )
+        moved._parents, moved._stem_mask, moved._branch_mask = (
+            None if x is None else x.to(device) for x in (self._parents, self._stem_mask, self._branch_mask)
+        )
+        return moved
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """See `Layout.attend`."""

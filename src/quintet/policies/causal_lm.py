@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -20,14 +22,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Packed",
+    "PolicyModule",
     "TokenMeasures",
     "ValueModel",
+    "View",
     "hidden_states",
     "load_model",
     "load_tokenizer",
     "recompute_activations",
     "token_measures",
     "token_statistics",
+    "view",
 ]
 
 LOGITS_AT_ONCE = 2**25
@@ -51,6 +56,17 @@ class Packed:
     layout: PackedLayout
     sources: Tensor
     targets: Tensor
+
+    def to(self, device: torch.device) -> Packed:
+        """The same there."""
+        if self.tokens.device == device:
+            return self
+        tokens, positions, sources, targets = (
+            x.to(device) for x in (self.tokens, self.positions, self.sources, self.targets)
+        )
+        return replace(
+            self, tokens=tokens, positions=positions, layout=self.layout.to(device), sources=sources, targets=targets
+        )
 
 
 def load_model(
@@ -175,6 +191,21 @@ def hidden_states(body: nn.Module, tokens: Tensor, positions: Tensor, layout: La
     return states
 
 
+class View(NamedTuple):
+    """What a model makes of the predicted places, and the head that turns it into logits."""
+
+    hidden: Tensor
+    """[M, hidden]."""
+    head: Callable[[Tensor], Tensor]
+    """[m, hidden] to [m, vocabulary]."""
+
+
+def view(model: PreTrainedModel, packed: Packed) -> View:
+    """The model's `View` of what is packed; its head is the model's own."""
+    hidden = hidden_states(model.model, packed.tokens, packed.positions, packed.layout)
+    return View(hidden.index_select(0, packed.sources), model.lm_head)
+
+
 class TokenMeasures(NamedTuple):
     """Of each predicted place, float32 [M]."""
 
@@ -198,30 +229,28 @@ def token_measures(
     model: PreTrainedModel,
     packed: Packed,
     temperature: float = 1.0,
-    other: PreTrainedModel | None = None,
+    other: View | None = None,
     *,
     swapped: bool = False,
     squared_mass: bool = False,
 ) -> TokenMeasures:
-    """What the model says at each place, and how far it is from `other` there: KL(model ‖ other), or with `swapped`
-    KL(other ‖ model). No gradient flows into `other`.
+    """What the model says at each place, and how far it is from the `other` model's view of the same: KL(model ‖
+    other), or with `swapped` KL(other ‖ model). No gradient flows into `other`.
 
     Logits are made for the M predicted places alone and divided by `temperature`, as while sampling. Where places ×
     vocabulary exceed `LOGITS_AT_ONCE`, they are made for some places after the other, and again in the backward pass.
     """
-    hidden = _hidden_at_sources(model, packed)
-    with torch.no_grad():
-        theirs = None if other is None else _hidden_at_sources(other, packed)
+    hidden, head = view(model, packed)
     places = max(1, LOGITS_AT_ONCE // model.lm_head.weight.shape[0])
 
     def measure(start: int) -> tuple[Tensor, ...]:
         """Of the places from `start` on."""
         part = slice(start, start + places)
-        logprobs = _log_distribution(model, hidden[part], temperature)
+        logprobs = _log_distribution(head, hidden[part], temperature)
         reference = None
-        if other is not None and theirs is not None:
+        if other is not None:
             with torch.no_grad():
-                reference = _log_distribution(other, theirs[part], temperature)
+                reference = _log_distribution(other.head, other.hidden[part], temperature)
         return _measures(logprobs, packed.targets[part], reference, swapped=swapped, squared_mass=squared_mass)
 
     starts = range(0, len(hidden), places)
@@ -234,15 +263,9 @@ def token_measures(
     return TokenMeasures(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _hidden_at_sources(model: PreTrainedModel, packed: Packed) -> Tensor:
-    hidden = hidden_states(model.model, packed.tokens, packed.positions, packed.layout)
-    return hidden.index_select(0, packed.sources)
-
-
-def _log_distribution(model: PreTrainedModel, hidden: Tensor, temperature: float) -> Tensor:
+def _log_distribution(head: Callable[[Tensor], Tensor], hidden: Tensor, temperature: float) -> Tensor:
     """[m, hidden] to float32 [m, vocabulary]."""
-    logits: Tensor = model.lm_head(hidden).float() / temperature
-    return logits.log_softmax(-1)
+    return (head(hidden).float() / temperature).log_softmax(-1)
 
 
 def _measures(
@@ -259,6 +282,38 @@ def _measures(
     if squared_mass:
         squared = chances.detach().square().sum(-1)
     return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy, divergence, squared
+
+
+class PolicyModule(nn.Module):
+    """A policy whose one forward pass measures tokens, head and all: what spreads weights over devices fetches them
+    around that pass, also those that embedding and head have in common."""
+
+    def __init__(self, policy: PreTrainedModel) -> None:
+        super().__init__()
+        self.policy = policy
+        self.keeps_head = True
+        """The head's weights stand after the pass; else a view takes a copy of them with it."""
+
+    def forward(
+        self,
+        packed: Packed,
+        temperature: float = 1.0,
+        other: View | None = None,
+        *,
+        swapped: bool = False,
+        squared_mass: bool = False,
+        view_only: bool = False,
+    ) -> TokenMeasures | View:
+        """See `token_measures`; with `view_only` what another's measures need of this one."""
+        if view_only:
+            return self._view(packed)
+        return token_measures(self.policy, packed, temperature, other, swapped=swapped, squared_mass=squared_mass)
+
+    def _view(self, packed: Packed) -> View:
+        found = view(self.policy, packed)
+        if self.keeps_head:
+            return found
+        return View(found.hidden, partial(F.linear, weight=self.policy.lm_head.weight.detach().clone()))
 
 
 class ValueModel(nn.Module):

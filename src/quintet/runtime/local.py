@@ -17,7 +17,7 @@ from quintet.data.book import PromptBook
 from quintet.envs.mixture import open_starts
 from quintet.envs.seeds import Starts
 from quintet.errors import ConfigError
-from quintet.policies.causal_lm import ValueModel, load_model, load_tokenizer, recompute_activations
+from quintet.policies.causal_lm import load_model, load_tokenizer, recompute_activations
 from quintet.rollout.agent_loop import AgentLoop, derive_seed
 from quintet.rollout.dialogue import ChatFormat
 from quintet.rollout.draws import check_tokens, engine_context, requests_side_by_side
@@ -25,12 +25,12 @@ from quintet.rollout.engine import ENGINES, Engine
 from quintet.rollout.prompts import PromptLoop
 from quintet.rollout.streaming import GameStream
 from quintet.rollout.supervision import Supervised
-from quintet.runtime.engines import engine_setup, policy_dtype
+from quintet.runtime.engines import engine_setup
 from quintet.runtime.judging import open_judge
+from quintet.runtime.learners import open_actor, open_critic, open_reference
 from quintet.runtime.memory import keep_freed_memory
 from quintet.training.checkpoint import Checkpoint
 from quintet.training.learner import ActorLearner, CriticLearner, Scorer
-from quintet.training.packing import Budget
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,40 +94,16 @@ class Components:
 
     def actor_with(self, optimizer: OptimizerConfig) -> ActorLearner:
         """The same policy under a fresh optimizer, scored as it is, whatever temperature play has."""
-        config = self.experiment
-        return ActorLearner(
-            self.actor.model,
-            optimizer,
-            budget=Budget.of(config.actor.budget, config.training),
-            inference_budget=Budget.of(config.actor.inference_budget, config.training),
-            dtype=policy_dtype(config),
-        )
+        return open_actor(self.experiment, self.actor.model, optimizer)
 
     def grow_critic(self) -> None:
         """A critic from the policy as it is now."""
-        config = self.experiment
-        path, trusted = config.critic.path, config.policy.trust_remote_code
-        body = load_model(path, trust_remote_code=trusted) if path else self.actor.model
-        self.critic = CriticLearner(
-            ValueModel(body),
-            config.critic.optimizer,
-            budget=Budget.of(config.critic.budget, config.training),
-            inference_budget=Budget.of(config.critic.inference_budget, config.training),
-            dtype=policy_dtype(config),
-        )
+        self.critic = open_critic(self.experiment, self.actor.model)
 
     def keep_reference(self) -> None:
         """The policy as it is now becomes the reference, or the model that the configuration names does."""
-        config = self.experiment
-        budget = Budget.of(config.reference.inference_budget, config.training)
-        if config.reference.path is None:
-            self.reference = self.actor.scorer.frozen(budget)
-        elif self.reference is None:
-            trusted = config.policy.trust_remote_code
-            model = load_model(config.reference.path, trust_remote_code=trusted).requires_grad_(requires_grad=False)
-            self.reference = Scorer(
-                model, budget=budget, dtype=policy_dtype(config), temperature=config.rollout.temperature
-            )
+        if self.experiment.reference.path is None or self.reference is None:
+            self.reference = open_reference(self.experiment, self.actor)
         if self.kl is None and self.experiment.algorithm.kl is not None:
             self.kl = KlControl.of(self.experiment.algorithm.kl)
 
@@ -203,17 +179,9 @@ def build(config: Experiment, policy: Path, book: PromptBook | None = None) -> C
     model = load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides)
     tokenizer = _tokenizer(config, policy, model.config.vocab_size)
     check_tokens(config, model.config.vocab_size)
-    dtype = policy_dtype(config)
     if config.actor.gradient_checkpointing:
         recompute_activations(model)
-    actor = ActorLearner(
-        model,
-        config.actor.optimizer,
-        budget=Budget.of(config.actor.budget, config.training),
-        inference_budget=Budget.of(config.actor.inference_budget, config.training),
-        dtype=dtype,
-        temperature=config.rollout.temperature,
-    )
+    actor = open_actor(config, model, config.actor.optimizer, config.rollout.temperature)
     engine = _engine(config, policy, model, tokenizer, actor.weights)
     games = _games(config, engine, tokenizer, model, book, policy)
     starts = book or open_starts(config)

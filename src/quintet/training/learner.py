@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.drift import token_gaps, tolerated
@@ -22,8 +22,9 @@ from quintet.algorithms.objective import (
     batch_targets,
 )
 from quintet.config.native import KlConfig, OptimizerConfig
-from quintet.policies.causal_lm import Packed, TokenMeasures, ValueModel, token_measures
+from quintet.policies.causal_lm import Packed, PolicyModule, TokenMeasures, ValueModel, View
 from quintet.records import Batch
+from quintet.training.lay import Lay, Whole, own_name
 from quintet.training.optimizer import make_optimizer
 from quintet.training.packing import Budget, MicroBatch, micro_batches
 from quintet.training.ranks import Ranks
@@ -52,8 +53,8 @@ class Learner(Protocol):
         ...
 
 
-def _precision(dtype: torch.dtype) -> AbstractContextManager[object]:
-    return nullcontext() if dtype is torch.float32 else torch.autocast("cpu", dtype=dtype)
+def _precision(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
+    return nullcontext() if dtype is torch.float32 else torch.autocast(device.type, dtype=dtype)
 
 
 def _parts(batch: Batch, budget: Budget, aggregation: Aggregation) -> Tensor | None:
@@ -74,13 +75,13 @@ def _never(metrics: Mapping[str, float]) -> bool:
     return False
 
 
-class _Plain:
+class _Learning:
     """Gradients added up over micro-batches and ranks, clipped, one optimizer step. A step whose gradient isn't
     finite is skipped and counted."""
 
     def __init__(
         self,
-        model: nn.Module,
+        lay: Lay,
         config: OptimizerConfig,
         *,
         budget: Budget,
@@ -89,33 +90,33 @@ class _Plain:
         ranks: Ranks = ALONE,
     ) -> None:
         """`budget` holds for passes with gradients, `inference_budget` for those without; the former for both
-        where it is alone. `ranks` share the passes among them."""
-        self.model = model
+        where it is alone. `ranks` share the passes among them, and `lay` is how weights lie over them."""
+        self.lay = lay
         self._config = config
         self._budget = budget
         self._inference_budget = inference_budget or budget
         self._dtype = dtype
         self._ranks = ranks
-        self.optimizer = make_optimizer(config, model.parameters())
+        self.optimizer = make_optimizer(config, lay.parameters())
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Learner.weights`."""
-        for name, parameter in self.model.named_parameters():
-            yield name, parameter.detach()
+        return self.lay.weights()
 
     def state(self) -> dict[str, Tensor]:
         """See `Learner.state`; keys are `<parameter>.<field>`."""
         return {
-            f"{name}.{field}": value
-            for name, parameter in self.model.named_parameters()
+            f"{own_name(name)}.{field}": value
+            for name, parameter in self.lay.module.named_parameters()
             for field, value in self.optimizer.state[parameter].items()
         }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """See `Learner.load_state`."""
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self.lay.module.named_parameters():
+            own = own_name(name)
             fields = {
-                key.removeprefix(f"{name}."): value for key, value in state.items() if key.rpartition(".")[0] == name
+                key.removeprefix(f"{own}."): value for key, value in state.items() if key.rpartition(".")[0] == own
             }
             if fields:
                 self.optimizer.state[parameter] = {key: value.clone() for key, value in fields.items()}
@@ -130,14 +131,15 @@ class _Plain:
         """One optimizer step on the whole batch, unless it is `refused` by its metrics, which are sums over
         micro-batches."""
         sums: dict[str, float] = {}
-        for micro in self._ranks.share(micro_batches(batch, self._budget)):
-            loss, metrics = loss_of(micro)
-            torch.autograd.backward(loss)
-            for name, value in metrics.items():
+        for micro in self._ranks.deal(micro_batches(batch, self._budget), even=self.lay.even):
+            with self.lay.accumulate(last=micro.last):
+                loss, metrics = loss_of(micro.part)
+                torch.autograd.backward(loss * (self.lay.factor * micro.counts))
+            for name, value in metrics.items() if micro.counts else ():
                 sums[name] = sums.get(name, 0.0) + float(value.detach())
         sums = self._ranks.sum_values(sums)
-        self._ranks.sum_gradients(self.model.parameters())
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
+        self.lay.finish()
+        norm = self.lay.clip(self._config.max_grad_norm)
         finite = bool(torch.isfinite(norm))
         if finite and not refused(sums):
             for group in self.optimizer.param_groups:
@@ -145,6 +147,17 @@ class _Plain:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return {**sums, "grad_norm": float(norm), "skipped": float(not finite), "lr": rate}
+
+
+@torch.no_grad()
+def _measured(batch: Batch, budget: Budget, lay: Lay, ranks: Ranks, measure: Callable[[Packed], Tensor]) -> Tensor:
+    """Float32 [N]: what is measured at the own tokens, 0 elsewhere."""
+    out = torch.zeros(len(batch.tokens))
+    for micro in ranks.deal(micro_batches(batch, budget), even=lay.even):
+        found = measure(micro.part.packed)
+        if micro.counts:
+            out[micro.part.index] = found.float()
+    return ranks.sum(out)
 
 
 class Scorer:
@@ -158,32 +171,37 @@ class Scorer:
         dtype: torch.dtype = torch.float32,
         temperature: float = 1.0,
         ranks: Ranks = ALONE,
+        lay: Lay | None = None,
     ) -> None:
-        """`temperature` divides the logits, as while sampling; `ranks` share the passes among them."""
+        """`temperature` divides the logits, as while sampling; `ranks` share the passes among them, and `lay` is how
+        the model's weights lie over them: whole in each where none is given."""
         self.model = model
+        self.lay: Lay = lay or Whole(PolicyModule(model), ranks)
         self._budget = budget
         self.dtype = dtype
         self._temperature = temperature
         self._ranks = ranks
 
     def frozen(self, budget: Budget) -> Scorer:
-        """The policy as it is now, which stays as it is."""
+        """The policy as it is now, which stays as it is; of weights that lie whole in every rank."""
         model = copy.deepcopy(self.model).requires_grad_(requires_grad=False)
         return Scorer(model, budget=budget, dtype=self.dtype, temperature=self._temperature, ranks=self._ranks)
 
     def measures(
         self, packed: Packed, other: Scorer | None = None, *, swapped: bool = False, squared_mass: bool = False
     ) -> TokenMeasures:
-        """Log-probs, entropy and the rest at each predicted place, [M]; see `token_measures`."""
-        with _precision(self.dtype):
-            return token_measures(
-                self.model,
-                packed,
-                self._temperature,
-                None if other is None else other.model,
-                swapped=swapped,
-                squared_mass=squared_mass,
-            )
+        """Log-probs, entropy and the rest at each predicted place, [M], on the CPU; see `token_measures`."""
+        there = packed.to(self.model.device)
+        with _precision(self.dtype, there.tokens.device):
+            theirs = None if other is None else other.view(packed)
+            found = self.lay.module(there, self._temperature, theirs, swapped=swapped, squared_mass=squared_mass)
+        return TokenMeasures(*(column.cpu() for column in found))
+
+    @torch.no_grad()
+    def view(self, packed: Packed) -> View:
+        """What another's divergence from this policy needs of it."""
+        found: View = self.lay.module(packed.to(self.model.device), view_only=True)
+        return found
 
     def statistics(self, packed: Packed) -> tuple[Tensor, Tensor]:
         """Log-probability of each target and entropy at its place, nats, both float32 [M]."""
@@ -203,19 +221,12 @@ class Scorer:
         way round; nats, float32 [N], 0 outside the loss mask."""
         return self._over(batch, lambda packed: self.measures(packed, reference, swapped=swapped).divergence)
 
-    @torch.no_grad()
     def _over(self, batch: Batch, measure: Callable[[Packed], Tensor]) -> Tensor:
-        """[N]: what is measured at the own tokens, 0 elsewhere."""
-        out = torch.zeros(len(batch.tokens))
-        for micro in self._ranks.share(micro_batches(batch, self._budget)):
-            out[micro.index] = measure(micro.packed)
-        return self._ranks.sum(out)
+        return _measured(batch, self._budget, self.lay, self._ranks, measure)
 
 
-class ActorLearner(_Plain):
+class ActorLearner(_Learning):
     """Trains the policy."""
-
-    model: PreTrainedModel
 
     def __init__(
         self,
@@ -227,10 +238,16 @@ class ActorLearner(_Plain):
         dtype: torch.dtype = torch.float32,
         temperature: float = 1.0,
         ranks: Ranks = ALONE,
+        lay: Lay | None = None,
     ) -> None:
-        """`temperature` divides the logits, as while sampling."""
-        super().__init__(model, config, budget=budget, inference_budget=inference_budget, dtype=dtype, ranks=ranks)
-        self.scorer = Scorer(model, budget=self._inference_budget, dtype=dtype, temperature=temperature, ranks=ranks)
+        """`temperature` divides the logits, as while sampling; `lay` is how the model's weights lie over the `ranks`:
+        whole in each where none is given."""
+        lay = lay or Whole(PolicyModule(model), ranks)
+        super().__init__(lay, config, budget=budget, inference_budget=inference_budget, dtype=dtype, ranks=ranks)
+        self.model = model
+        self.scorer = Scorer(
+            model, budget=self._inference_budget, dtype=dtype, temperature=temperature, ranks=ranks, lay=lay
+        )
 
     def update(
         self,
@@ -286,18 +303,34 @@ class ActorLearner(_Plain):
         return batch_targets(batch, aggregation, part)
 
 
-class CriticLearner(_Plain):
+class CriticLearner(_Learning):
     """Trains the critic."""
 
-    model: ValueModel
+    def __init__(
+        self,
+        model: ValueModel,
+        config: OptimizerConfig,
+        *,
+        budget: Budget,
+        inference_budget: Budget | None = None,
+        dtype: torch.dtype = torch.float32,
+        ranks: Ranks = ALONE,
+        lay: Lay | None = None,
+    ) -> None:
+        """`lay` is how the model's weights lie over the `ranks`: whole in each where none is given."""
+        lay = lay or Whole(model, ranks)
+        super().__init__(lay, config, budget=budget, inference_budget=inference_budget, dtype=dtype, ranks=ranks)
+        self.model = model
 
     def values(self, batch: Batch) -> Tensor:
         """The estimate before each own token, float32 [N]; 0 elsewhere."""
-        out = torch.zeros(len(batch.tokens))
-        with torch.no_grad(), _precision(self._dtype):
-            for micro in self._ranks.share(micro_batches(batch, self._inference_budget)):
-                out[micro.index] = self.model(micro.packed).float()
-        return self._ranks.sum(out)
+        return _measured(batch, self._inference_budget, self.lay, self._ranks, self._values)
+
+    def _values(self, packed: Packed) -> Tensor:
+        there = packed.to(next(self.model.parameters()).device)
+        with _precision(self._dtype, there.tokens.device):
+            values: Tensor = self.lay.module(there).float().cpu()
+        return values
 
     def update(
         self,
@@ -324,8 +357,6 @@ class CriticLearner(_Plain):
 
         def loss_of(micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
             i = micro.index
-            with _precision(self._dtype):
-                values = self.model(micro.packed).float()
-            return objective(values, ValueTargets(weights[i], old[i], returns[i]))
+            return objective(self._values(micro.packed), ValueTargets(weights[i], old[i], returns[i]))
 
         return self._step(batch, rate, loss_of)

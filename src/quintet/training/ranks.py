@@ -14,15 +14,26 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-__all__ = ["Ranks"]
+__all__ = ["Dealt", "Ranks"]
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt(Generic[T]):
+    """A part that a process has to do."""
+
+    part: T
+    counts: bool
+    """False where it is done for company alone."""
+    last: bool
+    """None follows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,8 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
+    group: dist.ProcessGroup | None = None
+    """Through which they talk; None is everybody's."""
 
     @classmethod
     def join(cls, rank: int, size: int, meeting: Path, timeout_seconds: float = 600.0) -> Ranks:
@@ -55,10 +68,21 @@ class Ranks:
         """Of parts that are the same in all processes, those of this one: dealt round robin."""
         return islice(parts, self.rank, None, self.size)
 
+    def deal(self, parts: Iterable[T], *, even: bool) -> Iterator[Dealt[T]]:
+        """The same one by one. Where `even`, all processes get as many: one that would have fewer is given the last
+        part of all once more, which doesn't count."""
+        every = list(parts)
+        own = every[self.rank :: self.size]
+        filled = even and len(own) < -(-len(every) // self.size)
+        for number, part in enumerate(own):
+            yield Dealt(part, counts=True, last=number == len(own) - 1 and not filled)
+        if filled:
+            yield Dealt(every[-1], counts=False, last=True)
+
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all processes, in place."""
         if self.size > 1:
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -78,25 +102,25 @@ class Ranks:
     def sum_values(self, values: dict[str, float]) -> dict[str, float]:
         """Sums over all processes by name; not all of them need know a name."""
         sums: dict[str, float] = {}
-        for given in self._gather(values):
+        for given in self.gather(values):
             for name, value in given.items():
                 sums[name] = sums.get(name, 0.0) + value
         return sums
 
     def largest(self, value: float) -> float:
         """The largest value of all processes."""
-        return max(float(given) for given in self._gather(value))
+        return max(float(given) for given in self.gather(value))
 
-    def _gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """What each process gave, in their order; as JSON, so that nothing is executed on the way."""
         if self.size == 1:
             return [value]
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor([len(text)]))
+        dist.all_gather(lengths, torch.tensor([len(text)]), group=self.group)
         width = max(int(length) for length in lengths)
         padded = torch.zeros(width, dtype=torch.uint8)
         padded[: len(text)] = text
         gathered = [torch.zeros(width, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(gathered, padded)
+        dist.all_gather(gathered, padded, group=self.group)
         return [json.loads(bytes(part[: int(length)].tolist())) for part, length in zip(gathered, lengths, strict=True)]

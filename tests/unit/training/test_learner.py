@@ -271,7 +271,9 @@ def test_logits_made_some_places_at_a_time_give_the_same_gradient(
         model = load_model(policy_directory)
         monkeypatch.setattr(causal_lm, "LOGITS_AT_ONCE", places * model.config.vocab_size)
         (micro,) = micro_batches(ragged_batch(), Budget())
-        found = causal_lm.token_measures(model, micro.packed, 0.7, other_policy(model), squared_mass=True)
+        found = causal_lm.token_measures(
+            model, micro.packed, 0.7, causal_lm.view(other_policy(model), micro.packed), squared_mass=True
+        )
         torch.autograd.backward((found.logprobs + found.entropy + found.divergence).sum())
         return [*(x.detach() for x in found), *(p.grad for p in model.parameters() if p.grad is not None)]
 

@@ -1,0 +1,103 @@
+"""How a learner's weights lie over its ranks, and what an optimizer step has to do because of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from quintet.training.ranks import Ranks
+
+__all__ = ["Lay", "Whole", "own_name", "take_weights"]
+
+
+class Lay(Protocol):
+    """How a learner's weights lie over its ranks. Methods are called by all of them in the same order."""
+
+    module: Any
+    """What a pass calls."""
+    even: bool
+    """All ranks have to make as many passes, since they fetch weights from each other."""
+    factor: float
+    """Losses are multiplied by it, since gradients are averaged over so many ranks where a sum is wanted."""
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What the optimizer steps on: this rank's part."""
+        ...
+
+    def accumulate(self, *, last: bool) -> AbstractContextManager[object]:
+        """Around the forward and backward pass of a micro-batch."""
+        ...
+
+    def finish(self) -> None:
+        """After the backward passes: gradients are those of the whole mini-batch."""
+        ...
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale gradients down to that norm over all ranks; gives the norm before, a plain tensor []."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Full tensors under the model's own names, one after the other."""
+        ...
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Full tensors under the model's own names take the place of what is there."""
+        ...
+
+
+def own_name(name: str) -> str:
+    """The model's own name of a parameter, without what was wrapped around it."""
+    for wrapping in ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod."):
+        name = name.replace(wrapping, "")
+    return name.removeprefix("policy.")
+
+
+class Whole:
+    """Every rank has all weights; gradients are summed once a step."""
+
+    even, factor = False, 1.0
+
+    def __init__(self, module: nn.Module, ranks: Ranks = Ranks()) -> None:  # noqa: B008
+        self.module = module
+        self._ranks = ranks
+
+    def parameters(self) -> list[nn.Parameter]:
+        """See `Lay.parameters`."""
+        return list(self.module.parameters())
+
+    def accumulate(self, *, last: bool) -> AbstractContextManager[object]:
+        """See `Lay.accumulate`."""
+        return nullcontext()
+
+    def finish(self) -> None:
+        """See `Lay.finish`."""
+        self._ranks.sum_gradients(self.module.parameters())
+
+    def clip(self, max_norm: float) -> Tensor:
+        """See `Lay.clip`."""
+        return torch.nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Lay.weights`."""
+        for name, parameter in self.module.named_parameters():
+            yield own_name(name), parameter.detach()
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `Lay.load`."""
+        take_weights(self.module, weights)
+
+
+@torch.no_grad()
+def take_weights(module: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy full tensors into the plain parameters of those names.
+
+    Raises:
+        KeyError: there is no such parameter.
+    """
+    own = {own_name(name): parameter for name, parameter in module.named_parameters(remove_duplicate=False)}
+    for name, tensor in weights:
+        own[name].copy_(tensor)
