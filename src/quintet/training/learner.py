@@ -28,6 +28,7 @@ from quintet.training.lay import Lay, Whole, own_name
 from quintet.training.optimizer import make_optimizer
 from quintet.training.packing import Budget, MicroBatch, micro_batches
 from quintet.training.ranks import Ranks
+from quintet.training.scaling import LossScale
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -88,10 +89,13 @@ class _Learning:
         inference_budget: Budget | None = None,
         dtype: torch.dtype = torch.float32,
         ranks: Ranks = ALONE,
+        scale: LossScale | None = None,
     ) -> None:
         """`budget` holds for passes with gradients, `inference_budget` for those without; the former for both
-        where it is alone. `ranks` share the passes among them, and `lay` is how weights lie over them."""
+        where it is alone. `ranks` share the passes among them, and `lay` is how weights lie over them; `scale` is for
+        float16."""
         self.lay = lay
+        self._scale = scale
         self._config = config
         self._budget = budget
         self._inference_budget = inference_budget or budget
@@ -131,16 +135,21 @@ class _Learning:
         """One optimizer step on the whole batch, unless it is `refused` by its metrics, which are sums over
         micro-batches."""
         sums: dict[str, float] = {}
+        factor = self.lay.factor * (self._scale.factor if self._scale else 1.0)
         for micro in self._ranks.deal(micro_batches(batch, self._budget), even=self.lay.even):
             with self.lay.accumulate(last=micro.last):
                 loss, metrics = loss_of(micro.part)
-                torch.autograd.backward(loss * (self.lay.factor * micro.counts))
+                torch.autograd.backward(loss * (factor * micro.counts))
             for name, value in metrics.items() if micro.counts else ():
                 sums[name] = sums.get(name, 0.0) + float(value.detach())
         sums = self._ranks.sum_values(sums)
         self.lay.finish()
+        if self._scale:
+            self._scale.undo(self.lay.parameters())
         norm = self.lay.clip(self._config.max_grad_norm)
         finite = bool(torch.isfinite(norm))
+        if self._scale:
+            self._scale.update(finite=finite)
         if finite and not refused(sums):
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
@@ -239,11 +248,14 @@ class ActorLearner(_Learning):
         temperature: float = 1.0,
         ranks: Ranks = ALONE,
         lay: Lay | None = None,
+        scale: LossScale | None = None,
     ) -> None:
         """`temperature` divides the logits, as while sampling; `lay` is how the model's weights lie over the `ranks`:
-        whole in each where none is given."""
+        whole in each where none is given. Losses are multiplied by `scale` where there is one."""
         lay = lay or Whole(PolicyModule(model), ranks)
-        super().__init__(lay, config, budget=budget, inference_budget=inference_budget, dtype=dtype, ranks=ranks)
+        super().__init__(
+            lay, config, budget=budget, inference_budget=inference_budget, dtype=dtype, ranks=ranks, scale=scale
+        )
         self.model = model
         self.scorer = Scorer(
             model, budget=self._inference_budget, dtype=dtype, temperature=temperature, ranks=ranks, lay=lay
@@ -316,10 +328,14 @@ class CriticLearner(_Learning):
         dtype: torch.dtype = torch.float32,
         ranks: Ranks = ALONE,
         lay: Lay | None = None,
+        scale: LossScale | None = None,
     ) -> None:
-        """`lay` is how the model's weights lie over the `ranks`: whole in each where none is given."""
+        """`lay` is how the model's weights lie over the `ranks`: whole in each where none is given. Losses are
+        multiplied by `scale` where there is one."""
         lay = lay or Whole(model, ranks)
-        super().__init__(lay, config, budget=budget, inference_budget=inference_budget, dtype=dtype, ranks=ranks)
+        super().__init__(
+            lay, config, budget=budget, inference_budget=inference_budget, dtype=dtype, ranks=ranks, scale=scale
+        )
         self.model = model
 
     def values(self, batch: Batch) -> Tensor:

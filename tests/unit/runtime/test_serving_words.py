@@ -24,7 +24,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.sampled_from(KINDS), st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6))
 def test_any_body_is_read_or_refused(kind: Any, body: dict[str, Any]) -> None:
     refusal = None

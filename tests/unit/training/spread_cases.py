@@ -1,0 +1,126 @@
+"""Learners whose weights are spread over several processes, step by step; run once for each rank."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from loss_grid import near_batch, objective, ragged_batch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from quintet.algorithms.objective import CriticObjective
+from quintet.config.native import CriticConfig, OptimizerConfig
+from quintet.config.native.learners import MemoryConfig, ParallelConfig, ShardingConfig
+from quintet.policies.causal_lm import PolicyModule, ValueModel, load_model
+from quintet.training.learner import ActorLearner, CriticLearner, Scorer
+from quintet.training.mesh import Mesh
+from quintet.training.packing import Budget
+from quintet.training.ranks import Ranks
+from quintet.training.scaling import LossScale
+from quintet.training.sharding import lay_out
+
+STEPS = 5
+LEARNING = OptimizerConfig(learning_rate=1e-3, weight_decay=0.01, max_grad_norm=0.5)
+
+
+@dataclass(frozen=True)
+class Case:
+    """How weights are spread."""
+
+    backend: str = "fsdp2"
+    sharding: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
+    parallel: dict[str, Any] = field(default_factory=dict)
+
+
+CASES: dict[str, Case] = {
+    "fsdp2": Case(),
+    "fsdp2 gathered": Case(sharding={"reshard_after_forward": False, "sync_every_micro_batch": True}),
+    "fsdp2 prefetch": Case(
+        sharding={"forward_prefetch": True, "backward_prefetch": "pre", "reshard_after_forward": True}
+    ),
+    "fsdp2 offload": Case(memory={"sharded_offload": True}),
+    "fsdp2 units": Case(sharding={"min_parameters": 3000}),
+    "fsdp2 shard_grad_op": Case(sharding={"policy": "shard_grad_op"}),
+    "fsdp2 scaled": Case(sharding={"grad_scaler": True, "grad_scaler_start": 1024.0, "grad_scaler_growth_steps": 2}),
+    "fsdp": Case("fsdp"),
+    "fsdp shard_grad_op": Case("fsdp", {"policy": "shard_grad_op", "limit_all_gathers": True}),
+    "fsdp original": Case("fsdp", {"keep_original_parameters": True, "forward_prefetch": True}),
+    "fsdp offload": Case("fsdp", {"backward_prefetch": "post"}, {"sharded_offload": True}),
+    "fsdp units": Case("fsdp", {"min_parameters": 3000, "backward_prefetch": "pre", "sync_every_micro_batch": True}),
+    "no_shard": Case("fsdp", {"policy": "no_shard"}),
+    "hybrid fsdp2": Case(sharding={"policy": "hybrid_shard", "group_size": 2}),
+    "hybrid fsdp": Case("fsdp", {"policy": "hybrid_shard", "group_size": 2}),
+    "hybrid fsdp shard_grad_op": Case("fsdp", {"policy": "shard_grad_op", "group_size": 2}),
+}
+
+
+def actor(directory: Path, mesh: Mesh, case: Case) -> ActorLearner:
+    model = load_model(directory)
+    sharding = ShardingConfig(**case.sharding)
+    lay = lay_out(PolicyModule(model), case.backend, mesh, sharding, MemoryConfig(**case.memory))
+    scale = LossScale.of(sharding)
+    return ActorLearner(model, LEARNING, budget=Budget(40), ranks=mesh.data, lay=lay, scale=scale)
+
+
+def reference(model: PreTrainedModel, mesh: Mesh, case: Case) -> Scorer:
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1.05)
+    model.requires_grad_(requires_grad=False)
+    sharding = ShardingConfig(**case.sharding)
+    lay = lay_out(PolicyModule(model), case.backend, mesh, sharding, MemoryConfig(**case.memory))
+    return Scorer(model, budget=Budget(40), ranks=mesh.data, lay=lay)
+
+
+def critic(directory: Path, mesh: Mesh, case: Case) -> CriticLearner:
+    model = ValueModel(load_model(directory))
+    with torch.no_grad():
+        model.head.weight.copy_(0.2 * torch.randn(model.head.weight.shape, generator=torch.Generator().manual_seed(5)))
+    lay = lay_out(model, case.backend, mesh, ShardingConfig(**case.sharding), MemoryConfig(**case.memory))
+    return CriticLearner(model, LEARNING, budget=Budget(40), ranks=mesh.data, lay=lay)
+
+
+def tell(directory: Path, mesh: Mesh, case: Case, out: Path | None) -> dict[str, list[float]]:
+    """Loss and gradient norm of each step, log-probs and values before them; the weights after them go to `out`."""
+    plain = actor(directory, Mesh(), Case())
+    batch = near_batch(plain.scorer)
+    learner, other = actor(directory, mesh, case), reference(load_model(directory), mesh, case)
+    told: dict[str, list[float]] = {"logprobs": learner.scorer.logprobs(batch).tolist()}
+    told["divergence"] = learner.scorer.divergence(batch, other).tolist()
+    steps = [
+        learner.update(batch, objective(name), "token-mean", 1e-3, reference=other, seed=3)
+        for name in ("cispo", "ppo", "gspo", "ppo", "reinforce")
+    ]
+    told["loss"] = [step["actor/pg_loss"] for step in steps]
+    told["grad_norm"] = [step["grad_norm"] for step in steps]
+    values = critic(directory, mesh, case)
+    ragged = ragged_batch()
+    told["values"] = values.values(ragged).tolist()
+    updates = [values.update(ragged, CriticObjective(CriticConfig()), "token-mean", 1e-3) for _ in range(2)]
+    told["critic"] = [value for step in updates for value in (step["critic/vf_loss"], step["grad_norm"])]
+    weights = dict(learner.weights()) | {f"critic.{name}": value for name, value in values.weights()}
+    if out is not None:
+        save_file({name: value.contiguous() for name, value in weights.items()}, out)
+    return told
+
+
+def main(directory: Path, rank: int, size: int, meeting: Path, out: Path, names: list[str]) -> None:
+    torch.set_num_threads(1)
+    ranks = Ranks.join(rank, size, meeting, timeout_seconds=60.0)
+    told = {}
+    for name in names:
+        case = CASES[name]
+        group = case.sharding.get("group_size")
+        mesh = Mesh.over(ranks, ParallelConfig(**case.parallel), group)
+        told[name] = tell(directory, mesh, case, out / f"{name}.safetensors" if rank == 0 else None)
+    ranks.leave()
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), Path(sys.argv[5]), sys.argv[6:])
