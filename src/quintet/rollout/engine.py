@@ -90,7 +90,7 @@ class EngineSetup:
     directory: Path
     """Hugging Face directory: configuration, tokenizer, first weights."""
     model: PreTrainedModel
-    """The learner's own model, in float32, which an engine in this process may run as it is."""
+    """In float32; an engine in this process may run it as it is."""
     dtype: torch.dtype
     """Type of the engine's weights."""
     slots: int
@@ -102,6 +102,8 @@ class EngineSetup:
     options: EngineConfig
     seed: int = 0
     trust_remote_code: bool = False
+    learner_owns: bool = True
+    """The model is the learner's own, which must stay as it is and whose weights are always the newest."""
 
 
 ENGINES: Registry[Engine] = Registry("engine", entry_points="quintet.engines")

@@ -100,8 +100,9 @@ def open_hf(setup: EngineSetup) -> HfEngine:
             key="rollout.engine_options.dtype",
             hint="set rollout.engine_options.dtype=float32, or bfloat16",
         )
-    shared, options = setup.dtype == setup.model.dtype, setup.options
-    model = setup.model if shared else copy.deepcopy(setup.model).to(setup.dtype)
+    shared, options = setup.learner_owns and setup.dtype == setup.model.dtype, setup.options
+    model = setup.model if shared or not setup.learner_owns else copy.deepcopy(setup.model)
+    model = model if shared else model.to(setup.dtype)
     engine = HfEngine(
         model,
         slots=setup.slots,

@@ -58,9 +58,11 @@ def engine_setup(
     context: int,
     *,
     side_by_side: int | None = None,
+    learner_owns: bool = True,
 ) -> EngineSetup:
     """For an engine around the model of that directory, with room for `context` tokens of prompt and answer and for
-    `side_by_side` requests, or as many as `rollout.max_concurrent` says.
+    `side_by_side` requests, or as many as `rollout.max_concurrent` says. `learner_owns` says that the model is the
+    learner's.
 
     Raises:
         ConfigError: not even one request fits into the engine's share of the memory.
@@ -82,4 +84,5 @@ def engine_setup(
         options=options,
         seed=derive_seed(config.seed, "engine"),
         trust_remote_code=config.policy.trust_remote_code,
+        learner_owns=learner_owns,
     )

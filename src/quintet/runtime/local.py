@@ -30,6 +30,7 @@ from quintet.runtime.judging import open_judge
 from quintet.runtime.learners import open_actor, open_critic, open_reference
 from quintet.runtime.memory import keep_freed_memory
 from quintet.training.checkpoint import Checkpoint
+from quintet.training.lay import Whole
 from quintet.training.learner import ActorLearner, CriticLearner, Scorer
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Components:
     engine: Supervised
     games: AgentLoop | PromptLoop
     starts: Starts
+    policy: Path
+    """The model that the policy began as."""
     book: PromptBook | None = None
     """Questions, where such are answered."""
     stream: GameStream | None = None
@@ -94,16 +97,16 @@ class Components:
 
     def actor_with(self, optimizer: OptimizerConfig) -> ActorLearner:
         """The same policy under a fresh optimizer, scored as it is, whatever temperature play has."""
-        return open_actor(self.experiment, self.actor.model, optimizer)
+        return self.actor.under(optimizer)
 
     def grow_critic(self) -> None:
         """A critic from the policy as it is now."""
-        self.critic = open_critic(self.experiment, self.actor.model)
+        self.critic = open_critic(self.experiment, self.actor, self.policy)
 
     def keep_reference(self) -> None:
         """The policy as it is now becomes the reference, or the model that the configuration names does."""
         if self.experiment.reference.path is None or self.reference is None:
-            self.reference = open_reference(self.experiment, self.actor)
+            self.reference = open_reference(self.experiment, self.actor, self.policy)
         if self.kl is None and self.experiment.algorithm.kl is not None:
             self.kl = KlControl.of(self.experiment.algorithm.kl)
 
@@ -182,11 +185,13 @@ def build(config: Experiment, policy: Path, book: PromptBook | None = None) -> C
     if config.actor.gradient_checkpointing:
         recompute_activations(model)
     actor = open_actor(config, model, config.actor.optimizer, config.rollout.temperature)
-    engine = _engine(config, policy, model, tokenizer, actor.weights)
+    whole = isinstance(actor.lay, Whole)
+    played = model if whole else load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides)
+    engine = _engine(config, policy, played, tokenizer, actor.weights, learner_owns=whole)
     games = _games(config, engine, tokenizer, model, book, policy)
     starts = book or open_starts(config)
     stream = GameStream(games, starts, config) if config.rollout.async_ratio else None
-    return Components(config, tokenizer, actor, engine, games, starts, book, stream)
+    return Components(config, tokenizer, actor, engine, games, starts, policy, book, stream)
 
 
 def _engine(
@@ -195,10 +200,18 @@ def _engine(
     model: PreTrainedModel,
     tokenizer: Any,
     weights: Callable[[], Iterable[tuple[str, Tensor]]],
+    *,
+    learner_owns: bool,
 ) -> Supervised:
     """What generates, on the learner's own weights where it can; one that dies is opened anew and gets `weights`."""
     setup = engine_setup(
-        config, policy, model, tokenizer, engine_context(config), side_by_side=requests_side_by_side(config)
+        config,
+        policy,
+        model,
+        tokenizer,
+        engine_context(config),
+        side_by_side=requests_side_by_side(config),
+        learner_owns=learner_owns,
     )
     open_engine = ENGINES.get(config.rollout.engine).load()
     return Supervised(lambda: open_engine(setup), weights)

@@ -261,6 +261,19 @@ class ActorLearner(_Learning):
             model, budget=self._inference_budget, dtype=dtype, temperature=temperature, ranks=ranks, lay=lay
         )
 
+    def under(self, config: OptimizerConfig) -> ActorLearner:
+        """The same policy under a fresh optimizer, scored as it is, whatever temperature play has."""
+        return ActorLearner(
+            self.model,
+            config,
+            budget=self._budget,
+            inference_budget=self._inference_budget,
+            dtype=self._dtype,
+            ranks=self._ranks,
+            lay=self.lay,
+            scale=self._scale,
+        )
+
     def update(
         self,
         batch: Batch,

@@ -14,6 +14,7 @@ __all__ = [
     "ActorConfig",
     "BudgetConfig",
     "CriticConfig",
+    "LearnerConfig",
     "MemoryConfig",
     "OptimizerConfig",
     "ParallelConfig",
@@ -158,7 +159,7 @@ class MemoryConfig(Section):
     """Where sequences are filled up, where something fills them up: no learner here does."""
 
 
-class _Learner(Section):
+class LearnerConfig(Section):
     """What actor, critic and reference have in common: where their weights lie and what one pass may hold."""
 
     backend: Backend = "fsdp2"
@@ -175,7 +176,7 @@ class _Learner(Section):
     """What a pass without gradients may hold."""
 
 
-class ActorConfig(_Learner):
+class ActorConfig(LearnerConfig):
     """How the policy learns."""
 
     budget: BudgetConfig = BudgetConfig()
@@ -192,7 +193,7 @@ class ActorConfig(_Learner):
     """Games are shared out so that all ranks have as many tokens."""
 
 
-class CriticConfig(_Learner):
+class CriticConfig(LearnerConfig):
     """The value model of `gae` and `bi_level_gae`; it starts from the policy's own weights."""
 
     budget: BudgetConfig = BudgetConfig()
@@ -213,7 +214,7 @@ class CriticConfig(_Learner):
     """Steps in which only the critic learns."""
 
 
-class ReferenceConfig(_Learner):
+class ReferenceConfig(LearnerConfig):
     """Where the reference of `algorithm.kl` lies."""
 
     path: str | None = None
