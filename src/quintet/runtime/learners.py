@@ -11,7 +11,7 @@ import torch
 from quintet.config.native import Experiment, OptimizerConfig
 from quintet.policies.causal_lm import PolicyModule, ValueModel, load_model
 from quintet.runtime.engines import policy_dtype
-from quintet.training.lay import Lay, Whole, take_weights
+from quintet.training.lay import TYPES, Lay, Whole, take_weights
 from quintet.training.learner import ActorLearner, CriticLearner, Scorer
 from quintet.training.mesh import Mesh
 from quintet.training.packing import Budget
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["open_actor", "open_critic", "open_reference"]
 
-TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ALONE = Ranks()
 
 
@@ -37,15 +36,16 @@ def _spread(own: LearnerConfig, ranks: Ranks) -> Mesh:
 def _lay(config: Experiment, own: LearnerConfig, module: nn.Module, mesh: Mesh) -> Lay:
     """How the module's weights lie. torch's sharding is loaded where there is something to shard."""
     if mesh.devices is None:
-        return Whole(module)
+        return Whole.of(module, own.sharding)
     from quintet.training.sharding import lay_out
 
     return lay_out(module, own.backend, mesh, own.sharding, own.memory, policy_dtype(config))
 
 
 def _dtype(config: Experiment, own: LearnerConfig) -> torch.dtype:
-    """Type of matrix products."""
-    return TYPES[own.sharding.autocast] if own.sharding.autocast else policy_dtype(config)
+    """Type of matrix products under autocast, which has nothing wider than float32."""
+    named = own.sharding.autocast or own.sharding.parameter_dtype
+    return policy_dtype(config) if named is None else TYPES["float32" if named == "float64" else named]
 
 
 def open_actor(

@@ -9,9 +9,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from quintet.config.native.learners import ShardingConfig
 from quintet.training.ranks import Ranks
 
-__all__ = ["Lay", "Whole", "own_name", "take_weights"]
+__all__ = ["TYPES", "Lay", "Whole", "cast_buffers", "own_name", "take_weights"]
+
+TYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+ALONE = Ranks()
 
 
 class Lay(Protocol):
@@ -56,14 +65,30 @@ def own_name(name: str) -> str:
     return name.removeprefix("policy.")
 
 
+def cast_buffers(module: nn.Module, dtype: torch.dtype) -> None:
+    """Give buffers with fractions another type than the float32 in which they come."""
+    if dtype is torch.float32:
+        return
+    for buffer in module.buffers():
+        if buffer.is_floating_point():
+            buffer.data = buffer.data.to(dtype)
+
+
 class Whole:
     """Every rank has all weights; gradients are summed once a step."""
 
     even, factor = False, 1.0
 
-    def __init__(self, module: nn.Module, ranks: Ranks = Ranks()) -> None:  # noqa: B008
+    def __init__(self, module: nn.Module, ranks: Ranks = ALONE) -> None:
         self.module = module
         self._ranks = ranks
+
+    @classmethod
+    def of(cls, module: nn.Module, config: ShardingConfig, ranks: Ranks = ALONE) -> Whole:
+        """With the types that the configuration names: float64 holds for the weights themselves, narrower ones for
+        matrix products, which autocast sees to."""
+        cast_buffers(module, TYPES[config.buffer_dtype])
+        return cls(module.double() if config.parameter_dtype == "float64" else module, ranks)
 
     def parameters(self) -> list[nn.Parameter]:
         """See `Lay.parameters`."""

@@ -12,7 +12,7 @@ from quintet.config.native.learners import ParallelConfig
 from quintet.errors import ConfigError
 from quintet.training.ranks import Ranks
 
-__all__ = ["DIMENSIONS", "Mesh"]
+__all__ = ["DIMENSIONS", "Mesh", "sharded_ranks"]
 
 DIMENSIONS = ("replicate", "shard", "pipeline", "context", "ulysses", "tensor")
 """From ranks that are far from each other to such that talk most. The first two are the data-parallel ones."""
@@ -46,7 +46,7 @@ class Mesh:
                 f"{ranks.size} ranks can't hold copies of a model that takes {copy}", key="parallel", hint=hint
             )
         data = ranks.size // copy
-        shard = _shard(data, group_size, parallel)
+        shard = sharded_ranks(data, group_size, parallel)
         shape = (data // shard, shard, parallel.pipeline, parallel.context, parallel.ulysses, parallel.tensor)
         devices = init_device_mesh(device, shape, mesh_dim_names=DIMENSIONS)
         return cls(devices, _ranks(devices, ("replicate", "shard"), "data"))
@@ -87,8 +87,12 @@ class Mesh:
         return _ranks(self.devices, ("replicate", *SPLIT_WEIGHTS), "copies")
 
 
-def _shard(data: int, group_size: int | None, parallel: ParallelConfig) -> int:
-    """Data-parallel ranks of one sharding group."""
+def sharded_ranks(data: int, group_size: int | None, parallel: ParallelConfig) -> int:
+    """Data-parallel ranks of one sharding group, of so many in all.
+
+    Raises:
+        ConfigError: groups of that size don't come out even.
+    """
     within = parallel.context * parallel.ulysses
     if group_size is None or group_size >= data * within:
         return data

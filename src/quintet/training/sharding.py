@@ -29,17 +29,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from quintet.config.native.learners import MemoryConfig, ShardingConfig
 from quintet.errors import ConfigError
 from quintet.policies.causal_lm import PolicyModule
-from quintet.training.lay import Lay, Whole, own_name, take_weights
+from quintet.training.lay import TYPES, Lay, Whole, cast_buffers, own_name, take_weights
 from quintet.training.mesh import Mesh
 
 __all__ = ["FlatShards", "Shards", "clip_spread", "lay_out", "put_whole", "units", "whole_tensor"]
 
-TYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 STRATEGIES = {
     ("full_shard", False): ShardingStrategy.FULL_SHARD,
     ("full_shard", True): ShardingStrategy.HYBRID_SHARD,
@@ -53,11 +47,10 @@ STRATEGIES = {
 
 @dataclass(frozen=True, slots=True)
 class Types:
-    """Of weights while they are computed with, of gradients while they are summed, and of buffers; None leaves them as
-    they are."""
+    """Of weights while they are computed with, of gradients while they are summed, and of buffers."""
 
-    parameters: torch.dtype | None
-    gradients: torch.dtype | None
+    parameters: torch.dtype
+    gradients: torch.dtype
     buffers: torch.dtype
 
     @classmethod
@@ -81,14 +74,13 @@ def lay_out(
     Raises:
         ConfigError: the backend doesn't have what is asked for.
     """
-    if mesh.devices is None:
-        return Whole(module)
-    if config.policy == "no_shard":
+    if mesh.devices is None or config.policy == "no_shard":
         _refuse_split_layers(mesh)
-        return Whole(module, mesh.copies)
+        return Whole.of(module, config, mesh.copies)
     if isinstance(module, PolicyModule):
         module.keeps_head = False
     types = Types.of(config, dtype)
+    cast_buffers(module, types.buffers)
     if backend == "fsdp":
         return FlatShards(module, mesh, config, memory, types)
     return Shards(module, mesh, config, memory, types)
@@ -164,7 +156,6 @@ class Shards:
         self.factor = float(mesh.copies.size)
         self._sync = config.sync_every_micro_batch
         self._names = [own_name(name) for name, _ in module.named_parameters()]
-        _cast_buffers(module, types.buffers)
         _fully_shard(module, mesh.weights, config, memory, types)
 
     def parameters(self) -> list[nn.Parameter]:
@@ -221,14 +212,6 @@ def _prefetch(parts: list[Any], config: ShardingConfig) -> None:
             this.set_modules_to_forward_prefetch([following])
         if config.backward_prefetch == "pre":
             following.set_modules_to_backward_prefetch([this])
-
-
-def _cast_buffers(module: nn.Module, dtype: torch.dtype) -> None:
-    if dtype is torch.float32:
-        return
-    for buffer in module.buffers():
-        if buffer.is_floating_point():
-            buffer.data = buffer.data.to(dtype)
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from loss_grid import near_batch, objective, ragged_batch
 from safetensors.torch import save_file
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from transformers import PreTrainedModel
 
 from quintet.algorithms.objective import CriticObjective
@@ -22,7 +23,7 @@ from quintet.training.mesh import Mesh
 from quintet.training.packing import Budget
 from quintet.training.ranks import Ranks
 from quintet.training.scaling import LossScale
-from quintet.training.sharding import lay_out
+from quintet.training.sharding import Shards, lay_out
 
 STEPS = 5
 LEARNING = OptimizerConfig(learning_rate=1e-3, weight_decay=0.01, max_grad_norm=0.5)
@@ -60,6 +61,15 @@ CASES: dict[str, Case] = {
 }
 
 
+NARROW = {"parameter_dtype": "bfloat16", "reduce_dtype": "float64", "buffer_dtype": "float16"}
+LOOSE: dict[str, Case] = {
+    "fsdp2 bfloat16": Case(sharding=NARROW),
+    "fsdp bfloat16": Case("fsdp", NARROW),
+    "no_shard float64": Case("fsdp", {"policy": "no_shard", "parameter_dtype": "float64"}),
+}
+"""Other types, other numbers: near those of float32."""
+
+
 def actor(directory: Path, mesh: Mesh, case: Case) -> ActorLearner:
     model = load_model(directory)
     sharding = ShardingConfig(**case.sharding)
@@ -85,12 +95,12 @@ def critic(directory: Path, mesh: Mesh, case: Case) -> CriticLearner:
     return CriticLearner(model, LEARNING, budget=Budget(40), ranks=mesh.data, lay=lay)
 
 
-def tell(directory: Path, mesh: Mesh, case: Case, out: Path | None) -> dict[str, list[float]]:
+def tell(directory: Path, mesh: Mesh, case: Case, out: Path | None) -> dict[str, Any]:
     """Loss and gradient norm of each step, log-probs and values before them; the weights after them go to `out`."""
     plain = actor(directory, Mesh(), Case())
     batch = near_batch(plain.scorer)
     learner, other = actor(directory, mesh, case), reference(load_model(directory), mesh, case)
-    told: dict[str, list[float]] = {"logprobs": learner.scorer.logprobs(batch).tolist()}
+    told: dict[str, Any] = {"logprobs": learner.scorer.logprobs(batch).tolist(), "held": held(learner.lay)}
     told["divergence"] = learner.scorer.divergence(batch, other).tolist()
     steps = [
         learner.update(batch, objective(name), "token-mean", 1e-3, reference=other, seed=3)
@@ -109,12 +119,45 @@ def tell(directory: Path, mesh: Mesh, case: Case, out: Path | None) -> dict[str,
     return told
 
 
+def held(lay: Any) -> dict[str, Any]:
+    """What torch's own modules say of the options that they got."""
+    if isinstance(lay, Shards):
+        states = [part._get_fsdp_state() for part in lay.module.modules() if isinstance(part, FSDPModule)]
+        policy = states[0]._mp_policy
+        groups = [state._fsdp_param_group for state in states if state._fsdp_param_group]
+        return {
+            "units": len(states),
+            "parameter_dtype": str(policy.param_dtype),
+            "reduce_dtype": str(policy.reduce_dtype),
+            "buffer_dtype": str(next(lay.module.buffers()).dtype),
+            "offload": type(groups[0].offload_policy).__name__,
+            "forward_prefetch": sum(len(state._states_to_forward_prefetch) for state in states),
+            "backward_prefetch": sum(len(state._states_to_backward_prefetch) for state in states),
+            "reshard": [group._reshard_after_forward for group in groups],
+        }
+    parts = [part for part in lay.module.modules() if isinstance(part, FullyShardedDataParallel)]
+    if not parts:
+        return {"parameter_dtype": str(next(lay.module.parameters()).dtype)}
+    root = parts[0]
+    return {
+        "units": len(parts),
+        "parameter_dtype": str(root.mixed_precision.param_dtype),
+        "reduce_dtype": str(root.mixed_precision.reduce_dtype),
+        "buffer_dtype": str(root.mixed_precision.buffer_dtype),
+        "strategy": root.sharding_strategy.name,
+        "forward_prefetch": root.forward_prefetch,
+        "backward_prefetch": root.backward_prefetch and root.backward_prefetch.name,
+        "limit_all_gathers": root.limit_all_gathers,
+        "original": root._use_orig_params,
+    }
+
+
 def main(directory: Path, rank: int, size: int, meeting: Path, out: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     ranks = Ranks.join(rank, size, meeting, timeout_seconds=60.0)
     told = {}
     for name in names:
-        case = CASES[name]
+        case = {**CASES, **LOOSE}[name]
         group = case.sharding.get("group_size")
         mesh = Mesh.over(ranks, ParallelConfig(**case.parallel), group)
         told[name] = tell(directory, mesh, case, out / f"{name}.safetensors" if rank == 0 else None)

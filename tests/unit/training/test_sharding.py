@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from spread_cases import CASES, Case, tell
+from spread_cases import CASES, LOOSE, Case, tell
 
-from quintet.training.mesh import Mesh
+from quintet.config.native.learners import ParallelConfig
+from quintet.errors import ConfigError
+from quintet.training.mesh import Mesh, sharded_ranks
 
+FLOATS = ("logprobs", "divergence", "loss", "grad_norm", "values", "critic")
 TWO = [name for name in CASES if not name.startswith("hybrid")]
 FOUR = [name for name in CASES if name.startswith("hybrid")]
 Told = dict[str, Any]
@@ -58,7 +61,7 @@ def spread(directory: Path, names: list[str], size: int, place: Path) -> dict[st
 @pytest.fixture(scope="module")
 def two(policy_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[Told]], Path]:
     place = tmp_path_factory.mktemp("two")
-    return spread(policy_directory, TWO, 2, place), place
+    return spread(policy_directory, [*TWO, *LOOSE], 2, place), place
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +73,8 @@ def four(policy_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
 def agrees(told: list[Told], weights: dict[str, torch.Tensor], alone: tuple[Told, dict[str, torch.Tensor]]) -> None:
     expected, expected_weights = alone
     for rank in told:
-        for name, values in expected.items():
-            assert rank[name] == pytest.approx(values, rel=1e-5, abs=2e-6), name
+        for name in FLOATS:
+            assert rank[name] == pytest.approx(expected[name], rel=1e-5, abs=2e-6), name
     assert weights.keys() == expected_weights.keys()
     for name, value in expected_weights.items():
         torch.testing.assert_close(
@@ -93,3 +96,62 @@ def test_four_ranks_learn_what_one_does(
 ) -> None:
     told, place = four
     agrees(told[name], load_file(place / f"{name}.safetensors"), alone)
+
+
+@pytest.mark.parametrize("name", LOOSE)
+def test_another_type_gives_near_numbers(
+    name: str, two: tuple[dict[str, list[Told]], Path], alone: tuple[Told, dict[str, torch.Tensor]]
+) -> None:
+    expected = alone[0]["logprobs"]
+    for rank in two[0][name]:
+        gaps = [abs(ours - theirs) for ours, theirs in zip(rank["logprobs"], expected, strict=True)]
+        assert max(gaps) < (1e-4 if name.endswith("float64") else 0.1)
+        assert name.endswith("float64") or max(gaps) > 1e-5  # else nothing was computed in that type
+        assert rank["grad_norm"][0] == pytest.approx(alone[0]["grad_norm"][0], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "held"),
+    [
+        ("fsdp2", {"units": 3, "forward_prefetch": 0, "backward_prefetch": 0, "offload": "OffloadPolicy"}),
+        ("fsdp2", {"parameter_dtype": "torch.float32", "reduce_dtype": "torch.float32"}),
+        ("fsdp2 prefetch", {"forward_prefetch": 1, "backward_prefetch": 1}),
+        ("fsdp2 offload", {"offload": "CPUOffloadPolicy"}),
+        ("fsdp2 bfloat16", {"parameter_dtype": "torch.bfloat16", "reduce_dtype": "torch.float64"}),
+        ("fsdp2 bfloat16", {"buffer_dtype": "torch.float16"}),
+        ("fsdp", {"units": 3, "strategy": "FULL_SHARD", "forward_prefetch": False, "backward_prefetch": None}),
+        ("fsdp", {"limit_all_gathers": False, "original": False}),
+        ("fsdp shard_grad_op", {"strategy": "SHARD_GRAD_OP", "limit_all_gathers": True}),
+        ("fsdp original", {"original": True, "forward_prefetch": True}),
+        ("fsdp offload", {"backward_prefetch": "BACKWARD_POST"}),
+        ("fsdp units", {"backward_prefetch": "BACKWARD_PRE"}),
+        ("fsdp bfloat16", {"parameter_dtype": "torch.bfloat16", "reduce_dtype": "torch.float64"}),
+        ("fsdp bfloat16", {"buffer_dtype": "torch.float16"}),
+        ("no_shard float64", {"parameter_dtype": "torch.float64"}),
+    ],
+)
+def test_torch_is_given_the_options(name: str, held: Told, two: tuple[dict[str, list[Told]], Path]) -> None:
+    found = two[0][name][0]["held"]
+    assert {key: found[key] for key in held} == held
+
+
+def test_reshard_after_forward_is_what_is_asked_for(two: tuple[dict[str, list[Told]], Path]) -> None:
+    # the root keeps its weights where nobody says otherwise: the backward pass begins with them
+    wanted = {"fsdp2": 2, "fsdp2 gathered": 0, "fsdp2 prefetch": 3, "fsdp2 shard_grad_op": 0}
+    assert {name: sum(two[0][name][0]["held"]["reshard"]) for name in wanted} == wanted
+
+
+def test_small_units_are_more_units(two: tuple[dict[str, list[Told]], Path]) -> None:
+    assert two[0]["fsdp2 units"][0]["held"]["units"] > 3
+    assert two[0]["fsdp units"][0]["held"]["units"] > 3
+
+
+def test_four_ranks_are_two_groups(four: tuple[dict[str, list[Told]], Path]) -> None:
+    assert four[0]["hybrid fsdp"][0]["held"]["strategy"] == "HYBRID_SHARD"
+    assert four[0]["hybrid fsdp shard_grad_op"][0]["held"]["strategy"] == "_HYBRID_SHARD_ZERO2"
+
+
+def test_a_group_that_divides_no_ranks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="doesn't divide the 4 ranks") as refused:
+        sharded_ranks(4, 3, ParallelConfig())
+    assert refused.value.key == "sharding.group_size"

@@ -97,39 +97,37 @@ class ParallelConfig(Section):
 class ShardingConfig(Section):
     """FSDP and FSDP2: who holds which part of the weights, and when they are fetched."""
 
-    group_size: Annotated[PositiveInt | None, Waits(Capability.SHARDING)] = None
+    group_size: PositiveInt | None = None
     """Devices that share one copy of the weights; null takes all, fewer than all give hybrid sharding."""
-    policy: Annotated[
-        Literal["full_shard", "shard_grad_op", "hybrid_shard", "no_shard"], Waits(Capability.SHARDING, ("no_shard",))
-    ] = "full_shard"
+    policy: Literal["full_shard", "shard_grad_op", "hybrid_shard", "no_shard"] = "full_shard"
     """What is shared out: weights, gradients and optimizer; the latter two; or nothing."""
-    min_parameters: Annotated[Count, Waits(Capability.SHARDING)] = 0
+    min_parameters: Count = 0
     """Modules with at least so many parameters are units of their own; 0 takes the model's layers."""
-    parameter_dtype: Annotated[WidePrecision | None, Waits(Capability.SHARDING)] = None
+    parameter_dtype: WidePrecision | None = None
     """Type in which weights are gathered and multiplied; null takes `policy.dtype`."""
-    reduce_dtype: Annotated[WidePrecision | None, Waits(Capability.SHARDING)] = "float32"
+    reduce_dtype: WidePrecision | None = "float32"
     """Type in which gradients are summed; null takes that of the weights."""
-    buffer_dtype: Annotated[Precision, Waits(Capability.SHARDING)] = "float32"
+    buffer_dtype: Precision = "float32"
     """Type of buffers."""
-    reshard_after_forward: Annotated[bool | None, Waits(Capability.SHARDING, (True, False))] = None
+    reshard_after_forward: bool | None = None
     """Weights are given back after the forward pass; null does so everywhere but at the root."""
-    sync_every_micro_batch: Annotated[bool, Waits(Capability.SHARDING, (True, False))] = False
+    sync_every_micro_batch: bool = False
     """Gradients are summed over devices after each micro-batch rather than once at the end."""
-    forward_prefetch: Annotated[bool, Waits(Capability.SHARDING)] = False
+    forward_prefetch: bool = False
     """The next layer's weights are fetched while this one computes, going forward …"""
-    backward_prefetch: Annotated[Literal["pre", "post"] | None, Waits(Capability.SHARDING)] = None
+    backward_prefetch: Literal["pre", "post"] | None = None
     """… and going back, before or after this one's gradients."""
-    limit_all_gathers: Annotated[bool, Waits(Capability.SHARDING)] = False
+    limit_all_gathers: bool = False
     """No more than two layers' weights are under way."""
-    keep_original_parameters: Annotated[bool, Waits(Capability.SHARDING)] = False
+    keep_original_parameters: bool = False
     """The optimizer sees the model's own parameters rather than flat ones."""
-    grad_scaler: Annotated[bool, Waits(Capability.SHARDING)] = False
+    grad_scaler: bool = False
     """Losses are scaled up so that float16 gradients don't vanish."""
-    grad_scaler_start: Annotated[PositiveFloat | None, Waits(Capability.SHARDING)] = None
+    grad_scaler_start: PositiveFloat | None = None
     """The first such factor; null takes torch's."""
-    grad_scaler_growth_steps: Annotated[PositiveInt | None, Waits(Capability.SHARDING)] = None
+    grad_scaler_growth_steps: PositiveInt | None = None
     """Steps without overflow after which it grows; null takes torch's."""
-    autocast: Annotated[Precision | None, Waits(Capability.SHARDING)] = None
+    autocast: Precision | None = None
     """Type of matrix products under torch's autocast; null leaves them to `policy.dtype`."""
 
 

@@ -17,7 +17,6 @@ from quintet.config.dialects.roll.worker_keys import (
     SHARD_DTYPE,
     SHARD_DTYPES,
     TRAINING,
-    fitting,
 )
 from quintet.config.dialects.takes import (
     BOOLEAN,
@@ -339,8 +338,7 @@ _ACTOR_TRAIN: tuple[Row, ...] = (
         1,
         "GPUs over which FSDP2 shards the weights, the rest holding copies; 1 or less, or all of them, shards over "
         "all.",
-        pending=Capability.SHARDING,
-        noop=(fitting("1 or less, or at least the number of GPUs"),),
+        proof="tests/unit/training/test_sharding.py::test_four_ranks_learn_what_one_does",
         native="actor.sharding.group_size",
         computed=True,
         unit="devices",
@@ -352,8 +350,7 @@ _ACTOR_TRAIN: tuple[Row, ...] = (
         "bf16",
         "Type to which FSDP2 casts weights for the forward and backward pass; null leaves them as they are.",
         native="actor.sharding.parameter_dtype",
-        pending=Capability.SHARDING,
-        noop=(fitting("the type of the weights, or null"),),
+        proof="tests/unit/training/test_sharding.py::test_another_type_gives_near_numbers",
         computed=True,
         only_if=FSDP2,
     ),
@@ -362,8 +359,7 @@ _ACTOR_TRAIN: tuple[Row, ...] = (
         SHARD_DTYPE,
         "float32",
         "Type in which FSDP2 sums gradients over GPUs; null takes that of the weights.",
-        pending=Capability.SHARDING,
-        noop=("float32", "fp32", "float"),
+        proof="tests/unit/training/test_sharding.py::test_torch_is_given_the_options",
         native="actor.sharding.reduce_dtype",
         words=SHARD_DTYPES,
         only_if=FSDP2,
@@ -374,8 +370,7 @@ _ACTOR_TRAIN: tuple[Row, ...] = (
         True,
         "FSDP2 frees gathered weights after the forward pass and gathers them again for the backward pass; null does "
         "so in all but the outermost module.",
-        pending=Capability.SHARDING,
-        noop=(True, False, None),
+        proof="tests/unit/training/test_sharding.py::test_reshard_after_forward_is_what_is_asked_for",
         native="actor.sharding.reshard_after_forward",
         only_if=FSDP2,
     ),

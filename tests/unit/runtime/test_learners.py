@@ -1,0 +1,80 @@
+"""If these fail, an option of a learner's configuration doesn't reach what learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quintet.config.native import Experiment
+from quintet.policies.causal_lm import load_model
+from quintet.records import Batch
+from quintet.runtime.learners import open_actor, open_critic, open_reference
+from quintet.training.lay import Whole
+
+
+def experiment(**sharding: Any) -> Experiment:
+    return Experiment.model_validate({name: {"sharding": sharding} for name in ("actor", "critic", "reference")})
+
+
+def batch() -> Batch:
+    tokens = torch.arange(40) % 30
+    mask = torch.arange(40) % 20 > 9
+    zeros = torch.zeros(40)
+    return Batch(
+        tokens=tokens,
+        positions=torch.arange(40) % 20,
+        lengths=torch.tensor([20, 20]),
+        loss_mask=mask,
+        turn=torch.zeros(40, dtype=torch.long),
+        turn_end=torch.arange(40) % 20 == 19,
+        trajectory=torch.tensor([0, 1]),
+        group=torch.tensor([0, 0]),
+        logprobs=zeros,
+        rewards=zeros,
+        advantages=zeros,
+        values=zeros,
+        returns=zeros,
+    )
+
+
+def logprobs(directory: Path, **sharding: Any) -> torch.Tensor:
+    config = experiment(**sharding)
+    return open_actor(config, load_model(directory), config.actor.optimizer).scorer.logprobs(batch())
+
+
+@pytest.mark.parametrize("option", ["autocast", "parameter_dtype"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_autocast_is_the_type_of_products(policy_directory: Path, option: str, dtype: str) -> None:
+    exact = logprobs(policy_directory)
+    narrow = logprobs(policy_directory, **{option: dtype})
+    model = load_model(policy_directory)
+    config = experiment()
+    plain = open_actor(config, model, config.actor.optimizer)
+    with torch.autocast("cpu", dtype=getattr(torch, dtype)):
+        expected = plain.scorer.logprobs(batch())
+    torch.testing.assert_close(narrow, expected, rtol=0, atol=0)
+    assert 0 < float((narrow - exact).abs().max()) < 0.1
+
+
+def test_float64_holds_for_the_weights(policy_directory: Path) -> None:
+    config = experiment(parameter_dtype="float64")
+    actor = open_actor(config, load_model(policy_directory), config.actor.optimizer)
+    assert {weight.dtype for _, weight in actor.weights()} == {torch.float64}
+    torch.testing.assert_close(actor.scorer.logprobs(batch()), logprobs(policy_directory), rtol=0, atol=1e-5)
+
+
+def test_critic_and_reference_begin_as_the_policy(policy_directory: Path) -> None:
+    config = experiment()
+    actor = open_actor(config, load_model(policy_directory), config.actor.optimizer)
+    reference = open_reference(config, actor, policy_directory)
+    critic = open_critic(config, actor, policy_directory)
+    assert torch.equal(reference.logprobs(batch()), actor.scorer.logprobs(batch()))
+    assert isinstance(critic.lay, Whole)
+    with torch.no_grad():
+        actor.model.lm_head.weight.mul_(2.0)
+    assert not torch.equal(reference.logprobs(batch()), actor.scorer.logprobs(batch()))
+    body = dict(critic.weights())["body.embed_tokens.weight"]
+    assert not torch.equal(body, actor.model.lm_head.weight)

@@ -1,0 +1,70 @@
+"""If these fail, float16 gradients vanish, or a run is thrown off by one that overflows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from loss_grid import ragged_batch
+
+from quintet.algorithms.objective import Imitation
+from quintet.config.native import OptimizerConfig
+from quintet.config.native.learners import ShardingConfig
+from quintet.policies.causal_lm import load_model
+from quintet.training.learner import ActorLearner
+from quintet.training.packing import Budget
+from quintet.training.scaling import LossScale
+
+
+def actor(directory: Path, scale: LossScale | None) -> ActorLearner:
+    return ActorLearner(load_model(directory), OptimizerConfig(), budget=Budget(60), scale=scale)
+
+
+def test_the_factor_starts_and_grows_as_asked() -> None:
+    asked = ShardingConfig(grad_scaler=True, grad_scaler_start=8.0, grad_scaler_growth_steps=2)
+    scale = LossScale.of(asked)
+    assert scale is not None
+    seen = []
+    for finite in (True, True, False, True, True, True):
+        scale.update(finite=finite)
+        seen.append(scale.factor)
+    assert seen == [8.0, 16.0, 8.0, 8.0, 16.0, 16.0]
+    other = LossScale(growth_steps=2)
+    other.load(scale.state())
+    other.update(finite=True)
+    scale.update(finite=True)
+    assert other.factor == scale.factor
+
+
+def test_torchs_own_numbers_where_nothing_is_asked() -> None:
+    ours, theirs = LossScale(), torch.amp.GradScaler("cpu")
+    assert ours.factor == theirs.get_scale()
+    assert ours._growth_steps == theirs.get_growth_interval()
+    assert LossScale.of(ShardingConfig()) is None
+
+
+def test_a_scaled_loss_learns_the_same(policy_directory: Path) -> None:
+    plain, scaled = actor(policy_directory, None), actor(policy_directory, LossScale(4096.0))
+    batch = ragged_batch()
+    for _ in range(3):
+        one = plain.update(batch, Imitation(), "token-mean", 1e-3)
+        other = scaled.update(batch, Imitation(), "token-mean", 1e-3)
+        assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5)
+    theirs = dict(scaled.weights())
+    for name, value in plain.weights():
+        torch.testing.assert_close(theirs[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_an_overflow_is_skipped_and_halves_the_factor(policy_directory: Path) -> None:
+    scale = LossScale(1024.0)
+    learner = actor(policy_directory, scale)
+    before = {name: value.clone() for name, value in learner.weights()}
+    with torch.no_grad():
+        learner.model.lm_head.weight[0, 0] = float("inf")
+        before["model.embed_tokens.weight"][0, 0] = float("inf")
+    told = learner.update(replace(ragged_batch()), Imitation(), "token-mean", 1e-3)
+    assert told["skipped"] == 1.0
+    assert scale.factor == 512.0
+    assert all(torch.equal(before[name], value) for name, value in learner.weights())
