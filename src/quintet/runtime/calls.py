@@ -80,7 +80,7 @@ def decoded(header: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
         ValueError: it isn't a header, or asks for something that can't be asked for.
     """
     given = json.loads(header)
-    method = given.get("method") if isinstance(given, dict) else given
+    method = given.get("method") if isinstance(given, dict) else None
     if not isinstance(method, str) or method not in METHODS:
         raise ValueError(f"no call {method!r}")
     room: dict[str, Tensor] = {}

@@ -12,8 +12,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch documents it here
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 
 from quintet.config.started import Started
 from quintet.errors import MachineError
@@ -101,11 +101,7 @@ def meet(started: Started, told: str, timeout_seconds: float) -> Meeting:
     if torch.cuda.is_available():
         torch.cuda.set_device(started.local_rank)
         backend = "cpu:gloo,cuda:nccl"
-    try:
-        store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout_seconds))))
-    except (dist.DistError, ValueError) as error:
-        raise _not_met(f"rank {started.rank} of {started.size} finds no meeting place: {error}") from error
-    store = PrefixStore("quintet", store)
+    store = _meeting_place(started, timeout_seconds)
     peers = _introduced(store, started, told, timeout_seconds)
     dist.init_process_group(
         backend,
@@ -118,6 +114,29 @@ def meet(started: Started, told: str, timeout_seconds: float) -> Meeting:
     return Meeting(Ranks(started.rank, started.size), line, peers)
 
 
+def _meeting_place(started: Started, timeout_seconds: float) -> Store:
+    """What all ranks can write to and read: torchrun's, or else rank 0's at the address that the environment says."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    listening = None
+    try:
+        if started.rank == 0 and not by_torchrun:
+            # torch itself would listen on every interface
+            listening = socket.create_server((host, port)).detach()
+        store = TCPStore(
+            host,
+            port,
+            is_master=listening is not None,
+            timeout=timedelta(seconds=timeout_seconds),
+            wait_for_workers=False,
+            master_listen_fd=listening,
+        )
+    except (dist.DistError, OSError) as error:
+        told = f"rank {started.rank} of {started.size} finds no meeting place at {host}:{port}"
+        raise _not_met(f"{told}: {str(error).splitlines()[0]}") from error
+    return PrefixStore(f"quintet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
 def _introduced(store: Store, started: Started, told: str, timeout_seconds: float) -> tuple[Peer, ...]:
     """Who came, by rank."""
     card = {"host": socket.gethostname(), "process": os.getpid(), "told": told}
@@ -126,8 +145,7 @@ def _introduced(store: Store, started: Started, told: str, timeout_seconds: floa
     try:
         store.wait(names, timedelta(seconds=timeout_seconds))
     except dist.DistError as error:
-        absent = [rank for rank, name in enumerate(names) if not store.check([name])]
-        told = f"{_listed(absent)} of {started.size} didn't come within {timeout_seconds:g} seconds"
+        told = f"{_absent(store, names)} of {started.size} didn't come within {timeout_seconds:g} seconds"
         raise _not_met(told) from error
     cards = [json.loads(store.get(name)) for name in names]
     peers = tuple(Peer(rank, str(c["host"]), int(c["process"]), str(c["told"])) for rank, c in enumerate(cards))
@@ -135,6 +153,13 @@ def _introduced(store: Store, started: Started, told: str, timeout_seconds: floa
         hint = "start all of them with the same words, files and version"
         raise MachineError(f"{_listed(other)} of {started.size}: another configuration than that of rank 0", hint)
     return peers
+
+
+def _absent(store: Store, names: list[str]) -> str:
+    try:
+        return _listed([rank for rank, name in enumerate(names) if not store.check([name])])
+    except dist.DistError:
+        return "some ranks"
 
 
 def _listed(ranks: list[int]) -> str:
