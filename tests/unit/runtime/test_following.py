@@ -150,7 +150,7 @@ def test_two_ranks_do_what_one_does(policy_directory: Path, tmp_path: Path) -> N
     assert told.keys() == alone.keys()
     for name, expected in alone.items():
         # AdamW makes steps of a first gradient's signs: its rounding grows
-        assert told[name] == pytest.approx(expected, rel=2e-4, abs=1e-5), name
+        assert told[name] == pytest.approx(expected, rel=1e-3, abs=5e-5), name
     assert told["again"] == pytest.approx(told["after saving"], rel=1e-5, abs=1e-6)
     assert told["actor 0"]["actor/pg_loss"] != told["actor 1"]["actor/pg_loss"]
 
