@@ -9,6 +9,7 @@ import typer
 
 from quintet import __version__
 from quintet.cli import check, data
+from quintet.cli.ranks import hushed
 from quintet.errors import UserError
 
 __all__ = ["app", "main"]
@@ -255,7 +256,8 @@ def _options(
 def main() -> NoReturn:
     """Run the command line; the user's faults end in one message and exit status 2."""
     try:
-        app(standalone_mode=True)
+        with hushed():
+            app(standalone_mode=True)
     except UserError as error:
         print(f"quintet: {error}", file=sys.stderr)
         sys.exit(error.exit_status)

@@ -6,6 +6,8 @@ import os
 
 from quintet.cli.choices import check_choices
 from quintet.cli.configuration import compose
+from quintet.cli.ranks import on_all_ranks
+from quintet.config.started import started
 
 __all__ = ["run"]
 
@@ -21,7 +23,8 @@ def run(config: str | None, overrides: list[str], dialect: str | None, unknown_k
     check_choices(composed)
     from quintet.tracking.run_directory import RunDirectory
 
-    RunDirectory.of(composed.experiment).create()
+    if started().rank == 0:
+        RunDirectory.of(composed.experiment).create()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from rich.console import Console
@@ -31,4 +34,4 @@ def run(config: str | None, overrides: list[str], dialect: str | None, unknown_k
 
     logging.disable_progress_bar()
 
-    return train(composed, Console())
+    return on_all_ranks(composed, lambda conductor: train(composed, Console(), conductor))

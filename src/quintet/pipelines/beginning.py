@@ -98,7 +98,7 @@ def begin(run: Run, book: PromptBook | None, stop: StopRequest, opened: ExitStac
 
 def _built(run: Run, policy: Path, book: PromptBook | None) -> Components:
     """Components around that policy; what its chat template does otherwise than plain dialogues is told."""
-    components = build(run.config, policy, book)
+    components = build(run.config, policy, book, run.conductor)
     for line in () if book else components.chat.report.lines():
         run.progress.note(f"chat template: {line}")
     return components

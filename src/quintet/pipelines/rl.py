@@ -37,17 +37,21 @@ from quintet.training.packing import mini_batches
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from quintet.runtime.conducting import Conductor
+
 __all__ = ["train"]
 
 
-def train(composed: Composed, console: Console) -> int:
-    """Warm start, reinforcement learning, validation, report; gives the exit status.
+def train(composed: Composed, console: Console, conductor: Conductor | None = None) -> int:
+    """Warm start, reinforcement learning, validation, report; gives the exit status. Through a `conductor` other ranks
+    take part.
 
     Raises:
         UserError: what the user can mend, and `InterruptedRun` after a wish to stop was granted.
     """
     composed = _after_fine_tuning(composed, console)
-    with open_run(composed, console) as run, stop_on_signals() as stop, ExitStack() as opened:
+    check = conductor.check if conductor else None
+    with open_run(composed, console, conductor) as run, stop_on_signals(check) as stop, ExitStack() as opened:
         book = open_prompts(run, opened)
         if _is_finished(run):
             run.progress.note(f"{run.directory.path} is finished: {run.config.training.steps} steps. Nothing to do.")

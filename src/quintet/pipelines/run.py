@@ -24,6 +24,7 @@ from quintet.training.checkpoint import Checkpoint, find_checkpoint, open_checkp
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from quintet.runtime.conducting import Conductor
     from quintet.runtime.local import Components
 
 __all__ = ["Run", "Timings", "open_run"]
@@ -73,6 +74,8 @@ class Run:
     progress: Progress
     checkpoint: Checkpoint | None = None
     """Where it goes on from."""
+    conductor: Conductor | None = None
+    """Through whom other ranks take part; None where there are none."""
     _begun: float = field(default_factory=time.perf_counter)
     _logger: MetricLogger | None = None
 
@@ -125,7 +128,7 @@ class Run:
 
 
 @contextmanager
-def open_run(composed: Composed, console: Console) -> Iterator[Run]:
+def open_run(composed: Composed, console: Console, conductor: Conductor | None = None) -> Iterator[Run]:
     """The run's directory, made and locked, and the checkpoint that it goes on from.
 
     Raises:
@@ -137,7 +140,7 @@ def open_run(composed: Composed, console: Console) -> Iterator[Run]:
     directory.create(_needed_bytes(composed))
     with directory.lock():
         progress = open_progress(console)
-        run = Run(composed, directory, progress, _starting_point(config, directory, progress))
+        run = Run(composed, directory, progress, _starting_point(config, directory, progress), conductor)
         _prepare(run)
         try:
             yield run

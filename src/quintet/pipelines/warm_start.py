@@ -21,7 +21,7 @@ from quintet.rollout.agent_loop import derive_seed
 from quintet.rollout.assemble import assemble
 from quintet.rollout.dialogue import ChatFormat, Dialogue
 from quintet.rollout.replies import ReplyFormat
-from quintet.training.learner import ActorLearner
+from quintet.training.handles import Actor
 from quintet.training.optimizer import learning_rate
 from quintet.training.packing import select_sequences
 
@@ -146,7 +146,7 @@ def _as_answer(book: PromptBook, number: int, question: Question, tokenizer: Any
 
 
 def learn_demonstrations(
-    actor: ActorLearner,
+    actor: Actor,
     batch: Batch,
     config: WarmStartConfig,
     seed: int,

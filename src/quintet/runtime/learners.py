@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from quintet.config.native import Experiment, OptimizerConfig
-from quintet.policies.causal_lm import PolicyModule, ValueModel, load_model
+from quintet.policies.causal_lm import PolicyModule, ValueModel, load_model, recompute_activations
+from quintet.rollout.agent_loop import derive_seed
 from quintet.runtime.engines import policy_dtype
+from quintet.runtime.memory import keep_freed_memory
 from quintet.training.lay import TYPES, Lay, Whole, take_weights
 from quintet.training.learner import ActorLearner, CriticLearner, Scorer
 from quintet.training.mesh import Mesh
@@ -19,12 +23,12 @@ from quintet.training.ranks import Ranks
 from quintet.training.scaling import LossScale
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from transformers import PreTrainedModel
 
     from quintet.config.native.learners import LearnerConfig
 
-__all__ = ["open_actor", "open_critic", "open_reference"]
+__all__ = ["Learners", "open_actor", "open_critic", "open_reference"]
 
 ALONE = Ranks()
 
@@ -118,3 +122,86 @@ def _plain(config: Experiment, actor: ActorLearner, policy: Path) -> PreTrainedM
     model = load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides)
     take_weights(model, actor.weights())
     return model
+
+
+@dataclass(slots=True)
+class Learners:
+    """What learns and what judges in this process. With several ranks each has one of these, and all of them call the
+    same methods in the same order."""
+
+    experiment: Experiment
+    policy: Path
+    """The model that the policy began as."""
+    ranks: Ranks
+    actor: ActorLearner
+    critic: CriticLearner | None = None
+    reference: Scorer | None = None
+
+    @classmethod
+    def open(cls, config: Experiment, policy: Path, ranks: Ranks = ALONE) -> Learners:
+        """The actor of the policy at that directory, and settings of the process that its numbers depend on.
+
+        Raises:
+            MachineError: the directory isn't a model.
+        """
+        keep_freed_memory()
+        torch.set_num_threads(config.training.threads or torch.get_num_threads())
+        torch.manual_seed(derive_seed(config.seed, "torch"))
+        trusted = config.policy.trust_remote_code
+        model = load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides)
+        if config.actor.gradient_checkpointing:
+            recompute_activations(model)
+        actor = open_actor(config, model, config.actor.optimizer, config.rollout.temperature, ranks)
+        return cls(config, policy, ranks, actor)
+
+    @property
+    def whole(self) -> bool:
+        """Every rank has all of the policy's weights."""
+        return isinstance(self.actor.lay, Whole)
+
+    def actor_with(self, optimizer: OptimizerConfig) -> ActorLearner:
+        """The same policy under a fresh optimizer, scored as it is, whatever temperature play has."""
+        return self.actor.under(optimizer)
+
+    def grow_critic(self) -> CriticLearner:
+        """A critic from the policy as it is now."""
+        self.critic = open_critic(self.experiment, self.actor, self.policy, self.ranks)
+        return self.critic
+
+    def keep_reference(self) -> Scorer:
+        """The policy as it is now becomes the reference, or the model that the configuration names does."""
+        if self.experiment.reference.path is None or self.reference is None:
+            self.reference = open_reference(self.experiment, self.actor, self.policy, self.ranks)
+        return self.reference
+
+    def save(self, directory: Path) -> None:
+        """Write every tensor that a later run goes on from: rank 0 does, from what all have."""
+        weights = dict(self.actor.weights())
+        if self.ranks.rank == 0:
+            self.actor.model.save_pretrained(directory / "hf", state_dict=weights)
+        self._put(self.actor.state(), directory / "actor_optimizer.safetensors")
+        if self.critic is not None:
+            self._put(dict(self.critic.weights()), directory / "critic.safetensors")
+            self._put(self.critic.state(), directory / "critic_optimizer.safetensors")
+        if self.reference is not None and self.experiment.reference.path is None:
+            self._put(dict(self.reference.lay.weights()), directory / "reference.safetensors")
+
+    def _put(self, tensors: dict[str, Tensor], path: Path) -> None:
+        if self.ranks.rank == 0:
+            save_file(tensors, path)
+
+    def load(self, directory: Path) -> None:
+        """Take up what `save` wrote."""
+        saved = load_model(directory / "hf", trust_remote_code=self.experiment.policy.trust_remote_code)
+        self.actor.lay.load(saved.named_parameters())
+        self.actor.load_state(load_file(directory / "actor_optimizer.safetensors"))
+        if self.experiment.needs_critic:
+            critic = self.grow_critic()
+            if (directory / "critic.safetensors").exists():
+                critic.lay.load(load_file(directory / "critic.safetensors").items())
+                critic.load_state(load_file(directory / "critic_optimizer.safetensors"))
+        if self.experiment.needs_reference:
+            path = directory / "reference.safetensors"
+            reference = self.keep_reference()
+            if path.exists():
+                reference.lay.load(load_file(path).items())

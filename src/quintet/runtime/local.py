@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
-from safetensors.torch import load_file, save_file
 
 from quintet.algorithms.kl import KlControl
 from quintet.config.native import Experiment, OptimizerConfig, RewardConfig
@@ -17,24 +13,22 @@ from quintet.data.book import PromptBook
 from quintet.envs.mixture import open_starts
 from quintet.envs.seeds import Starts
 from quintet.errors import ConfigError
-from quintet.policies.causal_lm import load_model, load_tokenizer, recompute_activations
-from quintet.rollout.agent_loop import AgentLoop, derive_seed
+from quintet.policies.causal_lm import load_model, load_tokenizer
+from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.dialogue import ChatFormat
 from quintet.rollout.draws import check_tokens, engine_context, requests_side_by_side
 from quintet.rollout.engine import ENGINES, Engine
 from quintet.rollout.prompts import PromptLoop
 from quintet.rollout.streaming import GameStream
 from quintet.rollout.supervision import Supervised
+from quintet.runtime.conducting import ConductedLearners, Conductor
 from quintet.runtime.engines import engine_setup
 from quintet.runtime.judging import open_judge
-from quintet.runtime.learners import open_actor, open_critic, open_reference
-from quintet.runtime.memory import keep_freed_memory
+from quintet.runtime.learners import Learners
 from quintet.training.checkpoint import Checkpoint
-from quintet.training.lay import Whole
-from quintet.training.learner import ActorLearner, CriticLearner, Scorer
+from quintet.training.handles import Actor, Critic, Judge
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
 
 __all__ = ["Components", "build", "end_tokens"]
@@ -46,21 +40,32 @@ class Components:
 
     experiment: Experiment
     tokenizer: Any
-    actor: ActorLearner
+    learners: Learners | ConductedLearners
     engine: Supervised
     games: AgentLoop | PromptLoop
     starts: Starts
-    policy: Path
-    """The model that the policy began as."""
     book: PromptBook | None = None
     """Questions, where such are answered."""
     stream: GameStream | None = None
     """Games that outlast their step, where such are wanted."""
     resting: bool = False
     """The engine has given its cache back."""
-    critic: CriticLearner | None = None
-    reference: Scorer | None = None
     kl: KlControl | None = None
+
+    @property
+    def actor(self) -> Actor:
+        """What trains the policy."""
+        return self.learners.actor
+
+    @property
+    def critic(self) -> Critic | None:
+        """What trains the critic, where there is one."""
+        return self.learners.critic
+
+    @property
+    def reference(self) -> Judge | None:
+        """The policy from which divergence is measured, where there is one."""
+        return self.learners.reference
 
     @property
     def chat(self) -> ChatFormat:
@@ -95,63 +100,44 @@ class Components:
         """How far start states were drawn, for a checkpoint. Games in flight are given up: they are begun anew."""
         return self.starts.state() | (self.stream.suspend() if self.stream else {})
 
-    def actor_with(self, optimizer: OptimizerConfig) -> ActorLearner:
+    def actor_with(self, optimizer: OptimizerConfig) -> Actor:
         """The same policy under a fresh optimizer, scored as it is, whatever temperature play has."""
-        return self.actor.under(optimizer)
+        return self.learners.actor_with(optimizer)
 
     def grow_critic(self) -> None:
         """A critic from the policy as it is now."""
-        self.critic = open_critic(self.experiment, self.actor, self.policy)
+        self.learners.grow_critic()
 
     def keep_reference(self) -> None:
         """The policy as it is now becomes the reference, or the model that the configuration names does."""
-        if self.experiment.reference.path is None or self.reference is None:
-            self.reference = open_reference(self.experiment, self.actor, self.policy)
+        self.learners.keep_reference()
+        self._steer()
+
+    def _steer(self) -> None:
         if self.kl is None and self.experiment.algorithm.kl is not None:
             self.kl = KlControl.of(self.experiment.algorithm.kl)
 
     def save(self, directory: Path) -> None:
         """Write every tensor that a later run goes on from; the files a checkpoint is made of."""
-        self.actor.model.save_pretrained(directory / "hf")
+        self.learners.save(directory)
         self.tokenizer.save_pretrained(directory / "hf")
-        save_file(self.actor.state(), directory / "actor_optimizer.safetensors")
-        if self.critic is not None:
-            save_file(dict(self.critic.weights()), directory / "critic.safetensors")
-            save_file(self.critic.state(), directory / "critic_optimizer.safetensors")
-        if self.reference is not None and self.experiment.reference.path is None:
-            save_file(dict(self.reference.model.named_parameters()), directory / "reference.safetensors")
         if self.kl is not None:
             (directory / "kl.json").write_text(json.dumps({"coefficient": self.kl.coefficient}))
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Take up what `save` wrote."""
-        saved = load_model(checkpoint.directory / "hf", trust_remote_code=self.experiment.policy.trust_remote_code)
-        self.actor.model.load_state_dict(saved.state_dict())
-        self.actor.load_state(load_file(checkpoint.directory / "actor_optimizer.safetensors"))
-        if self.experiment.needs_critic:
-            self.grow_critic()
-        if self.critic is not None and (checkpoint.directory / "critic.safetensors").exists():
-            self.critic.model.load_state_dict(load_file(checkpoint.directory / "critic.safetensors"))
-            self.critic.load_state(load_file(checkpoint.directory / "critic_optimizer.safetensors"))
-        self._load_reference(checkpoint.directory)
+        self.learners.load(checkpoint.directory)
+        if self.experiment.needs_reference:
+            self._steer()
+        steered = checkpoint.directory / "kl.json"
+        if self.kl is not None and steered.exists():
+            self.kl.coefficient = float(json.loads(steered.read_text())["coefficient"])
         training = self.experiment.training
         drawn = checkpoint.state.get("starts", {"drawn": checkpoint.step * training.groups_per_step})
         self.starts.load(drawn)
         if self.stream is not None:
             self.stream.load(drawn)
         self.sync_weights(checkpoint.step)
-
-    def _load_reference(self, directory: Path) -> None:
-        if not self.experiment.needs_reference:
-            return
-        self.keep_reference()
-        path = directory / "reference.safetensors"
-        if self.reference is not None and path.exists():
-            saved = load_file(path)
-            for name, parameter in self.reference.model.named_parameters():
-                parameter.copy_(saved[name])
-        if self.kl is not None and (directory / "kl.json").exists():
-            self.kl.coefficient = float(json.loads((directory / "kl.json").read_text())["coefficient"])
 
 
 def _tokenizer(config: Experiment, policy: Path, vocabulary: int) -> Any:
@@ -168,30 +154,33 @@ def _tokenizer(config: Experiment, policy: Path, vocabulary: int) -> Any:
     return tokenizer
 
 
-def build(config: Experiment, policy: Path, book: PromptBook | None = None) -> Components:
-    """Components around the policy at that directory; with a `book`, its questions are asked.
+def build(
+    config: Experiment, policy: Path, book: PromptBook | None = None, conductor: Conductor | None = None
+) -> Components:
+    """Components around the policy at that directory; with a `book`, its questions are asked. A `conductor` has the
+    learners on all its ranks.
 
     Raises:
         MachineError: the directory isn't a model.
         ConfigError: its chat template can't carry a dialogue, or the engine is unknown.
     """
-    keep_freed_memory()
-    torch.set_num_threads(config.training.threads or torch.get_num_threads())
-    torch.manual_seed(derive_seed(config.seed, "torch"))
-    trusted = config.policy.trust_remote_code
-    model = load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides)
+    learners = conductor.open(policy) if conductor else Learners.open(config, policy)
+    model = learners.actor.model
     tokenizer = _tokenizer(config, policy, model.config.vocab_size)
     check_tokens(config, model.config.vocab_size)
-    if config.actor.gradient_checkpointing:
-        recompute_activations(model)
-    actor = open_actor(config, model, config.actor.optimizer, config.rollout.temperature)
-    whole = isinstance(actor.lay, Whole)
-    played = model if whole else load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides)
-    engine = _engine(config, policy, played, tokenizer, actor.weights, learner_owns=whole)
+    engine = _engine(config, policy, _played(config, policy, learners), tokenizer, learners)
     games = _games(config, engine, tokenizer, model, book, policy)
     starts = book or open_starts(config)
     stream = GameStream(games, starts, config) if config.rollout.async_ratio else None
-    return Components(config, tokenizer, actor, engine, games, starts, policy, book, stream)
+    return Components(config, tokenizer, learners, engine, games, starts, book, stream)
+
+
+def _played(config: Experiment, policy: Path, learners: Learners | ConductedLearners) -> PreTrainedModel:
+    """What an engine in this process generates with: the learner's own model, or where its weights are cut up another
+    that gets them."""
+    if learners.whole:
+        return learners.actor.model
+    return load_model(policy, trust_remote_code=config.policy.trust_remote_code, overrides=config.policy.overrides)
 
 
 def _engine(
@@ -199,11 +188,9 @@ def _engine(
     policy: Path,
     model: PreTrainedModel,
     tokenizer: Any,
-    weights: Callable[[], Iterable[tuple[str, Tensor]]],
-    *,
-    learner_owns: bool,
+    learners: Learners | ConductedLearners,
 ) -> Supervised:
-    """What generates, on the learner's own weights where it can; one that dies is opened anew and gets `weights`."""
+    """What generates, on the learner's own weights where it can; one that dies is opened anew and gets its weights."""
     setup = engine_setup(
         config,
         policy,
@@ -211,10 +198,10 @@ def _engine(
         tokenizer,
         engine_context(config),
         side_by_side=requests_side_by_side(config),
-        learner_owns=learner_owns,
+        learner_owns=learners.whole,
     )
     open_engine = ENGINES.get(config.rollout.engine).load()
-    return Supervised(lambda: open_engine(setup), weights)
+    return Supervised(lambda: open_engine(setup), learners.actor.weights)
 
 
 def _games(

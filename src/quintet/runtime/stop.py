@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -22,11 +22,14 @@ class StopRequest:
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """While inside, SIGINT and SIGTERM only set the request; a second one interrupts at once."""
+def stop_on_signals(check: Callable[[], None] | None = None) -> Iterator[StopRequest]:
+    """While inside, SIGINT and SIGTERM only set the request; a second one interrupts at once, and so does what `check`
+    raises at any of them."""
     request = StopRequest()
 
     def ask(number: int, _frame: FrameType | None) -> None:
+        if check is not None:
+            check()
         if request:
             raise KeyboardInterrupt
         request.signal = signal.Signals(number).name

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.drift import token_gaps, tolerated
@@ -33,7 +34,7 @@ from quintet.training.scaling import LossScale
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["ActorLearner", "CriticLearner", "Learner", "Scorer"]
+__all__ = ["ActorLearner", "CriticLearner", "Learner", "Scorer", "Viewed"]
 
 ALONE = Ranks()
 
@@ -51,6 +52,14 @@ class Learner(Protocol):
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Put back what `state` gave."""
+        ...
+
+
+class Viewed(Protocol):
+    """A policy from which another's divergence is measured, wherever its ranks run."""
+
+    def view(self, packed: Packed) -> View:
+        """What the measure needs of it."""
         ...
 
 
@@ -74,6 +83,13 @@ def _aggregation(given: Aggregation | str) -> Aggregation:
 
 def _never(metrics: Mapping[str, float]) -> bool:
     return False
+
+
+def _as_lies(value: Tensor, parameter: Tensor) -> Tensor:
+    """A whole tensor of the optimizer as it belongs to a parameter of this rank."""
+    if isinstance(parameter, DTensor) and value.shape == parameter.shape:
+        return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return value.clone()
 
 
 class _Learning:
@@ -108,9 +124,9 @@ class _Learning:
         return self.lay.weights()
 
     def state(self) -> dict[str, Tensor]:
-        """See `Learner.state`; keys are `<parameter>.<field>`."""
+        """See `Learner.state`; keys are `<parameter>.<field>`. All ranks call it."""
         return {
-            f"{own_name(name)}.{field}": value
+            f"{own_name(name)}.{field}": value.full_tensor() if isinstance(value, DTensor) else value
             for name, parameter in self.lay.module.named_parameters()
             for field, value in self.optimizer.state[parameter].items()
         }
@@ -123,7 +139,7 @@ class _Learning:
                 key.removeprefix(f"{own}."): value for key, value in state.items() if key.rpartition(".")[0] == own
             }
             if fields:
-                self.optimizer.state[parameter] = {key: value.clone() for key, value in fields.items()}
+                self.optimizer.state[parameter] = {key: _as_lies(value, parameter) for key, value in fields.items()}
 
     def _step(
         self,
@@ -197,7 +213,7 @@ class Scorer:
         return Scorer(model, budget=budget, dtype=self.dtype, temperature=self._temperature, ranks=self._ranks)
 
     def measures(
-        self, packed: Packed, other: Scorer | None = None, *, swapped: bool = False, squared_mass: bool = False
+        self, packed: Packed, other: Viewed | None = None, *, swapped: bool = False, squared_mass: bool = False
     ) -> TokenMeasures:
         """Log-probs, entropy and the rest at each predicted place, [M], on the CPU; see `token_measures`."""
         there = packed.to(self.model.device)
@@ -208,7 +224,7 @@ class Scorer:
 
     @torch.no_grad()
     def view(self, packed: Packed) -> View:
-        """What another's divergence from this policy needs of it."""
+        """See `Viewed.view`."""
         found: View = self.lay.module(packed.to(self.model.device), view_only=True)
         return found
 
@@ -225,7 +241,7 @@ class Scorer:
         """Σ π² over the vocabulary at the place of each own token, float32 [N]; 0 outside the loss mask."""
         return self._over(batch, lambda packed: self.measures(packed, squared_mass=True).squared_mass)
 
-    def divergence(self, batch: Batch, reference: Scorer, *, swapped: bool = False) -> Tensor:
+    def divergence(self, batch: Batch, reference: Viewed, *, swapped: bool = False) -> Tensor:
         """KL(policy ‖ reference) over the whole vocabulary at the place of each own token, or with `swapped` the other
         way round; nats, float32 [N], 0 outside the loss mask."""
         return self._over(batch, lambda packed: self.measures(packed, reference, swapped=swapped).divergence)
@@ -281,7 +297,7 @@ class ActorLearner(_Learning):
         aggregation: Aggregation | str,
         rate: float,
         *,
-        reference: Scorer | None = None,
+        reference: Viewed | None = None,
         seed: int = 0,
     ) -> dict[str, float]:
         """One optimizer step on a mini-batch.
@@ -318,7 +334,7 @@ class ActorLearner(_Learning):
             metrics["actor/stopped_updates"] = float(policy.stops(metrics))
         return metrics | {"probs_diff_max": self._ranks.largest(max(largest))}
 
-    def _measures(self, packed: Packed, full: KlConfig | None, reference: Scorer | None) -> TokenMeasures:
+    def _measures(self, packed: Packed, full: KlConfig | None, reference: Viewed | None) -> TokenMeasures:
         return self.scorer.measures(packed, reference, swapped=full.swapped) if full else self.scorer.measures(packed)
 
     def _targets(self, batch: Batch, objective: PolicyLearning, aggregation: Aggregation, seed: int) -> PolicyTargets:

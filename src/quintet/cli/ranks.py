@@ -1,0 +1,81 @@
+"""As which of several processes a command runs: one conducts and speaks, the others follow."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import TYPE_CHECKING
+
+from quintet import __version__
+from quintet.config import Composed
+from quintet.config.native import Experiment
+from quintet.config.started import Started, started
+from quintet.errors import UserError
+
+if TYPE_CHECKING:
+    from quintet.runtime.conducting import Conductor
+
+__all__ = ["hushed", "on_all_ranks"]
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Beside the first process of a machine nothing is said of what all of them find: no remark, no fault of the
+    user's. Defects keep their traceback."""
+    if started().local_rank == 0:
+        yield
+        return
+    try:
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            yield
+    except UserError as error:
+        sys.exit(error.exit_status)
+
+
+def on_all_ranks(composed: Composed, run: Callable[[Conductor | None], int]) -> int:
+    """Run it on rank 0, with the others beside it where torchrun started several; gives the exit status.
+
+    Raises:
+        MachineError: the ranks don't find each other.
+    """
+    here = started()
+    if here.size == 1:
+        return run(None)
+    return _among(here, composed.experiment, run)
+
+
+def _among(here: Started, config: Experiment, run: Callable[[Conductor | None], int]) -> int:
+    from quintet.runtime.conducting import Conductor
+    from quintet.runtime.following import follow
+    from quintet.training.meeting import meet
+
+    meeting = meet(here, _told(config), config.placement.join_timeout_seconds)
+    try:
+        if here.rank:
+            return _following(lambda: follow(config, meeting))
+        conductor = Conductor(config, meeting)
+        try:
+            return run(conductor)
+        finally:
+            conductor.stop()
+    finally:
+        meeting.leave()
+
+
+def _following(run: Callable[[], None]) -> int:
+    """The exit status of a rank that follows; its own faults are told."""
+    try:
+        run()
+    except UserError as error:
+        print(f"quintet: {error}", file=sys.__stderr__)
+        return error.exit_status
+    return 0
+
+
+def _told(config: Experiment) -> str:
+    """A rank's configuration, as short as can be."""
+    text = f"{__version__} {sys.version_info[:2]} {config.model_dump_json()}"
+    return hashlib.sha256(text.encode()).hexdigest()

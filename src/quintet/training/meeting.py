@@ -1,0 +1,170 @@
+"""How the processes that torchrun started find each other, and who of them is still there."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch documents it here
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from quintet.config.started import Started
+from quintet.errors import MachineError
+from quintet.training.ranks import Ranks
+
+__all__ = ["Meeting", "Peer", "meet"]
+
+HANG_SECONDS = 1800.0
+"""How long a rank waits inside a calculation for the others' parts: they compute at the same time."""
+QUIET_DAYS = 365
+"""How long a follower waits for the next call, which is as long as games last. Who dies is noticed at once."""
+REAPED_SECONDS = 3.0
+"""Time in which a dead process also goes from the system's list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One of the processes, and what it says of its run."""
+
+    rank: int
+    host: str
+    process: int
+    told: str
+
+    @property
+    def gone(self) -> bool:
+        """It is known to have ended: of a process on another machine nothing is known."""
+        if self.host != socket.gethostname():
+            return False
+        try:
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        return _is_zombie(self.process)
+
+
+def _is_zombie(process: int) -> bool:
+    """Ended, and not yet asked for its status by whoever started it; False where the system has no /proc."""
+    try:
+        with open(f"/proc/{process}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] == b"Z"
+    except (OSError, IndexError):
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """All ranks, together."""
+
+    ranks: Ranks
+    """They compute over this."""
+    line: dist.ProcessGroup
+    """Rank 0 tells the others over this what to do."""
+    peers: tuple[Peer, ...]
+
+    def gone(self) -> list[int]:
+        """The other ranks that have ended."""
+        return [peer.rank for peer in self.peers if peer.rank != self.ranks.rank and peer.gone]
+
+    def soon_gone(self) -> list[int]:
+        """The same after a connection broke: waits a little for the system to notice, too."""
+        until = time.monotonic() + REAPED_SECONDS
+        while not (found := self.gone()) and time.monotonic() < until:
+            time.sleep(0.05)
+        return found
+
+    def leave(self) -> None:
+        """Part from the others."""
+        dist.destroy_process_group()
+
+
+def meet(started: Started, told: str, timeout_seconds: float) -> Meeting:
+    """Wait for all ranks, on loopback where all of them run on this machine unless `GLOO_SOCKET_IFNAME` names another
+    interface; with GPUs each takes the one of its local rank. `told` is what a rank says of its run: all have to say
+    the same.
+
+    Raises:
+        MachineError: some don't come in time, or have another configuration; the message names them.
+    """
+    if started.one_machine:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(started.local_rank)
+        backend = "cpu:gloo,cuda:nccl"
+    store = _meeting_place(started, timeout_seconds)
+    peers = _introduced(store, started, told, timeout_seconds)
+    dist.init_process_group(
+        backend,
+        store=PrefixStore("ranks", store),
+        rank=started.rank,
+        world_size=started.size,
+        timeout=timedelta(seconds=HANG_SECONDS),
+    )
+    line = dist.new_group(backend="gloo", timeout=timedelta(days=QUIET_DAYS))
+    return Meeting(Ranks(started.rank, started.size), line, peers)
+
+
+def _meeting_place(started: Started, timeout_seconds: float) -> Store:
+    """What all ranks can write to and read: torchrun's, or else rank 0's at the address that the environment says."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    listening = None
+    try:
+        if started.rank == 0 and not by_torchrun:
+            # torch itself would listen on every interface
+            listening = socket.create_server((host, port)).detach()
+        store = TCPStore(
+            host,
+            port,
+            is_master=listening is not None,
+            timeout=timedelta(seconds=timeout_seconds),
+            wait_for_workers=False,
+            master_listen_fd=listening,
+        )
+    except (dist.DistError, OSError) as error:
+        told = f"rank {started.rank} of {started.size} finds no meeting place at {host}:{port}"
+        raise _not_met(f"{told}: {str(error).splitlines()[0]}") from error
+    return PrefixStore(f"quintet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _introduced(store: Store, started: Started, told: str, timeout_seconds: float) -> tuple[Peer, ...]:
+    """Who came, by rank."""
+    card = {"host": socket.gethostname(), "process": os.getpid(), "told": told}
+    store.set(f"card/{started.rank}", json.dumps(card))
+    names = [f"card/{rank}" for rank in range(started.size)]
+    try:
+        store.wait(names, timedelta(seconds=timeout_seconds))
+    except dist.DistError as error:
+        told = f"{_absent(store, names)} of {started.size} didn't come within {timeout_seconds:g} seconds"
+        raise _not_met(told) from error
+    cards = [json.loads(store.get(name)) for name in names]
+    peers = tuple(Peer(rank, str(c["host"]), int(c["process"]), str(c["told"])) for rank, c in enumerate(cards))
+    if other := [peer.rank for peer in peers if peer.told != peers[0].told]:
+        hint = "start all of them with the same words, files and version"
+        raise MachineError(f"{_listed(other)} of {started.size}: another configuration than that of rank 0", hint)
+    return peers
+
+
+def _absent(store: Store, names: list[str]) -> str:
+    try:
+        return _listed([rank for rank, name in enumerate(names) if not store.check([name])])
+    except dist.DistError:
+        return "some ranks"
+
+
+def _listed(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def _not_met(told: str) -> MachineError:
+    return MachineError(told, "start all of them together: torchrun --nproc-per-node N -m quintet …")

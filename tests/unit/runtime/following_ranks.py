@@ -1,0 +1,108 @@
+"""One of several ranks, as a program: rank 0 asks for updates and prints what comes of them, the others follow.
+
+RANK=… WORLD_SIZE=… MASTER_ADDR=… MASTER_PORT=… python following_ranks.py POLICY
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quintet.algorithms.aggregation import Aggregation
+from quintet.algorithms.objective import CriticObjective, Imitation, PolicyObjective
+from quintet.config.compose import load_experiment
+from quintet.config.native import Experiment, OptimizerConfig
+from quintet.config.started import started
+from quintet.records import Batch
+from quintet.runtime.conducting import ConductedLearners, Conductor
+from quintet.runtime.following import follow
+from quintet.runtime.learners import Learners
+from quintet.training.meeting import meet
+
+WORDS = (
+    "training.micro_batch_tokens=40",
+    "training.threads=1",
+    "algorithm.kl={place: loss, coefficient: 0.1, estimator: full}",
+    "algorithm.advantage={name: gae}",
+)
+
+
+def experiment() -> Experiment:
+    return load_experiment(None, list(WORDS)).experiment
+
+
+def sequences() -> Batch:
+    """Seven sequences of different lengths, each a prompt of four tokens and own words."""
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.tensor([9, 14, 7, 21, 12, 17, 8])
+    size, starts = int(lengths.sum()), lengths.cumsum(0) - lengths
+    positions = torch.cat([torch.arange(n) for n in lengths.tolist()])
+    mask = positions >= 4
+    ends = torch.zeros(size, dtype=torch.bool)
+    ends[starts + lengths - 1] = True
+    noise = torch.randn(4, size, generator=generator) * 0.1
+    return Batch(
+        tokens=torch.randint(0, 300, (size,), generator=generator),
+        positions=positions,
+        lengths=lengths,
+        loss_mask=mask,
+        turn=torch.zeros(size, dtype=torch.long),
+        turn_end=ends,
+        trajectory=torch.arange(7),
+        group=torch.tensor([0, 0, 0, 1, 1, 1, 1]),
+        logprobs=(noise[0] - 6) * mask,
+        rewards=ends.float(),
+        ref_logprobs=(noise[1] - 6) * mask,
+        values=noise[2],
+        advantages=noise[3] * 10,
+        returns=noise[1] * 5,
+    )
+
+
+def work(learners: Learners | ConductedLearners, directory: Path) -> dict[str, Any]:
+    """Everything that a run asks of learners, and what came of it."""
+    config, batch = experiment(), sequences()
+    policy, aggregation = PolicyObjective(config.algorithm), Aggregation("seq-mean-token-mean")
+    practice = learners.actor_with(OptimizerConfig(learning_rate=1e-2))
+    told: dict[str, Any] = {"practice": practice.update(batch, Imitation(), "token-mean", 1e-3)}
+    critic, reference = learners.grow_critic(), learners.keep_reference()
+    batch = replace(batch, ref_logprobs=reference.logprobs(batch), logprobs=learners.actor.scorer.logprobs(batch))
+    for number in range(2):
+        told[f"actor {number}"] = learners.actor.update(batch, policy, aggregation, 1e-3, reference=reference, seed=1)
+        told[f"critic {number}"] = critic.update(
+            batch, CriticObjective(config.critic), aggregation, 1e-3, batch.advantages > 0
+        )
+    told["divergence"] = learners.actor.scorer.divergence(batch, reference).tolist()
+    told["squared_mass"] = learners.actor.scorer.squared_mass(batch).tolist()
+    told["values"] = critic.values(batch).tolist()
+    told["weights"] = {name: float(tensor.double().square().sum()) for name, tensor in learners.actor.weights()}
+    next(iter(learners.actor.weights()))  # nobody takes the rest
+    directory.mkdir()
+    learners.save(directory)
+    told["after saving"] = learners.actor.update(batch, policy, aggregation, 1e-3, reference=reference, seed=2)
+    learners.load(directory)
+    reference = learners.reference
+    told["again"] = learners.actor.update(batch, policy, aggregation, 1e-3, reference=reference, seed=2)
+    return told
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    policy, directory, here = Path(sys.argv[1]), Path(sys.argv[2]), started()
+    meeting = meet(here, "the same", 60.0)
+    if here.rank:
+        follow(experiment(), meeting)
+    else:
+        conductor = Conductor(experiment(), meeting)
+        print(json.dumps(work(conductor.open(policy), directory)))
+        conductor.stop()
+    meeting.leave()
+
+
+if __name__ == "__main__":
+    main()
