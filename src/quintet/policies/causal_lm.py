@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from quintet.errors import ConfigError, MachineError, nearest
-from quintet.policies.attention import Layout, PackedLayout, register_attention
+from quintet.policies.attention import Layout, MovableLayout, PackedLayout, register_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -53,7 +53,7 @@ class Packed:
 
     tokens: Tensor
     positions: Tensor
-    layout: PackedLayout
+    layout: MovableLayout
     sources: Tensor
     targets: Tensor
 
