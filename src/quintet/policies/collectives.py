@@ -17,6 +17,11 @@ from torch.distributed import ProcessGroup
 __all__ = ["collect", "exchange", "gather", "largest", "spread", "total"]
 
 
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""By the names that torch 2.13 gave them, or by those before."""
+
+
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: ProcessGroup) -> Tensor:
@@ -35,14 +40,14 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, local: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
         out = local.new_empty(group.size() * local.shape[0], *local.shape[1:])
-        dist.all_gather_into_tensor(out, local.contiguous(), group=group)
+        _all_gather(out, local.contiguous(), group=group)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         grad = grads[0]
         out = grad.new_empty(grad.shape[0] // ctx.group.size(), *grad.shape[1:])
-        dist.reduce_scatter_tensor(out, grad.contiguous(), group=ctx.group)
+        _reduce_scatter(out, grad.contiguous(), group=ctx.group)
         return out, None
 
 
