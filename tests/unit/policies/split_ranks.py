@@ -29,6 +29,8 @@ from quintet.training.ranks import Ranks
 
 STEPS = 5
 RATE = 1e-3
+EPSILON = 1e-6
+"""Large enough that rounding of gradients near 0 isn't blown up to whole steps."""
 VOCABULARY = 97
 
 
@@ -45,7 +47,8 @@ class Case:
     budget: int | None = 48
     recompute: bool = False
     pieces: bool = False
-    precision: str = "float32"
+    data: int = 1
+    """With more than one, weights are sharded by `fully_shard` over all ranks but those that split layers."""
 
 
 def make_model(case: Case) -> Any:
@@ -111,20 +114,29 @@ def loss_of(module: nn.Module, micro: MicroBatch, weights: Tensor) -> Tensor:
     return -(own * ratio).sum() + 0.1 * (own.square() * found.logprobs.square()).sum() - 0.01 * found.entropy.sum()
 
 
-def steps(module: nn.Module, case: Case, finish: Callable[[Iterable[nn.Parameter]], None]) -> dict[str, list[float]]:
+@dataclass(frozen=True)
+class Way:
+    """How ranks come together in a step."""
+
+    ranks: Ranks = Ranks()
+    factor: float = 1.0
+    finish: Callable[[Iterable[nn.Parameter]], None] = lambda parameters: None
+
+
+def steps(module: nn.Module, case: Case, way: Way) -> dict[str, list[float]]:
     """Loss and gradient norm of each step."""
-    optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, eps=EPSILON, weight_decay=0.1)
     told: dict[str, list[float]] = {"loss": [], "norm": []}
     for step in range(STEPS):
         batch = ragged_batch(step)
         weights = torch.randn(len(batch.tokens), generator=torch.Generator().manual_seed(step))
         loss = 0.0
-        for micro in micro_batches(batch, Budget(case.budget)):
-            with torch.autocast("cpu", torch.bfloat16, enabled=case.precision == "bfloat16"):
-                part = loss_of(module, micro, weights)
-            part.backward()
+        for dealt in way.ranks.deal(micro_batches(batch, Budget(case.budget)), even=True):
+            part = loss_of(module, dealt.part, weights) * dealt.counts
+            (part * way.factor).backward()
             loss += float(part.detach())
-        finish(module.parameters())
+        way.finish(module.parameters())
+        loss = way.ranks.sum_values({"loss": loss})["loss"]
         norm = torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         told["loss"].append(loss)
         told["norm"].append(float(norm.full_tensor() if isinstance(norm, DTensor) else norm))
@@ -142,13 +154,19 @@ def make_module(case: Case) -> Any:
     return critic
 
 
-def split(module: Any, case: Case, mesh: DeviceMesh) -> None:
+def split(module: Any, case: Case, mesh: DeviceMesh) -> Way:
     if case.tensor > 1:
         divide = split_critic if case.critic else split_layers
         divide(module if case.critic else module.policy, mesh["tensor"], sequence=case.sequence)
     module.split = TokenSplit(
         mesh["context"].get_group(), mesh["ulysses"].get_group(), case.tensor if case.sequence else 1
     )
+    if case.data == 1:
+        return Way(finish=summing(mesh))
+    sharing = mesh["data", "context", "ulysses"]._flatten("sharing")
+    shard(module, sharing)
+    data = mesh["data"]
+    return Way(Ranks(data.get_local_rank(), data.size(), data.get_group()), float(sharing.size()))
 
 
 def summing(mesh: DeviceMesh) -> Callable[[Iterable[nn.Parameter]], None]:
@@ -158,13 +176,21 @@ def summing(mesh: DeviceMesh) -> Callable[[Iterable[nn.Parameter]], None]:
         for parameter in parameters:
             grad = parameter.grad
             if isinstance(grad, DTensor):
-                grad = grad.redistribute(placements=parameter.placements)
-                parameter.grad = grad
+                grad = parameter.grad = grad.redistribute(placements=parameter.placements)
                 grad = grad.to_local()
             for name in ("context", "ulysses"):
                 dist.all_reduce(grad, group=mesh[name].get_group())
 
     return finish
+
+
+def shard(module: Any, mesh: DeviceMesh) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    body = module.body if isinstance(module, ValueModel) else module.policy.model
+    for layer in body.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(module, mesh=mesh)
 
 
 def gap(ours: Tensor, theirs: Tensor) -> float:
@@ -178,16 +204,17 @@ def run(case: Case) -> dict[str, Any]:
 
         causal_lm.LOGITS_AT_ONCE = 7 * VOCABULARY
     mesh = init_device_mesh(
-        "cpu", (case.context, case.ulysses, case.tensor), mesh_dim_names=("context", "ulysses", "tensor")
+        "cpu",
+        (case.data, case.context, case.ulysses, case.tensor),
+        mesh_dim_names=("data", "context", "ulysses", "tensor"),
     )
     plain, module = make_module(case), make_module(case)
     if case.recompute:
         from quintet.policies.causal_lm import recompute_activations
 
         recompute_activations(module.policy)
-    split(module, case, mesh)
-    wanted = steps(plain, case, lambda parameters: None)
-    told = steps(module, case, summing(mesh))
+    wanted = steps(plain, case, Way())
+    told = steps(module, case, split(module, case, mesh))
     pairs = {key: gap(torch.tensor(told[key]), torch.tensor(wanted[key])) for key in wanted}
     theirs = dict(plain.named_parameters())
     whole = dict(full_weights(dict(module.named_parameters())))
