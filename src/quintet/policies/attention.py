@@ -126,7 +126,9 @@ class Structure:
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence, or a little more."""
-        return self.prefix + sum(int(each.max()) for each in (self.stems, self.branches) if each is not None and len(each))
+        return self.prefix + sum(
+            int(each.max()) for each in (self.stems, self.branches) if each is not None and len(each)
+        )
 
 
 class PackedLayout:

@@ -254,8 +254,10 @@ def token_measures(
         if other is not None:
             with torch.no_grad():
                 theirs = other.head(other.hidden[part])
-        measured = measures_of_shards if isinstance(logits, DTensor) else _measures
-        return measured(logits, packed.targets[part], temperature, theirs, swapped=swapped, squared_mass=squared_mass)
+        told = (packed.targets[part], temperature, theirs)
+        if isinstance(logits, DTensor):
+            return measures_of_shards(logits, *told, swapped=swapped, squared_mass=squared_mass)
+        return _measures(logits, *told, swapped=swapped, squared_mass=squared_mass)
 
     starts = range(0, len(hidden), places)
     if len(starts) <= 1:

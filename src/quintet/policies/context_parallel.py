@@ -147,7 +147,7 @@ class ContextLayout:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """See `Layout.attend`; [size, …] of this rank, 0 behind its own tokens."""
         everyone = gather(torch.cat([key, value], 1), self._group)
-        keys, values = everyone.split(key.shape[1], 1)
+        keys, values = torch.split(everyone, key.shape[1], 1)
         parts = [_attend(share, query, keys, values, scale) for share in self._shares]
         missing = query.shape[0] - len(self.places)
         return F.pad(torch.cat(parts), (0, 0, 0, 0, 0, missing)) if parts else _nothing(query, keys, values)

@@ -28,9 +28,9 @@ class PaddedLayout:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """See `Layout.attend`; what stands behind comes out as 0."""
-        own = (x[: self._size] for x in (query, key, value))
-        out = self._inner.attend(layer, *own, scale)
-        return F.pad(out, (0, 0, 0, 0, 0, len(query) - self._size))
+        padding = len(query) - self._size
+        query, key, value = (x[: self._size] for x in (query, key, value))
+        return F.pad(self._inner.attend(layer, query, key, value, scale), (0, 0, 0, 0, 0, padding))
 
 
 class HeadsLayout:
@@ -55,9 +55,9 @@ class HeadsLayout:
         ranks = self._group.size()
         key, value = (_repeated(x, query.shape[1], ranks) for x in (key, value))
         parts = [_by_rank(x, ranks) for x in (query, key, value)]
-        own = _received(parts, self._group)
-        out = self._inner.attend(layer, *own, scale)
-        back = exchange(out.unflatten(0, (ranks, -1)), self._group)
+        query, key, value = _received(parts, self._group)
+        out = self._inner.attend(layer, query, key, value, scale)
+        back = exchange(out.view(ranks, -1, *out.shape[1:]), self._group)
         return back.transpose(0, 1).flatten(1, 2)
 
 
@@ -75,11 +75,11 @@ def _repeated(heads: Tensor, queries: int, ranks: int) -> Tensor:
 
 def _by_rank(heads: Tensor, ranks: int) -> Tensor:
     """[n, heads, dim] to [n, ranks, heads of each, dim]."""
-    return heads.unflatten(1, (ranks, -1))
+    return heads.view(len(heads), ranks, -1, heads.shape[2])
 
 
 def _received(parts: list[Tensor], group: ProcessGroup) -> list[Tensor]:
     """Queries, keys and values [n, ranks, own heads, dim] to those of all ranks' tokens, [N, own heads, dim]."""
     widths = [part.shape[2] for part in parts]
     sent = torch.cat(parts, 2).transpose(0, 1)
-    return list(exchange(sent, group).flatten(0, 1).split(widths, 1))
+    return list(torch.split(exchange(sent, group).flatten(0, 1), widths, 1))

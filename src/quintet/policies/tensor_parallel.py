@@ -8,11 +8,11 @@ in every rank, and each rank's attention function sees its own heads alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DeviceMesh, DTensor, Placement, Replicate, Shard, distribute_module
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from quintet.policies.causal_lm import ValueModel
 
-__all__ = ["FAMILIES", "full_weights", "split_critic", "split_layers"]
+__all__ = ["FAMILIES", "full_weights", "refuse_split", "split_critic", "split_layers"]
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Kinds of decoders whose layers can be split, by `model_type`."""
@@ -47,7 +47,9 @@ class _Everywhere(ParallelStyle):
         self._placement, self._output = placement, output or placement
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(module, device_mesh, _on_all, self._take, self._give)
+        # torch's types say that these give nothing; what they give takes the place of inputs and output
+        take, give = cast(Any, self._take), cast(Any, self._give)
+        return distribute_module(module, device_mesh, _on_all, take, give)
 
     def _take(self, module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> tuple[Tensor, ...]:
         return (DTensor.from_local(inputs[0], mesh, [self._placement], run_check=False), *inputs[1:])
@@ -74,7 +76,7 @@ def split_layers(model: PreTrainedModel, mesh: DeviceMesh, *, sequence: bool = F
     Raises:
         ConfigError: the model can't be split so.
     """
-    _refuse(model, mesh.size())
+    refuse_split(model, mesh.size())
     tied = model.lm_head.weight is model.model.embed_tokens.weight
     _split_body(model.model, mesh, sequence=sequence)
     head = ColwiseParallel(input_layouts=Replicate(), use_local_output=False)
@@ -89,7 +91,7 @@ def split_critic(model: ValueModel, mesh: DeviceMesh, *, sequence: bool = False)
     Raises:
         ConfigError: the model can't be split so.
     """
-    _refuse(model.body, mesh.size(), "critic")
+    refuse_split(model.body, mesh.size(), "critic")
     _split_body(model.body, mesh, sequence=sequence)
     parallelize_module(model, mesh, {"head": _Everywhere(Replicate())}, src_data_rank=None)
 
@@ -119,8 +121,9 @@ def _plan(layer: nn.Module, between: Placement) -> dict[str, ParallelStyle]:
     return plan
 
 
-def _refuse(model: PreTrainedModel, ranks: int, component: str = "actor") -> None:
-    """
+def refuse_split(model: PreTrainedModel, ranks: int, component: str = "actor") -> None:
+    """Hold a model against a degree of tensor parallelism before anything is split.
+
     Raises:
         ConfigError: so many ranks can't have equal parts of the model, or it isn't known how to split it.
     """

@@ -31,7 +31,9 @@ class TokenShare:
 
     def measures(self, own: TokenMeasures) -> TokenMeasures:
         """Those of all ranks' places, [M] each."""
-        return TokenMeasures(*self.whole(torch.stack(own, 1)).unbind(1))
+        columns = self.whole(torch.stack(own, 1)).unbind(1)
+        # FSDP's hooks want tensors of their own rather than views
+        return TokenMeasures(*(column.clone() for column in columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,7 @@ class TokenSplit:
         inverse[places[held]] = held.nonzero().squeeze(-1)
         sources = inverse[packed.sources]
         predicted = (sources >= 0).nonzero().squeeze(-1)
-        tokens, positions = (
-            torch.where(held, x[places.clamp(min=0)], 0) for x in (packed.tokens, packed.positions)
-        )
+        tokens, positions = (torch.where(held, x[places.clamp(min=0)], 0) for x in (packed.tokens, packed.positions))
         own = replace(
             packed,
             tokens=tokens,

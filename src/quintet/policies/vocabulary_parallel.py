@@ -27,10 +27,10 @@ class _Shard(NamedTuple):
     """Which token the first column is."""
 
 
-def shared_linear(hidden: Tensor, weight: DTensor) -> DTensor:
-    """[m, hidden], the same on all ranks, by a matrix of which each has some rows."""
-    out: DTensor = F.linear(DTensor.from_local(hidden, weight.device_mesh, [Replicate()], run_check=False), weight)
-    return out
+def shared_linear(hidden: Tensor, weight: DTensor) -> Tensor:
+    """[m, hidden], the same on all ranks, by a matrix of which each has some rows; gives a DTensor."""
+    shared = DTensor.from_local(hidden, weight.device_mesh, [Replicate()], run_check=False)
+    return F.linear(shared, weight)
 
 
 def measures_of_shards(

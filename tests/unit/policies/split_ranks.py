@@ -1,15 +1,17 @@
-"""One of several ranks that share the passes of one model, beside the plain model; tells how far they come apart.
+"""Several ranks that share the passes of one model, beside the plain model; as a program, one of them, which tells how
+far they come apart over five AdamW steps.
 
 python split_ranks.py CASES RANK SIZE MEETING
 """
 
 from __future__ import annotations
 
-import copy
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from quintet.policies.attention import register_attention
-from quintet.policies.causal_lm import Packed, PolicyModule, ValueModel
+from quintet.policies.causal_lm import PolicyModule, ValueModel
 from quintet.policies.tensor_parallel import full_weights, split_critic, split_layers
 from quintet.policies.token_split import TokenSplit
 from quintet.records import Batch
@@ -85,8 +87,10 @@ def ragged_batch(seed: int) -> Batch:
     prompts = [torch.cat([common, draw(n)]) for n in (3, 7, 1)]
     rows = [(prompts[i], draw(n)) for i, n in ((0, 4), (0, 9), (0, 1), (1, 13), (1, 2), (2, 21), (2, 5))]
     rows += [(draw(6), draw(8))]
-    masks = [torch.cat([torch.zeros(len(p), dtype=torch.bool), torch.rand(len(a), generator=generator) < 0.8])
-             for p, a in rows]
+    masks = [
+        torch.cat([torch.zeros(len(p), dtype=torch.bool), torch.rand(len(a), generator=generator) < 0.8])
+        for p, a in rows
+    ]
     for mask in masks:
         mask[-1] = True
     lengths = torch.tensor([len(p) + len(a) for p, a in rows])
@@ -114,11 +118,14 @@ def loss_of(module: nn.Module, micro: MicroBatch, weights: Tensor) -> Tensor:
     return -(own * ratio).sum() + 0.1 * (own.square() * found.logprobs.square()).sum() - 0.01 * found.entropy.sum()
 
 
+ALONE = Ranks()
+
+
 @dataclass(frozen=True)
 class Way:
     """How ranks come together in a step."""
 
-    ranks: Ranks = Ranks()
+    ranks: Ranks = ALONE
     factor: float = 1.0
     finish: Callable[[Iterable[nn.Parameter]], None] = lambda parameters: None
 
@@ -220,10 +227,46 @@ def run(case: Case) -> dict[str, Any]:
     whole = dict(full_weights(dict(module.named_parameters())))
     assert whole.keys() == theirs.keys()
     pairs["weights"] = max(gap(whole[name], theirs[name].detach()) for name in whole)
+    start = dict(make_module(case).named_parameters())
+    moved = max(gap(theirs[name].detach(), start[name].detach()) for name in theirs)
     if case.tied and not case.critic:
         assert module.policy.lm_head.weight is module.policy.model.embed_tokens.weight
     kept = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in module.parameters())
-    return pairs | {"kept": kept / sum(p.numel() for p in theirs.values()), "told": told, "wanted": wanted}
+    return pairs | {
+        "moved": moved,
+        "kept": kept / sum(p.numel() for p in theirs.values()),
+        "told": told,
+        "wanted": wanted,
+    }
+
+
+def gaps(size: int, cases: dict[str, Case], meeting: Path) -> dict[str, dict[str, Any]]:
+    """What `run` tells of each case in so many processes, by case; they have to tell the same."""
+    words = json.dumps({name: asdict(case) for name, case in cases.items()})
+    command = [sys.executable, __file__, words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(size), str(meeting)], stdout=-1, text=True, env=environment)
+        for rank in range(size)
+    ]
+    try:
+        answers = [json.loads(rank.communicate(timeout=180)[0] or "{}") for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert answers[0].keys() == cases.keys()
+    for other in answers[1:]:
+        assert all(other[name]["told"] == answers[0][name]["told"] for name in cases)
+    return {name: answers[0][name] for name in cases}
+
+
+def same(told: dict[str, Any]) -> None:
+    """Loss, gradient norm and weights are the plain model's."""
+    assert max(told["told"]["norm"]) > 0.1
+    assert told["moved"] > 1e-3
+    assert told["loss"] < 2e-6
+    assert told["norm"] < 2e-6
+    assert told["weights"] < 1e-5
 
 
 def main(cases: dict[str, dict[str, Any]], rank: int, size: int, meeting: Path) -> None:
