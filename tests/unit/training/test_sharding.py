@@ -15,8 +15,8 @@ from spread_cases import CASES, Case, tell
 
 from quintet.training.mesh import Mesh
 
-TWO = [name for name in CASES if not name.startswith("hybrid")]
-FOUR = [name for name in CASES if name.startswith("hybrid")]
+FOUR = [name for name in CASES if name.startswith(("hybrid", "four ranks"))]
+TWO = [name for name in CASES if name not in FOUR]
 Told = dict[str, Any]
 
 
