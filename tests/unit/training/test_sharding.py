@@ -74,8 +74,10 @@ def agrees(told: list[Told], weights: dict[str, torch.Tensor], alone: tuple[Told
             assert rank[name] == pytest.approx(values, rel=1e-5, abs=2e-6), name
     assert weights.keys() == expected_weights.keys()
     for name, value in expected_weights.items():
+        # relative to the largest: AdamW makes whole steps of gradients near 0, whose rounding nobody can promise
+        largest = float(value.abs().max())
         torch.testing.assert_close(
-            weights[name], value, rtol=1e-5, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}"
+            weights[name], value, rtol=0, atol=1e-5 * largest, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 
