@@ -8,6 +8,7 @@ training, in the slots of a cache for generation. No attention mask is built by 
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Protocol, Self
 
 import torch
@@ -16,7 +17,17 @@ from torch import Tensor, nn
 
 from quintet.errors import MachineError
 
-__all__ = ["ATTENTION", "Layout", "PackedLayout", "Rows", "attend_rows", "causal_mask", "register_attention"]
+__all__ = [
+    "ATTENTION",
+    "Layout",
+    "MovableLayout",
+    "PackedLayout",
+    "Rows",
+    "Structure",
+    "attend_rows",
+    "causal_mask",
+    "register_attention",
+]
 
 ATTENTION = "quintet"
 
@@ -31,6 +42,14 @@ class Layout(Protocol):
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """query [N, heads, dim], key and value [N, kv_heads, dim] to [N, heads, dim]."""
+        ...
+
+
+class MovableLayout(Layout, Protocol):
+    """A layout whose tensors lie on some device."""
+
+    def to(self, device: torch.device) -> Self:
+        """The same there."""
         ...
 
 
@@ -94,6 +113,24 @@ class Rows:
         return packed.index_select(0, self._back) if self.ragged else packed
 
 
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """How packed sequences begin alike, see `PackedLayout`: `prefix` in tokens, `stems` int64 [S] and `branches`
+    int64 [B] the tokens of each, `parents` int64 [B] the stem of each branch."""
+
+    branches: Tensor
+    prefix: int = 0
+    stems: Tensor | None = None
+    parents: Tensor | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, or a little more."""
+        return self.prefix + sum(
+            int(each.max()) for each in (self.stems, self.branches) if each is not None and len(each)
+        )
+
+
 class PackedLayout:
     """Sequences end to end; what several of them begin with is computed once.
 
@@ -109,6 +146,7 @@ class PackedLayout:
         """`branches` int64 [B], tokens of each; `prefix` in tokens; `stems` int64 [S], tokens of each;
         `parents` int64 [B], the stem of each branch. Without stems, branches follow the prefix.
         """
+        self.structure = Structure(branches, prefix, stems, parents)
         self._sizes = [prefix, 0 if stems is None else int(stems.sum()), int(branches.sum())]
         self._trunk = Rows(torch.tensor([prefix])) if prefix else None
         self._stems = None if stems is None else Rows(stems)
@@ -116,7 +154,7 @@ class PackedLayout:
         self._parents = parents
         self._stem_mask = causal_mask(self._stems.width, prefix) if self._stems else None
         self._branch_mask = self._mask_of_branches(self._branches.width, prefix) if self._branches else None
-        self.longest = prefix + sum(rows.width for rows in (self._stems, self._branches) if rows)
+        self.longest = self.structure.longest
 
     def to(self, device: torch.device) -> Self:
         """The same there."""

@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from quintet.errors import ConfigError, MachineError, nearest
-from quintet.policies.attention import Layout, PackedLayout, register_attention
+from quintet.policies.attention import Layout, MovableLayout, PackedLayout, register_attention
+from quintet.policies.vocabulary_parallel import measures_of_shards, shared_linear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+    from quintet.policies.token_split import TokenSplit
 
 __all__ = [
     "Packed",
@@ -53,7 +57,7 @@ class Packed:
 
     tokens: Tensor
     positions: Tensor
-    layout: PackedLayout
+    layout: MovableLayout
     sources: Tensor
     targets: Tensor
 
@@ -246,12 +250,14 @@ def token_measures(
     def measure(start: int) -> tuple[Tensor, ...]:
         """Of the places from `start` on."""
         part = slice(start, start + places)
-        logprobs = _log_distribution(head, hidden[part], temperature)
-        reference = None
+        logits, theirs = head(hidden[part]), None
         if other is not None:
             with torch.no_grad():
-                reference = _log_distribution(other.head, other.hidden[part], temperature)
-        return _measures(logprobs, packed.targets[part], reference, swapped=swapped, squared_mass=squared_mass)
+                theirs = other.head(other.hidden[part])
+        told = (packed.targets[part], temperature, theirs)
+        if isinstance(logits, DTensor):
+            return measures_of_shards(logits, *told, swapped=swapped, squared_mass=squared_mass)
+        return _measures(logits, *told, swapped=swapped, squared_mass=squared_mass)
 
     starts = range(0, len(hidden), places)
     if len(starts) <= 1:
@@ -263,15 +269,18 @@ def token_measures(
     return TokenMeasures(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _log_distribution(head: Callable[[Tensor], Tensor], hidden: Tensor, temperature: float) -> Tensor:
-    """[m, hidden] to float32 [m, vocabulary]."""
-    return (head(hidden).float() / temperature).log_softmax(-1)
-
-
 def _measures(
-    logprobs: Tensor, targets: Tensor, other: Tensor | None, *, swapped: bool, squared_mass: bool
+    logits: Tensor,
+    targets: Tensor,
+    temperature: float,
+    theirs: Tensor | None = None,
+    *,
+    swapped: bool = False,
+    squared_mass: bool = False,
 ) -> tuple[Tensor, ...]:
-    """`TokenMeasures` of some places, from log-probs [m, vocabulary]."""
+    """`TokenMeasures` of some places, from logits [m, vocabulary]; `theirs` are the other model's."""
+    logprobs = (logits.float() / temperature).log_softmax(-1)
+    other = None if theirs is None else (theirs.float() / temperature).log_softmax(-1)
     chances = logprobs.exp()
     entropy = -(chances * logprobs).sum(-1)
     divergence = squared = torch.zeros_like(entropy)
@@ -293,6 +302,8 @@ class PolicyModule(nn.Module):
         self.policy = policy
         self.keeps_head = True
         """The head's weights stand after the pass; else a view takes a copy of them with it."""
+        self.split: TokenSplit | None = None
+        """How ranks share the tokens of a pass; None where each pass is one rank's."""
 
     def forward(
         self,
@@ -305,15 +316,19 @@ class PolicyModule(nn.Module):
         view_only: bool = False,
     ) -> TokenMeasures | View:
         """See `token_measures`; with `view_only` what another's measures need of this one."""
+        share = self.split.share(packed) if self.split else None
+        own = share.packed if share else packed
         if view_only:
-            return self._view(packed)
-        return token_measures(self.policy, packed, temperature, other, swapped=swapped, squared_mass=squared_mass)
+            return self._view(own)
+        found = token_measures(self.policy, own, temperature, other, swapped=swapped, squared_mass=squared_mass)
+        return share.measures(found) if share else found
 
     def _view(self, packed: Packed) -> View:
         found = view(self.policy, packed)
         if self.keeps_head:
             return found
-        return View(found.hidden, partial(F.linear, weight=self.policy.lm_head.weight.detach().clone()))
+        weight = self.policy.lm_head.weight.detach().clone()
+        return View(found.hidden, partial(shared_linear if isinstance(weight, DTensor) else F.linear, weight=weight))
 
 
 class ValueModel(nn.Module):
@@ -325,9 +340,13 @@ class ValueModel(nn.Module):
         self.head = nn.Linear(policy.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
+        self.split: TokenSplit | None = None
+        """How ranks share the tokens of a pass; None where each pass is one rank's."""
 
     def forward(self, packed: Packed) -> Tensor:
         """[M] values, in units of reward."""
-        hidden = hidden_states(self.body, packed.tokens, packed.positions, packed.layout)
-        values: Tensor = self.head(hidden.index_select(0, packed.sources))
-        return values.squeeze(-1).float()
+        share = self.split.share(packed) if self.split else None
+        own = share.packed if share else packed
+        hidden = hidden_states(self.body, own.tokens, own.positions, own.layout)
+        values = self.head(hidden.index_select(0, own.sources)).squeeze(-1).float()
+        return share.whole(values) if share else values

@@ -24,6 +24,7 @@ from quintet.training.packing import Budget
 from quintet.training.ranks import Ranks
 from quintet.training.scaling import LossScale
 from quintet.training.sharding import Shards, lay_out
+from quintet.training.splitting import share_out
 
 STEPS = 5
 LEARNING = OptimizerConfig(learning_rate=1e-3, weight_decay=0.01, max_grad_norm=0.5)
@@ -55,6 +56,19 @@ CASES: dict[str, Case] = {
     "fsdp offload": Case("fsdp", {"backward_prefetch": "post"}, {"sharded_offload": True}),
     "fsdp units": Case("fsdp", {"min_parameters": 3000, "backward_prefetch": "pre", "sync_every_micro_batch": True}),
     "no_shard": Case("fsdp", {"policy": "no_shard"}),
+    "tensor": Case(parallel={"tensor": 2}),
+    "tensor by tokens": Case(parallel={"tensor": 2, "sequence": True}),
+    "ulysses": Case(parallel={"ulysses": 2}),
+    "context": Case(parallel={"context": 2}),
+    "fsdp ulysses": Case("fsdp", parallel={"ulysses": 2}),
+    "fsdp context": Case("fsdp", {"policy": "shard_grad_op"}, parallel={"context": 2}),
+    "no_shard ulysses": Case(sharding={"policy": "no_shard"}, parallel={"ulysses": 2}),
+    "four ranks, tensor": Case(parallel={"tensor": 2, "sequence": True}),
+    "four ranks, ulysses × tensor": Case(parallel={"tensor": 2, "ulysses": 2}),
+    "four ranks, context × ulysses": Case(parallel={"context": 2, "ulysses": 2}),
+    "four ranks, hybrid × context": Case(
+        sharding={"policy": "hybrid_shard", "group_size": 2}, parallel={"context": 2}
+    ),
     "hybrid fsdp2": Case(sharding={"policy": "hybrid_shard", "group_size": 2}),
     "hybrid fsdp": Case("fsdp", {"policy": "hybrid_shard", "group_size": 2}),
     "hybrid fsdp shard_grad_op": Case("fsdp", {"policy": "shard_grad_op", "group_size": 2}),
@@ -70,10 +84,16 @@ LOOSE: dict[str, Case] = {
 """Other types, other numbers: near those of float32."""
 
 
+def shared(module: Any, mesh: Mesh, case: Case) -> Any:
+    """With layers and tokens shared out."""
+    share_out(module, mesh, ParallelConfig(**case.parallel))
+    return module
+
+
 def actor(directory: Path, mesh: Mesh, case: Case) -> ActorLearner:
     model = load_model(directory)
     sharding = ShardingConfig(**case.sharding)
-    lay = lay_out(PolicyModule(model), case.backend, mesh, sharding, MemoryConfig(**case.memory))
+    lay = lay_out(shared(PolicyModule(model), mesh, case), case.backend, mesh, sharding, MemoryConfig(**case.memory))
     scale = LossScale.of(sharding)
     return ActorLearner(model, LEARNING, budget=Budget(40), ranks=mesh.data, lay=lay, scale=scale)
 
@@ -83,7 +103,7 @@ def reference(model: PreTrainedModel, mesh: Mesh, case: Case) -> Scorer:
         model.lm_head.weight.mul_(1.05)
     model.requires_grad_(requires_grad=False)
     sharding = ShardingConfig(**case.sharding)
-    lay = lay_out(PolicyModule(model), case.backend, mesh, sharding, MemoryConfig(**case.memory))
+    lay = lay_out(shared(PolicyModule(model), mesh, case), case.backend, mesh, sharding, MemoryConfig(**case.memory))
     return Scorer(model, budget=Budget(40), ranks=mesh.data, lay=lay)
 
 
@@ -91,6 +111,7 @@ def critic(directory: Path, mesh: Mesh, case: Case) -> CriticLearner:
     model = ValueModel(load_model(directory))
     with torch.no_grad():
         model.head.weight.copy_(0.2 * torch.randn(model.head.weight.shape, generator=torch.Generator().manual_seed(5)))
+    shared(model, mesh, case)
     lay = lay_out(model, case.backend, mesh, ShardingConfig(**case.sharding), MemoryConfig(**case.memory))
     return CriticLearner(model, LEARNING, budget=Budget(40), ranks=mesh.data, lay=lay)
 

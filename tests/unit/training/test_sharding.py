@@ -18,8 +18,8 @@ from quintet.errors import ConfigError
 from quintet.training.mesh import Mesh, sharded_ranks
 
 FLOATS = ("logprobs", "divergence", "loss", "grad_norm", "values", "critic")
-TWO = [name for name in CASES if not name.startswith("hybrid")]
-FOUR = [name for name in CASES if name.startswith("hybrid")]
+FOUR = [name for name in CASES if name.startswith(("hybrid", "four ranks"))]
+TWO = [name for name in CASES if name not in FOUR]
 Told = dict[str, Any]
 
 
@@ -77,8 +77,10 @@ def agrees(told: list[Told], weights: dict[str, torch.Tensor], alone: tuple[Told
             assert rank[name] == pytest.approx(expected[name], rel=1e-5, abs=2e-6), name
     assert weights.keys() == expected_weights.keys()
     for name, value in expected_weights.items():
+        # relative to the largest: AdamW makes whole steps of gradients near 0, whose rounding nobody can promise
+        largest = float(value.abs().max())
         torch.testing.assert_close(
-            weights[name], value, rtol=1e-5, atol=2e-6, msg=lambda text, name=name: f"{name}: {text}"
+            weights[name], value, rtol=0, atol=1e-5 * largest, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 

@@ -157,7 +157,8 @@ def _fsdp(config: Experiment, component: Component, shape: Shape, parameters: in
     """Weights, gradients and AdamW's two moments in float32, 16 bytes a parameter, cut into shards; besides them the
     copy in which a pass multiplies: gathered layer by layer, two at a time, embedding and head all along. On one
     device nothing is gathered, and only a narrower type makes a copy. Gradients are summed over devices after each
-    micro-batch. Weights that LoRA leaves alone are kept in the type of the copy."""
+    micro-batch. Weights that LoRA leaves alone are kept in the type of the copy. Of layers that are split a device
+    gathers its part."""
     learner, shards = getattr(config, component.name), _shards(config, component)
     width, lora = _width(config, shape, learner.sharding.parameter_dtype), trained < parameters
     gathered = 2 * shape.largest_layer + shape.embedding + shape.head
@@ -171,7 +172,7 @@ def _fsdp(config: Experiment, component: Component, shape: Shape, parameters: in
     on_device = not learner.memory.sharded_offload
     return Load(
         weights=weights * on_device,
-        copies=min(gathered, parameters) * width,
+        copies=min(gathered, parameters) * width // component.split.tensor,
         gradients=sums + 4 * trained // shards * on_device,
         optimizer=4 * MOMENTS[learner.optimizer.kind] * trained // shards * on_device,
     )

@@ -21,9 +21,12 @@ WORDS = {
     "ulysses": "Ulysses",
     "expert": "expert",
 }
-OF_MEGATRON = ("tensor", "pipeline", "context", "expert")
-FOREIGN = {"megatron": ("ulysses",), "fsdp": OF_MEGATRON, "fsdp2": OF_MEGATRON}
-"""Ways to split that a backend doesn't have."""
+FOREIGN = {
+    "megatron": {"ulysses": "fsdp and fsdp2"},
+    "fsdp": {"tensor": "fsdp2 and megatron", "pipeline": "megatron", "expert": "megatron"},
+    "fsdp2": {"pipeline": "megatron", "expert": "megatron"},
+}
+"""Ways to split that a backend doesn't have, and who has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +97,10 @@ def nearest_size(split: Split, part: str, devices: int, shape: Shape | None) -> 
 
 
 def _backend(split: Split) -> Iterator[Problem]:
-    for part in FOREIGN.get(split.backend, ()):
+    for part, able in FOREIGN.get(split.backend, {}).items():
         if getattr(split, part) > 1:
-            only = "only FSDP splits sequences by heads" if part == "ulysses" else "only Megatron splits a model so"
-            yield part, f"{only}, and the backend is {split.backend}"
+            what = "sequences by heads" if part == "ulysses" else "a model"
+            yield part, f"only {able} can split {what} so, and the backend is {split.backend}"
     if split.virtual_pipeline > 1 and split.pipeline == 1:
         yield "virtual_pipeline", "without a pipeline there are no stages to cut"
 
@@ -113,6 +116,8 @@ def _devices(split: Split, devices: int) -> Iterator[Problem]:
             break
     if split.group is not None and devices % split.group:
         yield "group", f"groups of {split.group} don't fill the {devices} devices"
+    elif split.group is not None and split.group % split.tensor:
+        yield "group", f"groups of {split.group} don't hold whole layers, which are split over {split.tensor}"
 
 
 def _to_blame(sizes: Mapping[str, int], devices: int) -> str:
@@ -131,18 +136,22 @@ def _layers(split: Split, shape: Shape) -> Iterator[Problem]:
 
 
 def _heads(split: Split, shape: Shape) -> Iterator[Problem]:
-    """Megatron needs key-value heads to be split like the others; engines and Ulysses repeat those that are too
-    few."""
+    """Learners need key-value heads to be split like the others; engines and Ulysses repeat those that are too few.
+    What Ulysses shares out are the heads that splitting layers leaves to a device."""
+    heads, kv_heads = (max(1, count // split.tensor) for count in (shape.heads, shape.kv_heads))
     fits: dict[str, Callable[[int], bool]] = {
         "tensor": lambda size: shape.kv_heads % size == 0 or (split.backend == "engine" and size % shape.kv_heads == 0),
-        "ulysses": lambda size: shape.kv_heads % size == 0 or size % shape.kv_heads == 0,
+        "ulysses": lambda size: kv_heads % size == 0 or size % kv_heads == 0,
     }
     for part, fit in fits.items():
-        size = getattr(split, part)
-        if shape.heads % size:
-            yield part, f"it doesn't divide the {shape.heads} attention heads of the model"
+        size, there, keys = getattr(split, part), shape.heads, shape.kv_heads
+        whose = "of the model"
+        if part == "ulysses" and split.tensor > 1:
+            there, keys, whose = heads, kv_heads, f"that tensor {split.tensor} leaves to a device"
+        if there % size:
+            yield part, f"it doesn't divide the {there} attention heads {whose}"
         elif not fit(size) and shape.latent is None:
-            yield part, f"it doesn't divide the {shape.kv_heads} key-value heads of the model"
+            yield part, f"it doesn't divide the {keys} key-value heads {whose}"
 
 
 def _experts(split: Split, shape: Shape) -> Iterator[Problem]:

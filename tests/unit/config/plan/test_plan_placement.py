@@ -137,7 +137,7 @@ def test_the_cpu_has_no_device(tmp_path: Path) -> None:
             ["actor.parallel.pipeline=2"],
             [
                 "actor.parallel.pipeline = 2",
-                "only Megatron",
+                "only megatron can split a model so",
                 "the backend is fsdp2",
                 "nearest: actor.parallel.pipeline=1",
             ],
@@ -145,7 +145,22 @@ def test_the_cpu_has_no_device(tmp_path: Path) -> None:
         (
             "Qwen2.5-7B",
             [*MEGATRON, "actor.parallel.ulysses=2"],
-            ["actor.parallel.ulysses = 2", "only FSDP", "nearest: actor.parallel.ulysses=1"],
+            ["actor.parallel.ulysses = 2", "only fsdp and fsdp2", "nearest: actor.parallel.ulysses=1"],
+        ),
+        (
+            "Qwen2.5-7B",
+            ["actor.backend=fsdp", "actor.parallel.tensor=2"],
+            ["actor.parallel.tensor = 2", "only fsdp2 and megatron", "nearest: actor.parallel.tensor=1"],
+        ),
+        (
+            "Qwen2.5-7B",
+            ["actor.sharding.group_size=2", "actor.parallel.tensor=4"],
+            ["actor.sharding.group_size = 2", "split over 4", "nearest: actor.sharding.group_size=4"],
+        ),
+        (
+            "Qwen2.5-7B",
+            ["actor.parallel.tensor=4", "actor.parallel.ulysses=2"],
+            ["actor.parallel.ulysses = 2", "the 7 attention heads that tensor 4 leaves to a device"],
         ),
         (
             "Qwen2.5-7B",

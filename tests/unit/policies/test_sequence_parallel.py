@@ -1,0 +1,27 @@
+"""If these fail, a policy whose tokens are shared out by Ulysses learns something else than one on a single device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from split_ranks import Case, gaps, same
+
+CASES = {
+    "qwen2": Case("qwen2", ulysses=2),
+    "one key-value head": Case("llama", ulysses=2, kv_heads=1),
+    "a head for each": Case("mistral", ulysses=2, kv_heads=4),
+    "one pass, recomputed, logits in pieces": Case("qwen3", ulysses=2, budget=None, recompute=True, pieces=True),
+    "passes of a sequence each": Case(ulysses=2, budget=1),
+    "critic": Case(ulysses=2, critic=True),
+}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return gaps(2, CASES, tmp_path_factory.mktemp("ranks") / "meeting")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_five_steps_are_those_of_one_process(told: dict[str, dict[str, Any]], name: str) -> None:
+    same(told[name])
