@@ -34,6 +34,12 @@ def mixture_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_policy(tmp_path_factory.mktemp("mixture"), experts=4)
 
 
+@pytest.fixture(scope="session")
+def deep_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy of five layers."""
+    return made_policy(tmp_path_factory.mktemp("deep"), experts=0, layers=5)
+
+
 def made_policy(directory: Path, experts: int, layers: int = 2) -> Path:
     """A policy of random weights and its tokenizer, written there."""
     from quintet.policies import tiny

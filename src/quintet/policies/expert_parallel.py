@@ -186,20 +186,10 @@ class ExpertParallel:
             sums = rest.size() > 1 and dist.get_backend(rest.get_group()) == "gloo"
             sharded.set_force_sum_reduction_for_comms(sums)
 
-    def clip(self, max_norm: float) -> Tensor:
-        """Scale all gradients down to this global norm, and give the norm before; 0-dim, the same on every rank.
-
-        All data ranks call it. The norm counts each expert once.
-        """
-        own = self.parameters
-        known = {id(parameter) for parameter in own}
-        rest = [parameter for parameter in self._model.parameters() if id(parameter) not in known]
-        squares = [_norm(parameters).square() for parameters in (rest, own)]
-        dist.all_reduce(squares[1], group=self._peers.group)
-        norm = (squares[0] + squares[1]).sqrt()
-        for parameters in (rest, own):
-            nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-        return norm
+    @property
+    def group(self) -> Any:
+        """The ranks among which they are shared out; a norm is over all of them."""
+        return self._peers.group
 
     def holds(self, parameter: nn.Parameter) -> bool:
         """Whether it is a slice that `whole` puts together."""
@@ -216,11 +206,6 @@ class ExpertParallel:
     def own(self, whole: Tensor) -> Tensor:
         """The slice of all experts' tensor that is held here."""
         return whole.chunk(self._peers.size)[self._peers.rank]
-
-
-def _norm(parameters: list[nn.Parameter]) -> Tensor:
-    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return _full(nn.utils.get_total_norm(grads))
 
 
 def _full(tensor: Tensor) -> Tensor:

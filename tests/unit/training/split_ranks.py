@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,24 @@ import torch
 from loss_grid import ragged_batch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from quintet.policies.attention import PackedLayout
-from quintet.policies.causal_lm import Packed, load_model, recompute_activations, token_measures
+from quintet.policies.causal_lm import (
+    Packed,
+    PolicyModule,
+    ValueModel,
+    load_model,
+    recompute_activations,
+    token_measures,
+)
 from quintet.policies.expert_parallel import Dispatcher, ExpertParallel, split_experts
+from quintet.policies.stages import staged_body
+from quintet.training.norms import NormPart, clip_parts
 from quintet.training.packing import Budget, MicroBatch, micro_batches
-from quintet.training.ranks import Ranks
+from quintet.training.pipeline import Pipeline
+from quintet.training.ranks import Dealt, Ranks
 
 STEPS = 5
 BUDGET = Budget(40, 2)
@@ -80,7 +93,9 @@ def alone(directory: Path) -> Told:
         norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), 0.05)))
         steps.step()
         steps.zero_grad()
-    return told(losses, norms, dict(module.policy.named_parameters()))
+    with torch.no_grad():
+        after = sum(float(module(micro.packed).double().sum()) for micro in passes())
+    return told(losses, norms, dict(module.policy.named_parameters())) | {"logprobs": after}
 
 
 def experts(directory: Path, ranks: Ranks, dispatcher: Dispatcher, shared_by: int, recompute: bool = False) -> Told:
@@ -102,7 +117,7 @@ def experts(directory: Path, ranks: Ranks, dispatcher: Dispatcher, shared_by: in
     steps, losses, norms = optimizer([dense, split.parameters]), [], []
     for _ in range(STEPS):
         losses.append(_data_step(module, ranks))
-        norms.append(float(split.clip(0.05)))
+        norms.append(float(clip_parts([NormPart(dense), NormPart(split.parameters, [split.group])], 0.05)))
         steps.step()
         steps.zero_grad()
     return told(losses, norms, {name: _whole(split, weight) for name, weight in policy.named_parameters()})
@@ -149,7 +164,82 @@ def _whole_layer(directory: Path, states: Tensor, index: Tensor, weights: Tensor
     return [one.grad for one in (given, *layer.parameters()) if one.grad is not None]
 
 
+def stages(directory: Path, ranks: Ranks, virtual: int = 1, data: int = 1) -> Told:
+    """Layers over the stages of a pipeline; with `data`, as many pipelines, whose weights are sharded among them."""
+    from torch.distributed.fsdp import fully_shard
+
+    both = init_device_mesh("cpu", (data, ranks.size // data), mesh_dim_names=("data", "pipeline"))
+    module = PolicyModule(load_model(directory))
+    pipeline = Pipeline(module, both["pipeline"], virtual)
+    if data > 1:
+        for layer in staged_body(module).get_submodule("layers").children():
+            fully_shard(layer, mesh=both["data"])
+        fully_shard(module, mesh=both["data"])
+    every = list(Ranks(both["data"].get_local_rank(), data).deal(passes(), even=True))
+    packed, alike = [one.part.packed for one in every], Ranks(0, data, both["data"].get_group())
+    steps, losses, norms = optimizer([list(module.parameters())]), [], []
+    for _ in range(STEPS):
+        total = [0.0]
+
+        def loss_of_pass(number: int, total: list[float] = total) -> Tensor:
+            loss = loss_of(module(packed[number]).logprobs, every[number].part) * every[number].counts
+            total.append(loss.item())
+            return loss * data
+
+        def around(last: bool) -> AbstractContextManager[object]:
+            if isinstance(module, FSDPModule):
+                module.set_requires_gradient_sync(last)
+            return nullcontext()
+
+        pipeline.run(packed, loss_of_pass, around)
+        losses.append(alike.sum_values({"loss": pipeline.ranks.sum_values({"loss": sum(total)})["loss"]})["loss"])
+        norms.append(float(pipeline.clip(0.05)))
+        steps.step()
+        steps.zero_grad()
+    found = pipeline.measure(packed, lambda number: module(packed[number]).logprobs)
+    held = ((name, weight) for name, weight in module.named_parameters() if not pipeline.is_copy(weight))
+    weights = {name.removeprefix("policy."): w for name, w in pipeline.stream((n, _full(w)) for n, w in held)}
+    return told(losses, norms, weights) | {"logprobs": sums_of(found, every, alike)}
+
+
+def critic(directory: Path, ranks: Ranks) -> Told:
+    """Values and gradients of a critic over two stages, beside those of the whole."""
+    mesh = init_device_mesh("cpu", (ranks.size,), mesh_dim_names=("pipeline",))
+    whole, module = value_model(directory), value_model(directory)
+    pipeline = Pipeline(module, mesh["pipeline"])
+    packed = [micro.packed for micro in passes()]
+    found = torch.cat(pipeline.measure(packed, lambda number: module(packed[number])))
+    pipeline.run(packed, lambda number: module(packed[number]).square().sum())
+    expected = torch.cat([whole(one) for one in packed])
+    torch.autograd.backward(expected.square().sum())
+    own, theirs = dict(module.named_parameters()), dict(whole.named_parameters())
+    gaps = [float((own[n].grad - theirs[n].grad).abs().max() / theirs[n].grad.abs().max()) for n in own]  # type: ignore[operator, union-attr]
+    return {"values": float((found - expected).abs().max()), "largest": float(expected.max()), "gradients": max(gaps)}
+
+
+def value_model(directory: Path) -> ValueModel:
+    """With a head that isn't 0."""
+    model = ValueModel(load_model(directory))
+    with torch.no_grad():
+        model.head.weight.copy_(torch.linspace(-1, 1, model.head.weight.numel())[None])
+    return model
+
+
+def sums_of(found: Iterable[Tensor], every: Iterable[Dealt[MicroBatch]], alike: Ranks) -> float:
+    """Of the log-probs of all passes that count."""
+    mine = sum(float(one.double().sum()) for one, dealt in zip(found, every, strict=True) if dealt.counts)
+    return alike.sum_values({"sum": mine})["sum"]
+
+
+def _full(weight: Tensor) -> Tensor:
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
+
+
 WAYS: dict[str, Callable[[Path, Ranks], Told]] = {
+    "pipeline": lambda path, ranks: stages(path, ranks),
+    "virtual pipeline": lambda path, ranks: stages(path, ranks, virtual=2),
+    "critic": critic,
+    "pipeline and data": lambda path, ranks: stages(path, ranks, data=2),
     "alltoall idle": lambda path, ranks: idle(path, ranks, "alltoall"),
     "allgather idle": lambda path, ranks: idle(path, ranks, "allgather"),
     "alltoall": lambda path, ranks: experts(path, ranks, "alltoall", 2),
@@ -166,7 +256,7 @@ def on_ranks(what: Iterable[str], directory: Path, size: int, meeting: Path) -> 
         for rank in range(size)
     ]
     try:
-        answers = [rank.communicate(timeout=100)[0] for rank in ranks]
+        answers = [rank.communicate(timeout=280)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -176,7 +266,7 @@ def on_ranks(what: Iterable[str], directory: Path, size: int, meeting: Path) -> 
 
 def main(what: str, directory: Path, rank: int, size: int, meeting: Path) -> None:
     torch.set_num_threads(1)
-    ranks = Ranks.join(rank, size, meeting, timeout_seconds=60.0)
+    ranks = Ranks.join(rank, size, meeting, timeout_seconds=120.0)
     said = {one: WAYS[one](directory, ranks) for one in what.split(",")}
     ranks.leave()
     print(json.dumps(said))
