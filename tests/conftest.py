@@ -25,10 +25,28 @@ TEXTS = [
 @pytest.fixture(scope="session")
 def policy_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer policy of random weights with its tokenizer, as a Hugging Face directory."""
+    return made_policy(tmp_path_factory.mktemp("policy"), experts=0)
+
+
+@pytest.fixture(scope="session")
+def mixture_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with four experts in each layer, two of which see a token."""
+    return made_policy(tmp_path_factory.mktemp("mixture"), experts=4)
+
+
+@pytest.fixture(scope="session")
+def deep_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy of five layers."""
+    return made_policy(tmp_path_factory.mktemp("deep"), experts=0, layers=5)
+
+
+def made_policy(directory: Path, experts: int, layers: int = 2) -> Path:
+    """A policy of random weights and its tokenizer, written there."""
     from quintet.policies import tiny
 
-    directory = tmp_path_factory.mktemp("policy")
-    shape = tiny.Preset(hidden=32, layers=2, heads=4, kv_heads=2, mlp=64, vocabulary=420, context=512)
+    shape = tiny.Preset(
+        hidden=32, layers=layers, heads=4, kv_heads=2, mlp=64, vocabulary=420, context=512, experts=experts
+    )
     tokenizer = tiny.make_tokenizer(shape.vocabulary, TEXTS)
     model = tiny.make_model(shape, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed=7)
     model.save_pretrained(directory)

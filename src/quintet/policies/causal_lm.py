@@ -43,6 +43,11 @@ LOGITS_AT_ONCE = 2**25
 """Logits that are held at a time, places × vocabulary: 128 MiB in float32, and as much again for each of the handful
 of tensors that are made of them."""
 
+ROUTER_LOSS = ("router_aux_loss_coef", "output_router_logits")
+"""Of a mixture of experts: the term that spreads tokens evenly over them. It isn't in any learner's loss, whatever the
+model's own `config.json` says: a policy's experts were balanced before it came here, and the term would pull it away
+from the objective. verl, too, leaves it out by default."""
+
 TRIAL_TOKENS = 24
 TRIAL_GAP = 1e-3
 
@@ -136,6 +141,13 @@ def _config(directory: str | Path, overrides: Mapping[str, Any], *, trust_remote
 
     config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
     for name, value in overrides.items():
+        if name in ROUTER_LOSS and value:
+            raise ConfigError(
+                f"policy.overrides.{name} = {value}: learners have no auxiliary loss of the router",
+                key="policy.overrides",
+                value=value,
+                hint="leave it out; what balances experts besides is the policy's own objective",
+            )
         if not hasattr(config, name):
             close = nearest(name, config.to_dict())
             hint = f"did you mean policy.overrides.{close}?" if close else f"see {Path(directory) / 'config.json'}"

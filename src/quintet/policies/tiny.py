@@ -1,7 +1,7 @@
 """Small policies made on the spot: nothing is downloaded.
 
-A preset gives a Qwen2 of random weights and a byte-level BPE tokenizer trained on the texts of the
-worlds, saved as an ordinary Hugging Face directory. Every grid symbol and every action word is one
+A preset gives a Qwen2, or with experts a Qwen3-MoE, of random weights and a byte-level BPE tokenizer trained on the
+texts of the worlds, saved as an ordinary Hugging Face directory. Every grid symbol and every action word is one
 token; any other text still encodes, byte by byte where need be.
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quintet.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 __all__ = ["CHAT_TEMPLATE", "PRESETS", "Preset", "make_model", "make_policy", "make_tokenizer"]
 
@@ -43,11 +43,16 @@ class Preset:
     context: int
     digits: bool = False
     """Each digit is a token of its own, so that sums are learnt place by place."""
+    experts: int = 0
+    """Experts in each layer, each `mlp` wide; 0 for a plain feed-forward part."""
+    active: int = 2
+    """Experts that see a token."""
 
 
 PRESETS: Mapping[str, Preset] = {
     "grid-1m": Preset(hidden=128, layers=4, heads=8, kv_heads=2, mlp=384, vocabulary=640, context=2048),
     "grid-3m": Preset(hidden=256, layers=4, heads=8, kv_heads=4, mlp=704, vocabulary=640, context=4096),
+    "grid-moe": Preset(hidden=128, layers=4, heads=8, kv_heads=2, mlp=128, vocabulary=640, context=2048, experts=8),
     "numbers-1m": Preset(hidden=128, layers=4, heads=4, kv_heads=4, mlp=384, vocabulary=512, context=2048, digits=True),
 }
 
@@ -98,29 +103,42 @@ def make_tokenizer(vocabulary: int, texts: Iterable[str], *, digits: bool = Fals
     return fast
 
 
-def make_model(shape: Preset, vocabulary: int, eos: int, pad: int, seed: int) -> Qwen2ForCausalLM:
-    """A Qwen2 of random weights that follow from `seed` alone; the embedding is tied."""
+def make_model(shape: Preset, vocabulary: int, eos: int, pad: int, seed: int) -> PreTrainedModel:
+    """A Qwen2, or with experts a Qwen3-MoE, of random weights that follow from `seed` alone; the embedding is tied."""
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    config = Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.mlp,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        max_position_embeddings=shape.context,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
-        initializer_range=shape.hidden**-0.5,
-        eos_token_id=eos,
-        pad_token_id=pad,
-        bos_token_id=None,
-    )
+    sizes: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.mlp,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "max_position_embeddings": shape.context,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
+        "initializer_range": shape.hidden**-0.5,
+        "eos_token_id": eos,
+        "pad_token_id": pad,
+        "bos_token_id": None,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config)
+        if not shape.experts:
+            return Qwen2ForCausalLM(Qwen2Config(**sizes))
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **_mixture(shape)))
+
+
+def _mixture(shape: Preset) -> dict[str, Any]:
+    """What a Qwen3-MoE has beyond a Qwen2."""
+    return {
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.active,
+        "moe_intermediate_size": shape.mlp,
+        "norm_topk_prob": True,
+        "head_dim": shape.hidden // shape.heads,
+    }
 
 
 def make_policy(name: str, directory: Path, texts: Iterable[str], seed: int) -> None:

@@ -180,6 +180,12 @@ def _latent_linears(hidden: int, heads: int, latent: Latent) -> Mapping[str, tup
 PRESET_SHAPES: Mapping[str, Shape] = {
     "grid-1m": Shape(4, 128, 384, 8, 2, 16, 640, 2048, qkv_bias=True, family="qwen2"),
     "grid-3m": Shape(4, 256, 704, 8, 4, 32, 640, 4096, qkv_bias=True, family="qwen2"),
+    "grid-moe": Shape(
+        *(4, 128, 128, 8, 2, 16, 640, 2048),
+        head_norm=True,
+        experts=Experts(8, 128, active=2),
+        family="qwen3_moe",
+    ),
     "numbers-1m": Shape(4, 128, 384, 4, 4, 32, 512, 2048, qkv_bias=True, family="qwen2"),
 }
 """The policies made on the spot; their vocabulary is this or a little less."""
