@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from quintet.errors import ConfigError, MachineError, nearest
+from quintet.policies.adapters import head_weight
 from quintet.policies.attention import Layout, PackedLayout, register_attention
 
 if TYPE_CHECKING:
@@ -313,7 +314,7 @@ class PolicyModule(nn.Module):
         found = view(self.policy, packed)
         if self.keeps_head:
             return found
-        return View(found.hidden, partial(F.linear, weight=self.policy.lm_head.weight.detach().clone()))
+        return View(found.hidden, partial(F.linear, weight=head_weight(self.policy.lm_head)))
 
 
 class ValueModel(nn.Module):

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from quintet.config.native import Experiment, OptimizerConfig
+from quintet.policies.adapters import has_lora, merge
 from quintet.policies.causal_lm import PolicyModule, ValueModel, load_model
 from quintet.runtime.engines import policy_dtype
+from quintet.training.kept import KeptPolicy
 from quintet.training.lay import Lay, Whole, take_weights
 from quintet.training.learner import ActorLearner, CriticLearner, Scorer
 from quintet.training.mesh import Mesh
@@ -73,10 +75,12 @@ def open_actor(
 
 def open_critic(config: Experiment, actor: ActorLearner, policy: Path, ranks: Ranks = ALONE) -> CriticLearner:
     """A critic grown from the model that the configuration names, or from the policy as it is now, which began as the
-    model at `policy`."""
+    model at `policy`; adapters are merged, and all weights are trained."""
     path, trusted = config.critic.path, config.policy.trust_remote_code
     grown = load_model(path, trust_remote_code=trusted) if path else _plain(config, actor, policy)
     model, mesh = ValueModel(grown), _spread(config.critic, ranks)
+    if has_lora(model.body):
+        merge(model.body)
     return CriticLearner(
         model,
         config.critic.optimizer,
@@ -91,8 +95,10 @@ def open_critic(config: Experiment, actor: ActorLearner, policy: Path, ranks: Ra
 
 def open_reference(config: Experiment, actor: ActorLearner, policy: Path, ranks: Ranks = ALONE) -> Scorer:
     """The model that the configuration names, or the policy as it is now, which stays as it is; the policy began as
-    the model at `policy`."""
+    the model at `policy`. Where adapters alone are trained, it is the policy's own model with those of now."""
     own, budget = config.reference, Budget.of(config.reference.inference_budget, config.training)
+    if own.path is None and has_lora(actor.model):
+        return KeptPolicy(actor.scorer, budget)
     if own.path is None and ranks.size == 1:
         return actor.scorer.frozen(budget)
     trusted = config.policy.trust_remote_code

@@ -17,6 +17,7 @@ from quintet.data.book import PromptBook
 from quintet.envs.mixture import open_starts
 from quintet.envs.seeds import Starts
 from quintet.errors import ConfigError
+from quintet.policies.adapters import ADAPTER_DIRECTORY, add_lora, has_lora, read_adapters, save_adapters
 from quintet.policies.causal_lm import load_model, load_tokenizer, recompute_activations
 from quintet.rollout.agent_loop import AgentLoop, derive_seed
 from quintet.rollout.dialogue import ChatFormat
@@ -112,21 +113,22 @@ class Components:
 
     def save(self, directory: Path) -> None:
         """Write every tensor that a later run goes on from; the files a checkpoint is made of."""
-        self.actor.model.save_pretrained(directory / "hf")
+        self.actor.model.save_pretrained(directory / "hf", state_dict=dict(self.actor.weights()))
         self.tokenizer.save_pretrained(directory / "hf")
+        if has_lora(self.actor.model):
+            save_adapters(self.actor.model, directory / ADAPTER_DIRECTORY, self.policy, self.actor.adapters())
         save_file(self.actor.state(), directory / "actor_optimizer.safetensors")
         if self.critic is not None:
             save_file(dict(self.critic.weights()), directory / "critic.safetensors")
             save_file(self.critic.state(), directory / "critic_optimizer.safetensors")
         if self.reference is not None and self.experiment.reference.path is None:
-            save_file(dict(self.reference.model.named_parameters()), directory / "reference.safetensors")
+            save_file(self.reference.state(), directory / "reference.safetensors")
         if self.kl is not None:
             (directory / "kl.json").write_text(json.dumps({"coefficient": self.kl.coefficient}))
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Take up what `save` wrote."""
-        saved = load_model(checkpoint.directory / "hf", trust_remote_code=self.experiment.policy.trust_remote_code)
-        self.actor.model.load_state_dict(saved.state_dict())
+        self._load_policy(checkpoint.directory)
         self.actor.load_state(load_file(checkpoint.directory / "actor_optimizer.safetensors"))
         if self.experiment.needs_critic:
             self.grow_critic()
@@ -141,15 +143,21 @@ class Components:
             self.stream.load(drawn)
         self.sync_weights(checkpoint.step)
 
+    def _load_policy(self, directory: Path) -> None:
+        """Where adapters alone are trained, they alone: merged weights are rounded."""
+        if has_lora(self.actor.model):
+            self.actor.lay.load(read_adapters(self.actor.adapters(), directory / ADAPTER_DIRECTORY))
+            return
+        saved = load_model(directory / "hf", trust_remote_code=self.experiment.policy.trust_remote_code)
+        self.actor.model.load_state_dict(saved.state_dict())
+
     def _load_reference(self, directory: Path) -> None:
         if not self.experiment.needs_reference:
             return
         self.keep_reference()
         path = directory / "reference.safetensors"
         if self.reference is not None and path.exists():
-            saved = load_file(path)
-            for name, parameter in self.reference.model.named_parameters():
-                parameter.copy_(saved[name])
+            self.reference.load_state(load_file(path))
         if self.kl is not None and (directory / "kl.json").exists():
             self.kl.coefficient = float(json.loads((directory / "kl.json").read_text())["coefficient"])
 
@@ -182,6 +190,8 @@ def build(config: Experiment, policy: Path, book: PromptBook | None = None) -> C
     model = load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides)
     tokenizer = _tokenizer(config, policy, model.config.vocab_size)
     check_tokens(config, model.config.vocab_size)
+    if config.policy.lora is not None:
+        add_lora(model, config.policy.lora, seed=derive_seed(config.seed, "adapters"))
     if config.actor.gradient_checkpointing:
         recompute_activations(model)
     actor = open_actor(config, model, config.actor.optimizer, config.rollout.temperature)
