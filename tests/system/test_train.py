@@ -70,6 +70,30 @@ assert "quintet" not in sys.modules
     subprocess.run([sys.executable, "-c", code, str(directory)], check=True, timeout=120, cwd=tmp_path)
 
 
+def test_adapters_lie_beside_the_merged_model_as_peft_stores_them(
+    quintet: Command, small: Path, tmp_path: Path
+) -> None:
+    words = ["training.steps=1", "policy.lora={rank: 4, alpha: 8}", "policy.dtype=bfloat16"]
+    quintet("train", str(small), *words)
+    code = """
+import sys
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+base, checkpoint = sys.argv[1:]
+merged = AutoModelForCausalLM.from_pretrained(f"{checkpoint}/hf")
+adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), f"{checkpoint}/lora_adapter")
+plain = AutoModelForCausalLM.from_pretrained(base)
+tokens = torch.arange(40)[None]
+gap = lambda other: float((other(tokens).logits - merged(tokens).logits).abs().max())
+assert gap(adapted) < 1e-4 < gap(plain), (gap(adapted), gap(plain))
+assert "quintet" not in sys.modules
+"""
+    run = tmp_path / "runs/small"
+    arguments = [str(run / "policy"), str(run / "checkpoints/global_step_1")]
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=120, cwd=tmp_path)
+
+
 def test_a_finished_run_says_so_and_does_nothing(quintet: Command, small: Path, tmp_path: Path) -> None:
     quintet("train", str(small), "training.steps=1")
     before = (tmp_path / "runs/small/metrics.jsonl").read_bytes()
@@ -95,6 +119,8 @@ STEERED = "algorithm.kl={place: reward, coefficient: 0.1, target: 0.01, horizon:
 
 STREAMED = "rollout.async_ratio=0.5;rollout.partial=true;checkpoint.every_steps=2"
 """Games outlast their step, and a stop falls between two checkpoints."""
+ADAPTED = "policy.lora={rank: 4, alpha: 8};algorithm.kl={coefficient: 0.01};policy.dtype=bfloat16"
+"""Adapters alone are trained, and the reference is the same model with those of the beginning."""
 
 
 @pytest.mark.parametrize(
@@ -107,6 +133,7 @@ STREAMED = "rollout.async_ratio=0.5;rollout.partial=true;checkpoint.every_steps=
         (signal.SIGKILL, STEERED),
         (signal.SIGTERM, STREAMED),
         (signal.SIGKILL, STREAMED),
+        (signal.SIGKILL, ADAPTED),
     ],
 )
 def test_a_stopped_run_ends_as_one_that_never_stopped(

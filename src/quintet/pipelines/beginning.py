@@ -12,7 +12,7 @@ from quintet.config.plan import steps_of
 from quintet.data.book import PromptBook, texts_of
 from quintet.envs.catalogue import make_world
 from quintet.envs.seeds import seed_of, world_of
-from quintet.errors import InterruptedRun
+from quintet.errors import InterruptedRun, MachineError
 from quintet.pipelines.playing import validate
 from quintet.pipelines.run import Run
 from quintet.pipelines.warm_start import (
@@ -71,7 +71,7 @@ def begin(run: Run, book: PromptBook | None, stop: StopRequest, opened: ExitStac
     """Components at the checkpoint, or at the end of the warm start, which is checkpoint 0; `opened` closes them."""
     config = run.config
     if run.checkpoint:
-        components = _built(run, run.checkpoint.directory / "hf", book)
+        components = _built(run, _resumed_policy(run, run.checkpoint.directory), book)
         opened.callback(components.close)
         components.load(run.checkpoint)
         run.progress.note(f"going on from {run.checkpoint.directory}")
@@ -118,6 +118,24 @@ def _checked(components: Components) -> WeightsCheck:
     directory = config.rollout.engine_options.validate_weights_dir
     where = Path(directory) if directory else None
     return check_weights(components.engine.present, components.actor.model, prompts, exact=exact, directory=where)
+
+
+def _resumed_policy(run: Run, checkpoint: Path) -> Path:
+    """The directory of the policy that a resumed run builds on: the checkpoint's, or where adapters alone are trained
+    the one that the run began with, which they belong to.
+
+    Raises:
+        MachineError: it isn't there any more.
+    """
+    policy = run.config.policy
+    if policy.lora is None:
+        return checkpoint / "hf"
+    base = Path(policy.path) if policy.path else run.directory.policy
+    if not (base / "config.json").is_file():
+        raise MachineError(
+            f"the model that the adapters of {checkpoint} belong to isn't at {base} any more", "put it back"
+        )
+    return base
 
 
 def _demonstrations(run: Run) -> list[Lesson]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +22,37 @@ from quintet.errors import ConfigError, MachineError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["ADAPTER_DIRECTORY", "add_lora", "has_lora", "load_adapters", "merge", "merged_weights", "save_adapters"]
+__all__ = [
+    "ADAPTER_DIRECTORY",
+    "adapter_tables",
+    "add_lora",
+    "has_lora",
+    "head_weight",
+    "is_adapted",
+    "is_adapter",
+    "load_adapters",
+    "merge",
+    "merge_stream",
+    "merged_weights",
+    "plain_weights",
+    "read_adapters",
+    "save_adapters",
+    "scales",
+    "stored_adapters",
+]
 
 ADAPTER_DIRECTORY = "lora_adapter"
 """Name of the directory with adapters, beside that of a model."""
 WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 ADAPTER = "default"
+PARTS = {
+    "base_layer.weight": "whole",
+    f"lora_A.{ADAPTER}.weight": "first",
+    f"lora_B.{ADAPTER}.weight": "second",
+    f"lora_embedding_A.{ADAPTER}": "first",
+    f"lora_embedding_B.{ADAPTER}": "second",
+}
+"""What an adapted layer's parameters are called in it, and what they are."""
 ALL_LINEAR = "all-linear"
 STORED_PREFIX = "base_model.model."
 """Before every name in peft's files: the way from its own wrapper to the model."""
@@ -52,6 +77,8 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, *, seed: int = 0, key: 
         except ValueError as error:
             raise _no_such_layers(model, config, key) from error
     _refuse_tied(model, config, key)
+    for _, layer in _adapted(model):
+        layer.eval()
     if config.path is not None:
         load_adapters(model, Path(config.path))
 
@@ -98,6 +125,9 @@ def _stored_settings(config: LoraConfig, key: str) -> Any:
                 value=getattr(config, ours),
                 hint=f"set {key}.{ours}={theirs:g}",
             )
+    for kind in ("use_dora", "lora_bias", "alora_invocation_tokens"):
+        if getattr(settings, kind, None):
+            raise ConfigError(f"{directory} holds adapters with {kind}, which isn't known here", key=f"{key}.path")
     settings.init_lora_weights, settings.inference_mode = True, False
     return settings
 
@@ -127,7 +157,73 @@ def _refuse_tied(model: PreTrainedModel, config: LoraConfig, key: str) -> None:
 
 def has_lora(model: nn.Module) -> bool:
     """Whether there are adapters in it."""
-    return any(True for _ in _adapted(model))
+    return any(is_adapted(module) for module in model.modules())
+
+
+def is_adapted(module: nn.Module) -> bool:
+    """Whether it is a layer with adapters beside it; peft isn't loaded for the answer."""
+    return hasattr(module, "base_layer") and hasattr(module, "lora_A")
+
+
+def adapter_tables(layer: Any) -> tuple[Any, Any, float]:
+    """Where the parameters of an adapted linear layer's two matrices are looked up, and by what their product is
+    multiplied."""
+    first, second = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
+    return first._parameters, second._parameters, float(layer.scaling[ADAPTER])
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter of that name belongs to an adapter."""
+    return ".lora_" in name
+
+
+def head_weight(head: Any) -> Tensor:
+    """The matrix of a head, [vocabulary, hidden], with its adapters in it where it has some."""
+    weight: Tensor = head.weight.detach()
+    return weight + head.get_delta_weight(ADAPTER) if is_adapted(head) else weight.clone()
+
+
+def scales(model: nn.Module) -> dict[str, float]:
+    """By what the product of each adapted layer's matrices is multiplied, by the layer's name."""
+    return {name: float(layer.scaling[ADAPTER]) for name, layer in _adapted(model)}
+
+
+def merge_stream(weights: Iterable[tuple[str, Tensor]], scale: Mapping[str, float]) -> Iterator[tuple[str, Tensor]]:
+    """The same weights with the adapters among them added, W + scale · B A, under the plain model's names. One layer
+    at a time is held, and none is changed.
+
+    Raises:
+        ValueError: adapters come without what they belong to.
+    """
+    held: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in weights:
+        layer, part = _split(name)
+        if part not in PARTS:
+            yield f"{layer}.{part}" if part else name, tensor
+            continue
+        parts = held.setdefault(layer, {})
+        parts[PARTS[part]] = tensor
+        if len(parts) == 3:
+            product = (parts["second"] @ parts["first"]) * scale[layer]
+            yield f"{layer}.weight", parts["whole"] + (product.T if "embedding" in part else product)
+            del held[layer]
+    if held:
+        raise ValueError(f"weights are missing of {', '.join(sorted(held))}")
+
+
+def plain_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """A model's weights under the names that they have without adapters, which are added to them."""
+    named = ((name, parameter.detach()) for name, parameter in model.named_parameters())
+    return merge_stream(named, scales(model)) if has_lora(model) else named
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A parameter's layer, and which part of it this is: empty where the layer has no adapters."""
+    for mark in ("base_layer.", "lora_"):
+        layer, found, rest = name.partition(f".{mark}")
+        if found:
+            return layer, mark * (mark == "lora_" or rest == "weight") + rest
+    return name, ""
 
 
 def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -137,14 +233,13 @@ def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
     return ((name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer))
 
 
-def _adapters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The adapters' matrices under the names that peft's files have."""
-    marks = (f".{ADAPTER}.", f".{ADAPTER}")
-    return {
-        STORED_PREFIX + name.replace(marks[0], ".").removesuffix(marks[1]): parameter
-        for name, parameter in model.named_parameters()
-        if ".lora_" in name
-    }
+def stored_adapters(weights: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """The adapters' matrices among a model's weights, under the names that peft's files have."""
+    return {_stored_name(name): tensor.detach() for name, tensor in weights if is_adapter(name)}
+
+
+def _stored_name(name: str) -> str:
+    return STORED_PREFIX + name.replace(f".{ADAPTER}.", ".").removesuffix(f".{ADAPTER}")
 
 
 @torch.no_grad()
@@ -154,7 +249,7 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     layers = dict(_adapted(model))
     weights: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
-        if ".lora_" in name:
+        if is_adapter(name):
             continue
         owner, found, kind = name.partition(".base_layer.")
         whole = tensor + layers[owner].get_delta_weight(ADAPTER) if found and kind == "weight" else tensor
@@ -163,7 +258,7 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def merge(model: PreTrainedModel) -> None:
+def merge(model: nn.Module) -> None:
     """Add the adapters to the weights and take them out: a plain model stays, all of whose weights get gradients."""
     for name, layer in list(_adapted(model)):
         plain = layer.get_base_layer()
@@ -175,8 +270,14 @@ def merge(model: PreTrainedModel) -> None:
     model.requires_grad_(requires_grad=True)
 
 
-def save_adapters(model: PreTrainedModel, directory: Path, base: str | Path) -> None:
-    """Write the adapters as peft reads them; `base` is the model that they belong to."""
+def save_adapters(
+    model: PreTrainedModel,
+    directory: Path,
+    base: str | Path,
+    weights: Iterable[tuple[str, Tensor]] | None = None,
+) -> None:
+    """Write the adapters as peft reads them; `base` is the model that they belong to. They are taken from `weights`,
+    full tensors under the model's own names, or from the model itself."""
     from safetensors.torch import save_file
 
     settings: Any = copy.copy(model.peft_config[ADAPTER])
@@ -185,12 +286,25 @@ def save_adapters(model: PreTrainedModel, directory: Path, base: str | Path) -> 
     settings.base_model_name_or_path, settings.inference_mode = str(base), True
     directory.mkdir(parents=True, exist_ok=True)
     settings.save_pretrained(directory)
-    tensors = {name: parameter.detach().contiguous() for name, parameter in _adapters(model).items()}
+    stored = stored_adapters(model.named_parameters() if weights is None else weights)
+    tensors = {name: tensor.contiguous() for name, tensor in stored.items()}
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
 
 
 def load_adapters(model: nn.Module, directory: Path) -> None:
     """Take up what `save_adapters`, or peft, wrote.
+
+    Raises:
+        MachineError: the file is missing, or its adapters aren't those of the model.
+    """
+    own = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, tensor in read_adapters(model.named_parameters(), directory):
+            own[name].copy_(tensor)
+
+
+def read_adapters(weights: Iterable[tuple[str, Tensor]], directory: Path) -> list[tuple[str, Tensor]]:
+    """What `save_adapters`, or peft, wrote, under the own names of a model that has those `weights`.
 
     Raises:
         MachineError: the file is missing, or its adapters aren't those of the model.
@@ -203,12 +317,10 @@ def load_adapters(model: nn.Module, directory: Path) -> None:
         stored = load_file(path)
     except (OSError, SafetensorError) as error:
         raise MachineError(f"can't read adapters from {path}: {error}") from error
-    own = _adapters(model)
-    if fault := _difference(own, stored):
+    own = {name: tensor for name, tensor in weights if is_adapter(name)}
+    if fault := _difference(stored_adapters(own.items()), stored):
         raise MachineError(f"the adapters at {path} don't fit: {fault}", "take those of the same model")
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(stored[name])
+    return [(name, stored[_stored_name(name)]) for name in own]
 
 
 def _difference(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> str | None:

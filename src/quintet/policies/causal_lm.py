@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from quintet.errors import ConfigError, MachineError, nearest
+from quintet.policies.adapters import head_weight
 from quintet.policies.attention import Layout, MovableLayout, PackedLayout, register_attention
 from quintet.policies.vocabulary_parallel import measures_of_shards, shared_linear
 
@@ -339,8 +340,10 @@ class PolicyModule(nn.Module):
         found = view(self.policy, packed)
         if self.keeps_head:
             return found
-        weight = self.policy.lm_head.weight.detach().clone()
-        return View(found.hidden, partial(shared_linear if isinstance(weight, DTensor) else F.linear, weight=weight))
+        weight = head_weight(self.policy.lm_head)
+        if isinstance(weight, DTensor):
+            return View(found.hidden, partial(shared_linear, weight=weight))
+        return View(found.hidden, partial(F.linear, weight=weight))
 
 
 class ValueModel(nn.Module):

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.kernels.decoding import kernels
+from quintet.policies.adapters import adapter_tables, is_adapted
 from quintet.policies.attention import Layout, PackedLayout
 from quintet.policies.causal_lm import hidden_states
 
@@ -44,10 +45,13 @@ class _Norm:
 
 
 class _Linear:
-    """A linear layer. Its parameters are looked up at each call: they may be put anew, or elsewhere."""
+    """A linear layer, and adapters beside it. Its parameters are looked up at each call: they may be put anew, or
+    elsewhere."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._table = module._parameters
+        plain = module.get_base_layer() if is_adapted(module) else module  # type: ignore[operator]
+        self._table = plain._parameters
+        self._beside = adapter_tables(module) if is_adapted(module) else None
         self._turned = self.weight.t()
         self.width = len(self.weight)
 
@@ -66,8 +70,10 @@ class _Linear:
         """[n, in] to [n, out], written where `out` lies."""
         bias = self._table["bias"]
         if bias is None:
-            return torch.mm(inputs, self._across(), out=out)
-        return torch.addmm(bias, inputs, self._across(), out=out)
+            torch.mm(inputs, self._across(), out=out)
+        else:
+            torch.addmm(bias, inputs, self._across(), out=out)
+        return self._adapt(inputs, out)
 
     def add(self, inputs: Tensor, states: Tensor) -> None:
         """Add what [n, in] gives to [n, out]."""
@@ -75,6 +81,14 @@ class _Linear:
         bias = self._table["bias"]
         if bias is not None:
             states.add_(bias)
+        self._adapt(inputs, states)
+
+    def _adapt(self, inputs: Tensor, out: Tensor) -> Tensor:
+        """Add what the adapters give to [n, out]."""
+        if self._beside:
+            first, second, scale = self._beside
+            out.addmm_(inputs @ first["weight"].t(), second["weight"].t(), alpha=scale)
+        return out
 
 
 class _Layer:
@@ -154,7 +168,8 @@ class InferenceDecoder:
 
     @classmethod
     def of(cls, body: nn.Module) -> InferenceDecoder | None:
-        """For a body of a known kind, as it was loaded: plain linear layers, no hooks; None for another one."""
+        """For a body of a known kind, as it was loaded, with adapters or without: plain linear layers, no hooks; None
+        for another one."""
         if not _is_known(body):
             return None
         decoder = cls(body)
@@ -237,7 +252,7 @@ class InferenceDecoder:
     def _gap(self) -> float:
         """Largest difference from what the modules give for a few tokens, relative to the largest state."""
         device = next(self._body.parameters()).device
-        vocabulary = len(self._body.get_parameter("embed_tokens.weight"))
+        vocabulary = len(self._body.embed_tokens.weight)  # type: ignore[arg-type, union-attr]
         tokens = torch.arange(TRIAL_TOKENS, device=device) * 7919 % vocabulary
         positions = torch.arange(TRIAL_TOKENS, device=device)
         layout = PackedLayout(torch.tensor([TRIAL_TOKENS]))
@@ -256,7 +271,7 @@ def _is_known(body: nn.Module) -> bool:
     if any(_is_changed(module) for module in body.modules()):
         return False
     linear = [module for module in layers.modules() if hasattr(module, "in_features") or hasattr(module, "base_layer")]
-    return all(type(module) is nn.Linear for module in linear)
+    return all(type(module) is nn.Linear or is_adapted(module) for module in linear)
 
 
 def _slides(layer: nn.Module) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quintet.errors import ConfigError
+from quintet.policies.adapters import has_lora, merge, plain_weights
 from quintet.records import Failure, Generation, Request, StopReason
 from quintet.rollout.cache import CacheShape, DecodeLayout, KeyValueStore, Shared
 from quintet.rollout.computed import Piece
@@ -101,8 +102,7 @@ def open_hf(setup: EngineSetup) -> HfEngine:
             hint="set rollout.engine_options.dtype=float32, or bfloat16",
         )
     shared, options = setup.learner_owns and setup.dtype == setup.model.dtype, setup.options
-    model = setup.model if shared or not setup.learner_owns else copy.deepcopy(setup.model)
-    model = model if shared else model.to(setup.dtype)
+    model = setup.model if shared else _own_copy(setup.model, setup.dtype, keep=setup.learner_owns)
     engine = HfEngine(
         model,
         slots=setup.slots,
@@ -117,6 +117,14 @@ def open_hf(setup: EngineSetup) -> HfEngine:
     if options.log_statistics:
         engine.log_load(options.log_every_steps or LOG_EVERY_STEPS)
     return engine
+
+
+def _own_copy(model: PreTrainedModel, dtype: torch.dtype, *, keep: bool = True) -> PreTrainedModel:
+    """Another one in that type, to which whole weights come: adapters are merged. Without `keep` it is the same one."""
+    own = copy.deepcopy(model) if keep else model
+    if has_lora(own):
+        merge(own)
+    return own.to(dtype)
 
 
 class HfEngine:
@@ -253,7 +261,7 @@ class HfEngine:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """What it decodes with, under Hugging Face names."""
-        yield from self._model.named_parameters()
+        yield from plain_weights(self._model)
 
     def _copy(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         parameters = dict(self._model.named_parameters(remove_duplicate=False))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 
 from quintet.errors import MachineError
+from quintet.policies.adapters import plain_weights
 from quintet.policies.attention import PackedLayout
 from quintet.policies.causal_lm import Packed, token_statistics
 from quintet.records import Generation, Request, StopReason
@@ -89,7 +90,7 @@ def check_weights(
         MachineError: they differ.
     """
     theirs = dict(engine.weights()) if isinstance(engine, Readable) else None
-    ours = dict(model.named_parameters())
+    ours = dict(plain_weights(model))
     weights = None if theirs is None else tuple(compare_weights(ours.items(), theirs))
     if directory is not None:
         _store(directory, ours, theirs, weights)

@@ -11,10 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quintet.config.native import Experiment, OptimizerConfig
+from quintet.policies.adapters import ADAPTER_DIRECTORY, add_lora, has_lora, merge, read_adapters, save_adapters
 from quintet.policies.causal_lm import PolicyModule, ValueModel, load_model, recompute_activations
 from quintet.rollout.agent_loop import derive_seed
 from quintet.runtime.engines import policy_dtype
 from quintet.runtime.memory import keep_freed_memory
+from quintet.training.kept import KeptPolicy
 from quintet.training.lay import TYPES, Lay, Whole, take_weights
 from quintet.training.learner import ActorLearner, CriticLearner, Scorer
 from quintet.training.mesh import Mesh
@@ -23,7 +25,7 @@ from quintet.training.ranks import Ranks
 from quintet.training.scaling import LossScale
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
     from transformers import PreTrainedModel
 
     from quintet.config.native.learners import LearnerConfig
@@ -37,12 +39,14 @@ def _spread(own: LearnerConfig, ranks: Ranks) -> Mesh:
     return Mesh.over(ranks, own.parallel, own.sharding.group_size)
 
 
-def _lay(config: Experiment, own: LearnerConfig, module: nn.Module, mesh: Mesh) -> Lay:
+def _lay(config: Experiment, own: LearnerConfig, module: PolicyModule | ValueModel, mesh: Mesh) -> Lay:
     """How the module's weights lie. torch's sharding is loaded where there is something to shard."""
     if mesh.devices is None:
         return Whole.of(module, own.sharding)
     from quintet.training.sharding import lay_out
+    from quintet.training.splitting import share_out
 
+    share_out(module, mesh, own.parallel)
     return lay_out(module, own.backend, mesh, own.sharding, own.memory, policy_dtype(config))
 
 
@@ -77,10 +81,12 @@ def open_actor(
 
 def open_critic(config: Experiment, actor: ActorLearner, policy: Path, ranks: Ranks = ALONE) -> CriticLearner:
     """A critic grown from the model that the configuration names, or from the policy as it is now, which began as the
-    model at `policy`."""
+    model at `policy`; adapters are merged, and all weights are trained."""
     path, trusted = config.critic.path, config.policy.trust_remote_code
     grown = load_model(path, trust_remote_code=trusted) if path else _plain(config, actor, policy)
     model, mesh = ValueModel(grown), _spread(config.critic, ranks)
+    if has_lora(model.body):
+        merge(model.body)
     return CriticLearner(
         model,
         config.critic.optimizer,
@@ -95,8 +101,10 @@ def open_critic(config: Experiment, actor: ActorLearner, policy: Path, ranks: Ra
 
 def open_reference(config: Experiment, actor: ActorLearner, policy: Path, ranks: Ranks = ALONE) -> Scorer:
     """The model that the configuration names, or the policy as it is now, which stays as it is; the policy began as
-    the model at `policy`."""
+    the model at `policy`. Where adapters alone are trained, it is the policy's own model with those of now."""
     own, budget = config.reference, Budget.of(config.reference.inference_budget, config.training)
+    if own.path is None and has_lora(actor.model):
+        return KeptPolicy(actor.scorer, budget)
     if own.path is None and ranks.size == 1:
         return actor.scorer.frozen(budget)
     trusted = config.policy.trust_remote_code
@@ -149,6 +157,8 @@ class Learners:
         torch.manual_seed(derive_seed(config.seed, "torch"))
         trusted = config.policy.trust_remote_code
         model = load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides)
+        if config.policy.lora is not None:
+            add_lora(model, config.policy.lora, seed=derive_seed(config.seed, "adapters"))
         if config.actor.gradient_checkpointing:
             recompute_activations(model)
         actor = open_actor(config, model, config.actor.optimizer, config.rollout.temperature, ranks)
@@ -179,12 +189,15 @@ class Learners:
         weights = dict(self.actor.weights())
         if self.ranks.rank == 0:
             self.actor.model.save_pretrained(directory / "hf", state_dict=weights)
+        adapters = dict(self.actor.adapters())
+        if adapters and self.ranks.rank == 0:
+            save_adapters(self.actor.model, directory / ADAPTER_DIRECTORY, self.policy, adapters.items())
         self._put(self.actor.state(), directory / "actor_optimizer.safetensors")
         if self.critic is not None:
             self._put(dict(self.critic.weights()), directory / "critic.safetensors")
             self._put(self.critic.state(), directory / "critic_optimizer.safetensors")
         if self.reference is not None and self.experiment.reference.path is None:
-            self._put(dict(self.reference.lay.weights()), directory / "reference.safetensors")
+            self._put(self.reference.state(), directory / "reference.safetensors")
 
     def _put(self, tensors: dict[str, Tensor], path: Path) -> None:
         if self.ranks.rank == 0:
@@ -192,8 +205,11 @@ class Learners:
 
     def load(self, directory: Path) -> None:
         """Take up what `save` wrote."""
-        saved = load_model(directory / "hf", trust_remote_code=self.experiment.policy.trust_remote_code)
-        self.actor.lay.load(saved.named_parameters())
+        if has_lora(self.actor.model):  # merged weights are rounded
+            self.actor.lay.load(read_adapters(self.actor.adapters(), directory / ADAPTER_DIRECTORY))
+        else:
+            saved = load_model(directory / "hf", trust_remote_code=self.experiment.policy.trust_remote_code)
+            self.actor.lay.load(saved.named_parameters())
         self.actor.load_state(load_file(directory / "actor_optimizer.safetensors"))
         if self.experiment.needs_critic:
             critic = self.grow_critic()
@@ -204,4 +220,4 @@ class Learners:
             path = directory / "reference.safetensors"
             reference = self.keep_reference()
             if path.exists():
-                reference.lay.load(load_file(path).items())
+                reference.load_state(load_file(path))

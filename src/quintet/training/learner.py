@@ -23,6 +23,7 @@ from quintet.algorithms.objective import (
     batch_targets,
 )
 from quintet.config.native import KlConfig, OptimizerConfig
+from quintet.policies.adapters import has_lora, is_adapter, merge_stream, scales
 from quintet.policies.causal_lm import Packed, PolicyModule, TokenMeasures, ValueModel, View
 from quintet.records import Batch
 from quintet.training.lay import Lay, Whole, own_name
@@ -128,6 +129,7 @@ class _Learning:
         return {
             f"{own_name(name)}.{field}": value.full_tensor() if isinstance(value, DTensor) else value
             for name, parameter in self.lay.module.named_parameters()
+            if parameter in self.optimizer.state
             for field, value in self.optimizer.state[parameter].items()
         }
 
@@ -207,6 +209,14 @@ class Scorer:
         self._temperature = temperature
         self._ranks = ranks
 
+    def state(self) -> dict[str, Tensor]:
+        """What it judges by, full tensors under the model's own names."""
+        return dict(self.lay.weights())
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Put back what `state` gave."""
+        self.lay.load(state.items())
+
     def frozen(self, budget: Budget) -> Scorer:
         """The policy as it is now, which stays as it is; of weights that lie whole in every rank."""
         model = copy.deepcopy(self.model).requires_grad_(requires_grad=False)
@@ -273,6 +283,7 @@ class ActorLearner(_Learning):
             lay, config, budget=budget, inference_budget=inference_budget, dtype=dtype, ranks=ranks, scale=scale
         )
         self.model = model
+        self._scales = {own_name(name): scale for name, scale in scales(model).items()} if has_lora(model) else {}
         self.scorer = Scorer(
             model, budget=self._inference_budget, dtype=dtype, temperature=temperature, ranks=ranks, lay=lay
         )
@@ -289,6 +300,14 @@ class ActorLearner(_Learning):
             lay=self.lay,
             scale=self._scale,
         )
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Learner.weights`; with adapters in them."""
+        return merge_stream(self.lay.weights(), self._scales) if self._scales else self.lay.weights()
+
+    def adapters(self) -> Iterator[tuple[str, Tensor]]:
+        """The adapters by themselves, full tensors under the model's own names; none where all weights are trained."""
+        return ((name, tensor) for name, tensor in self.lay.weights() if is_adapter(name))
 
     def update(
         self,

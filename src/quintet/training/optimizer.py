@@ -54,12 +54,12 @@ def _decayed(kind: str, progress: float) -> float:
 
 def make_optimizer(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """AdamW in its fused form, one kernel for all tensors; or plain stochastic gradient descent, without momentum,
-    whose weight decay is a term of the gradient.
+    whose weight decay is a term of the gradient. Parameters that need no gradient are left alone.
 
     Raises:
         ConfigError: an optimizer that isn't there yet.
     """
-    held = list(parameters)
+    held = [parameter for parameter in parameters if parameter.requires_grad]
     if config.kind == "sgd":
         return torch.optim.SGD(held, lr=config.learning_rate, weight_decay=config.weight_decay)
     if config.kind != "adamw":

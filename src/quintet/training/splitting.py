@@ -27,5 +27,5 @@ def share_out(module: PolicyModule | ValueModel, mesh: Mesh, parallel: ParallelC
         else:
             split_critic(module, along, sequence=parallel.sequence)
     if mesh.size("context", "ulysses") > 1 or (tensor > 1 and parallel.sequence):
-        groups = (mesh.along(name).get_group() for name in ("context", "ulysses"))
-        module.split = TokenSplit(*groups, multiple=tensor if parallel.sequence else 1)
+        context, ulysses = (mesh.along(name).get_group() for name in ("context", "ulysses"))
+        module.split = TokenSplit(context, ulysses, multiple=tensor if parallel.sequence else 1)

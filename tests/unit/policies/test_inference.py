@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from quintet.config.native.policy import LoraConfig
 from quintet.policies import inference
+from quintet.policies.adapters import add_lora
 from quintet.policies.attention import PackedLayout, register_attention
 from quintet.policies.causal_lm import hidden_states, load_model
 from quintet.policies.inference import InferenceDecoder
@@ -113,12 +115,19 @@ def test_hooks_are_not_passed_by() -> None:
     assert InferenceDecoder.of(body) is None
 
 
-def test_adapters_are_not_passed_by(policy_directory: Path) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    model = load_model(policy_directory)
-    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
-    assert InferenceDecoder.of(adapted.base_model.model.model) is None
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("modules", [("all-linear",), ("q_proj", "down_proj", "embed_tokens")])
+def test_adapters_are_not_passed_by(policy_directory: Path, modules: tuple[str, ...]) -> None:
+    model = load_model(policy_directory, overrides={"tie_word_embeddings": False})
+    before = both(InferenceDecoder.of(model.model), model.model)[0]
+    add_lora(model, LoraConfig(rank=2, alpha=3.0, target_modules=modules))
+    decoder = InferenceDecoder.of(model.model)
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            nn.init.normal_(parameter, std=0.3)
+    ours, theirs = both(decoder, model.model)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    assert float((ours - before).abs().max()) > 0.1
 
 
 def test_a_model_that_does_something_else_is_told(caplog: pytest.LogCaptureFixture) -> None:

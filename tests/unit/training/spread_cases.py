@@ -66,9 +66,7 @@ CASES: dict[str, Case] = {
     "four ranks, tensor": Case(parallel={"tensor": 2, "sequence": True}),
     "four ranks, ulysses × tensor": Case(parallel={"tensor": 2, "ulysses": 2}),
     "four ranks, context × ulysses": Case(parallel={"context": 2, "ulysses": 2}),
-    "four ranks, hybrid × context": Case(
-        sharding={"policy": "hybrid_shard", "group_size": 2}, parallel={"context": 2}
-    ),
+    "four ranks, hybrid × context": Case(sharding={"policy": "hybrid_shard", "group_size": 2}, parallel={"context": 2}),
     "hybrid fsdp2": Case(sharding={"policy": "hybrid_shard", "group_size": 2}),
     "hybrid fsdp": Case("fsdp", {"policy": "hybrid_shard", "group_size": 2}),
     "hybrid fsdp shard_grad_op": Case("fsdp", {"policy": "shard_grad_op", "group_size": 2}),

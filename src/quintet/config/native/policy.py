@@ -88,7 +88,7 @@ class PolicyConfig(Section):
     """Weights are loaded one by one, never twice in memory."""
     freeze_router: Annotated[bool, Waits(Capability.MEGATRON)] = False
     """The router of a mixture of experts isn't trained."""
-    lora: Annotated[LoraConfig | None, Waits(Capability.LORA)] = None
+    lora: LoraConfig | None = None
     """null trains all weights."""
     vla: Annotated[VlaConfig | None, Waits(Capability.EMBODIED)] = None
     """null for a policy that answers in words."""
