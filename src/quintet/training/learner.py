@@ -27,6 +27,7 @@ from quintet.policies.adapters import has_lora, is_adapter, merge_stream, scales
 from quintet.policies.causal_lm import Packed, PolicyModule, TokenMeasures, ValueModel, View
 from quintet.records import Batch
 from quintet.training.lay import Lay, Whole, own_name
+from quintet.training.local_step import LocalStep
 from quintet.training.optimizer import make_optimizer
 from quintet.training.packing import Budget, MicroBatch, micro_batches
 from quintet.training.ranks import Ranks
@@ -119,6 +120,7 @@ class _Learning:
         self._dtype = dtype
         self._ranks = ranks
         self.optimizer = make_optimizer(config, lay.parameters())
+        self._make_step = LocalStep(self.optimizer) if LocalStep.suits(self.optimizer) else self.optimizer.step
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Learner.weights`."""
@@ -171,7 +173,7 @@ class _Learning:
         if finite and not refused(sums):
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
-            self.optimizer.step()
+            self._make_step()
         self.optimizer.zero_grad(set_to_none=True)
         return {**sums, "grad_norm": float(norm), "skipped": float(not finite), "lr": rate}
 
