@@ -225,7 +225,8 @@ class ConductedActor:
         gathered = self._conductor.call("weights", of=self._name)
         try:
             with self._conductor.noticing():
-                yield from gathered
+                for each in gathered:  # `yield from` would close it with this one
+                    yield each
         finally:
             for _ in gathered:
                 pass
