@@ -44,8 +44,8 @@ def test_a_rank_keeps_half_of_the_weights(told: dict[str, dict[str, Any]], name:
 @pytest.mark.parametrize(
     ("model", "ranks", "words"),
     [
-        (Case(kv_heads=2), 4, ["doesn't divide the 2 key-value heads", "set actor.parallel.tensor=2"]),
-        (Case(kv_heads=4), 3, ["doesn't divide the 4 key-value heads", "set actor.parallel.tensor=2"]),
+        (Case(kv_heads=2), 4, ["doesn't divide the 2 key-value heads", "nearest: actor.parallel.tensor=2"]),
+        (Case(kv_heads=4), 3, ["doesn't divide the 4 key-value heads", "nearest: actor.parallel.tensor=2"]),
         (Case("gpt_neox"), 2, ["can't be split", "llama, mistral, qwen2, qwen3"]),
     ],
 )
