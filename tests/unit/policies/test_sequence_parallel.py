@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from split_ranks import Case, gaps, same
+from sharing_ranks import Case, gaps, same
 
 from quintet.errors import ConfigError
 from quintet.policies.sequence_parallel import refuse_ulysses

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from split_ranks import Case, gaps, make_model, same
+from sharing_ranks import Case, gaps, make_model, same
 
 from quintet.errors import ConfigError
 from quintet.policies.tensor_parallel import refuse_split
