@@ -225,7 +225,9 @@ class ConductedActor:
         gathered = self._conductor.call("weights", of=self._name)
         try:
             with self._conductor.noticing():
-                yield from gathered
+                # not `yield from`, which would close what is gathered as soon as nobody takes more
+                for each in gathered:  # noqa: UP028
+                    yield each
         finally:
             for _ in gathered:
                 pass

@@ -1,6 +1,6 @@
 """One of several ranks, as a program: rank 0 asks for updates and prints what comes of them, the others follow.
 
-RANK=… WORLD_SIZE=… MASTER_ADDR=… MASTER_PORT=… python following_ranks.py POLICY
+RANK=… WORLD_SIZE=… MASTER_ADDR=… MASTER_PORT=… python following_ranks.py POLICY DIRECTORY [key=value …]
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ WORDS = (
 )
 
 
-def experiment() -> Experiment:
-    return load_experiment(None, list(WORDS)).experiment
+def experiment(*words: str) -> Experiment:
+    return load_experiment(None, [*WORDS, *words]).experiment
 
 
 def sequences() -> Batch:
@@ -93,12 +93,12 @@ def work(learners: Learners | ConductedLearners, directory: Path) -> dict[str, A
 
 def main() -> None:
     torch.set_num_threads(1)
-    policy, directory, here = Path(sys.argv[1]), Path(sys.argv[2]), started()
+    policy, directory, words, here = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:], started()
     meeting = meet(here, "the same", 60.0)
     if here.rank:
-        follow(experiment(), meeting)
+        follow(experiment(*words), meeting)
     else:
-        conductor = Conductor(experiment(), meeting)
+        conductor = Conductor(experiment(*words), meeting)
         print(json.dumps(work(conductor.open(policy), directory)))
         conductor.stop()
     meeting.leave()
