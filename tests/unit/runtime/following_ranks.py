@@ -64,9 +64,9 @@ def sequences() -> Batch:
     )
 
 
-def work(learners: Learners | ConductedLearners, directory: Path) -> dict[str, Any]:
+def work(learners: Learners | ConductedLearners, directory: Path, *words: str) -> dict[str, Any]:
     """Everything that a run asks of learners, and what came of it."""
-    config, batch = experiment(), sequences()
+    config, batch = experiment(*words), sequences()
     policy, aggregation = PolicyObjective(config.algorithm), Aggregation("seq-mean-token-mean")
     practice = learners.actor_with(OptimizerConfig(learning_rate=1e-2))
     told: dict[str, Any] = {"practice": practice.update(batch, Imitation(), "token-mean", 1e-3)}
@@ -99,7 +99,7 @@ def main() -> None:
         follow(experiment(*words), meeting)
     else:
         conductor = Conductor(experiment(*words), meeting)
-        print(json.dumps(work(conductor.open(policy), directory)))
+        print(json.dumps(work(conductor.open(policy), directory, *words)))
         conductor.stop()
     meeting.leave()
 
