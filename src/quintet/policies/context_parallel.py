@@ -11,12 +11,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.nn.attention.bias import causal_lower_right
 
 from quintet.policies.attention import Structure
 from quintet.policies.collectives import gather
@@ -38,8 +39,6 @@ class _Rows(NamedTuple):
 class _Piece(NamedTuple):
     """Queries of a rank in rows of one kind, and what they see."""
 
-    places: Tensor
-    """int64 [m] of these queries among all tokens."""
     rows: Tensor
     """int64 [n, width], which of the piece's queries stands there; 0 where none does."""
     back: Tensor
@@ -47,7 +46,12 @@ class _Piece(NamedTuple):
     keys: Tensor
     """int64 [n, keys], tokens; 0 where there is none."""
     mask: Tensor
-    """Bool [n, 1, width, keys]."""
+    """Bool [n, 1, width, keys]; [0] where each query sees all keys but those of the queries after it in its row."""
+
+    @property
+    def even(self) -> bool:
+        """No row is shorter than another, or sees less: there are kernels for that which take no mask."""
+        return not len(self.mask)
 
 
 def _kinds(structure: Structure) -> Iterator[_Rows]:
@@ -74,41 +78,59 @@ def _ranges(starts: Tensor, lengths: Tensor) -> Tensor:
     return torch.where(columns < lengths[:, None], starts[:, None] + columns, -1)
 
 
-def _pieces(structure: Structure, rank: int, ranks: int) -> Iterator[_Piece]:
+class _Cut(NamedTuple):
+    """The tokens from `begins` to `ends`, int64 [n], of each of some rows; none is empty."""
+
+    rows: _Rows
+    begins: Tensor
+    ends: Tensor
+
+    @property
+    def places(self) -> Tensor:
+        """int64 [n, width] among all tokens, -1 behind the end of a row."""
+        return _ranges(self.rows.starts + self.begins, self.ends - self.begins)
+
+
+def _cuts(structure: Structure, rank: int, ranks: int) -> Iterator[_Cut]:
     """What one rank computes. In each further row the ranks change places, so that no rank has all the roundings."""
     for rows in _kinds(structure):
         turn = (rank + torch.arange(len(rows.lengths))) % ranks
         for part in (turn, 2 * ranks - 1 - turn):
             begins = rows.lengths * part // (2 * ranks)
             ends = rows.lengths * (part + 1) // (2 * ranks)
-            if bool((ends > begins).any()):
-                yield _piece(rows, begins, ends)
-
-
-def _piece(rows: _Rows, begins: Tensor, ends: Tensor) -> _Piece:
-    """The queries from `begins` to `ends`, int64 [n], of each row; rows without any are left out."""
-    held = ends > begins
-    begins, ends, starts = begins[held], ends[held], rows.starts[held]
-    queries = _ranges(starts + begins, ends - begins)
-    own = _ranges(starts, ends)
-    before = rows.seen[held]
-    valid = queries >= 0
-    number = valid.flatten().cumsum(0).view_as(queries) - 1
-    columns = begins[:, None] + torch.arange(queries.shape[1])
-    causal = torch.arange(own.shape[1]) <= columns[:, :, None]
-    there = (before >= 0)[:, None].expand(-1, queries.shape[1], -1)
-    return _Piece(
-        places=queries[valid],
-        rows=torch.where(valid, number, 0),
-        back=valid.flatten().nonzero().squeeze(-1),
-        keys=torch.cat([before, own], 1).clamp(min=0),
-        mask=torch.cat([there, causal], 2)[:, None],
-    )
+            held = ends > begins
+            if bool(held.any()):
+                yield _Cut(_Rows(*(x[held] for x in rows)), begins[held], ends[held])
 
 
 def context_places(structure: Structure, rank: int, ranks: int) -> Tensor:
     """The places among all tokens, int64 [n], that a rank holds, in its order."""
-    return torch.cat([torch.zeros(0, dtype=torch.long), *(p.places for p in _pieces(structure, rank, ranks))])
+    found = [cut.places.flatten() for cut in _cuts(structure, rank, ranks)]
+    places = torch.cat([torch.zeros(0, dtype=torch.long), *found])
+    return places[places >= 0]
+
+
+def _piece(cut: _Cut) -> _Piece:
+    """The cut's queries, and what they see."""
+    queries, before = cut.places, cut.rows.seen
+    own = _ranges(cut.rows.starts, cut.ends)
+    valid = queries >= 0
+    number = valid.flatten().cumsum(0).view_as(queries) - 1
+    even = bool(valid.all() and (before >= 0).all() and (cut.begins == cut.begins[0]).all())
+    return _Piece(
+        rows=torch.where(valid, number, 0),
+        back=valid.flatten().nonzero().squeeze(-1),
+        keys=torch.cat([before, own], 1).clamp(min=0),
+        mask=valid[:0] if even else _mask(cut, before, queries.shape[1], own.shape[1]),
+    )
+
+
+def _mask(cut: _Cut, before: Tensor, width: int, keys: int) -> Tensor:
+    """Bool [n, 1, width, before + keys]: all that stands before, and the row's own tokens up to oneself."""
+    columns = cut.begins[:, None] + torch.arange(width)
+    causal = torch.arange(keys) <= columns[:, :, None]
+    there = (before >= 0)[:, None].expand(-1, width, -1)
+    return torch.cat([there, causal], 2)[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +158,7 @@ class ContextLayout:
         """Tokens of the rank that has most."""
         self.longest = structure.longest
         self._group = group
-        self._shares = list(_shares(_pieces(structure, rank, ranks), _numbers(places, self.size)))
+        self._shares = list(_shares(map(_piece, _cuts(structure, rank, ranks)), _numbers(places, self.size)))
 
     def to(self, device: torch.device) -> ContextLayout:
         """See `MovableLayout.to`."""
@@ -164,8 +186,8 @@ def _numbers(places: list[Tensor], size: int) -> Tensor:
 def _shares(pieces: Iterator[_Piece], numbers: Tensor) -> Iterator[_Share]:
     first = 0
     for piece in pieces:
-        yield _Share(first, len(piece.places), piece._replace(keys=numbers[piece.keys]))
-        first += len(piece.places)
+        yield _Share(first, len(piece.back), piece._replace(keys=numbers[piece.keys]))
+        first += len(piece.back)
 
 
 def _attend(share: _Share, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
@@ -173,7 +195,8 @@ def _attend(share: _Share, query: Tensor, keys: Tensor, values: Tensor, scale: f
     piece = share.piece
     q = query[share.first : share.first + share.size][piece.rows].transpose(1, 2)
     k, v = (x[piece.keys].transpose(1, 2) for x in (keys, values))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=piece.mask, scale=scale, enable_gqa=True)
+    mask: Any = causal_lower_right(q.shape[2], k.shape[2]) if piece.even else piece.mask
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
     return out.transpose(1, 2).flatten(0, 1).index_select(0, piece.back)
 
 

@@ -11,7 +11,28 @@ from quintet.errors import ConfigError
 from quintet.policies.attention import MovableLayout
 from quintet.policies.collectives import exchange
 
-__all__ = ["HeadsLayout", "PaddedLayout"]
+__all__ = ["HeadsLayout", "PaddedLayout", "refuse_ulysses"]
+
+
+def refuse_ulysses(heads: int, kv_heads: int, ranks: int, component: str = "actor") -> None:
+    """Hold the attention heads of a device against the ranks that are to share them.
+
+    Raises:
+        ConfigError: they can't all have as many.
+    """
+
+    def fits(size: int) -> bool:
+        return heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
+
+    if not fits(ranks):
+        key = f"{component}.parallel.ulysses"
+        near = min(filter(fits, range(1, heads + 1)), key=lambda size: abs(size - ranks))
+        raise ConfigError(
+            f"{key} = {ranks}: {heads} attention heads over {kv_heads} key-value heads can't be shared out so",
+            key=key,
+            value=ranks,
+            hint=f"nearest: {key}={near}",
+        )
 
 
 class PaddedLayout:
@@ -64,12 +85,7 @@ class HeadsLayout:
 def _repeated(heads: Tensor, queries: int, ranks: int) -> Tensor:
     """Keys or values [n, kv_heads, dim] such that each rank gets those of its queries."""
     count = heads.shape[1]
-    if queries % ranks or (count % ranks and ranks % count):
-        raise ConfigError(
-            f"{queries} attention heads over {count} key-value heads can't be shared out among {ranks} devices",
-            key="actor.parallel.ulysses",
-            value=ranks,
-        )
+    refuse_ulysses(queries, count, ranks)
     return heads if count >= ranks else heads.repeat_interleave(ranks // count, 1)
 
 

@@ -65,18 +65,18 @@ def _on_all(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         module.register_parameter(own, nn.Parameter(shared, requires_grad=parameter.requires_grad))
 
 
-def split_layers(model: PreTrainedModel, mesh: DeviceMesh, *, sequence: bool = False) -> None:
+def split_layers(model: PreTrainedModel, mesh: DeviceMesh, *, sequence: bool = False, component: str = "actor") -> None:
     """Split a causal language model over the ranks of a mesh of one dimension, all of which hold it whole and alike;
     its parameters become DTensors, so that each keeps its part alone. Head and embedding that are one stay one.
 
     With `sequence` norms and what stands between layers are split by tokens (arXiv:2205.05198); a pass then has to have
     a number of tokens that the ranks divide (`TokenSplit.multiple`). The head gives logits of its rank's vocabulary, as
-    a DTensor; `token_measures` knows.
+    a DTensor; `token_measures` knows. `component` is whose configuration it is, as faults name it.
 
     Raises:
         ConfigError: the model can't be split so.
     """
-    refuse_split(model, mesh.size())
+    refuse_split(model, mesh.size(), component)
     tied = model.lm_head.weight is model.model.embed_tokens.weight
     _split_body(model.model, mesh, sequence=sequence)
     head = ColwiseParallel(input_layouts=Replicate(), use_local_output=False)
@@ -134,14 +134,14 @@ def refuse_split(model: PreTrainedModel, ranks: int, component: str = "actor") -
             f"{key} = {ranks}: layers of {type(model).__name__} can't be split",
             key=key,
             value=ranks,
-            hint=f"known are {', '.join(FAMILIES)}; set {key}=1",
+            hint=f"known are {', '.join(FAMILIES)}; nearest: {key}=1",
         )
     if any(".lora_" in name for name, _ in model.named_parameters()):
         raise ConfigError(
             f"{key} = {ranks}: layers with adapters aren't split",
             key=key,
             value=ranks,
-            hint=f"set {key}=1; the base model's weights are sharded all the same",
+            hint=f"nearest: {key}=1; the base model's weights are sharded all the same",
         )
     for words, count in _counts(config):
         if count % ranks:
@@ -150,7 +150,7 @@ def refuse_split(model: PreTrainedModel, ranks: int, component: str = "actor") -
                 f"{key} = {ranks} doesn't divide the {count} {words} of the model",
                 key=key,
                 value=ranks,
-                hint=f"set {key}={near}",
+                hint=f"nearest: {key}={near}",
             )
 
 

@@ -225,7 +225,7 @@ class ConductedActor:
         gathered = self._conductor.call("weights", of=self._name)
         try:
             with self._conductor.noticing():
-                for each in gathered:  # `yield from` would close it with this one
+                for each in gathered:  # noqa: UP028  `yield from` would close it with this one
                     yield each
         finally:
             for _ in gathered:

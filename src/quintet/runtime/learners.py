@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Learners", "open_actor", "open_critic", "open_reference"]
 
 ALONE = Ranks()
+LEARNERS = ("actor", "critic", "reference")
+"""Sections of those that are split over ranks."""
 
 
 def _spread(own: LearnerConfig, ranks: Ranks) -> Mesh:
@@ -40,13 +42,14 @@ def _spread(own: LearnerConfig, ranks: Ranks) -> Mesh:
 
 
 def _lay(config: Experiment, own: LearnerConfig, module: PolicyModule | ValueModel, mesh: Mesh) -> Lay:
-    """How the module's weights lie. torch's sharding is loaded where there is something to shard."""
+    """How the module's weights lie, after layers and tokens are shared out. torch's sharding is loaded where there is
+    something to shard."""
     if mesh.devices is None:
         return Whole.of(module, own.sharding)
     from quintet.training.sharding import lay_out
     from quintet.training.splitting import share_out
 
-    share_out(module, mesh, own.parallel)
+    share_out(module, mesh, own, next(name for name in LEARNERS if getattr(config, name) is own))
     return lay_out(module, own.backend, mesh, own.sharding, own.memory, policy_dtype(config))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from split_ranks import Case, gaps, same
+from sharing_ranks import Case, gaps, same
 
 from quintet.policies.attention import Structure
 from quintet.policies.context_parallel import context_places

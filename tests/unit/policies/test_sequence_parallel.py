@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from split_ranks import Case, gaps, same
+from sharing_ranks import Case, gaps, same
+
+from quintet.errors import ConfigError
+from quintet.policies.sequence_parallel import refuse_ulysses
 
 CASES = {
     "qwen2": Case("qwen2", ulysses=2),
@@ -20,6 +23,20 @@ CASES = {
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     return gaps(2, CASES, tmp_path_factory.mktemp("ranks") / "meeting")
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "ranks", "near"),
+    [(12, 4, 5, 4), (7, 1, 2, 1), (12, 6, 4, 3), (28, 4, 8, 4)],
+)
+def test_heads_that_do_not_divide_are_refused(heads: int, kv_heads: int, ranks: int, near: int) -> None:
+    with pytest.raises(ConfigError, match=f"nearest: critic.parallel.ulysses={near}") as error:
+        refuse_ulysses(heads, kv_heads, ranks, "critic")
+    assert error.value.key == "critic.parallel.ulysses"
+
+
+def test_key_value_heads_that_are_too_few_are_repeated() -> None:
+    refuse_ulysses(28, 2, 4)
 
 
 @pytest.mark.parametrize("name", CASES)

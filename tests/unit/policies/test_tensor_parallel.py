@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from split_ranks import Case, gaps, make_model, same
+from sharing_ranks import Case, gaps, make_model, same
 
 from quintet.errors import ConfigError
 from quintet.policies.tensor_parallel import refuse_split
@@ -44,8 +44,8 @@ def test_a_rank_keeps_half_of_the_weights(told: dict[str, dict[str, Any]], name:
 @pytest.mark.parametrize(
     ("model", "ranks", "words"),
     [
-        (Case(kv_heads=2), 4, ["doesn't divide the 2 key-value heads", "set actor.parallel.tensor=2"]),
-        (Case(kv_heads=4), 3, ["doesn't divide the 4 key-value heads", "set actor.parallel.tensor=2"]),
+        (Case(kv_heads=2), 4, ["doesn't divide the 2 key-value heads", "nearest: actor.parallel.tensor=2"]),
+        (Case(kv_heads=4), 3, ["doesn't divide the 4 key-value heads", "nearest: actor.parallel.tensor=2"]),
         (Case("gpt_neox"), 2, ["can't be split", "llama, mistral, qwen2, qwen3"]),
     ],
 )

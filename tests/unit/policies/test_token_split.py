@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from split_ranks import Case, gaps, same
+from sharing_ranks import Case, gaps, same
 
 CASES = {
     "sharded × tensor": Case(data=2, tensor=2),

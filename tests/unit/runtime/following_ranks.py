@@ -1,6 +1,6 @@
 """One of several ranks, as a program: rank 0 asks for updates and prints what comes of them, the others follow.
 
-RANK=… WORLD_SIZE=… MASTER_ADDR=… MASTER_PORT=… python following_ranks.py POLICY
+RANK=… WORLD_SIZE=… MASTER_ADDR=… MASTER_PORT=… python following_ranks.py POLICY DIRECTORY [key=value …]
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ WORDS = (
 )
 
 
-def experiment() -> Experiment:
-    return load_experiment(None, list(WORDS)).experiment
+def experiment(*words: str) -> Experiment:
+    return load_experiment(None, [*WORDS, *words]).experiment
 
 
 def sequences() -> Batch:
@@ -64,9 +64,9 @@ def sequences() -> Batch:
     )
 
 
-def work(learners: Learners | ConductedLearners, directory: Path) -> dict[str, Any]:
+def work(learners: Learners | ConductedLearners, directory: Path, *words: str) -> dict[str, Any]:
     """Everything that a run asks of learners, and what came of it."""
-    config, batch = experiment(), sequences()
+    config, batch = experiment(*words), sequences()
     policy, aggregation = PolicyObjective(config.algorithm), Aggregation("seq-mean-token-mean")
     practice = learners.actor_with(OptimizerConfig(learning_rate=1e-2))
     told: dict[str, Any] = {"practice": practice.update(batch, Imitation(), "token-mean", 1e-3)}
@@ -93,13 +93,13 @@ def work(learners: Learners | ConductedLearners, directory: Path) -> dict[str, A
 
 def main() -> None:
     torch.set_num_threads(1)
-    policy, directory, here = Path(sys.argv[1]), Path(sys.argv[2]), started()
+    policy, directory, words, here = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:], started()
     meeting = meet(here, "the same", 60.0)
     if here.rank:
-        follow(experiment(), meeting)
+        follow(experiment(*words), meeting)
     else:
-        conductor = Conductor(experiment(), meeting)
-        print(json.dumps(work(conductor.open(policy), directory)))
+        conductor = Conductor(experiment(*words), meeting)
+        print(json.dumps(work(conductor.open(policy), directory, *words)))
         conductor.stop()
     meeting.leave()
 

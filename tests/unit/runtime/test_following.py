@@ -130,12 +130,18 @@ def as_started(rank: int, size: int, port: int) -> dict[str, str]:
     return {**os.environ, **{k: str(v) for k, v in told.items()}, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
 
 
-def test_two_ranks_do_what_one_does(policy_directory: Path, tmp_path: Path) -> None:
+def split(way: str) -> list[str]:
+    """Actor, critic and reference split so."""
+    return [f"{name}.parallel.{word}" for name in ("actor", "critic", "reference") for word in way.split()]
+
+
+@pytest.mark.parametrize("way", ["", "tensor=2 sequence=true", "ulysses=2", "context=2"])
+def test_two_ranks_do_what_one_does(policy_directory: Path, tmp_path: Path, way: str) -> None:
     before = torch.get_num_threads()
     alone = work(Learners.open(experiment(), policy_directory), tmp_path / "one")
     torch.set_num_threads(before)
     program = [sys.executable, str(Path(__file__).with_name("following_ranks.py"))]
-    command, port = [*program, str(policy_directory), str(tmp_path / "two")], free_port()
+    command, port = [*program, str(policy_directory), str(tmp_path / "two"), *split(way)], free_port()
     ranks = [
         subprocess.Popen(command, env=as_started(rank, 2, port), stdout=subprocess.PIPE, text=True) for rank in range(2)
     ]

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from quintet.algorithms.objective import CriticObjective
 from quintet.config.native import CriticConfig, OptimizerConfig
-from quintet.config.native.learners import MemoryConfig, ParallelConfig, ShardingConfig
+from quintet.config.native.learners import ActorConfig, MemoryConfig, ParallelConfig, ShardingConfig
 from quintet.policies.causal_lm import PolicyModule, ValueModel, load_model
 from quintet.training.learner import ActorLearner, CriticLearner, Scorer
 from quintet.training.mesh import Mesh
@@ -84,7 +84,7 @@ LOOSE: dict[str, Case] = {
 
 def shared(module: Any, mesh: Mesh, case: Case) -> Any:
     """With layers and tokens shared out."""
-    share_out(module, mesh, ParallelConfig(**case.parallel))
+    share_out(module, mesh, ActorConfig(backend=case.backend, parallel=ParallelConfig(**case.parallel)))
     return module
 
 

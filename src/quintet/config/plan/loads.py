@@ -135,7 +135,9 @@ def _shards(config: Experiment, component: Component) -> int:
     if sharding.policy == "no_shard":
         return 1
     node = config.placement.devices_per_node if sharding.policy == "hybrid_shard" else devices
-    return min(devices, component.split.group or node)
+    # a group's ranks hold the same parts of layers that are split
+    own = component.split.group
+    return min(devices, own * component.split.tensor if own else node)
 
 
 def _learner(config: Experiment, component: Component, shape: Shape) -> Load:

@@ -116,8 +116,6 @@ def _devices(split: Split, devices: int) -> Iterator[Problem]:
             break
     if split.group is not None and devices % split.group:
         yield "group", f"groups of {split.group} don't fill the {devices} devices"
-    elif split.group is not None and split.group % split.tensor:
-        yield "group", f"groups of {split.group} don't hold whole layers, which are split over {split.tensor}"
 
 
 def _to_blame(sizes: Mapping[str, int], devices: int) -> str:

@@ -154,11 +154,6 @@ def test_the_cpu_has_no_device(tmp_path: Path) -> None:
         ),
         (
             "Qwen2.5-7B",
-            ["actor.sharding.group_size=2", "actor.parallel.tensor=4"],
-            ["actor.sharding.group_size = 2", "split over 4", "nearest: actor.sharding.group_size=4"],
-        ),
-        (
-            "Qwen2.5-7B",
             ["actor.parallel.tensor=4", "actor.parallel.ulysses=2"],
             ["actor.parallel.ulysses = 2", "the 7 attention heads that tensor 4 leaves to a device"],
         ),

@@ -1,7 +1,7 @@
 """Several ranks that share the passes of one model, beside the plain model; as a program, one of them, which tells how
 far they come apart over five AdamW steps.
 
-python split_ranks.py CASES RANK SIZE MEETING
+python sharing_ranks.py CASES RANK SIZE MEETING
 """
 
 from __future__ import annotations
