@@ -25,7 +25,10 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 def weights(run: Path, step: int) -> dict[str, str]:
     directory = run / "checkpoints" / f"global_step_{step}"
-    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in directory.rglob("*.safetensors")}
+    return {
+        str(p.relative_to(directory)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in directory.rglob("*.safetensors")
+    }
 
 
 @pytest.mark.parametrize("advantage", ["grpo", "gae", "bi_level_gae"])
@@ -178,7 +181,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     quintet("train", str(small), "name=whole")
     quintet("train", str(small), "name=torn", "training.steps=3", "checkpoint.keep=3")
     # The same experiment with one more step: what step 3 left is damaged on the disk.
-    newest = tmp_path / "runs/torn/checkpoints/global_step_3/actor_optimizer.safetensors"
+    newest = tmp_path / "runs/torn/checkpoints/global_step_3/actor/optim_world_size_1_rank_0.safetensors"
     data = bytearray(newest.read_bytes())
     data[-5] ^= 1
     newest.write_bytes(data)

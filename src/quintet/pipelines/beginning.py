@@ -12,7 +12,7 @@ from quintet.config.plan import steps_of
 from quintet.data.book import PromptBook, texts_of
 from quintet.envs.catalogue import make_world
 from quintet.envs.seeds import seed_of, world_of
-from quintet.errors import InterruptedRun, MachineError
+from quintet.errors import ConfigError, InterruptedRun
 from quintet.pipelines.playing import validate
 from quintet.pipelines.run import Run
 from quintet.pipelines.warm_start import (
@@ -31,8 +31,10 @@ from quintet.rollout.draws import greedy_sampling
 from quintet.rollout.weights_check import WeightsCheck, check_weights
 from quintet.runtime.local import Components, build
 from quintet.runtime.stop import StopRequest
+from quintet.runtime.storing import contents_to_load
 from quintet.tracking.loggers import JsonlLogger, LoggerContext
 from quintet.tracking.run_directory import machine_errors
+from quintet.training.checkpoint import Checkpoint
 
 __all__ = ["begin", "interrupted", "open_prompts"]
 
@@ -71,7 +73,7 @@ def begin(run: Run, book: PromptBook | None, stop: StopRequest, opened: ExitStac
     """Components at the checkpoint, or at the end of the warm start, which is checkpoint 0; `opened` closes them."""
     config = run.config
     if run.checkpoint:
-        components = _built(run, _resumed_policy(run, run.checkpoint.directory), book)
+        components = _built(run, _policy_to_go_on_with(run.config, run.checkpoint), book)
         opened.callback(components.close)
         components.load(run.checkpoint)
         run.progress.note(f"going on from {run.checkpoint.directory}")
@@ -96,6 +98,21 @@ def begin(run: Run, book: PromptBook | None, stop: StopRequest, opened: ExitStac
     return components
 
 
+def _policy_to_go_on_with(config: Experiment, checkpoint: Checkpoint) -> Path:
+    """The checkpoint's, or where its weights aren't wanted the one that the run began with.
+
+    Raises:
+        ConfigError: that one isn't kept.
+    """
+    contents = contents_to_load(checkpoint, config.checkpoint.load_contents)
+    if {"model", "hf_model"} & set(contents):
+        return checkpoint.directory / "hf"
+    if config.policy.path is None:
+        told = "checkpoint.load_contents names no weights, and policy.path, from which they would come, is null"
+        raise ConfigError(told, key="checkpoint.load_contents", value=list(contents), hint="add model")
+    return Path(config.policy.path)
+
+
 def _built(run: Run, policy: Path, book: PromptBook | None) -> Components:
     """Components around that policy; what its chat template does otherwise than plain dialogues is told."""
     components = build(run.config, policy, book, run.conductor)
@@ -118,24 +135,6 @@ def _checked(components: Components) -> WeightsCheck:
     directory = config.rollout.engine_options.validate_weights_dir
     where = Path(directory) if directory else None
     return check_weights(components.engine.present, components.actor.model, prompts, exact=exact, directory=where)
-
-
-def _resumed_policy(run: Run, checkpoint: Path) -> Path:
-    """The directory of the policy that a resumed run builds on: the checkpoint's, or where adapters alone are trained
-    the one that the run began with, which they belong to.
-
-    Raises:
-        MachineError: it isn't there any more.
-    """
-    policy = run.config.policy
-    if policy.lora is None:
-        return checkpoint / "hf"
-    base = Path(policy.path) if policy.path else run.directory.policy
-    if not (base / "config.json").is_file():
-        raise MachineError(
-            f"the model that the adapters of {checkpoint} belong to isn't at {base} any more", "put it back"
-        )
-    return base
 
 
 def _demonstrations(run: Run) -> list[Lesson]:

@@ -112,7 +112,9 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
                 run.save(step, components)
             progress.advance(metrics)
             if stop and step < steps:
+                run.wait()
                 raise interrupted(run, stop, step)
+    run.wait()
 
 
 def learn(components: Components, batch: Batch, step: int, timings: Timings) -> dict[str, float]:
@@ -125,7 +127,7 @@ def learn(components: Components, batch: Batch, step: int, timings: Timings) -> 
     if rest:
         size = training.groups_per_step * training.samples_per_group // training.mini_batches
     rates = {
-        part: learning_rate(optimizer, step, training.steps)
+        part: learning_rate(optimizer, step - components.schedule_from, training.steps)
         for part, optimizer in (("actor", config.actor.optimizer), ("critic", config.critic.optimizer))
     }
     actor, critic = PolicyObjective(algorithm), CriticObjective(config.critic)

@@ -10,16 +10,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from quintet.config import Composed, dump_config, plan
-from quintet.config.keys import documented
 from quintet.config.native import Experiment, SftConfig
-from quintet.errors import ConfigError, MachineError
+from quintet.pipelines.resuming import starting_point
 from quintet.tracking.loggers import LoggerContext, MetricLogger, open_loggers, truncate
 from quintet.tracking.progress import Progress, open_progress
 from quintet.tracking.run_directory import RunDirectory, machine_errors, write_atomic
-from quintet.training.checkpoint import Checkpoint, find_checkpoint, open_checkpoint, save_checkpoint
+from quintet.training.checkpoint import Checkpoint
+from quintet.training.remote import RemoteStore
+from quintet.training.saving import Saver, Write
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,23 +27,6 @@ if TYPE_CHECKING:
     from quintet.runtime.local import Components
 
 __all__ = ["Run", "Timings", "open_run"]
-
-MAY_CHANGE = (
-    *(
-        "output_dir",
-        "resume",
-        "tracking.",
-        "checkpoint.",
-        "name",
-        "placement.",
-        "world.processes",
-        "worlds.*.world.processes",
-    ),
-    *("training.steps", "data.epochs", "data.max_steps", "validation.only"),
-    *("sft.name", "sft.project", "sft.loggers", "sft.output_dir", "sft.remote_dir", "sft.merge", "sft.epochs"),
-)
-"""Keys, and sections, that a resumed run may set anew: they don't touch the numbers; more steps only
-stretch the schedules."""
 
 MADE_POLICY_BYTES = 4 << 20
 LOG_BYTES = 16 << 20
@@ -72,6 +54,7 @@ class Run:
     composed: Composed
     directory: RunDirectory
     progress: Progress
+    saver: Saver
     checkpoint: Checkpoint | None = None
     """Where it goes on from."""
     conductor: Conductor | None = None
@@ -112,17 +95,30 @@ class Run:
         self._logger.log(step, self.seconds, {**metrics, "perf/max_memory_rss_gb": memory})
 
     def save(self, step: int, components: Components) -> None:
-        """Make the checkpoint of this step."""
-        self.store(step, components.save, starts=components.progress())
+        """Begin the checkpoint of this step; see `store`."""
+        self.store(step, components.save, **components.extra())
 
-    def store(self, step: int, write: Callable[[Path], None], **state: Any) -> None:
-        """Make a checkpoint of the files that `write(directory)` puts there, and of JSON values of the caller's."""
+    def store(self, step: int, copy: Callable[[Path], Write], **state: Any) -> None:
+        """Begin a checkpoint: `copy(directory)` takes copies and gives what writes them there, in the background;
+        `state` are JSON values of the caller's. What went wrong with the one before is raised here, as by `wait`."""
         state |= {"seconds": self.seconds, "experiment": self.config.model_dump(mode="json")}
+        state["contents"] = list(self.config.checkpoint.contents)
+        without = self.checkpoint.directory if self.checkpoint and self.config.checkpoint.delete_after_load else None
         with machine_errors(self.directory.checkpoints):
-            save_checkpoint(self.directory.checkpoints, step, state, write, keep=self.config.checkpoint.keep)
+            self.saver.save(step, state, copy, without=without)
+
+    def wait(self) -> None:
+        """Until the checkpoint that is being written is whole.
+
+        Raises:
+            MachineError: the machine, or the store that it is copied to, refuses.
+        """
+        with machine_errors(self.directory.checkpoints):
+            self.saver.wait()
 
     def close(self) -> None:
         """Let go of the log files."""
+        self.saver.close()
         if self._logger is not None:
             self._logger.close()
 
@@ -138,9 +134,17 @@ def open_run(composed: Composed, console: Console, conductor: Conductor | None =
     config = composed.experiment
     directory = RunDirectory.of(config)
     directory.create(_needed_bytes(composed))
+    remote = RemoteStore.of(config.checkpoint.remote_dir) if config.checkpoint.remote_dir else None
     with directory.lock():
         progress = open_progress(console)
-        run = Run(composed, directory, progress, _starting_point(config, directory, progress), conductor)
+        saver = Saver(
+            directory.checkpoints,
+            keep=config.checkpoint.keep,
+            others=conductor.others if conductor else 0,
+            publish=remote.put if remote else None,
+        )
+        beginning = starting_point(config, directory, progress, remote)
+        run = Run(composed, directory, progress, saver, beginning, conductor)
         _prepare(run)
         try:
             yield run
@@ -159,61 +163,6 @@ def _needed_bytes(composed: Composed) -> int:
     path = Path(given) if given else None
     weights = sum(file.stat().st_size for file in path.glob("*.safetensors")) if path else MADE_POLICY_BYTES
     return 3 * weights * kept + LOG_BYTES
-
-
-def _starting_point(config: Experiment, directory: RunDirectory, progress: Progress) -> Checkpoint | None:
-    if config.resume == "never":
-        return None
-    if config.resume != "auto":
-        checkpoint = open_checkpoint(Path(config.resume))
-    else:
-        damaged: dict[Path, str] = {}
-        found = find_checkpoint(directory.checkpoints, damaged.__setitem__)
-        if found is None and damaged:
-            faults = "; ".join(f"{path.name}: {why}" for path, why in damaged.items())
-            raise MachineError(
-                f"every checkpoint in {directory.checkpoints} is damaged ({faults})",
-                "mend them, or start anew with resume=never: that removes what the run has left so far",
-            )
-        for path, why in damaged.items():
-            progress.note(f"skipping checkpoint {path.name}: {why}")
-        if found is None:
-            return None
-        checkpoint = found
-    _same_experiment(config, checkpoint)
-    return checkpoint
-
-
-def _same_experiment(config: Experiment, checkpoint: Checkpoint) -> None:
-    now, then = (_flat(part) for part in (config.model_dump(mode="json"), _as_now(checkpoint.state["experiment"])))
-    changed = [
-        key
-        for key in sorted(now | then)
-        if now.get(key) != then.get(key) and not documented(key).startswith(MAY_CHANGE)
-    ]
-    if changed:
-        key = changed[0]
-        raise ConfigError(
-            f"{key} = {now.get(key)!r}, but {checkpoint.directory} was made with {then.get(key)!r}",
-            key=key,
-            value=now.get(key),
-            hint="set it back, give the run another `name`, or start anew with resume=never",
-        )
-
-
-def _as_now(experiment: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a checkpoint; keys that came since have the value that means as before."""
-    try:
-        return Experiment.model_validate(experiment, strict=False).model_dump(mode="json")
-    except ValidationError:
-        return experiment
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _copy_config(run: Run) -> None:

@@ -23,6 +23,7 @@ from quintet.policies.tiny import make_policy
 from quintet.rollout.agent_loop import derive_seed
 from quintet.runtime.stop import StopRequest, stop_on_signals
 from quintet.tracking.run_directory import RunDirectory, machine_errors
+from quintet.training.saving import Write
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -128,7 +129,9 @@ def imitate(run: Run, stage: Stage, lessons: Lessons, stop: StopRequest) -> Prog
                 _store(run, stage, reached, step)
             progress.advance(metrics)
             if stop and step < steps:
+                run.wait()
                 raise _interrupted(run, stop, step)
+    run.wait()
     return reached
 
 
@@ -169,13 +172,19 @@ def _reached(run: Run) -> Progressing:
 
 def _store(run: Run, stage: Stage, reached: Progressing, step: int) -> None:
     """A checkpoint, with the best weights so far where they aren't its own."""
+    best = reached.best_at if reached.best_step != step else None
 
-    def write(directory: Path) -> None:
-        stage.save(directory)
-        if reached.best_at is not None and reached.best_step != step:
-            _keep_best(reached.best_at, directory / BEST)
+    def copy(place: Path) -> Write:
+        files = stage.copies(place)
 
-    run.store(step, write, reached=reached.state())
+        def write(directory: Path) -> None:
+            files(directory)
+            if best is not None:
+                _keep_best(best, directory / BEST)
+
+        return write
+
+    run.store(step, copy, reached=reached.state())
     if reached.best is not None:
         reached.best_at = run.directory.checkpoints / f"global_step_{step}"
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from quintet.config.native import Experiment
-from quintet.errors import ConfigError, MachineError
+from quintet.errors import MachineError
 from quintet.pipelines.sft_stage import sft_of
 from quintet.policies.adapters import ADAPTER_DIRECTORY
 from quintet.tracking.run_directory import RunDirectory, machine_errors
+from quintet.training.remote import file_system
 
 __all__ = ["Places", "copy_away", "put", "remote"]
 
@@ -76,15 +77,7 @@ def remote(config: Experiment) -> tuple[Any, str] | None:
     url = sft_of(config).remote_dir
     if url is None:
         return None
-    import fsspec  # type: ignore[import-untyped]
-
-    try:
-        system, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError, OSError) as error:
-        hint = "install what it names, or leave sft.remote_dir out and copy by hand"
-        told = f"sft.remote_dir = {url}: can't write there: {error}"
-        raise ConfigError(told, key="sft.remote_dir", value=url, hint=hint) from error
-    return system, str(path)
+    return file_system(url, "sft.remote_dir")
 
 
 def copy_away(config: Experiment) -> str | None:

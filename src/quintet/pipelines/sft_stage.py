@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from quintet.algorithms.objective import Imitation
 from quintet.config.native import Experiment, OptimizerConfig, SftConfig
@@ -20,15 +19,18 @@ from quintet.policies.causal_lm import load_model, load_tokenizer, recompute_act
 from quintet.records import Batch
 from quintet.rollout.agent_loop import derive_seed
 from quintet.runtime.memory import keep_freed_memory
+from quintet.runtime.storing import ACTOR, HF, Storing, contents_to_load, link_as_verl, restore_actor
 from quintet.training.checkpoint import Checkpoint
+from quintet.training.hf_directory import files_of, put_files
 from quintet.training.learner import ActorLearner
+from quintet.training.learner_files import copy_learner
 from quintet.training.optimizer import learning_rate
 from quintet.training.packing import Budget
+from quintet.training.saving import Write
 
 __all__ = ["Stage", "build_stage", "schedule", "sft_of", "sft_tokenizer"]
 
 LIGER = "liger_kernel"
-OPTIMIZER = "optimizer.safetensors"
 
 
 def sft_of(config: Experiment) -> SftConfig:
@@ -71,6 +73,10 @@ class Stage:
     actor: ActorLearner
     base: Path
     """The model that it began with."""
+    storing: Storing = field(default_factory=Storing)
+    """Memory for copies of it, of which checkpoints are written."""
+    _words: dict[str, bytes] = field(default_factory=dict)
+    """The tokenizer's files."""
 
     @property
     def has_lora(self) -> bool:
@@ -108,20 +114,34 @@ class Stage:
         save_adapters(self.actor.model, directory, self.base.absolute())
         self.tokenizer.save_pretrained(directory)
 
-    def save(self, directory: Path) -> None:
-        """Write a checkpoint's files: `hf/`, the optimizer's moments and, with LoRA, the adapters by themselves."""
-        self.save_model(directory / "hf")
-        if self.has_lora:
-            self.save_adapters(directory / ADAPTER_DIRECTORY)
-        save_file(self.actor.state(), directory / OPTIMIZER)
+    def copies(self, directory: Path) -> Write:
+        """A checkpoint's files as they are now: `hf/`, the optimizer's moments and, with LoRA, the adapters by
+        themselves; what writes them."""
+        contents = self.config.checkpoint.contents
+        asked = set(contents) - ({"model"} if self.has_lora else set())
+        held = copy_learner(self.actor, ACTOR, asked, self.storing.memory)
+        model = self.storing.model(self.actor, held)
+        self._words = self._words or files_of(self.tokenizer.save_pretrained)
+        words = self._words
+        adapters = files_of(self.save_adapters) if self.has_lora and "model" in contents else {}
+
+        def write(directory: Path) -> None:
+            held.write(directory, model(directory))
+            put_files(directory / HF, words)
+            put_files(directory / ADAPTER_DIRECTORY, adapters)
+            if "hf_model" in contents:
+                link_as_verl(directory)
+
+        return write
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Take up what `save` wrote: with LoRA the adapters alone, since merged weights are rounded."""
-        if self.has_lora:
+        """Take up what a checkpoint holds, as far as `checkpoint.load_contents` asks for it: with LoRA the adapters
+        alone, since merged weights are rounded."""
+        contents = contents_to_load(checkpoint, self.config.checkpoint.load_contents)
+        asked = set(contents) - ({"model", "hf_model"} if self.has_lora else set())
+        if self.has_lora and "model" in contents:
             load_adapters(self.actor.model, checkpoint.directory / ADAPTER_DIRECTORY)
-        else:
-            self.actor.model.load_state_dict(load_model(checkpoint.directory / "hf").state_dict())
-        self.actor.load_state(load_file(checkpoint.directory / OPTIMIZER))
+        restore_actor(self.actor, checkpoint.directory, asked)
 
 
 def build_stage(config: Experiment, base: Path, tokenizer: Any) -> Stage:

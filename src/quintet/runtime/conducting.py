@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from quintet.runtime.learners import Learners
 from quintet.runtime.performing import ACTOR, PRACTICE, REFERENCE, Performer, plain_aggregation, plain_objective
 from quintet.training.learner import ActorLearner, CriticLearner, Scorer, Viewed
 from quintet.training.meeting import Meeting
+from quintet.training.saving import Write
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -74,6 +75,11 @@ class Conductor:
         """
         if gone := self._meeting.gone():
             raise _ended(gone)
+
+    @property
+    def others(self) -> int:
+        """How many ranks there are beside this one."""
+        return self._meeting.ranks.size - 1
 
     @property
     def learners(self) -> Learners:
@@ -131,13 +137,19 @@ class ConductedLearners:
         self.reference = ConductedJudge(self._conductor, REFERENCE, self._conductor.call("keep_reference"))
         return self.reference
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path) -> Write:
         """See `Learners.save`."""
-        self._conductor.call("save", directory=str(directory.absolute()))
+        written: Write = self._conductor.call("save", directory=str(directory.absolute()))
+        return written
 
-    def load(self, directory: Path) -> None:
+    def extra(self) -> dict[str, Any]:
+        """See `Learners.extra`."""
+        return self._conductor.learners.extra()
+
+    def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
         """See `Learners.load`."""
-        self._conductor.call("load", directory=str(directory.absolute()))
+        place = str(directory.absolute())
+        self._conductor.call("load", directory=place, contents=list(contents), extra=dict(extra))
         own = self._conductor.learners
         if own.critic is not None:
             self.critic = ConductedCritic(self._conductor, own.critic)

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from quintet.config.native import Experiment, OptimizerConfig
-from quintet.policies.adapters import ADAPTER_DIRECTORY, add_lora, has_lora, merge, read_adapters, save_adapters
+from quintet.policies.adapters import add_lora, has_lora, merge
 from quintet.policies.causal_lm import PolicyModule, ValueModel, load_model, recompute_activations
 from quintet.rollout.agent_loop import derive_seed
 from quintet.runtime.engines import policy_dtype
 from quintet.runtime.memory import keep_freed_memory
+from quintet.runtime.storing import Storing, restore
 from quintet.training.kept import KeptPolicy
 from quintet.training.lay import TYPES, Lay, Whole, take_weights
 from quintet.training.learner import ActorLearner, CriticLearner, Scorer
 from quintet.training.mesh import Mesh
 from quintet.training.packing import Budget
 from quintet.training.ranks import Ranks
+from quintet.training.saving import PartSaver, Write
 from quintet.training.scaling import LossScale
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
 
     from quintet.config.native.learners import LearnerConfig
@@ -147,6 +148,9 @@ class Learners:
     actor: ActorLearner
     critic: CriticLearner | None = None
     reference: Scorer | None = None
+    storing: Storing = field(default_factory=Storing)
+    """Memory for copies of them, of which checkpoints are written."""
+    parts: PartSaver | None = None
 
     @classmethod
     def open(cls, config: Experiment, policy: Path, ranks: Ranks = ALONE) -> Learners:
@@ -187,40 +191,30 @@ class Learners:
             self.reference = open_reference(self.experiment, self.actor, self.policy, self.ranks)
         return self.reference
 
-    def save(self, directory: Path) -> None:
-        """Write every tensor that a later run goes on from: rank 0 does, from what all have."""
-        weights = dict(self.actor.weights())
+    def save(self, directory: Path) -> Write:
+        """Take copies of everything that a later run goes on from, as far as `checkpoint.contents` names it. What the
+        first rank has to write into the checkpoint in that directory is given back; the others begin to write theirs,
+        in the background."""
+        write = self.storing.copies(self)
         if self.ranks.rank == 0:
-            self.actor.model.save_pretrained(directory / "hf", state_dict=weights)
-        adapters = dict(self.actor.adapters())
-        if adapters and self.ranks.rank == 0:
-            save_adapters(self.actor.model, directory / ADAPTER_DIRECTORY, self.policy, adapters.items())
-        self._put(self.actor.state(), directory / "actor_optimizer.safetensors")
-        if self.critic is not None:
-            self._put(dict(self.critic.weights()), directory / "critic.safetensors")
-            self._put(self.critic.state(), directory / "critic_optimizer.safetensors")
-        if self.reference is not None and self.experiment.reference.path is None:
-            self._put(self.reference.state(), directory / "reference.safetensors")
+            return write
+        self.parts = self.parts or PartSaver(self.ranks.rank)
+        self.parts.save(directory, write)
+        return lambda place: None
 
-    def _put(self, tensors: dict[str, Tensor], path: Path) -> None:
-        if self.ranks.rank == 0:
-            save_file(tensors, path)
+    def extra(self) -> dict[str, Any]:
+        """What besides tensors they go on by, for JSON: the same in all ranks."""
+        scales = {"actor_scale": self.actor.scale, "critic_scale": self.critic.scale if self.critic else None}
+        return {name: scale.state() for name, scale in scales.items() if scale}
 
-    def load(self, directory: Path) -> None:
-        """Take up what `save` wrote."""
-        if has_lora(self.actor.model):  # merged weights are rounded
-            self.actor.lay.load(read_adapters(self.actor.adapters(), directory / ADAPTER_DIRECTORY))
-        else:
-            saved = load_model(directory / "hf", trust_remote_code=self.experiment.policy.trust_remote_code)
-            self.actor.lay.load(saved.named_parameters())
-        self.actor.load_state(load_file(directory / "actor_optimizer.safetensors"))
-        if self.experiment.needs_critic:
-            critic = self.grow_critic()
-            if (directory / "critic.safetensors").exists():
-                critic.lay.load(load_file(directory / "critic.safetensors").items())
-                critic.load_state(load_file(directory / "critic_optimizer.safetensors"))
-        if self.experiment.needs_reference:
-            path = directory / "reference.safetensors"
-            reference = self.keep_reference()
-            if path.exists():
-                reference.load_state(load_file(path))
+    def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
+        """Take up what a checkpoint holds, as far as `contents` names it, and what `extra` gave.
+
+        Raises:
+            MachineError: it is that of another model.
+        """
+        restore(self, directory, contents)
+        scales = {"actor_scale": self.actor.scale, "critic_scale": self.critic.scale if self.critic else None}
+        for name, scale in scales.items():
+            if scale and name in extra:
+                scale.load(extra[name])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,11 @@ from quintet.runtime.conducting import ConductedLearners, Conductor
 from quintet.runtime.engines import engine_setup
 from quintet.runtime.judging import open_judge
 from quintet.runtime.learners import Learners
+from quintet.runtime.storing import HF, contents_to_load
 from quintet.training.checkpoint import Checkpoint
 from quintet.training.handles import Actor, Critic, Judge
+from quintet.training.hf_directory import files_of, put_files
+from quintet.training.saving import Write
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,6 +53,10 @@ class Components:
     resting: bool = False
     """The engine has given its cache back."""
     kl: KlControl | None = None
+    schedule_from: int = 0
+    """The step at which learning rates begin their schedules."""
+    _words: dict[str, bytes] = field(default_factory=dict)
+    """The tokenizer's files."""
 
     @property
     def actor(self) -> Actor:
@@ -117,26 +123,47 @@ class Components:
         if self.kl is None and self.experiment.algorithm.kl is not None:
             self.kl = KlControl.of(self.experiment.algorithm.kl)
 
-    def save(self, directory: Path) -> None:
-        """Write every tensor that a later run goes on from; the files a checkpoint is made of."""
-        self.learners.save(directory)
-        self.tokenizer.save_pretrained(directory / "hf")
-        if self.kl is not None:
-            (directory / "kl.json").write_text(json.dumps({"coefficient": self.kl.coefficient}))
+    def save(self, directory: Path) -> Write:
+        """Take copies of everything that a later run goes on from; gives what writes them into a checkpoint, which is
+        made in that directory."""
+        write = self.learners.save(directory)
+        self._words = self._words or files_of(self.tokenizer.save_pretrained)
+        words = self._words
+
+        def write_all(place: Path) -> None:
+            write(place)
+            put_files(place / HF, words)
+
+        return write_all
+
+    def extra(self) -> dict[str, Any]:
+        """What besides tensors a later run goes on by, for JSON."""
+        if "extra" not in self.experiment.checkpoint.contents:
+            return {}
+        steered = {} if self.kl is None else {"kl_coefficient": self.kl.coefficient}
+        return {"starts": self.progress(), **steered, **self.learners.extra()}
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Take up what `save` wrote."""
-        self.learners.load(checkpoint.directory)
+        """Take up what a checkpoint holds, as far as `checkpoint.load_contents` asks for it.
+
+        Raises:
+            ConfigError: it doesn't hold that.
+            MachineError: it is that of another model.
+        """
+        contents = contents_to_load(checkpoint, self.experiment.checkpoint.load_contents)
+        extra = checkpoint.state if "extra" in contents else {}
+        scales = {name: value for name, value in extra.items() if name.endswith("_scale")}
+        self.learners.load(checkpoint.directory, contents, scales)
         if self.experiment.needs_reference:
             self._steer()
-        steered = checkpoint.directory / "kl.json"
-        if self.kl is not None and steered.exists():
-            self.kl.coefficient = float(json.loads(steered.read_text())["coefficient"])
-        training = self.experiment.training
-        drawn = checkpoint.state.get("starts", {"drawn": checkpoint.step * training.groups_per_step})
-        self.starts.load(drawn)
-        if self.stream is not None:
-            self.stream.load(drawn)
+        if self.kl is not None and "kl_coefficient" in extra:
+            self.kl.coefficient = float(extra["kl_coefficient"])
+        if "starts" in extra:
+            self.starts.load(extra["starts"])
+        else:
+            self.schedule_from = checkpoint.step
+        if self.stream is not None and "starts" in extra:
+            self.stream.load(extra["starts"])
         self.sync_weights(checkpoint.step)
 
 

@@ -63,13 +63,17 @@ class Performer:
             "values": lambda call: self._critic().values(_batch(call)),
             "weights": lambda call: self._actor(call).weights(),
             "save": lambda call: self.learners.save(Path(call.arguments["directory"])),
-            "load": lambda call: self.learners.load(Path(call.arguments["directory"])),
+            "load": self._load,
         }
         return methods[call.method](call)
 
     def _open(self, call: Call) -> None:
         self._practice = None
         self._learners = Learners.open(self._config, Path(call.arguments["policy"]), self._ranks)
+
+    def _load(self, call: Call) -> None:
+        given = call.arguments
+        self.learners.load(Path(given["directory"]), given["contents"], given["extra"])
 
     def _actor_with(self, call: Call) -> ActorLearner:
         optimizer = OptimizerConfig.model_validate(call.arguments["optimizer"], strict=False)

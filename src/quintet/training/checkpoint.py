@@ -1,10 +1,12 @@
 """Checkpoints: directories made whole elsewhere and renamed in, with a manifest of hashes.
 
-checkpoints/global_step_20/
-  hf/                        model, config and tokenizer, as transformers loads them
-  actor_optimizer.safetensors  critic.safetensors  critic_optimizer.safetensors
-  state.json                 step, counters
-  manifest.json              size and SHA-256 of every file, written last
+checkpoints/
+  latest_checkpointed_iteration.txt   the newest one's step, written last
+  global_step_20/
+    hf/              model, configuration and tokenizer, as transformers loads them
+    actor/ critic/   weights and optimizer as the ranks hold them: safetensors, and tables of what is where
+    state.json       step, counters, the run's configuration
+    manifest.json    size and SHA-256 of every file
 """
 
 from __future__ import annotations
@@ -20,9 +22,28 @@ from typing import Any
 
 from quintet.errors import MachineError
 
-__all__ = ["Checkpoint", "find_checkpoint", "open_checkpoint", "save_checkpoint"]
+__all__ = [
+    "LATEST",
+    "MANIFEST",
+    "NAME",
+    "Checkpoint",
+    "complete",
+    "fault",
+    "find_checkpoint",
+    "open_checkpoint",
+    "put_in_place",
+    "read_checkpoint",
+    "save_checkpoint",
+    "stage",
+    "staging_directory",
+]
 
 MANIFEST = "manifest.json"
+STATE = "state.json"
+LATEST = "latest_checkpointed_iteration.txt"
+"""verl's name; its users' scripts look for it."""
+NAME = "global_step_"
+STAGING = ".staging_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +61,58 @@ def save_checkpoint(root: Path, step: int, state: dict[str, Any], write: Callabl
     Until the last rename the checkpoint doesn't exist; after it the ones older than the newest
     `keep` are removed.
     """
+    write(stage(root, step))
+    return complete(root, step, state, keep=keep)
+
+
+def stage(root: Path, step: int) -> Path:
+    """An empty directory in which the checkpoint of that step is made; what an interrupted save left goes."""
     root.mkdir(parents=True, exist_ok=True)
     _sweep(root)
-    staging = root / f".staging_{step}"
+    staging = staging_directory(root, step)
     staging.mkdir()
-    write(staging)
-    (staging / "state.json").write_text(json.dumps({"step": step, **state}, indent=1, sort_keys=True))
+    return staging
+
+
+def staging_directory(root: Path, step: int) -> Path:
+    """Where the checkpoint of that step is made."""
+    return root / f"{STAGING}{step}"
+
+
+def complete(root: Path, step: int, state: dict[str, Any], *, keep: int, without: Path | None = None) -> Path:
+    """Make what `stage` began, and others have filled, the checkpoint of that step. Older ones go but for `keep`, and
+    `without` in any case."""
+    staging = staging_directory(root, step)
+    (staging / STATE).write_text(json.dumps({"step": step, **state}, indent=1, sort_keys=True))
     (staging / MANIFEST).write_text(json.dumps(_manifest(staging), indent=1))
-    for path in (*staging.rglob("*"), staging):
+    final = put_in_place(root, staging, step)
+    for old in _superseded(root, step, keep):
+        shutil.rmtree(old)
+    if without is not None and without != final and without.is_dir():
+        shutil.rmtree(without)
+    _note_latest(root, step)
+    return final
+
+
+def put_in_place(root: Path, staging: Path, step: int) -> Path:
+    """Give a directory that is whole the name of that step's checkpoint."""
+    for path in (*_files(staging), *(path for path in staging.rglob("*") if path.is_dir()), staging):
         _sync(path)
-    final = root / f"global_step_{step}"
+    final = root / f"{NAME}{step}"
     if final.exists():
-        final.rename(root / f".staging_old_{step}")
+        final.rename(root / f"{STAGING}old_{step}")
     staging.rename(final)
     _sweep(root)
     _sync(root)
-    for old in _superseded(root, step, keep):
-        shutil.rmtree(old)
     return final
+
+
+def _note_latest(root: Path, step: int) -> None:
+    """For scripts; nothing here reads it."""
+    partial = root / f".{LATEST}"
+    partial.write_text(str(step))
+    _sync(partial)
+    partial.rename(root / LATEST)
 
 
 def _superseded(root: Path, step: int, keep: int) -> list[Path]:
@@ -70,10 +125,10 @@ def _superseded(root: Path, step: int, keep: int) -> list[Path]:
 def find_checkpoint(root: Path, reject: Callable[[Path, str], None]) -> Checkpoint | None:
     """The newest checkpoint that is whole; `reject(directory, reason)` hears of every newer one."""
     for directory in _by_step(root):
-        fault = _fault(directory)
-        if fault is None:
-            return _read(directory)
-        reject(directory, fault)
+        found = fault(directory)
+        if found is None:
+            return read_checkpoint(directory)
+        reject(directory, found)
     return None
 
 
@@ -85,35 +140,41 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     """
     if not directory.is_dir():
         raise MachineError(f"no checkpoint at {directory}", "resume=PATH names a global_step_N directory")
-    if fault := _fault(directory):
-        raise MachineError(f"the checkpoint {directory} is damaged: {fault}", "give the one before it, or resume=auto")
-    return _read(directory)
+    if found := fault(directory):
+        raise MachineError(f"the checkpoint {directory} is damaged: {found}", "give the one before it, or resume=auto")
+    return read_checkpoint(directory)
 
 
-def _read(directory: Path) -> Checkpoint:
-    state = json.loads((directory / "state.json").read_text())
+def read_checkpoint(directory: Path) -> Checkpoint:
+    """A checkpoint that was found whole."""
+    state = json.loads((directory / STATE).read_text())
     return Checkpoint(directory, int(state["step"]), state)
 
 
 def _by_step(root: Path) -> list[Path]:
     """Checkpoints, newest first."""
-    found = [path for path in root.glob("global_step_*") if path.name.removeprefix("global_step_").isdigit()]
+    found = [path for path in root.glob(f"{NAME}*") if path.name.removeprefix(NAME).isdigit()]
     return sorted(found, key=_step, reverse=True)
 
 
 def _step(path: Path) -> int:
-    return int(path.name.removeprefix("global_step_"))
+    return int(path.name.removeprefix(NAME))
 
 
 def _sweep(root: Path) -> None:
     """Remove what an interrupted save left."""
-    for rest in root.glob(".staging_*"):
+    for rest in root.glob(f"{STAGING}*"):
         shutil.rmtree(rest)
 
 
 def _manifest(directory: Path) -> dict[str, dict[str, Any]]:
-    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    files = _files(directory)
     return {str(p.relative_to(directory)): {"size": p.stat().st_size, "sha256": _digest(p)} for p in files}
+
+
+def _files(directory: Path) -> list[Path]:
+    """Its own files, without those behind a link."""
+    return sorted(path for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
 
 
 def _digest(path: Path) -> str:
@@ -121,7 +182,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _fault(directory: Path) -> str | None:
+def fault(directory: Path) -> str | None:
     """What is wrong with a checkpoint; None when every file has its size and hash."""
     try:
         manifest = json.loads((directory / MANIFEST).read_text())

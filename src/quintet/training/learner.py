@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.drift import token_gaps, tolerated
@@ -48,14 +47,6 @@ class Learner(Protocol):
         """Full tensors under Hugging Face names."""
         ...
 
-    def state(self) -> dict[str, Tensor]:
-        """The optimizer's tensors."""
-        ...
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Put back what `state` gave."""
-        ...
-
 
 class Viewed(Protocol):
     """A policy from which another's divergence is measured, wherever its ranks run."""
@@ -87,13 +78,6 @@ def _never(metrics: Mapping[str, float]) -> bool:
     return False
 
 
-def _as_lies(value: Tensor, parameter: Tensor) -> Tensor:
-    """A whole tensor of the optimizer as it belongs to a parameter of this rank."""
-    if isinstance(parameter, DTensor) and value.shape == parameter.shape:
-        return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
-    return value.clone()
-
-
 class _Learning:
     """Gradients added up over micro-batches and ranks, clipped, one optimizer step. A step whose gradient isn't
     finite is skipped and counted."""
@@ -113,7 +97,7 @@ class _Learning:
         where it is alone. `ranks` share the passes among them, and `lay` is how weights lie over them; `scale` is for
         float16."""
         self.lay = lay
-        self._scale = scale
+        self.scale = scale
         self._config = config
         self._budget = budget
         self._inference_budget = inference_budget or budget
@@ -126,25 +110,6 @@ class _Learning:
         """See `Learner.weights`."""
         return self.lay.weights()
 
-    def state(self) -> dict[str, Tensor]:
-        """See `Learner.state`; keys are `<parameter>.<field>`. All ranks call it."""
-        return {
-            f"{own_name(name)}.{field}": value.full_tensor() if isinstance(value, DTensor) else value
-            for name, parameter in self.lay.module.named_parameters()
-            if parameter in self.optimizer.state
-            for field, value in self.optimizer.state[parameter].items()
-        }
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """See `Learner.load_state`."""
-        for name, parameter in self.lay.module.named_parameters():
-            own = own_name(name)
-            fields = {
-                key.removeprefix(f"{own}."): value for key, value in state.items() if key.rpartition(".")[0] == own
-            }
-            if fields:
-                self.optimizer.state[parameter] = {key: _as_lies(value, parameter) for key, value in fields.items()}
-
     def _step(
         self,
         batch: Batch,
@@ -155,7 +120,7 @@ class _Learning:
         """One optimizer step on the whole batch, unless it is `refused` by its metrics, which are sums over
         micro-batches."""
         sums: dict[str, float] = {}
-        factor = self.lay.factor * (self._scale.factor if self._scale else 1.0)
+        factor = self.lay.factor * (self.scale.factor if self.scale else 1.0)
         for micro in self._ranks.deal(micro_batches(batch, self._budget), even=self.lay.even):
             with self.lay.accumulate(last=micro.last):
                 loss, metrics = loss_of(micro.part)
@@ -164,12 +129,12 @@ class _Learning:
                 sums[name] = sums.get(name, 0.0) + float(value.detach())
         sums = self._ranks.sum_values(sums)
         self.lay.finish()
-        if self._scale:
-            self._scale.undo(self.lay.parameters())
+        if self.scale:
+            self.scale.undo(self.lay.parameters())
         norm = self.lay.clip(self._config.max_grad_norm)
         finite = bool(torch.isfinite(norm))
-        if self._scale:
-            self._scale.update(finite=finite)
+        if self.scale:
+            self.scale.update(finite=finite)
         if finite and not refused(sums):
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
@@ -300,7 +265,7 @@ class ActorLearner(_Learning):
             dtype=self._dtype,
             ranks=self._ranks,
             lay=self.lay,
-            scale=self._scale,
+            scale=self.scale,
         )
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -25,7 +25,6 @@ MODEL = {
 RAGEN = {
     "model": {"base_model": "some/model"},
     "training": {"micro_batch_size": 4},
-    "trainer": {"default_hdfs_dir": "hdfs://there"},
     "optimization": {"actor_lr": 1e-6},
     "logging": {"mode": ["console"]},
     "sft": {"env_type": "frozenlake"},
@@ -131,11 +130,11 @@ def test_a_foreign_configuration_is_planned_with_what_waits_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its model is on the hub and not here: that is told, and the rest is planned."""
-    (tmp_path / "base.yaml").write_text(json.dumps(RAGEN))
+    (tmp_path / "base.yaml").write_text(json.dumps(RAGEN | {"trainer": {"nnodes": 2}}))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     found = planned(monkeypatch, capsys, str(tmp_path / "base.yaml"))
     assert found["arithmetic"]["games_per_step"] == 128
-    assert "trainer.default_hdfs_dir" in {one["key"] for one in found["not_yet"]}
+    assert "trainer.nnodes" in {one["key"] for one in found["not_yet"]}
     assert found["memory"]["unknown"]["policy.path"]["hint"] == "hf download some/model config.json"
     assert found["memory"]["components"] == {}
     assert found["not_here"] == []

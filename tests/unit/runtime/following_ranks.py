@@ -23,6 +23,7 @@ from quintet.runtime.conducting import ConductedLearners, Conductor
 from quintet.runtime.following import follow
 from quintet.runtime.learners import Learners
 from quintet.training.meeting import meet
+from quintet.training.saving import Saver
 
 WORDS = (
     "training.micro_batch_tokens=40",
@@ -64,7 +65,7 @@ def sequences() -> Batch:
     )
 
 
-def work(learners: Learners | ConductedLearners, directory: Path, *words: str) -> dict[str, Any]:
+def work(learners: Learners | ConductedLearners, directory: Path, *words: str, others: int = 0) -> dict[str, Any]:
     """Everything that a run asks of learners, and what came of it."""
     config, batch = experiment(*words), sequences()
     policy, aggregation = PolicyObjective(config.algorithm), Aggregation("seq-mean-token-mean")
@@ -82,10 +83,12 @@ def work(learners: Learners | ConductedLearners, directory: Path, *words: str) -
     told["values"] = critic.values(batch).tolist()
     told["weights"] = {name: float(tensor.double().square().sum()) for name, tensor in learners.actor.weights()}
     next(iter(learners.actor.weights()))  # nobody takes the rest
-    directory.mkdir()
-    learners.save(directory)
+    saver = Saver(directory, keep=1, others=others)
+    saver.save(1, {}, learners.save)
     told["after saving"] = learners.actor.update(batch, policy, aggregation, 1e-3, reference=reference, seed=2)
-    learners.load(directory)
+    saver.wait()
+    saver.close()
+    learners.load(directory / "global_step_1", ("model", "optimizer"), {})
     reference = learners.reference
     told["again"] = learners.actor.update(batch, policy, aggregation, 1e-3, reference=reference, seed=2)
     return told
@@ -99,7 +102,7 @@ def main() -> None:
         follow(experiment(*words), meeting)
     else:
         conductor = Conductor(experiment(*words), meeting)
-        print(json.dumps(work(conductor.open(policy), directory, *words)))
+        print(json.dumps(work(conductor.open(policy), directory, *words, others=conductor.others)))
         conductor.stop()
     meeting.leave()
 

@@ -22,6 +22,7 @@ from quintet.runtime.learners import open_critic, open_reference
 from quintet.training.kept import KeptPolicy
 from quintet.training.learner import ActorLearner
 from quintet.training.packing import Budget, select_sequences
+from quintet.training.sharded_state import moments
 
 EVERYWHERE = LoraConfig(rank=2, alpha=3.0)
 NOWHERE = Path("/nowhere")
@@ -68,7 +69,7 @@ def test_only_adapters_learn_and_have_moments(policy_directory: Path) -> None:
     actor = learnt(actor_of(model))
     assert all(torch.equal(value, base[name]) for name, value in named(model, adapters=False).items())
     assert not any(torch.equal(value, own[name]) for name, value in named(model, adapters=True).items())
-    assert {name.rpartition(".")[0] for name in actor.state()} == set(own)
+    assert {name.rpartition(".")[0] for name in moments(actor.lay.module, actor.optimizer)} == set(own)
 
 
 @pytest.mark.parametrize("modules", [("all-linear",), ("lm_head", "embed_tokens", "q_proj")])

@@ -20,7 +20,7 @@ def save(root: Path, step: int, keep: int = 3) -> Path:
 
 
 def steps(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir())
+    return sorted(path.name for path in root.iterdir() if path.is_dir())
 
 
 def never(path: Path, reason: str) -> None:
@@ -84,6 +84,12 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     save(tmp_path, 1)
     save(tmp_path, 1)
     assert steps(tmp_path) == ["global_step_1"]
+
+
+def test_scripts_find_the_latest_step_where_verl_writes_it(tmp_path: Path) -> None:
+    for step in (3, 12):
+        save(tmp_path, step)
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "12"
 
 
 def test_the_manifest_names_every_file(tmp_path: Path) -> None:

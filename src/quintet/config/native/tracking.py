@@ -65,11 +65,16 @@ class CheckpointConfig(Section):
     """0 keeps only the last."""
     keep: PositiveInt = 2
     """Older ones are removed."""
-    contents: Annotated[Contents, Waits(Capability.CHECKPOINTS)] = ALL
-    """What is saved: weights, optimizer, schedule and random state, a Hugging Face directory."""
-    load_contents: Annotated[Contents, Waits(Capability.CHECKPOINTS)] = ALL
-    """What is read when a run goes on."""
-    remote_dir: Annotated[str | None, Waits(Capability.CHECKPOINTS)] = None
-    """Where checkpoints are copied to."""
-    delete_after_load: Annotated[bool, Waits(Capability.CHECKPOINTS)] = False
-    """A checkpoint is removed once the run went on from it."""
+    contents: Contents = ALL
+    """What is saved beside `hf/`, the model as transformers reads it, which always is: the weights as the learner
+    holds them, the optimizer's moments, and what else a run goes on by (how far it has drawn, where its schedules
+    are). `hf_model` links `hf/` under verl's name for it, `actor/huggingface`."""
+    load_contents: Contents | None = None
+    """What is read when a run goes on; null takes all that was saved. Without `optimizer` its moments begin anew,
+    without `extra` schedules and draws do; without `model` the weights are those of `hf/` where `hf_model` is named,
+    else those of `policy.path`."""
+    remote_dir: str | None = None
+    """Each checkpoint is copied there, in the background: any address that fsspec knows, such as `hdfs://…` or
+    `s3://…`. A run whose own directory has none goes on from the newest one there. Nothing is removed there."""
+    delete_after_load: bool = False
+    """The checkpoint that a run goes on from is removed once its next one is whole."""

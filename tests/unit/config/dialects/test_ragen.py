@@ -62,6 +62,7 @@ REACHED: list[tuple[str, Any, Any, str, Any]] = [
     ("trainer.val_before_train", False, "no", "validation.before_training", False),
     ("trainer.val_only", True, 0, "validation.only", True),
     ("trainer.save_freq", 7, "often", "checkpoint.every_steps", 7),
+    ("trainer.default_hdfs_dir", "hdfs://there", 1, "checkpoint.remote_dir", "hdfs://there"),
     ("trainer.test_freq", -1, -2, "validation.every_steps", -1),
     ("logging.log_image_step_size", 9, 0, "tracking.trajectories_every_steps", 9),
     ("sft.env_type", "sokoban", "chess", "world.name", "sokoban"),

@@ -86,7 +86,7 @@ TRAINER: list[Row] = [
     ("trainer.val_before_train", False, 0, "validation.before_training", False),
     ("trainer.test_freq", -1, "never", "validation.every_steps", -1),
     ("trainer.critic_warmup", 10, -1, "critic.warmup_steps", 10),
-    ("trainer.default_hdfs_dir", None, 1, "checkpoint.remote_dir", None),
+    ("trainer.default_hdfs_dir", "hdfs://there", 1, "checkpoint.remote_dir", "hdfs://there"),
     ("trainer.default_local_dir", "/big/disk/gsm8k", 1, "output_dir", "/big/disk"),
     ("trainer.resume_mode", "disable", "never", "resume", "never"),
     ("trainer.resume_from_path", "old/global_step_20", 1, "resume", "old/global_step_20"),

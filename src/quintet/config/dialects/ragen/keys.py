@@ -489,9 +489,8 @@ _RL_KEYS: tuple[Row, ...] = (
         optional(TEXT),
         None,
         "Directory of a Hadoop file system to which checkpoints are copied; null copies none.",
-        pending=Capability.CHECKPOINTS,
-        noop=(None,),
         native="checkpoint.remote_dir",
+        proof=PROOF,
     ),
     row(
         "trainer.nnodes",

@@ -387,8 +387,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         ["model", "optimizer", "extra"],
         "What a checkpoint holds; `extra` is the schedule and the state of random draws, `hf_model` the whole model in "
         "Hugging Face's format.",
-        pending=Capability.CHECKPOINTS,
-        noop=(["model", "optimizer", "extra"],),
+        proof=PROOF,
         aliases=("actor_rollout_ref.actor.checkpoint.contents",),
         native="checkpoint.contents",
     ),
@@ -397,8 +396,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         CONTENTS,
         "${actor_rollout_ref.actor.checkpoint.save_contents}",
         "What is taken from a checkpoint on resuming: the model alone starts with a fresh optimizer.",
-        pending=Capability.CHECKPOINTS,
-        noop=(["model", "optimizer", "extra"],),
+        proof=PROOF,
         native="checkpoint.load_contents",
     ),
     row(

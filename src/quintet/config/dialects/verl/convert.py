@@ -69,6 +69,7 @@ ARGUMENTS, MANAGER = "custom_reward_function.reward_kwargs", "reward_model.rewar
 LONGEST, OVERLONG = "reward_model.reward_kwargs.max_resp_len", "reward_model.reward_kwargs.overlong_buffer_cfg"
 STEPS = f"{ACTOR}.optim.total_training_steps"
 ASYNC = "async_training"
+STORE = "trainer.default_hdfs_dir"
 DTYPES = {"half": "float16", "float": "float32"}
 
 
@@ -307,6 +308,8 @@ def surroundings(values: Values, native: Native) -> None:
     mode, path = "trainer.resume_mode", "trainer.resume_from_path"
     if values[mode] is not None:
         native.put("resume", RESUME.get(values[mode]) or values[path], mode, path)
+    if values.given(STORE):
+        native.put("checkpoint.remote_dir", values[STORE], STORE)
 
 
 def _directory(values: Values, native: Native) -> None:
@@ -503,6 +506,7 @@ def express_surroundings(foreign: Foreign) -> None:
     modes = {ours: theirs for theirs, ours in RESUME.items()}
     foreign.put("trainer.resume_mode", modes.get(run.resume, "resume_path"))
     foreign.put("trainer.resume_from_path", None if run.resume in modes else run.resume)
+    foreign.put(STORE, run.checkpoint.remote_dir)
 
 
 def _express_supervised(foreign: Foreign) -> None:

@@ -518,10 +518,11 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         "trainer.default_hdfs_dir",
         optional(TEXT),
         "~/experiments/gsm8k/ppo/${trainer.experiment_name}",
-        "Directory on HDFS to which checkpoints are copied; null copies none.",
-        pending=Capability.CHECKPOINTS,
-        noop=(None,),
+        "Directory on HDFS, or any other store, to which checkpoints are copied; null copies none. Where nobody gives "
+        "it none are: the path that the reference shows is its author's, and verl's own files have null.",
         native="checkpoint.remote_dir",
+        proof=PROOF,
+        computed=True,
     ),
     row(
         "trainer.default_local_dir",
@@ -564,9 +565,8 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "The local files of a checkpoint are removed once they are loaded.",
-        pending=Capability.CHECKPOINTS,
-        noop=(False,),
         native="checkpoint.delete_after_load",
+        proof=PROOF,
     ),
     row(
         "trainer.ray_wait_register_center_timeout",

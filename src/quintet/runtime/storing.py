@@ -1,0 +1,172 @@
+"""What a checkpoint holds of learners and judges, and how they take it up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from quintet.errors import ConfigError, MachineError
+from quintet.policies.adapters import ADAPTER_DIRECTORY, has_lora, save_adapters
+from quintet.policies.causal_lm import load_model
+from quintet.training.checkpoint import Checkpoint
+from quintet.training.hf_directory import HfDirectory, files_of, put_files
+from quintet.training.kept import KeptPolicy
+from quintet.training.lay import Whole
+from quintet.training.learner_files import MODEL, LearnerCopies, copy_learner, copy_tensors, restore_learner
+from quintet.training.pieces import Place, Stored
+from quintet.training.ranks import Ranks
+from quintet.training.saving import Write
+from quintet.training.sharded_state import load_weights, weights
+from quintet.training.snapshot import HostMemory
+
+if TYPE_CHECKING:
+    from quintet.runtime.learners import Learners
+    from quintet.training.learner import ActorLearner, Scorer
+
+__all__ = ["ACTOR", "HF", "Storing", "contents_to_load", "link_as_verl", "restore", "restore_actor"]
+
+HF, ACTOR, CRITIC, REFERENCE = "hf", "actor", "critic", "reference"
+VERL_LINK = "huggingface"
+"""Where verl has the model in its own format, in `actor`."""
+ALONE = Ranks()
+
+
+class Storing:
+    """Copies of learners, again and again into the same memory."""
+
+    def __init__(self) -> None:
+        self.memory = HostMemory()
+        self._hf: HfDirectory | None = None
+
+    def copies(self, learners: Learners) -> Write:
+        """Everything of the learners that a checkpoint is to hold, as it is now; gives what writes it. Every rank
+        calls it."""
+        ranks, contents = learners.ranks, learners.experiment.checkpoint.contents
+        actor = copy_learner(learners.actor, ACTOR, contents, self.memory, ranks)
+        held = [actor]
+        if learners.critic is not None:
+            held.append(copy_learner(learners.critic, CRITIC, contents, self.memory, ranks))
+        if MODEL in contents and learners.reference is not None and learners.experiment.reference.path is None:
+            held.append(copy_tensors({str(MODEL): _kept(learners.reference)}, REFERENCE, self.memory, ranks))
+        model = self.model(learners.actor, actor, ranks)
+        adapters = _adapter_files(learners)
+
+        def write(directory: Path) -> None:
+            there = model(directory)
+            for copies in held:
+                copies.write(directory, there)
+            put_files(directory / ADAPTER_DIRECTORY, adapters)
+            if "hf_model" in contents and ranks.rank == 0:
+                link_as_verl(directory)
+
+        return write
+
+    def model(
+        self, actor: ActorLearner, held: LearnerCopies, ranks: Ranks = ALONE
+    ) -> Callable[[Path], dict[int, Place]]:
+        """The policy as it is now, adapters merged, of which some copies are `held` already; gives what writes `hf/`
+        into a checkpoint and says where tensors lie there. Every rank calls it, and the first writes."""
+        full = self._full_weights(actor, held, ranks)
+        if ranks.rank:
+            return lambda directory: {}
+        self._hf = self._hf or HfDirectory.of(actor.model)
+        return partial(self._hf.write, name=HF, weights=full)
+
+    def _full_weights(self, actor: ActorLearner, held: LearnerCopies, ranks: Ranks) -> Mapping[str, Tensor]:
+        """In main memory; those that were copied already aren't copied again."""
+        if isinstance(actor.lay, Whole) and held.whole and not has_lora(actor.model):
+            return held.whole
+        full: dict[str, Tensor] = {}
+        for name, tensor in actor.weights():
+            if ranks.rank == 0:
+                full |= self.memory.copy({name: tensor}, HF)
+        return full
+
+
+def _kept(reference: Scorer) -> dict[str, Tensor]:
+    """What the reference judges by: its adapters where it has the policy's other weights."""
+    return reference.state() if isinstance(reference, KeptPolicy) else weights(reference.lay.module)
+
+
+def _adapter_files(learners: Learners) -> dict[str, bytes]:
+    """As peft stores adapters; small, so that they are made at once."""
+    adapters = dict(learners.actor.adapters())
+    if not adapters or learners.ranks.rank:
+        return {}
+    return files_of(lambda place: save_adapters(learners.actor.model, place, learners.policy, adapters.items()))
+
+
+def link_as_verl(checkpoint: Path) -> None:
+    """`actor/huggingface` is `hf`."""
+    (checkpoint / ACTOR).mkdir(exist_ok=True)
+    os.symlink(f"../{HF}", checkpoint / ACTOR / VERL_LINK)
+
+
+def contents_to_load(checkpoint: Checkpoint, asked: Collection[str] | None) -> tuple[str, ...]:
+    """What is taken from a checkpoint: what is asked for, else all that it holds, weights from `hf/` where there are
+    no others.
+
+    Raises:
+        ConfigError: it doesn't hold what is asked for.
+    """
+    saved = checkpoint.state["contents"]
+    there = tuple(dict.fromkeys((*saved, "hf_model")))
+    if asked is None:
+        return tuple(saved) if MODEL in saved else there
+    for content in asked:
+        if content not in there:
+            told = f"checkpoint.load_contents asks for {content}, but {checkpoint.directory} holds {', '.join(there)}"
+            hint = "leave it out, or take a checkpoint that was saved with it"
+            raise ConfigError(told, key="checkpoint.load_contents", value=list(asked), hint=hint)
+    return tuple(asked)
+
+
+def restore(learners: Learners, directory: Path, contents: Collection[str]) -> None:
+    """Give learners and reference what the checkpoint in that directory holds of them, as far as `contents` names it.
+    Every rank calls it.
+
+    Raises:
+        MachineError: it isn't there, or it is that of another model.
+    """
+    config = learners.experiment
+    restore_actor(learners.actor, directory, contents, trust_remote_code=config.policy.trust_remote_code)
+    if config.needs_critic:
+        restore_learner(learners.grow_critic(), directory, CRITIC, contents)
+    if config.needs_reference:
+        reference, stored = learners.keep_reference(), Stored.at(directory, f"{REFERENCE}/{MODEL}")
+        if stored is not None and MODEL in contents:
+            _put_back(reference, stored)
+
+
+def _put_back(reference: Scorer, stored: Stored) -> None:
+    if isinstance(reference, KeptPolicy):
+        state = {name: torch.empty(stored.shape(name), dtype=stored.dtype(name)) for name in stored.names}
+        stored.load_into(state)
+        reference.load_state(state)
+    else:
+        load_weights(reference.lay.module, stored)
+
+
+def restore_actor(
+    actor: ActorLearner, directory: Path, contents: Collection[str], *, trust_remote_code: bool = False
+) -> None:
+    """The policy and its optimizer, as far as `contents` names them.
+
+    Raises:
+        MachineError: they aren't there, or are those of another model.
+    """
+    restore_learner(actor, directory, ACTOR, contents)
+    if MODEL not in contents and "hf_model" in contents:
+        if has_lora(actor.model):
+            raise MachineError(
+                f"{directory / HF} has the adapters merged, and none by themselves to go on with",
+                "checkpoint.load_contents=[model, …] takes weights and adapters apart",
+            )
+        saved = load_model(directory / HF, trust_remote_code=trust_remote_code)
+        actor.lay.load(saved.named_parameters())

@@ -1,0 +1,73 @@
+"""Tensors in files: safetensors, written piece by piece, so that other threads go on meanwhile.
+
+The format is safetensors' own: the length of a JSON header, the header, then the bytes of all tensors. Its package
+writes a file in one call that holds Python's lock until the end; here each tensor's bytes go to the system by
+themselves, which lets the lock go.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["DTYPES", "write_tensors"]
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What safetensors calls them."""
+
+ALIGNMENT = 8
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors in main memory, of any shape, as a safetensors file, and have them on the disk.
+
+    Raises:
+        OSError: the system refuses.
+        KeyError: safetensors has no name for a tensor's type.
+    """
+    # the largest elements first, so that all begin at a multiple of their size
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header = _header({name: tensors[name] for name in order})
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little"))
+        file.write(header)
+        for name in order:
+            file.write(_bytes(tensors[name]))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _header(tensors: Mapping[str, Tensor]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for name, tensor in tensors.items():
+        end = begin + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % ALIGNMENT)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    flat: Tensor = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    raw: Any = flat.numpy()
+    return memoryview(raw)

@@ -1,0 +1,143 @@
+"""What each of four processes does for test_resharding.py: a learner's weights and moments go from one arrangement to
+the next, through files."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from quintet.training.lay import Whole
+from quintet.training.learner_files import copy_learner, restore_learner
+from quintet.training.ranks import Ranks
+from quintet.training.snapshot import HostMemory
+
+WORLD = 4
+CHAIN = (
+    ("plain", 1),
+    ("fsdp2", 2),
+    ("fsdp", 4),
+    ("hybrid2", 4),
+    ("fsdp", 2),
+    ("plain", 1),
+    ("fsdp2", 4),
+    ("no_shard", 2),
+    ("tensor", 2),
+    ("plain", 2),
+    ("fsdp", 1),
+)
+"""Each takes up what the one before saved, learns a step, and is saved."""
+SHORT = (CHAIN[0], CHAIN[1], CHAIN[2], CHAIN[5])
+CHAINS = {"tied": CHAIN, "untied": SHORT}
+"""Of models whose head is their embedding, and of others."""
+
+
+class Wrapped(nn.Module):
+    """As a learner wraps its policy."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.policy = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=50,
+                hidden_size=16,
+                intermediate_size=28,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                num_key_value_heads=2,
+                tie_word_embeddings=tied,
+            )
+        )
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.policy(input_ids=tokens, labels=tokens, use_cache=False).loss
+
+
+def arranged(module: Wrapped, kind: str, meshes: dict[str, DeviceMesh]) -> nn.Module:
+    """The module over the ranks of a mesh."""
+    if kind in ("fsdp2", "hybrid2", "tensor"):
+        if kind == "tensor":
+            split(module, meshes["one"])
+        mesh = {"mesh": meshes["two" if kind == "hybrid2" else "one"]} if kind != "tensor" else {"mesh": meshes["self"]}
+        for layer in module.policy.model.layers:
+            fully_shard(layer, **mesh)
+        return fully_shard(module, **mesh)
+    if kind in ("fsdp", "no_shard"):
+        return FullyShardedDataParallel(
+            module,
+            process_group=meshes["one"].get_group(),
+            sharding_strategy=ShardingStrategy.NO_SHARD if kind == "no_shard" else ShardingStrategy.FULL_SHARD,
+            auto_wrap_policy=partial(transformer_auto_wrap_policy, transformer_layer_cls={LlamaDecoderLayer}),
+            use_orig_params=True,
+            device_id=torch.device("cpu"),
+        )
+    return module
+
+
+def split(module: Wrapped, mesh: DeviceMesh) -> None:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    for layer in module.policy.model.layers:
+        names = {"gate_proj": ColwiseParallel(), "up_proj": ColwiseParallel(), "down_proj": RowwiseParallel()}
+        parallelize_module(layer.mlp, mesh, names)
+
+
+def learner(kind: str, meshes: dict[str, DeviceMesh], *, tied: bool) -> Any:
+    module = arranged(Wrapped(tied=tied), kind, meshes)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, weight_decay=0.1, fused=kind != "fsdp")
+    return SimpleNamespace(lay=Whole(module), optimizer=optimizer)
+
+
+def step(one: Any) -> None:
+    tokens = torch.arange(24).reshape(2, 12) * 7 % 50
+    one.lay.module(tokens).backward()
+    one.optimizer.step()
+    one.optimizer.zero_grad()
+
+
+def run(place: Path, rank: int, meshes: dict[int, dict[str, DeviceMesh]], *, tied: bool) -> None:
+    for number, (kind, size) in enumerate(CHAINS[place.name]):
+        directory = place / f"{number}"
+        if rank < size:
+            mesh = meshes[size]
+            group = mesh["one"].get_group() if size > 1 else None
+            one, ranks = learner(kind, mesh, tied=tied), Ranks(rank, size, group)
+            if number:
+                before = place / f"{number - 1}"
+                restore_learner(one, before, "actor", ["model", "optimizer"])
+                copy_learner(one, "again", ["model", "optimizer"], HostMemory(), ranks).write(directory)
+            step(one)
+            copy_learner(one, "actor", ["model", "optimizer"], HostMemory(), ranks).write(directory)
+        dist.barrier()
+
+
+def main(place: Path, rank: int, meeting: Path) -> None:
+    torch.set_num_threads(1)
+    ranks = Ranks.join(rank, WORLD, meeting, timeout_seconds=90.0)
+    pairs = init_device_mesh("cpu", (2, 2), mesh_dim_names=("other", "pair"))
+    four = init_device_mesh("cpu", (4,), mesh_dim_names=("four",))
+    alone = init_device_mesh("cpu", (4, 1), mesh_dim_names=("rest", "alone"))
+    meshes = {
+        1: {"one": alone["alone"], "self": alone["alone"]},
+        2: {"one": pairs["pair"], "self": alone["alone"]},
+        4: {"one": four, "two": pairs},
+    }
+    for name in CHAINS:
+        run(place / name, rank, meshes, tied=name == "tied")
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
