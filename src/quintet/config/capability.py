@@ -17,7 +17,6 @@ class Capability(StrEnum):
     SHARDING = "sharded learners (FSDP, FSDP2) and their options"
     MEMORY = "offloading and memory options of learners"
     BATCHING = "micro-batches by sequence or token budget over several ranks"
-    SCHEDULES = "further optimizers and learning-rate schedules"
     MEGATRON = "the Megatron learner"
     CHECKPOINTS = "checkpoints of sharded learners, chosen contents, other stores"
     CLUSTER = "Ray, several processes and placement on devices"
