@@ -12,13 +12,11 @@ __all__ = ["Capability", "Waits"]
 class Capability(StrEnum):
     """What a pending key waits for, as it is told to people."""
 
-    LORA = "LoRA adapters"
     MODELS = "further ways to load a model and its tokenizer"
     ENGINES = "an engine of TensorRT-LLM"
     SHARDING = "sharded learners (FSDP, FSDP2) and their options"
     MEMORY = "offloading and memory options of learners"
     BATCHING = "micro-batches by sequence or token budget over several ranks"
-    SCHEDULES = "further optimizers and learning-rate schedules"
     MEGATRON = "the Megatron learner"
     CHECKPOINTS = "checkpoints of sharded learners, chosen contents, other stores"
     CLUSTER = "Ray, several processes and placement on devices"

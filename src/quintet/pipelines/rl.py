@@ -31,7 +31,7 @@ from quintet.runtime.local import Components
 from quintet.runtime.stop import StopRequest, stop_on_signals
 from quintet.tracking.report import write_report
 from quintet.tracking.summaries import summarize_batch, summarize_games, summarize_worlds
-from quintet.training.optimizer import learning_rate
+from quintet.training.optimizer import learning_rate, weight_decay
 from quintet.training.packing import mini_batches
 
 if TYPE_CHECKING:
@@ -126,10 +126,10 @@ def learn(components: Components, batch: Batch, step: int, timings: Timings) -> 
     size, rest = divmod(training.groups_per_step, training.mini_batches)
     if rest:
         size = training.groups_per_step * training.samples_per_group // training.mini_batches
-    rates = {
-        part: learning_rate(optimizer, step - components.schedule_from, training.steps)
-        for part, optimizer in (("actor", config.actor.optimizer), ("critic", config.critic.optimizer))
-    }
+    made = step - components.schedule_from
+    optimizers = {"actor": config.actor.optimizer, "critic": config.critic.optimizer}
+    rates = {part: learning_rate(optimizer, made, training.steps) for part, optimizer in optimizers.items()}
+    decays = {part: weight_decay(optimizer, made, training.steps) for part, optimizer in optimizers.items()}
     actor, critic = PolicyObjective(algorithm), CriticObjective(config.critic)
     aggregation = Aggregation.of(algorithm, config.longest_game)
     seen: list[dict[str, float]] = []
@@ -141,14 +141,22 @@ def learn(components: Components, batch: Batch, step: int, timings: Timings) -> 
             if components.critic:
                 with timings.phase("update_critic"):
                     mask = critic_mask(part, algorithm.advantage)
-                    update = components.critic.update(part, critic, aggregation, rates["critic"], mask)
+                    update = components.critic.update(
+                        part, critic, aggregation, rates["critic"], mask, decay=decays["critic"]
+                    )
                 seen.append(_named(update, "critic"))
             if not components.critic or step > config.critic.warmup_steps:
                 with timings.phase("update_actor"):
                     seed = derive_seed(config.seed, "update", step, epoch, number)
                     reference = components.reference if actor.full_divergence else None
                     update = components.actor.update(
-                        part, actor, aggregation, rates["actor"], reference=reference, seed=seed
+                        part,
+                        actor,
+                        aggregation,
+                        rates["actor"],
+                        reference=reference,
+                        seed=seed,
+                        decay=decays["actor"],
                     )
                 seen.append(_named(update, "actor", gauge=not any("actor/pg_loss" in m for m in seen)))
     return _combine(seen)

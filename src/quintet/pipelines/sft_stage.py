@@ -24,7 +24,7 @@ from quintet.training.checkpoint import Checkpoint
 from quintet.training.hf_directory import files_of, put_files
 from quintet.training.learner import ActorLearner
 from quintet.training.learner_files import copy_learner
-from quintet.training.optimizer import learning_rate
+from quintet.training.optimizer import learning_rate, weight_decay
 from quintet.training.packing import Budget
 from quintet.training.saving import Write
 
@@ -84,8 +84,9 @@ class Stage:
 
     def learn(self, batch: Batch, step: int, steps: int) -> dict[str, float]:
         """One optimizer step on the mean cross-entropy of the batch's own tokens, nats."""
-        rate = learning_rate(schedule(sft_of(self.config), steps), step, steps)
-        update = self.actor.update(batch, Imitation(), "token-mean", rate)
+        optimizer = schedule(sft_of(self.config), steps)
+        rate, decay = learning_rate(optimizer, step, steps), weight_decay(optimizer, step, steps)
+        update = self.actor.update(batch, Imitation(), "token-mean", rate, decay=decay)
         return {
             "train/loss": update["sft/loss"],
             "train/token_accuracy": update["sft/token_accuracy"],

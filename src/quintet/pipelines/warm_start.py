@@ -22,7 +22,7 @@ from quintet.rollout.assemble import assemble
 from quintet.rollout.dialogue import ChatFormat, Dialogue
 from quintet.rollout.replies import ReplyFormat
 from quintet.training.handles import Actor
-from quintet.training.optimizer import learning_rate
+from quintet.training.optimizer import learning_rate, weight_decay
 from quintet.training.packing import select_sequences
 
 __all__ = ["Lesson", "answer_batch", "corpus", "demonstration_batch", "learn_demonstrations", "lessons"]
@@ -161,7 +161,8 @@ def learn_demonstrations(
             waiting = torch.cat([waiting, torch.randperm(len(batch.lengths), generator=order)])
         chosen, waiting = waiting[: config.turns_per_update], waiting[config.turns_per_update :]
         rate = learning_rate(config.optimizer, update, config.updates)
-        metrics = actor.update(select_sequences(batch, chosen), Imitation(), "token-mean", rate)
+        decay = weight_decay(config.optimizer, update, config.updates)
+        metrics = actor.update(select_sequences(batch, chosen), Imitation(), "token-mean", rate, decay=decay)
         named = {name: metrics[name] for name in ("sft/loss", "sft/token_accuracy")}
         if report(update, {**named, "sft/lr": rate, "sft/grad_norm": metrics["grad_norm"]}):
             return

@@ -218,6 +218,7 @@ class ConductedActor:
         *,
         reference: Viewed | None = None,
         seed: int = 0,
+        decay: float | None = None,
     ) -> dict[str, float]:
         """See `ActorLearner.update`; the reference is that of all ranks, whichever is given."""
         found: dict[str, float] = self._conductor.call(
@@ -229,6 +230,7 @@ class ConductedActor:
             rate=rate,
             with_reference=reference is not None,
             seed=seed,
+            decay=decay,
         )
         return found
 
@@ -263,6 +265,8 @@ class ConductedCritic:
         aggregation: Aggregation | str,
         rate: float,
         mask: Tensor | None = None,
+        *,
+        decay: float | None = None,
     ) -> dict[str, float]:
         """See `CriticLearner.update`.
 
@@ -272,6 +276,6 @@ class ConductedCritic:
         if objective.config != self._conductor.config.critic:
             raise ValueError("ranks that follow know the configured objective of the critic alone")
         found: dict[str, float] = self._conductor.call(
-            "update_critic", batch, mask, aggregation=plain_aggregation(aggregation), rate=rate
+            "update_critic", batch, mask, aggregation=plain_aggregation(aggregation), rate=rate, decay=decay
         )
         return found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quintet.config.native import Experiment, OptimizerConfig
+from quintet.errors import ConfigError
 from quintet.policies.adapters import add_lora, has_lora, merge
 from quintet.policies.causal_lm import PolicyModule, ValueModel, load_model, recompute_activations
 from quintet.rollout.agent_loop import derive_seed
@@ -68,7 +69,17 @@ def open_actor(
     ranks: Ranks = ALONE,
 ) -> ActorLearner:
     """What trains that policy on those ranks, each of which brings the same weights; `temperature` divides its
-    logits."""
+    logits.
+
+    Raises:
+        ConfigError: adapters are asked for in layers that are split over devices.
+    """
+    if config.policy.lora is not None and config.actor.parallel.tensor > 1:
+        raise ConfigError(
+            "policy.lora: adapters of layers that are split over devices aren't there",
+            key="policy.lora",
+            hint="set actor.parallel.tensor=1 and let FSDP cut up the weights, or train them all: policy.lora=null",
+        )
     mesh = _spread(config.actor, ranks)
     return ActorLearner(
         model,

@@ -91,12 +91,18 @@ class Performer:
             given["rate"],
             reference=self._reference() if given["with_reference"] else None,
             seed=given["seed"],
+            decay=given["decay"],
         )
 
     def _update_critic(self, call: Call) -> dict[str, float]:
         objective, given = CriticObjective(self._config.critic), call.arguments
         return self._critic().update(
-            _batch(call), objective, Aggregation(**given["aggregation"]), given["rate"], call.mask
+            _batch(call),
+            objective,
+            Aggregation(**given["aggregation"]),
+            given["rate"],
+            call.mask,
+            decay=given["decay"],
         )
 
     def _objective(self, name: str) -> PolicyLearning:

@@ -67,6 +67,7 @@ class Actor(Protocol):
         *,
         reference: Viewed | None = None,
         seed: int = 0,
+        decay: float | None = None,
     ) -> dict[str, float]:
         """See `ActorLearner.update`."""
         ...
@@ -90,6 +91,8 @@ class Critic(Protocol):
         aggregation: Aggregation | str,
         rate: float,
         mask: Tensor | None = None,
+        *,
+        decay: float | None = None,
     ) -> dict[str, float]:
         """See `CriticLearner.update`."""
         ...

@@ -27,7 +27,7 @@ from quintet.policies.causal_lm import Packed, PolicyModule, TokenMeasures, Valu
 from quintet.records import Batch
 from quintet.training.lay import Lay, Whole, own_name
 from quintet.training.local_step import LocalStep
-from quintet.training.optimizer import make_optimizer
+from quintet.training.optimizer import hidden_matrices, make_optimizer
 from quintet.training.packing import Budget, MicroBatch, micro_batches
 from quintet.training.ranks import Ranks
 from quintet.training.scaling import LossScale
@@ -103,7 +103,7 @@ class _Learning:
         self._inference_budget = inference_budget or budget
         self._dtype = dtype
         self._ranks = ranks
-        self.optimizer = make_optimizer(config, lay.parameters())
+        self.optimizer = make_optimizer(config, lay.parameters(), hidden_matrices(lay.module))
         self._make_step = LocalStep(self.optimizer) if LocalStep.suits(self.optimizer) else self.optimizer.step
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -116,9 +116,10 @@ class _Learning:
         rate: float,
         loss_of: Callable[[MicroBatch], tuple[Tensor, dict[str, Tensor]]],
         refused: Callable[[Mapping[str, float]], bool] = _never,
+        decay: float | None = None,
     ) -> dict[str, float]:
         """One optimizer step on the whole batch, unless it is `refused` by its metrics, which are sums over
-        micro-batches."""
+        micro-batches. `decay` is its weight decay, the configured one without."""
         sums: dict[str, float] = {}
         factor = self.lay.factor * (self.scale.factor if self.scale else 1.0)
         for micro in self._ranks.deal(micro_batches(batch, self._budget), even=self.lay.even):
@@ -137,7 +138,7 @@ class _Learning:
             self.scale.update(finite=finite)
         if finite and not refused(sums):
             for group in self.optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"], group["weight_decay"] = rate, self._config.weight_decay if decay is None else decay
             self._make_step()
         self.optimizer.zero_grad(set_to_none=True)
         return {**sums, "grad_norm": float(norm), "skipped": float(not finite), "lr": rate}
@@ -285,8 +286,9 @@ class ActorLearner(_Learning):
         *,
         reference: Viewed | None = None,
         seed: int = 0,
+        decay: float | None = None,
     ) -> dict[str, float]:
-        """One optimizer step on a mini-batch.
+        """One optimizer step on a mini-batch, with the configured weight decay where no `decay` is given.
 
         `reference` is needed for a `full` divergence in the loss; `seed` decides what `clip_cov` draws. Besides the
         objective's own metrics gives `grad_norm`, `lr`, `skipped` and the gap between the engine's and the
@@ -315,7 +317,7 @@ class ActorLearner(_Learning):
             loss, metrics = objective(measures.logprobs, measures.entropy, some)
             return loss, metrics | {f"{name}_mean": gap.sum() / len(targets.weights) for name, gap in gaps.items()}
 
-        metrics = self._step(batch, rate, loss_of, policy.stops if policy else _never)
+        metrics = self._step(batch, rate, loss_of, policy.stops if policy else _never, decay)
         if policy and policy.config.stop_ratio is not None:
             metrics["actor/stopped_updates"] = float(policy.stops(metrics))
         return metrics | {"probs_diff_max": self._ranks.largest(max(largest))}
@@ -370,9 +372,11 @@ class CriticLearner(_Learning):
         aggregation: Aggregation | str,
         rate: float,
         mask: Tensor | None = None,
+        *,
+        decay: float | None = None,
     ) -> dict[str, float]:
         """One optimizer step on a mini-batch that has `values` and `returns`; `mask` bool [N] are the own tokens whose
-        values are learnt, None all of them.
+        values are learnt, None all of them; `decay` as for the actor.
 
         Raises:
             ValueError: the batch has no values or no returns.
@@ -390,4 +394,4 @@ class CriticLearner(_Learning):
             i = micro.index
             return objective(self._values(micro.packed), ValueTargets(weights[i], old[i], returns[i]))
 
-        return self._step(batch, rate, loss_of)
+        return self._step(batch, rate, loss_of, decay=decay)

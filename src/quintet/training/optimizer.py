@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +12,10 @@ from torch import nn
 from quintet.config.native import OptimizerConfig
 from quintet.errors import ConfigError
 
-__all__ = ["learning_rate", "make_optimizer"]
+__all__ = ["MuonAndAdamW", "hidden_matrices", "learning_rate", "make_optimizer", "weight_decay"]
+
+HEADS = ("lm_head", "head")
+"""What the last layers of policies and critics are called."""
 
 
 def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
@@ -52,28 +56,94 @@ def _decayed(kind: str, progress: float) -> float:
     }[kind]
 
 
-def make_optimizer(config: OptimizerConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW in its fused form, one kernel for all tensors; or plain stochastic gradient descent, without momentum,
-    whose weight decay is a term of the gradient. Parameters that need no gradient are left alone.
+def weight_decay(config: OptimizerConfig, step: int, total: int) -> float:
+    """Weight decay of step 1 … total: from `weight_decay_start` to `weight_decay`, as in Megatron's
+    `OptimizerParamScheduler`; the same throughout where it starts with nothing else."""
+    end = config.weight_decay
+    if config.weight_decay_start is None or config.weight_decay_schedule == "constant":
+        return end
+    progress = min(1.0, step / max(1, total))
+    if config.weight_decay_schedule == "cosine":
+        progress = 0.5 * (1.0 + math.cos(math.pi * (1.0 - progress)))
+    return config.weight_decay_start + (end - config.weight_decay_start) * progress
+
+
+def hidden_matrices(module: nn.Module) -> list[nn.Parameter]:
+    """Weights between embedding and head that are matrices: those that Muon is made for."""
+    ends = {
+        id(parameter)
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Embedding) or name.rpartition(".")[2] in HEADS
+        for parameter in part.parameters()
+    }
+    return [one for one in module.parameters() if one.ndim == 2 and one.requires_grad and id(one) not in ends]
+
+
+def make_optimizer(
+    config: OptimizerConfig, parameters: Iterable[nn.Parameter], matrices: Iterable[nn.Parameter] = ()
+) -> torch.optim.Optimizer | MuonAndAdamW:
+    """AdamW in its fused form, one kernel for all tensors; plain stochastic gradient descent, without momentum, whose
+    weight decay is a term of the gradient; or Muon for the `matrices` among the parameters and AdamW for the rest.
+    Parameters that need no gradient are left alone.
 
     Raises:
-        ConfigError: an optimizer that isn't there yet.
+        ConfigError: there is no matrix for Muon.
     """
     held = [parameter for parameter in parameters if parameter.requires_grad]
     if config.kind == "sgd":
         return torch.optim.SGD(held, lr=config.learning_rate, weight_decay=config.weight_decay)
-    if config.kind != "adamw":
+    if config.kind == "adamw":
+        return _adamw(config, held)
+    own = {id(parameter) for parameter in held}
+    chosen = [one for one in matrices if id(one) in own and one.ndim == 2]
+    if not chosen:
         raise ConfigError(
-            f"the optimizer {config.kind!r} isn't there yet",
+            "optimizer.kind = muon: it steps on matrices, and here every rank has but pieces of flat tensors",
             key="optimizer.kind",
-            value=config.kind,
-            hint="take adamw or sgd",
+            value="muon",
+            hint="take backend=fsdp2, or adamw",
         )
+    return MuonAndAdamW(config, chosen, held)
+
+
+def _adamw(config: OptimizerConfig, parameters: list[nn.Parameter]) -> torch.optim.AdamW:
     return torch.optim.AdamW(
-        held,
+        parameters,
         lr=config.learning_rate,
         betas=config.betas,
         eps=config.epsilon,
         weight_decay=config.weight_decay,
         fused=True,
     )
+
+
+class MuonAndAdamW:
+    """Muon (Jordan et al. 2024) on some matrices, AdamW on everything else, under one learning rate: Muon's updates
+    are scaled to the root mean square of AdamW's, 0.2 √max(rows, columns) (Liu et al. 2025, arXiv:2502.16982)."""
+
+    def __init__(self, config: OptimizerConfig, matrices: list[nn.Parameter], parameters: list[nn.Parameter]) -> None:
+        """`matrices` are among the `parameters`."""
+        chosen = {id(one) for one in matrices}
+        rest = [one for one in parameters if id(one) not in chosen]
+        muon = torch.optim.Muon(
+            matrices,
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        self._parts: list[torch.optim.Optimizer] = [muon, *([_adamw(config, rest)] if rest else [])]
+        self.state: dict[Any, Any] = muon.state
+        """Of both, by parameter."""
+        for part in self._parts:
+            part.state = muon.state
+        self.param_groups = [group for part in self._parts for group in part.param_groups]
+
+    def step(self) -> None:
+        """One step of both."""
+        for part in self._parts:
+            part.step()
+
+    def zero_grad(self, *, set_to_none: bool = True) -> None:
+        """Let go of the gradients."""
+        for part in self._parts:
+            part.zero_grad(set_to_none=set_to_none)

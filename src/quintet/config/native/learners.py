@@ -31,8 +31,9 @@ OwnPrecision = Literal["float32", "bfloat16", "float16", "auto"]
 class OptimizerConfig(Section):
     """AdamW, linear warm-up, then constant, linear or cosine decay."""
 
-    kind: Annotated[Literal["adamw", "sgd", "muon"], Waits(Capability.SCHEDULES, lacks=("muon",))] = "adamw"
-    """Which optimizer; `sgd` is plain gradient descent, without momentum."""
+    kind: Literal["adamw", "sgd", "muon"] = "adamw"
+    """Which optimizer; `sgd` is plain gradient descent, without momentum. `muon` orthogonalises the steps of the
+    matrices between embedding and head, scaled so that AdamW's learning rates hold; the rest has AdamW."""
     learning_rate: PositiveFloat = 1e-4
     """Peak learning rate."""
     warmup_steps: Annotated[int, Field(ge=0)] = 5
@@ -60,8 +61,10 @@ class OptimizerConfig(Section):
     """AdamW's term for stability."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     """AdamW's decoupled weight decay."""
-    weight_decay_schedule: Annotated[Literal["constant", "linear", "cosine"], Waits(Capability.SCHEDULES)] = "constant"
-    """How the weight decay grows."""
+    weight_decay_start: NonNegative | None = None
+    """Weight decay at the first step; null has `weight_decay` throughout."""
+    weight_decay_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How it goes from there to `weight_decay`, over all steps; `constant` has that throughout."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are scaled down to this global norm."""
 

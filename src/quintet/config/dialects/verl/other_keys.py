@@ -200,8 +200,7 @@ VERL_MEGATRON_OPTIM_KEYS: tuple[Row, ...] = (
         choice("constant", "linear", "cosine"),
         "constant",
         "Course of the weight decay, which verl's source starts and ends with the same value.",
-        pending=Capability.SCHEDULES,
-        noop=("constant",),
+        proof=PROOF,
         native="actor.optimizer.weight_decay_schedule",
     ),
     row(
