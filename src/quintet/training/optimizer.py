@@ -81,7 +81,7 @@ def hidden_matrices(module: nn.Module) -> list[nn.Parameter]:
 
 def make_optimizer(
     config: OptimizerConfig, parameters: Iterable[nn.Parameter], matrices: Iterable[nn.Parameter] = ()
-) -> torch.optim.Optimizer | MuonAndAdamW:
+) -> torch.optim.Optimizer:
     """AdamW in its fused form, one kernel for all tensors; plain stochastic gradient descent, without momentum, whose
     weight decay is a term of the gradient; or Muon for the `matrices` among the parameters and AdamW for the rest.
     Parameters that need no gradient are left alone.
@@ -117,7 +117,7 @@ def _adamw(config: OptimizerConfig, parameters: list[nn.Parameter]) -> torch.opt
     )
 
 
-class MuonAndAdamW:
+class MuonAndAdamW(torch.optim.Optimizer):
     """Muon (Jordan et al. 2024) on some matrices, AdamW on everything else, under one learning rate: Muon's updates
     are scaled to the root mean square of AdamW's, 0.2 √max(rows, columns) (Liu et al. 2025, arXiv:2502.16982)."""
 
@@ -132,18 +132,11 @@ class MuonAndAdamW:
             adjust_lr_fn="match_rms_adamw",
         )
         self._parts: list[torch.optim.Optimizer] = [muon, *([_adamw(config, rest)] if rest else [])]
-        self.state: dict[Any, Any] = muon.state
-        """Of both, by parameter."""
-        for part in self._parts:
-            part.state = muon.state
-        self.param_groups = [group for part in self._parts for group in part.param_groups]
+        groups = [group for part in self._parts for group in part.param_groups]
+        super().__init__([dict(group) for group in groups], {})
 
-    def step(self) -> None:
-        """One step of both."""
-        for part in self._parts:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One step of both, which see the state and the groups that this one has."""
+        for part, group in zip(self._parts, self.param_groups, strict=True):
+            part.state, part.param_groups = self.state, [group]
             part.step()
-
-    def zero_grad(self, *, set_to_none: bool = True) -> None:
-        """Let go of the gradients."""
-        for part in self._parts:
-            part.zero_grad(set_to_none=set_to_none)
