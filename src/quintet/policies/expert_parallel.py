@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["Dispatcher", "ExpertParallel", "split_experts"]
 
 Dispatcher = Literal["alltoall", "allgather"]
-KEY = "actor.parallel.expert"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,26 +213,31 @@ def _full(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def split_experts(model: nn.Module, mesh: DeviceMesh, dispatcher: Dispatcher = "alltoall") -> ExpertParallel:
+def split_experts(
+    model: nn.Module, mesh: DeviceMesh, dispatcher: Dispatcher = "alltoall", component: str = "actor"
+) -> ExpertParallel:
     """Keep of each layer's experts the share of this rank, in place, and have tokens travel.
 
     `mesh` is the 1-D mesh of the ranks that share them out; each of them holds the whole model before, and has tokens
     of its own after. Names of parameters stay. With `alltoall` a token goes to its own experts alone; with `allgather`
-    every token goes to all ranks, which is quicker where it has nearly as many experts as there are ranks.
+    every token goes to all ranks, which is quicker where it has nearly as many experts as there are ranks. `component` is
+    whose configuration it is.
 
     Raises:
         ConfigError: the model has no experts of the fused kind, or not a multiple of the ranks.
     """
     peers = _Peers(mesh.get_local_rank(), mesh.size(), mesh.get_group())
     found = [module for module in model.modules() if _is_mixture(module)]
+    key = f"{component}.parallel.expert"
     if not found:
         raise ConfigError(
-            f"{KEY} = {peers.size}: {type(model).__name__} has no experts that could be shared out",
-            key=KEY,
+            f"{key} = {peers.size}: the model has no experts that could be shared out",
+            key=key,
             value=peers.size,
-            hint=f"set {KEY}=1, or take a mixture of experts such as Qwen3-MoE",
+            hint=f"set {key}=1, or take a mixture of experts such as Qwen3-MoE",
         )
     for experts in found:
+        _refuse_uneven(experts, peers.size, key)
         _split(experts, peers, dispatcher)
     return ExpertParallel(model, peers)
 
@@ -245,20 +249,24 @@ def _is_mixture(module: nn.Module) -> bool:
     return hasattr(module, "_apply_gate") and bool(own) and all(len(parameter) == count for parameter in own)
 
 
-def _split(experts: nn.Module, peers: _Peers, dispatcher: Dispatcher) -> None:
+def _refuse_uneven(experts: nn.Module, ranks: int, key: str) -> None:
     count: int = experts.num_experts  # type: ignore[assignment]
-    if count % peers.size:
+    if count % ranks:
         fits = [size for size in range(1, count + 1) if count % size == 0]
         raise ConfigError(
-            f"{KEY} = {peers.size} doesn't divide the {count} experts of a layer",
-            key=KEY,
-            value=peers.size,
+            f"{key} = {ranks} doesn't divide the {count} experts of a layer",
+            key=key,
+            value=ranks,
             hint=f"take one of {', '.join(map(str, fits))}",
         )
+
+
+def _split(experts: nn.Module, peers: _Peers, dispatcher: Dispatcher) -> None:
     for name, parameter in list(experts.named_parameters(recurse=False)):
         own = parameter.detach().chunk(peers.size)[peers.rank].clone()
         setattr(experts, name, nn.Parameter(own, requires_grad=parameter.requires_grad))
     kind = type(experts)
     # forward comes from _Split, and everything else from the model's own class
     experts.__class__ = type(f"Split{kind.__name__}", (_Split, kind), {})
-    experts.num_experts, experts.peers, experts.dispatcher = count // peers.size, peers, dispatcher  # type: ignore[assignment]
+    split = cast(_Split, experts)
+    split.num_experts, split.peers, split.dispatcher = split.num_experts // peers.size, peers, dispatcher

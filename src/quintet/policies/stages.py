@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["StagedBody", "split_stages", "staged_body"]
 
-KEY, VIRTUAL_KEY = "actor.parallel.pipeline", "actor.parallel.virtual_pipeline"
 TRIAL_TOKENS = 24
 TRIAL_GAP = 1e-4
 
@@ -84,10 +83,13 @@ def _body(module: nn.Module) -> nn.Module:
     return module.get_submodule("body" if isinstance(module, ValueModel) else "policy.model")
 
 
-def split_stages(module: PolicyModule | ValueModel, mesh: DeviceMesh, virtual: int = 1) -> None:
-    """Keep the parts of this rank, in place; `mesh` is the 1-D mesh of the pipeline's ranks, each of which holds the
-    whole module before. Names of parameters stay. A head that is tied to the embedding is a weight of its own
-    afterwards, on the last rank.
+def split_stages(
+    module: PolicyModule | ValueModel, mesh: DeviceMesh, virtual: int = 1, component: str = "actor"
+) -> None:
+    """Keep the parts of this rank, in place; `mesh` is the 1-D mesh of the pipeline's ranks, each of which holds all
+    layers before. Names of parameters stay. A head that is tied to the embedding is a weight of its own afterwards, on
+    the last rank. What splits layers or experts comes first, what shards weights afterwards. `component` is
+    whose configuration it is.
 
     Raises:
         ConfigError: there are fewer layers than parts, or virtual stages without a pipeline.
@@ -96,7 +98,7 @@ def split_stages(module: PolicyModule | ValueModel, mesh: DeviceMesh, virtual: i
     ranks, rank = mesh.size(), mesh.get_local_rank()
     body = _body(module)
     layers = list(body.get_submodule("layers").children())
-    _refuse(len(layers), ranks, virtual)
+    _refuse(module, len(layers), ranks, virtual, component)
     parts = ranks * virtual
     own = {
         part: tuple(str(i) for i in range(part * len(layers) // parts, (part + 1) * len(layers) // parts))
@@ -113,21 +115,24 @@ def split_stages(module: PolicyModule | ValueModel, mesh: DeviceMesh, virtual: i
     _take_class(module, _Staged)
 
 
-def _refuse(layers: int, ranks: int, virtual: int) -> None:
+def _refuse(module: nn.Module, layers: int, ranks: int, virtual: int, component: str) -> None:
+    key, virtual_key = f"{component}.parallel.pipeline", f"{component}.parallel.virtual_pipeline"
     if virtual > 1 and ranks == 1:
-        raise ConfigError(
-            f"{VIRTUAL_KEY} = {virtual}: there is no pipeline",
-            key=VIRTUAL_KEY,
-            value=virtual,
-            hint=f"set {VIRTUAL_KEY}=1, or {KEY}=2",
-        )
+        hint = f"set {virtual_key}=1, or {key}=2"
+        raise ConfigError(f"{virtual_key} = {virtual}: there is no pipeline", key=virtual_key, value=virtual, hint=hint)
     if layers < ranks * virtual:
-        key = VIRTUAL_KEY if virtual > 1 else KEY
         raise ConfigError(
-            f"{KEY} = {ranks} with {VIRTUAL_KEY} = {virtual} makes {ranks * virtual} parts of {layers} layers",
-            key=key,
+            f"{key} = {ranks} with {virtual_key} = {virtual} makes {ranks * virtual} parts of {layers} layers",
+            key=virtual_key if virtual > 1 else key,
             value=virtual if virtual > 1 else ranks,
             hint=f"make both smaller: their product is at most {layers}",
+        )
+    if any(".lora_" in name for name, _ in module.named_parameters()):
+        raise ConfigError(
+            f"{key} = {ranks}: adapters aren't shared out with the layers",
+            key=key,
+            value=ranks,
+            hint=f"set {key}=1; the base model's weights are sharded all the same",
         )
 
 
@@ -172,5 +177,5 @@ def _hold_against(before: Tensor, body: StagedBody, layers: int) -> None:
     if not gap <= TRIAL_GAP * max(1.0, float(before.abs().max())):
         raise MachineError(
             f"{type(body).__name__} does something besides its layers: in parts, states differ by {gap:.2g}",
-            f"set {KEY}=1, or take a model of another architecture, such as Llama, Mistral or Qwen",
+            "do without a pipeline, or take a model of another architecture, such as Llama, Mistral or Qwen",
         )

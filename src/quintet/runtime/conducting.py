@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,6 +178,10 @@ class ConductedJudge:
     def view(self, packed: Packed) -> View:
         """See `Viewed.view`; of this rank alone."""
         return self._own.view(packed)
+
+    def expect(self, passes: Sequence[Packed]) -> None:
+        """See `Viewed.expect`; of this rank alone."""
+        self._own.expect(passes)
 
     def logprobs(self, batch: Batch) -> Tensor:
         """See `Scorer.logprobs`."""

@@ -51,8 +51,9 @@ def _lay(config: Experiment, own: LearnerConfig, module: PolicyModule | ValueMod
     from quintet.training.sharding import lay_out
     from quintet.training.splitting import share_out
 
-    share_out(module, mesh, own, next(name for name in LEARNERS if getattr(config, name) is own))
-    return lay_out(module, own.backend, mesh, own.sharding, own.memory, policy_dtype(config))
+    component = next(name for name in LEARNERS if getattr(config, name) is own)
+    shared = share_out(module, mesh, own, component, _dtype(config, own))
+    return lay_out(module, own.backend, mesh, own.sharding, own.memory, policy_dtype(config), shared)
 
 
 def _dtype(config: Experiment, own: LearnerConfig) -> torch.dtype:

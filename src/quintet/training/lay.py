@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from quintet.config.native.learners import ShardingConfig
+from quintet.policies.causal_lm import Packed
 from quintet.training.ranks import Ranks
 
-__all__ = ["TYPES", "Lay", "Whole", "cast_buffers", "own_name", "take_weights"]
+__all__ = ["TYPES", "Lay", "OnePass", "Whole", "cast_buffers", "own_name", "take_weights"]
 
 TYPES = {
     "float64": torch.float64,
@@ -21,6 +22,7 @@ TYPES = {
     "float16": torch.float16,
 }
 ALONE = Ranks()
+T = TypeVar("T")
 
 
 class Lay(Protocol):
@@ -57,6 +59,24 @@ class Lay(Protocol):
         """Full tensors under the model's own names take the place of what is there."""
         ...
 
+    def learn(self, passes: Sequence[Packed], loss_of: Callable[[int], Tensor]) -> None:
+        """All passes of this rank's data forward and backward. `loss_of(number)` makes the forward pass and gives what
+        the backward pass begins with; of ranks that share out layers, it is called on the last alone."""
+        ...
+
+    def measure(self, passes: Sequence[Packed], measure: Callable[[int], Tensor]) -> Iterator[Tensor]:
+        """What `measure(number)` gives for each pass, one after the other; ranks that share out layers all get it."""
+        ...
+
+    def agree(self, value: T) -> T:
+        """Of ranks that share out layers, what the one that had the losses says; JSON's types."""
+        ...
+
+    def ahead(self, passes: Sequence[Packed], compute: Callable[[int], T]) -> dict[int, T]:
+        """What `compute(number)` gives for each pass, of ranks that share out layers on the last alone: they can't
+        make a pass in the midst of another learner's. Empty where that can be done."""
+        ...
+
 
 def own_name(name: str) -> str:
     """The model's own name of a parameter, without what was wrapped around it."""
@@ -74,7 +94,33 @@ def cast_buffers(module: nn.Module, dtype: torch.dtype) -> None:
             buffer.data = buffer.data.to(dtype)
 
 
-class Whole:
+class OnePass:
+    """Every rank makes whole passes, through all layers."""
+
+    def accumulate(self, *, last: bool) -> AbstractContextManager[object]:
+        """See `Lay.accumulate`."""
+        raise NotImplementedError
+
+    def learn(self, passes: Sequence[Packed], loss_of: Callable[[int], Tensor]) -> None:
+        """See `Lay.learn`."""
+        for number in range(len(passes)):
+            with self.accumulate(last=number == len(passes) - 1):
+                torch.autograd.backward(loss_of(number))
+
+    def measure(self, passes: Sequence[Packed], measure: Callable[[int], Tensor]) -> Iterator[Tensor]:
+        """See `Lay.measure`."""
+        return (measure(number) for number in range(len(passes)))
+
+    def agree(self, value: T) -> T:
+        """See `Lay.agree`."""
+        return value
+
+    def ahead(self, passes: Sequence[Packed], compute: Callable[[int], T]) -> dict[int, T]:
+        """See `Lay.ahead`."""
+        return {}
+
+
+class Whole(OnePass):
     """Every rank has all weights; gradients are summed once a step."""
 
     even, factor = False, 1.0

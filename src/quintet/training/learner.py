@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -53,6 +53,10 @@ class Viewed(Protocol):
 
     def view(self, packed: Packed) -> View:
         """What the measure needs of it."""
+        ...
+
+    def expect(self, passes: Sequence[Packed]) -> None:
+        """Those very passes will be viewed, each once."""
         ...
 
 
@@ -117,18 +121,26 @@ class _Learning:
         loss_of: Callable[[MicroBatch], tuple[Tensor, dict[str, Tensor]]],
         refused: Callable[[Mapping[str, float]], bool] = _never,
         decay: float | None = None,
+        reference: Viewed | None = None,
     ) -> dict[str, float]:
         """One optimizer step on the whole batch, unless it is `refused` by its metrics, which are sums over
-        micro-batches. `decay` is its weight decay, the configured one without."""
+        micro-batches. `decay` is its weight decay, the configured one without. Losses may view the `reference` once a
+        pass."""
         sums: dict[str, float] = {}
         factor = self.lay.factor * (self.scale.factor if self.scale else 1.0)
-        for micro in self._ranks.deal(micro_batches(batch, self._budget), even=self.lay.even):
-            with self.lay.accumulate(last=micro.last):
-                loss, metrics = loss_of(micro.part)
-                torch.autograd.backward(loss * (factor * micro.counts))
-            for name, value in metrics.items() if micro.counts else ():
+        dealt = list(self._ranks.deal(micro_batches(batch, self._budget), even=self.lay.even))
+
+        def backward_from(number: int) -> Tensor:
+            loss, metrics = loss_of(dealt[number].part)
+            for name, value in metrics.items() if dealt[number].counts else ():
                 sums[name] = sums.get(name, 0.0) + float(value.detach())
-        sums = self._ranks.sum_values(sums)
+            return loss * (factor * dealt[number].counts)
+
+        passes = [one.part.packed for one in dealt]
+        if reference is not None:
+            reference.expect(passes)
+        self.lay.learn(passes, backward_from)
+        sums = self._ranks.sum_values(self.lay.agree(sums))
         self.lay.finish()
         if self.scale:
             self.scale.undo(self.lay.parameters())
@@ -145,11 +157,21 @@ class _Learning:
 
 
 @torch.no_grad()
-def _measured(batch: Batch, budget: Budget, lay: Lay, ranks: Ranks, measure: Callable[[Packed], Tensor]) -> Tensor:
-    """Float32 [N]: what is measured at the own tokens, 0 elsewhere."""
+def _measured(
+    batch: Batch,
+    budget: Budget,
+    lay: Lay,
+    ranks: Ranks,
+    measure: Callable[[Packed], Tensor],
+    reference: Viewed | None = None,
+) -> Tensor:
+    """Float32 [N]: what is measured at the own tokens, 0 elsewhere; measures may view the `reference` once a pass."""
     out = torch.zeros(len(batch.tokens))
-    for micro in ranks.deal(micro_batches(batch, budget), even=lay.even):
-        found = measure(micro.part.packed)
+    dealt = list(ranks.deal(micro_batches(batch, budget), even=lay.even))
+    packed = [one.part.packed for one in dealt]
+    if reference is not None:
+        reference.expect(packed)
+    for micro, found in zip(dealt, lay.measure(packed, lambda number: measure(packed[number])), strict=True):
         if micro.counts:
             out[micro.part.index] = found.float()
     return ranks.sum(out)
@@ -176,6 +198,7 @@ class Scorer:
         self.dtype = dtype
         self._temperature = temperature
         self._ranks = ranks
+        self._views: dict[int, View] = {}
 
     def state(self) -> dict[str, Tensor]:
         """What it judges by, full tensors under the model's own names."""
@@ -203,8 +226,17 @@ class Scorer:
     @torch.no_grad()
     def view(self, packed: Packed) -> View:
         """See `Viewed.view`."""
+        known = self._views.pop(id(packed), None)
+        if known is not None:
+            return known
         found: View = self.lay.module(packed.to(self.model.device), view_only=True)
         return found
+
+    def expect(self, passes: Sequence[Packed]) -> None:
+        """See `Viewed.expect`."""
+        found = self.lay.ahead(passes, lambda number: self.view(passes[number]))
+        # the head is the same for all of them, so one copy does
+        self._views = {id(passes[number]): View(one.hidden, found[0].head) for number, one in found.items()}
 
     def statistics(self, packed: Packed) -> tuple[Tensor, Tensor]:
         """Log-probability of each target and entropy at its place, nats, both float32 [M]."""
@@ -222,10 +254,10 @@ class Scorer:
     def divergence(self, batch: Batch, reference: Viewed, *, swapped: bool = False) -> Tensor:
         """KL(policy ‖ reference) over the whole vocabulary at the place of each own token, or with `swapped` the other
         way round; nats, float32 [N], 0 outside the loss mask."""
-        return self._over(batch, lambda packed: self.measures(packed, reference, swapped=swapped).divergence)
+        return self._over(batch, lambda packed: self.measures(packed, reference, swapped=swapped).divergence, reference)
 
-    def _over(self, batch: Batch, measure: Callable[[Packed], Tensor]) -> Tensor:
-        return _measured(batch, self._budget, self.lay, self._ranks, measure)
+    def _over(self, batch: Batch, measure: Callable[[Packed], Tensor], reference: Viewed | None = None) -> Tensor:
+        return _measured(batch, self._budget, self.lay, self._ranks, measure, reference)
 
 
 class ActorLearner(_Learning):
@@ -317,10 +349,11 @@ class ActorLearner(_Learning):
             loss, metrics = objective(measures.logprobs, measures.entropy, some)
             return loss, metrics | {f"{name}_mean": gap.sum() / len(targets.weights) for name, gap in gaps.items()}
 
-        metrics = self._step(batch, rate, loss_of, policy.stops if policy else _never, decay)
+        refused = policy.stops if policy else _never
+        metrics = self._step(batch, rate, loss_of, refused, decay, reference if full else None)
         if policy and policy.config.stop_ratio is not None:
             metrics["actor/stopped_updates"] = float(policy.stops(metrics))
-        return metrics | {"probs_diff_max": self._ranks.largest(max(largest))}
+        return metrics | {"probs_diff_max": self._ranks.largest(self.lay.agree(max(largest)))}
 
     def _measures(self, packed: Packed, full: KlConfig | None, reference: Viewed | None) -> TokenMeasures:
         return self.scorer.measures(packed, reference, swapped=full.swapped) if full else self.scorer.measures(packed)

@@ -86,6 +86,24 @@ class Mesh:
             return Ranks()
         return _ranks(self.devices, ("replicate", *SPLIT_WEIGHTS), "copies")
 
+    def experts(self, size: int) -> tuple[DeviceMesh, DeviceMesh]:
+        """`size` neighbours that share out experts, and the ranks that hold the same ones; both of those that compute
+        with the same weights.
+
+        Raises:
+            ConfigError: their number isn't a multiple of it.
+        """
+        if self.devices is None or self.copies.size % size:
+            raise ConfigError(
+                f"{self.copies.size} ranks with the same weights can't share out experts over groups of {size}",
+                key="parallel.expert",
+                value=size,
+                hint=f"take a divisor of {self.copies.size}",
+            )
+        copies = _flat(self.devices, ("replicate", *SPLIT_WEIGHTS), "copies")
+        both = copies._unflatten(0, (self.copies.size // size, size), ("same_experts", "expert"))
+        return both["expert"], both["same_experts"]
+
 
 def sharded_ranks(data: int, group_size: int | None, parallel: ParallelConfig) -> int:
     """Data-parallel ranks of one sharding group, of so many in all.

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Action", "Pipeline", "schedule"]
 
+T = TypeVar("T")
 Around = Callable[[bool], AbstractContextManager[object]]
 LINKS = ("forward", "forward round", "backward", "backward round")
 """What travels between neighbours: states up, or from the last rank to the first one's next part; gradients the other
@@ -107,9 +108,11 @@ class Pipeline:
         mesh: DeviceMesh,
         virtual: int = 1,
         dtype: torch.dtype = torch.float32,
+        autocast: torch.dtype = torch.float32,
+        component: str = "actor",
     ) -> None:
-        """Takes the module apart, in place, before anything else is done to its weights; see `split_stages`. States
-        and their gradients travel in `dtype`.
+        """Takes the module apart, in place, before its weights are sharded; see `split_stages`. States and their
+        gradients travel in `dtype`; products of all but the last part are computed in `autocast`.
 
         Raises:
             ConfigError: the layers can't be shared out that way.
@@ -117,11 +120,12 @@ class Pipeline:
         """
         self._tied = isinstance(module, PolicyModule) and _is_tied(module)
         self._hidden = _width(module)
-        split_stages(module, mesh, virtual)
+        split_stages(module, mesh, virtual, component)
         self.module: Any = module
         self.ranks = Ranks(mesh.get_local_rank(), mesh.size(), mesh.get_group())
         self.virtual = virtual
         self._dtype = dtype
+        self._autocast = autocast
         self._links = _Links(self.ranks)
 
     @property
@@ -148,22 +152,28 @@ class Pipeline:
         if self._tied:
             self._sum_tied()
 
-    @torch.no_grad()
     def measure(self, passes: Sequence[Packed], measure: Callable[[int], Tensor]) -> list[Tensor]:
-        """What `measure(number)` gives for each pass where the last part is, float32 [..., M]; every rank gets it."""
-        found: dict[int, Tensor] = {}
+        """What `measure(number)` gives for each pass where the last part is, [..., M]; every rank gets it, in
+        float32."""
+        found = self.ahead(passes, measure)
+        return [self._told(found.get(number)) for number in range(len(passes))]
+
+    @torch.no_grad()
+    def ahead(self, passes: Sequence[Packed], compute: Callable[[int], T]) -> dict[int, T]:
+        """The same for the last rank alone, of whatever type."""
+        found: dict[int, T] = {}
 
         def keep(number: int) -> Tensor:
-            found[number] = measure(number).float()
-            return found[number]
+            found[number] = compute(number)
+            return torch.zeros([])
 
         for action in _order(self.ranks.rank, self.ranks.size, self.virtual, len(passes), forward=True):
             self._forward(action, passes[action.number], keep)
         self._links.finish()
-        return [self._told(found.get(number)) for number in range(len(passes))]
+        return found
 
-    def _forward(self, action: Action, packed: Packed, loss_of: Callable[[int], Tensor]) -> _Flying:
-        came = None
+    def _forward(self, action: Action, given: Packed, loss_of: Callable[[int], Tensor]) -> _Flying:
+        packed, came = self._here(given), None
         if action.part:
             came = self._links.receive(action, self._empty(packed)).requires_grad_(torch.is_grad_enabled())
         if action.part == staged_body(self.module).parts - 1:
@@ -171,7 +181,8 @@ class Pipeline:
             out = loss_of(action.number)
             staged_body(self.module).incoming = None
             return _Flying(came, out)
-        out = self.module(packed, part=action.part, states=came)
+        with self._precision():
+            out = self.module(packed, part=action.part, states=came)
         self._links.send(action, out.detach().to(self._dtype))
         return _Flying(came, out)
 
@@ -186,6 +197,17 @@ class Pipeline:
         if flying.came is not None:
             came = flying.came.grad
             self._links.send(action, torch.zeros_like(flying.came) if came is None else came)
+
+    def _here(self, packed: Packed) -> Packed:
+        """What this rank computes of a pass, on its device."""
+        split = self.module.split
+        own: Packed = split.share(packed).packed if split else packed
+        return own.to(next(self.module.parameters()).device)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self._autocast is torch.float32:
+            return nullcontext()
+        return torch.autocast(next(self.module.parameters()).device.type, dtype=self._autocast)
 
     def _empty(self, packed: Packed) -> Tensor:
         return packed.tokens.new_empty((len(packed.tokens), self._hidden), dtype=self._dtype)
@@ -223,9 +245,10 @@ class Pipeline:
         ]
         return clip_parts(mine, max_norm, copies)
 
-    def is_copy(self, parameter: nn.Parameter) -> bool:
-        """Whether another rank has this parameter, too, and counts as its owner: a tied head."""
-        return self.last and parameter is self._tied_weight()
+    @property
+    def has_copy(self) -> bool:
+        """Whether the head here is a copy of the embedding that another rank has."""
+        return self.last and self._tied_weight() is not None
 
     def stream(self, held: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """All ranks' tensors by name, one after the other, from what each holds: whole ones, taken from `held` when
@@ -243,7 +266,7 @@ class Pipeline:
         """The last rank's tensor, float32, on all of them."""
         owner = self.ranks.size - 1
         shape = self.ranks.gather([] if tensor is None else list(tensor.shape))[owner]
-        return self._broadcast(owner, torch.zeros(0) if tensor is None else tensor, shape, torch.float32)
+        return self._broadcast(owner, torch.zeros(0) if tensor is None else tensor.float(), shape, torch.float32).cpu()
 
     def _broadcast(self, owner: int, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         if self.ranks.size == 1:

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import (
     BackwardPrefetch,
     CPUOffload,
     CPUOffloadPolicy,
+    FSDPModule,
     FullyShardedDataParallel,
     MixedPrecision,
     MixedPrecisionPolicy,
@@ -29,8 +30,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from quintet.config.native.learners import MemoryConfig, ShardingConfig
 from quintet.errors import ConfigError
 from quintet.policies.causal_lm import PolicyModule
-from quintet.training.lay import TYPES, Lay, Whole, cast_buffers, own_name, take_weights
+from quintet.training.lay import TYPES, Lay, OnePass, Whole, cast_buffers, own_name, take_weights
 from quintet.training.mesh import Mesh
+from quintet.training.norms import NormPart, clip_parts
+from quintet.training.splitting import Shared
+from quintet.training.staged import Staged
 
 __all__ = ["FlatShards", "Shards", "clip_spread", "lay_out", "put_whole", "units", "whole_tensor"]
 
@@ -68,14 +72,17 @@ def lay_out(
     config: ShardingConfig,
     memory: MemoryConfig,
     dtype: torch.dtype = torch.float32,
+    shared: Shared | None = None,
 ) -> Lay:
-    """The module's weights as the configuration wants them over the mesh. Every rank brings the same weights.
+    """The module's weights as the configuration wants them over the mesh. Every rank brings the same weights; what
+    was `shared` out before lies on different ranks already.
 
     Raises:
         ConfigError: the backend doesn't have what is asked for.
     """
+    shared = shared or Shared()
     if mesh.devices is None or config.policy == "no_shard":
-        _refuse_split_layers(mesh)
+        _refuse_split_layers(mesh, shared)
         return Whole.of(module, config, mesh.copies)
     if isinstance(module, PolicyModule):
         module.keeps_head = False
@@ -83,11 +90,12 @@ def lay_out(
     cast_buffers(module, types.buffers)
     if backend == "fsdp":
         return FlatShards(module, mesh, config, memory, types)
-    return Shards(module, mesh, config, memory, types)
+    shards = Shards(module, mesh, config, memory, types, shared)
+    return Staged(shards, shared.pipeline, shards.norm_parts) if shared.pipeline else shards
 
 
-def _refuse_split_layers(mesh: Mesh) -> None:
-    if mesh.size("tensor", "pipeline") > 1:
+def _refuse_split_layers(mesh: Mesh, shared: Shared) -> None:
+    if mesh.size("tensor", "pipeline") > 1 or shared.experts:
         raise ConfigError(
             "sharding.policy = no_shard: layers that are split over devices are sharded, too",
             key="sharding.policy",
@@ -132,13 +140,19 @@ def _collect(module: nn.Module, least: int, shared: set[nn.Parameter], found: li
     return set()
 
 
-class Shards:
+class Shards(OnePass):
     """FSDP2: each parameter is a `DTensor` of which a rank holds some rows."""
 
     even = True
 
     def __init__(
-        self, module: nn.Module, mesh: Mesh, config: ShardingConfig, memory: MemoryConfig, types: Types
+        self,
+        module: nn.Module,
+        mesh: Mesh,
+        config: ShardingConfig,
+        memory: MemoryConfig,
+        types: Types,
+        shared: Shared,
     ) -> None:
         """See `lay_out`.
 
@@ -156,7 +170,8 @@ class Shards:
         self.factor = float(mesh.copies.size)
         self._sync = config.sync_every_micro_batch
         self._names = [own_name(name) for name, _ in module.named_parameters()]
-        _fully_shard(module, mesh.weights, config, memory, types)
+        self._experts = shared.experts
+        _fully_shard(module, mesh, config, memory, types, shared)
 
     def parameters(self) -> list[nn.Parameter]:
         """See `Lay.parameters`."""
@@ -173,12 +188,22 @@ class Shards:
 
     def clip(self, max_norm: float) -> Tensor:
         """See `Lay.clip`."""
-        return clip_spread(self.parameters(), max_norm)
+        return clip_parts(self.norm_parts(), max_norm) if self._experts else clip_spread(self.parameters(), max_norm)
+
+    def norm_parts(self) -> list[NormPart]:
+        """What the gradients' norm is of: experts lie on other ranks than the rest."""
+        if self._experts is None:
+            return [NormPart(self.parameters())]
+        rest = [parameter for parameter in self.parameters() if not self._experts.holds(parameter)]
+        return [NormPart(rest), NormPart(self._experts.parameters, [self._experts.group])]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Lay.weights`."""
         for name, parameter in zip(self._names, self.module.parameters(), strict=True):
-            yield name, whole_tensor(parameter.detach())
+            if self._experts and self._experts.holds(parameter):
+                yield name, self._experts.whole(parameter)
+            else:
+                yield name, whole_tensor(parameter.detach())
 
     @torch.no_grad()
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -186,22 +211,25 @@ class Shards:
         own = dict(zip(self._names, self.module.parameters(), strict=True))
         for name, tensor in weights:
             if name in own:
-                put_whole(own[name], tensor)
+                shared = self._experts is not None and self._experts.holds(own[name])
+                put_whole(own[name], self._experts.own(tensor) if self._experts and shared else tensor)
 
 
 def _fully_shard(
-    module: nn.Module, mesh: DeviceMesh, config: ShardingConfig, memory: MemoryConfig, types: Types
+    module: nn.Module, mesh: Mesh, config: ShardingConfig, memory: MemoryConfig, types: Types, shared: Shared
 ) -> None:
     reshard = False if config.policy == "shard_grad_op" else config.reshard_after_forward
     options: dict[str, Any] = {
-        "mesh": mesh,
         "mp_policy": MixedPrecisionPolicy(types.parameters, types.gradients),
         "offload_policy": CPUOffloadPolicy(pin_memory=memory.pin) if memory.sharded_offload else OffloadPolicy(),
     }
-    parts = units(module, config.min_parameters)
+    within = options | {"reshard_after_forward": True if reshard is None else reshard}
+    if shared.experts and shared.same_experts:
+        shared.experts.shard(shared.same_experts, mesh.copies.size, **within)
+    parts = [part for part in units(module, config.min_parameters) if not isinstance(part, FSDPModule)]
     for part in parts:
-        fully_shard(part, reshard_after_forward=True if reshard is None else reshard, **options)
-    fully_shard(module, reshard_after_forward=reshard, **options)
+        fully_shard(part, mesh=mesh.weights, **within)
+    fully_shard(module, mesh=mesh.weights, reshard_after_forward=reshard, **options)
     _prefetch(parts, config)
 
 
@@ -245,7 +273,7 @@ def clip_spread(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
     return norm
 
 
-class FlatShards:
+class FlatShards(OnePass):
     """FSDP: each unit's parameters are one flat tensor of which a rank holds a piece."""
 
     even = True

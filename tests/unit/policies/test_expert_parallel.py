@@ -87,7 +87,7 @@ def test_a_copy_has_experts_of_its_own(mixture_directory: Path, by_itself: Devic
 
 
 def test_a_model_without_experts_is_refused(policy_directory: Path, by_itself: DeviceMesh) -> None:
-    with pytest.raises(ConfigError, match="Qwen2ForCausalLM has no experts"):
+    with pytest.raises(ConfigError, match="has no experts"):
         split_experts(load_model(policy_directory), by_itself)
 
 

@@ -197,7 +197,8 @@ def stages(directory: Path, ranks: Ranks, virtual: int = 1, data: int = 1) -> To
         steps.step()
         steps.zero_grad()
     found = pipeline.measure(packed, lambda number: module(packed[number]).logprobs)
-    held = ((name, weight) for name, weight in module.named_parameters() if not pipeline.is_copy(weight))
+    head = "policy.lm_head.weight"
+    held = ((name, weight) for name, weight in module.named_parameters() if not (pipeline.has_copy and name == head))
     weights = {name.removeprefix("policy."): w for name, w in pipeline.stream((n, _full(w)) for n, w in held)}
     return told(losses, norms, weights) | {"logprobs": sums_of(found, every, alike)}
 

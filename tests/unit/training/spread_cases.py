@@ -18,6 +18,7 @@ from quintet.algorithms.objective import CriticObjective
 from quintet.config.native import CriticConfig, OptimizerConfig
 from quintet.config.native.learners import ActorConfig, MemoryConfig, ParallelConfig, ShardingConfig
 from quintet.policies.causal_lm import PolicyModule, ValueModel, load_model
+from quintet.training.lay import Lay
 from quintet.training.learner import ActorLearner, CriticLearner, Scorer
 from quintet.training.mesh import Mesh
 from quintet.training.packing import Budget
@@ -38,6 +39,7 @@ class Case:
     sharding: dict[str, Any] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
     parallel: dict[str, Any] = field(default_factory=dict)
+    megatron: dict[str, Any] | None = None
 
 
 CASES: dict[str, Case] = {
@@ -76,23 +78,46 @@ CASES: dict[str, Case] = {
 NARROW = {"parameter_dtype": "bfloat16", "reduce_dtype": "float64", "buffer_dtype": "float16"}
 LOOSE: dict[str, Case] = {
     "fsdp2 bfloat16": Case(sharding=NARROW),
+    "pipeline bfloat16": Case(sharding=NARROW, parallel={"pipeline": 2}),
     "fsdp bfloat16": Case("fsdp", NARROW),
     "no_shard float64": Case("fsdp", {"policy": "no_shard", "parameter_dtype": "float64"}),
 }
 """Other types, other numbers: near those of float32."""
 
 
-def shared(module: Any, mesh: Mesh, case: Case) -> Any:
-    """With layers and tokens shared out."""
-    share_out(module, mesh, ActorConfig(backend=case.backend, parallel=ParallelConfig(**case.parallel)))
-    return module
+STAGES: dict[str, Case] = {
+    "pipeline": Case(parallel={"pipeline": 2}),
+    "virtual pipeline": Case(parallel={"pipeline": 2, "virtual_pipeline": 2}),
+    "four ranks, pipeline": Case(parallel={"pipeline": 4}),
+    "four ranks, pipeline × data": Case(parallel={"pipeline": 2}),
+    "four ranks, pipeline × tensor": Case(parallel={"pipeline": 2, "tensor": 2}),
+    "four ranks, pipeline × ulysses": Case(parallel={"pipeline": 2, "ulysses": 2}),
+}
+"""Of a policy of five layers."""
+EXPERTS: dict[str, Case] = {
+    "experts": Case(parallel={"expert": 2}),
+    "experts, all to each": Case(
+        sharding={"min_parameters": 3000}, parallel={"expert": 2}, megatron={"moe_token_dispatcher_type": "allgather"}
+    ),
+    "four ranks, experts × data": Case(parallel={"expert": 2}),
+    "four ranks, experts × hybrid": Case(sharding={"group_size": 2}, parallel={"expert": 4}),
+    "four ranks, experts × pipeline": Case(parallel={"expert": 2, "pipeline": 2}),
+    "four ranks, experts × ulysses": Case(parallel={"expert": 4, "ulysses": 2}),
+}
+"""Of a mixture."""
+
+
+def laid(module: Any, mesh: Mesh, case: Case) -> Lay:
+    """With layers, experts and tokens shared out, and weights sharded."""
+    config = ActorConfig.model_validate({"backend": case.backend, "parallel": case.parallel, "megatron": case.megatron})
+    shared = share_out(module, mesh, config)
+    sharding, memory = ShardingConfig(**case.sharding), MemoryConfig(**case.memory)
+    return lay_out(module, case.backend, mesh, sharding, memory, shared=shared)
 
 
 def actor(directory: Path, mesh: Mesh, case: Case) -> ActorLearner:
     model = load_model(directory)
-    sharding = ShardingConfig(**case.sharding)
-    lay = lay_out(shared(PolicyModule(model), mesh, case), case.backend, mesh, sharding, MemoryConfig(**case.memory))
-    scale = LossScale.of(sharding)
+    lay, scale = laid(PolicyModule(model), mesh, case), LossScale.of(ShardingConfig(**case.sharding))
     return ActorLearner(model, LEARNING, budget=Budget(40), ranks=mesh.data, lay=lay, scale=scale)
 
 
@@ -100,8 +125,7 @@ def reference(model: PreTrainedModel, mesh: Mesh, case: Case) -> Scorer:
     with torch.no_grad():
         model.lm_head.weight.mul_(1.05)
     model.requires_grad_(requires_grad=False)
-    sharding = ShardingConfig(**case.sharding)
-    lay = lay_out(shared(PolicyModule(model), mesh, case), case.backend, mesh, sharding, MemoryConfig(**case.memory))
+    lay = laid(PolicyModule(model), mesh, case)
     return Scorer(model, budget=Budget(40), ranks=mesh.data, lay=lay)
 
 
@@ -109,8 +133,7 @@ def critic(directory: Path, mesh: Mesh, case: Case) -> CriticLearner:
     model = ValueModel(load_model(directory))
     with torch.no_grad():
         model.head.weight.copy_(0.2 * torch.randn(model.head.weight.shape, generator=torch.Generator().manual_seed(5)))
-    shared(model, mesh, case)
-    lay = lay_out(model, case.backend, mesh, ShardingConfig(**case.sharding), MemoryConfig(**case.memory))
+    lay = laid(model, mesh, case)
     return CriticLearner(model, LEARNING, budget=Budget(40), ranks=mesh.data, lay=lay)
 
 
@@ -176,7 +199,7 @@ def main(directory: Path, rank: int, size: int, meeting: Path, out: Path, names:
     ranks = Ranks.join(rank, size, meeting, timeout_seconds=60.0)
     told = {}
     for name in names:
-        case = {**CASES, **LOOSE}[name]
+        case = {**CASES, **LOOSE, **STAGES, **EXPERTS}[name]
         group = case.sharding.get("group_size")
         mesh = Mesh.over(ranks, ParallelConfig(**case.parallel), group)
         told[name] = tell(directory, mesh, case, out / f"{name}.safetensors" if rank == 0 else None)
