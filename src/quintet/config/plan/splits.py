@@ -23,8 +23,7 @@ WORDS = {
 }
 FOREIGN = {
     "megatron": {"ulysses": "fsdp and fsdp2"},
-    "fsdp": {"tensor": "fsdp2 and megatron", "pipeline": "megatron", "expert": "megatron"},
-    "fsdp2": {"pipeline": "megatron", "expert": "megatron"},
+    "fsdp": dict.fromkeys(("tensor", "pipeline", "expert"), "fsdp2 and megatron"),
 }
 """Ways to split that a backend doesn't have, and who has them."""
 
@@ -127,6 +126,11 @@ def _to_blame(sizes: Mapping[str, int], devices: int) -> str:
 
 def _layers(split: Split, shape: Shape) -> Iterator[Problem]:
     stages = split.pipeline * split.virtual_pipeline
+    if split.backend == "fsdp2":
+        if shape.layers < stages:
+            part = "pipeline" if shape.layers < split.pipeline else "virtual_pipeline"
+            yield part, f"{stages} parts are more than the {shape.layers} layers of the model"
+        return
     if shape.layers % split.pipeline and split.backend != "engine":
         yield "pipeline", f"it doesn't divide the {shape.layers} layers of the model"
     elif shape.layers % stages and split.backend != "engine":

@@ -134,12 +134,21 @@ def test_the_cpu_has_no_device(tmp_path: Path) -> None:
         ),
         (
             "Qwen2.5-7B",
-            ["actor.parallel.pipeline=2"],
+            ["actor.backend=fsdp", "actor.parallel.pipeline=2"],
             [
                 "actor.parallel.pipeline = 2",
-                "only megatron can split a model so",
-                "the backend is fsdp2",
+                "only fsdp2 and megatron can split a model so",
+                "the backend is fsdp",
                 "nearest: actor.parallel.pipeline=1",
+            ],
+        ),
+        (
+            "Qwen2.5-7B",
+            ["actor.parallel.pipeline=8", "actor.parallel.virtual_pipeline=4"],
+            [
+                "virtual_pipeline = 4",
+                "32 parts are more than the 28 layers",
+                "nearest: actor.parallel.virtual_pipeline=2",
             ],
         ),
         (
