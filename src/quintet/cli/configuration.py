@@ -10,7 +10,7 @@ from quintet.cli.opening import NATIVE, Opened, opened
 from quintet.config import Composed, load_experiment
 from quintet.config.dialects.dialect import DIALECTS
 from quintet.config.faults import Fault
-from quintet.config.waiting import refuse_waiting, waiting_faults
+from quintet.config.waiting import on_these_ranks, refuse_waiting, waiting_faults
 from quintet.errors import ConfigError, nearest
 
 __all__ = ["NATIVE", "Asked", "ask", "compose"]
@@ -45,6 +45,7 @@ def compose(
     if whole or given.dialect == NATIVE:
         composed = _asked(given, unknown).composed
         if not whole:
+            composed = on_these_ranks(composed)
             refuse_waiting(composed)
     else:
         from quintet.config.dialects.loading import load_given

@@ -6,7 +6,9 @@ import os
 
 from quintet.cli.choices import check_choices
 from quintet.cli.configuration import compose
+from quintet.cli.ranks import on_all_ranks
 from quintet.config import Composed
+from quintet.config.started import started
 from quintet.errors import ConfigError
 
 __all__ = ["run", "run_composed"]
@@ -23,7 +25,8 @@ def run_composed(composed: Composed) -> int:
     check_choices(composed)
     from quintet.tracking.run_directory import RunDirectory
 
-    RunDirectory.of(composed.experiment).create()
+    if started().rank == 0:
+        RunDirectory.of(composed.experiment).create()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from rich.console import Console
@@ -33,7 +36,7 @@ def run_composed(composed: Composed) -> int:
 
     logging.disable_progress_bar()
 
-    return fine_tune(composed, Console())
+    return on_all_ranks(composed, lambda conductor: fine_tune(composed, Console(), conductor))
 
 
 def _check(composed: Composed) -> None:

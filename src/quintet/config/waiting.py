@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -13,9 +13,13 @@ from quintet.config.compose import Composed, flatten
 from quintet.config.engines import unmet_faults
 from quintet.config.faults import Fault, raise_faults, source_of
 from quintet.config.keys import show
+from quintet.config.native import Experiment
 from quintet.config.native.section import Section
+from quintet.config.plan.values import told, with_value
+from quintet.config.spread import COUNTS, Spread, as_started, command, ready_keys, spreads
+from quintet.config.started import Started, started
 
-__all__ = ["Waiting", "refuse_waiting", "waiting", "waiting_faults"]
+__all__ = ["Waiting", "on_these_ranks", "refuse_waiting", "spread_faults", "waiting", "waiting_faults"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +52,53 @@ def waiting(section: Section, prefix: str = "") -> Iterator[Waiting]:
 
 
 def waiting_faults(composed: Composed) -> Iterator[Fault]:
-    """The same as they are told to people, with the place where each was asked for; and options of another engine."""
-    for each in waiting(composed.experiment):
+    """The same as they are told to people, with the place where each was asked for; options of another engine; and
+    where other than as many processes run as there are to be devices."""
+    config, here = composed.experiment, started()
+    ready = ready_keys(config, here)
+    for each in waiting(config):
+        if each.key in ready:
+            continue
         source = _source(each, composed)
         value = each.value.get("name", each.value) if isinstance(each.value, dict) else each.value
         message = f"{each.key} = {show(value)} ({source}): waits for {each.capability}"
         hint = f"leave it out, or set {each.key}={_word(each.instead)}"
+        if each.key in COUNTS:
+            hint += f"; or start it with {command(config, max(spread.devices for spread in spreads(config)))}"
         yield Fault(each.key, each.value, source, message, hint)
     yield from unmet_faults(composed)
+    yield from spread_faults(composed, here)
+
+
+def spread_faults(composed: Composed, here: Started) -> Iterator[Fault]:
+    """Devices that aren't as many as processes; of one process only where nothing else waits because of them."""
+    config = composed.experiment
+    for spread in spreads(config):
+        if spread.devices == here.size or (here.size == 1 and spread.keys[0] in COUNTS):
+            continue
+        key = next((key for key in reversed(spread.keys) if _source_of(composed, key) != "default"), spread.keys[0])
+        ran = "this is one process" if here.size == 1 else f"torchrun started {here.size} processes"
+        message = f"{told(composed, key)}: that spreads the learner over {spread.devices} devices, and {ran}"
+        yield Fault(key, spread.devices, _source_of(composed, key), message, f"start it with {_right(config, spread)}")
+
+
+def _right(config: Experiment, spread: Spread) -> str:
+    if spread.devices > 1:
+        return command(config, spread.devices)
+    return "no torchrun, as `quintet …`"
+
+
+def on_these_ranks(composed: Composed) -> Composed:
+    """The configuration with as many devices as there are processes, where nobody says how many there are to be."""
+    here, places = started(), dict(composed.provenance)
+    config = composed.experiment
+    for key, value in as_started(config, here, lambda key: _source_of(composed, key) != "default"):
+        config, places[key] = with_value(config, key, value), "torchrun"
+    return replace(composed, experiment=config, provenance=places)
+
+
+def _source_of(composed: Composed, key: str) -> str:
+    return source_of(key, composed.provenance)
 
 
 def _source(each: Waiting, composed: Composed) -> str:

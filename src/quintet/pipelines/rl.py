@@ -49,7 +49,7 @@ def train(composed: Composed, console: Console, conductor: Conductor | None = No
     Raises:
         UserError: what the user can mend, and `InterruptedRun` after a wish to stop was granted.
     """
-    composed = _after_fine_tuning(composed, console)
+    composed = _after_fine_tuning(composed, console, conductor)
     check = conductor.check if conductor else None
     with open_run(composed, console, conductor) as run, stop_on_signals(check) as stop, ExitStack() as opened:
         book = open_prompts(run, opened)
@@ -63,12 +63,12 @@ def train(composed: Composed, console: Console, conductor: Conductor | None = No
     return 0
 
 
-def _after_fine_tuning(composed: Composed, console: Console) -> Composed:
+def _after_fine_tuning(composed: Composed, console: Console, conductor: Conductor | None) -> Composed:
     """The run with the fine-tuned model to begin with, where it is to be fine-tuned first."""
     config = composed.experiment
     if config.sft is None or not config.sft.then_reinforce:
         return composed
-    path = start_from_sft(composed, console)
+    path = start_from_sft(composed, console, conductor)
     policy = config.policy.model_copy(update={"path": str(path), "preset": None})
     return replace(composed, experiment=config.model_copy(update={"policy": policy}))
 

@@ -28,6 +28,8 @@ from quintet.training.saving import Write
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from quintet.runtime.conducting import Conductor
+
 __all__ = ["fine_tune", "imitate", "start_from_sft"]
 
 VOCABULARY_ROWS = 2000
@@ -56,8 +58,9 @@ class Progressing:
         return {name: getattr(self, name) for name in ("before", "latest", "best", "best_step")}
 
 
-def fine_tune(composed: Composed, console: Console) -> int:
-    """Read or solve, learn, merge, store, and play where there is a world; gives the exit status.
+def fine_tune(composed: Composed, console: Console, conductor: Conductor | None = None) -> int:
+    """Read or solve, learn, merge, store, and play where there is a world; gives the exit status. Through a
+    `conductor` other ranks take part.
 
     Raises:
         UserError: what the user can mend, and `InterruptedRun` after a wish to stop was granted.
@@ -65,7 +68,8 @@ def fine_tune(composed: Composed, console: Console) -> int:
     config = composed.experiment
     sft_of(config)
     remote(config)
-    with open_run(composed, console) as run, stop_on_signals() as stop:
+    check = conductor.check if conductor else None
+    with open_run(composed, console, conductor) as run, stop_on_signals(check) as stop:
         if run.checkpoint and _is_finished(run):
             run.progress.note(f"{run.directory.path} is finished: {run.checkpoint.step} steps. Nothing to do.")
             return 0
@@ -75,7 +79,7 @@ def fine_tune(composed: Composed, console: Console) -> int:
     return 0
 
 
-def start_from_sft(composed: Composed, console: Console) -> Path:
+def start_from_sft(composed: Composed, console: Console, conductor: Conductor | None = None) -> Path:
     """The model that reinforcement learning begins with where `sft.then_reinforce` asks for it: that of the
     fine-tuning stage, which is run first, in the directory `sft` of the run's own, unless its model is there.
 
@@ -98,7 +102,7 @@ def start_from_sft(composed: Composed, console: Console) -> Path:
         told = "reinforcement learning needs a whole model to begin with"
         raise ConfigError(told, key="sft.merge", value=False, hint="sft.merge=true")
     if not (model / "config.json").is_file():
-        fine_tune(replace(composed, experiment=stage), console)
+        fine_tune(replace(composed, experiment=stage), console, conductor)
     return model
 
 
@@ -175,7 +179,7 @@ def _store(run: Run, stage: Stage, reached: Progressing, step: int) -> None:
     best = reached.best_at if reached.best_step != step else None
 
     def copy(place: Path) -> Write:
-        files = stage.copies(place)
+        files = stage.save(place)
 
         def write(directory: Path) -> None:
             files(directory)
@@ -220,7 +224,7 @@ def _begin(run: Run) -> tuple[Stage, Lessons]:
     if not made and not data.validation_files:
         run.progress.note("no data.validation_files: val/loss is measured on the rows that are learnt")
     lessons = open_lessons(config, tokenizer, train, held_out, run.progress)
-    stage = build_stage(config, base, tokenizer)
+    stage = build_stage(config, base, tokenizer, run.conductor)
     if run.checkpoint:
         stage.load(run.checkpoint)
         run.progress.note(f"going on from {run.checkpoint.directory}")

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from quintet.algorithms.objective import Imitation
 from quintet.config.native import Experiment, OptimizerConfig, SftConfig
 from quintet.data.conversations import Conversations
 from quintet.errors import ConfigError
-from quintet.policies.adapters import ADAPTER_DIRECTORY, add_lora, load_adapters, merged_weights, save_adapters
-from quintet.policies.causal_lm import load_model, load_tokenizer, recompute_activations
+from quintet.policies.adapters import ADAPTER_DIRECTORY, save_adapters
+from quintet.policies.causal_lm import load_tokenizer
 from quintet.records import Batch
-from quintet.rollout.agent_loop import derive_seed
-from quintet.runtime.memory import keep_freed_memory
-from quintet.runtime.storing import ACTOR, HF, Storing, contents_to_load, link_as_verl, restore_actor
+from quintet.runtime.conducting import ConductedLearners, Conductor
+from quintet.runtime.learners import Learners
+from quintet.runtime.storing import HF, contents_to_load
+from quintet.runtime.tuning import open_tuned
 from quintet.training.checkpoint import Checkpoint
-from quintet.training.hf_directory import files_of, put_files
-from quintet.training.learner import ActorLearner
-from quintet.training.learner_files import copy_learner
+from quintet.training.handles import Actor
+from quintet.training.hf_directory import HfDirectory, files_of, put_files
 from quintet.training.optimizer import learning_rate, weight_decay
-from quintet.training.packing import Budget
 from quintet.training.saving import Write
 
 __all__ = ["Stage", "build_stage", "schedule", "sft_of", "sft_tokenizer"]
-
-LIGER = "liger_kernel"
 
 
 def sft_of(config: Experiment) -> SftConfig:
@@ -70,13 +63,16 @@ class Stage:
 
     config: Experiment
     tokenizer: Any
-    actor: ActorLearner
+    learners: Learners | ConductedLearners
     base: Path
     """The model that it began with."""
-    storing: Storing = field(default_factory=Storing)
-    """Memory for copies of it, of which checkpoints are written."""
     _words: dict[str, bytes] = field(default_factory=dict)
     """The tokenizer's files."""
+
+    @property
+    def actor(self) -> Actor:
+        """What is trained."""
+        return self.learners.actor
 
     @property
     def has_lora(self) -> bool:
@@ -106,32 +102,26 @@ class Stage:
 
     def save_model(self, directory: Path) -> None:
         """Write model and tokenizer as `transformers` reads them, adapters merged."""
-        weights = merged_weights(self.actor.model) if self.has_lora else None
-        self.actor.model.save_pretrained(directory, state_dict=weights)
+        weights = {name: tensor.detach().cpu() for name, tensor in self.actor.weights()}
+        HfDirectory.of(self.actor.model).write(directory.parent, directory.name, weights)
         self.tokenizer.save_pretrained(directory)
 
     def save_adapters(self, directory: Path) -> None:
         """Write adapters and tokenizer."""
-        save_adapters(self.actor.model, directory, self.base.absolute())
+        save_adapters(self.actor.model, directory, self.base.absolute(), self.actor.adapters())
         self.tokenizer.save_pretrained(directory)
 
-    def copies(self, directory: Path) -> Write:
-        """A checkpoint's files as they are now: `hf/`, the optimizer's moments and, with LoRA, the adapters by
-        themselves; what writes them."""
-        contents = self.config.checkpoint.contents
-        asked = set(contents) - ({"model"} if self.has_lora else set())
-        held = copy_learner(self.actor, ACTOR, asked, self.storing.memory)
-        model = self.storing.model(self.actor, held)
+    def save(self, directory: Path) -> Write:
+        """Take copies of `hf/`, the optimizer's moments and, with LoRA, the adapters by themselves; gives what writes
+        them into a checkpoint, which is made in that directory."""
+        files = self.learners.save(directory)
         self._words = self._words or files_of(self.tokenizer.save_pretrained)
-        words = self._words
-        adapters = files_of(self.save_adapters) if self.has_lora and "model" in contents else {}
+        words, apart = self._words, self.has_lora and "model" in self.config.checkpoint.contents
 
-        def write(directory: Path) -> None:
-            held.write(directory, model(directory))
-            put_files(directory / HF, words)
-            put_files(directory / ADAPTER_DIRECTORY, adapters)
-            if "hf_model" in contents:
-                link_as_verl(directory)
+        def write(place: Path) -> None:
+            files(place)
+            for name in (HF, ADAPTER_DIRECTORY) if apart else (HF,):
+                put_files(place / name, words)
 
         return write
 
@@ -139,37 +129,19 @@ class Stage:
         """Take up what a checkpoint holds, as far as `checkpoint.load_contents` asks for it: with LoRA the adapters
         alone, since merged weights are rounded."""
         contents = contents_to_load(checkpoint, self.config.checkpoint.load_contents)
-        asked = set(contents) - ({"model", "hf_model"} if self.has_lora else set())
-        if self.has_lora and "model" in contents:
-            load_adapters(self.actor.model, checkpoint.directory / ADAPTER_DIRECTORY)
-        restore_actor(self.actor, checkpoint.directory, asked)
+        self.learners.load(checkpoint.directory, contents, {})
 
 
-def build_stage(config: Experiment, base: Path, tokenizer: Any) -> Stage:
-    """The learner around the model at `base`.
+def build_stage(config: Experiment, base: Path, tokenizer: Any, conductor: Conductor | None = None) -> Stage:
+    """The learner around the model at `base`; a `conductor` has it on all its ranks.
 
     Raises:
         MachineError: the directory isn't a model.
         ConfigError: the tokenizer has more tokens than the model, LoRA doesn't fit, or Liger isn't there.
     """
-    sft = sft_of(config)
-    keep_freed_memory()
-    torch.set_num_threads(config.training.threads or torch.get_num_threads())
-    model = load_model(base, trust_remote_code=config.policy.trust_remote_code, overrides=config.policy.overrides)
-    _fits(config, tokenizer, model.config.vocab_size)
-    if sft.lora is not None:
-        add_lora(model, sft.lora, seed=derive_seed(config.seed, "adapters"), key="sft.lora")
-    if sft.gradient_checkpointing:
-        _recompute(model)
-    if sft.liger:
-        _use_liger(model)
-    budget = (
-        Budget(config.training.micro_batch_tokens)
-        if sft.sequences_per_pass is None
-        else Budget(sequences=sft.sequences_per_pass)
-    )
-    dtype = torch.bfloat16 if config.policy.dtype == "bfloat16" else torch.float32
-    return Stage(config, tokenizer, ActorLearner(model, sft.optimizer, budget=budget, dtype=dtype), base)
+    learners = conductor.open(base, tuned=True) if conductor else open_tuned(config, base)
+    _fits(config, tokenizer, learners.actor.model.config.vocab_size)
+    return Stage(config, tokenizer, learners, base)
 
 
 def _fits(config: Experiment, tokenizer: Any, vocabulary: int) -> None:
@@ -177,30 +149,3 @@ def _fits(config: Experiment, tokenizer: Any, vocabulary: int) -> None:
         told = f"the tokenizer has {len(tokenizer)} tokens, the model knows {vocabulary}"
         hint = "take the model's own tokenizer: policy.tokenizer=null"
         raise ConfigError(told, key="policy.tokenizer", value=config.policy.tokenizer, hint=hint)
-
-
-def _recompute(model: Any) -> None:
-    try:
-        recompute_activations(model)
-    except ConfigError as error:
-        raise ConfigError(
-            error.message, key="sft.gradient_checkpointing", value=True, hint="set it to false"
-        ) from error
-
-
-def _use_liger(model: Any) -> None:
-    """Put Liger's fused kernels into the model; the loss stays ours.
-
-    Raises:
-        ConfigError: the package isn't installed, or the model isn't on a GPU, for which its kernels are written.
-    """
-    if importlib.util.find_spec(LIGER) is None:
-        hint = "pip install liger-kernel, or sft.liger=false"
-        raise ConfigError(
-            "sft.liger = true needs liger-kernel, not installed here", key="sft.liger", value=True, hint=hint
-        )
-    if not next(model.parameters()).is_cuda:
-        told = "sft.liger = true: Liger's kernels run on a GPU, and this model is on the CPU"
-        raise ConfigError(told, key="sft.liger", value=True, hint="set it to false")
-    kernels: Any = importlib.import_module(f"{LIGER}.transformers")
-    kernels._apply_liger_kernel_to_instance(model=model, fused_linear_cross_entropy=False, cross_entropy=False)

@@ -32,6 +32,7 @@ METHODS = frozenset(
         "divergence",
         "values",
         "weights",
+        "adapters",
         "save",
         "load",
         "stop",

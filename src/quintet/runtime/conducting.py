@@ -86,9 +86,9 @@ class Conductor:
         """Those of this rank."""
         return self._performer.learners
 
-    def open(self, policy: Path) -> ConductedLearners:
-        """On all ranks, the actor of the policy at that directory."""
-        self.call("open", policy=str(policy.absolute()))
+    def open(self, policy: Path, *, tuned: bool = False) -> ConductedLearners:
+        """On all ranks, the actor of the policy at that directory; `tuned` is that of supervised fine-tuning."""
+        self.call("open", policy=str(policy.absolute()), tuned=tuned)
         return ConductedLearners(self, self.learners.actor)
 
     def stop(self) -> None:
@@ -239,8 +239,16 @@ class ConductedActor:
         return found
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Learner.weights`. They are gathered to the last also where nobody takes them."""
-        gathered = self._conductor.call("weights", of=self._name)
+        """See `Learner.weights`."""
+        return self._gathered("weights")
+
+    def adapters(self) -> Iterator[tuple[str, Tensor]]:
+        """See `ActorLearner.adapters`."""
+        return self._gathered("adapters")
+
+    def _gathered(self, method: str) -> Iterator[tuple[str, Tensor]]:
+        """Tensors one after the other, gathered to the last also where nobody takes them."""
+        gathered = self._conductor.call(method, of=self._name)
         try:
             with self._conductor.noticing():
                 for each in gathered:  # noqa: UP028  `yield from` would close it with this one

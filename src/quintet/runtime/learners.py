@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quintet.config.native import Experiment, OptimizerConfig
+from quintet.config.native import Experiment, OptimizerConfig, SftConfig
 from quintet.errors import ConfigError
 from quintet.policies.adapters import add_lora, has_lora, merge
 from quintet.policies.causal_lm import PolicyModule, ValueModel, load_model, recompute_activations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from quintet.config.native.learners import LearnerConfig
 
-__all__ = ["Learners", "open_actor", "open_critic", "open_reference"]
+__all__ = ["Learners", "open_actor", "open_critic", "open_reference", "open_tuned_actor"]
 
 ALONE = Ranks()
 LEARNERS = ("actor", "critic", "reference")
@@ -89,6 +89,21 @@ def open_actor(
         inference_budget=Budget.of(config.actor.inference_budget, config.training),
         dtype=_dtype(config, config.actor),
         temperature=temperature,
+        ranks=mesh.data,
+        lay=_lay(config, config.actor, PolicyModule(model), mesh),
+        scale=LossScale.of(config.actor.sharding),
+    )
+
+
+def open_tuned_actor(config: Experiment, sft: SftConfig, model: PreTrainedModel, ranks: Ranks = ALONE) -> ActorLearner:
+    """What fine-tunes that model, over the ranks as the actor is."""
+    mesh = _spread(config.actor, ranks)
+    passes = sft.sequences_per_pass
+    return ActorLearner(
+        model,
+        sft.optimizer,
+        budget=Budget(config.training.micro_batch_tokens) if passes is None else Budget(sequences=passes),
+        dtype=_dtype(config, config.actor),
         ranks=mesh.data,
         lay=_lay(config, config.actor, PolicyModule(model), mesh),
         scale=LossScale.of(config.actor.sharding),
@@ -163,6 +178,8 @@ class Learners:
     storing: Storing = field(default_factory=Storing)
     """Memory for copies of them, of which checkpoints are written."""
     parts: PartSaver | None = None
+    tuned: bool = False
+    """They are those of supervised fine-tuning, which has neither critic nor reference."""
 
     @classmethod
     def open(cls, config: Experiment, policy: Path, ranks: Ranks = ALONE) -> Learners:

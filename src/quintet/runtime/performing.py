@@ -15,6 +15,7 @@ from quintet.config.native import Experiment, OptimizerConfig
 from quintet.records import Batch
 from quintet.runtime.calls import Call
 from quintet.runtime.learners import Learners
+from quintet.runtime.tuning import open_tuned
 from quintet.training.learner import ActorLearner, CriticLearner, Scorer
 from quintet.training.ranks import Ranks
 
@@ -62,6 +63,7 @@ class Performer:
             "divergence": self._divergence,
             "values": lambda call: self._critic().values(_batch(call)),
             "weights": lambda call: self._actor(call).weights(),
+            "adapters": lambda call: self._actor(call).adapters(),
             "save": lambda call: self.learners.save(Path(call.arguments["directory"])),
             "load": self._load,
         }
@@ -69,7 +71,8 @@ class Performer:
 
     def _open(self, call: Call) -> None:
         self._practice = None
-        self._learners = Learners.open(self._config, Path(call.arguments["policy"]), self._ranks)
+        opened = open_tuned if call.arguments["tuned"] else Learners.open
+        self._learners = opened(self._config, Path(call.arguments["policy"]), self._ranks)
 
     def _load(self, call: Call) -> None:
         given = call.arguments

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quintet.errors import ConfigError, MachineError
-from quintet.policies.adapters import ADAPTER_DIRECTORY, has_lora, save_adapters
+from quintet.policies.adapters import ADAPTER_DIRECTORY, has_lora, read_adapters, save_adapters
 from quintet.policies.causal_lm import load_model
 from quintet.training.checkpoint import Checkpoint
 from quintet.training.hf_directory import HfDirectory, files_of, put_files
@@ -48,14 +48,17 @@ class Storing:
         """Everything of the learners that a checkpoint is to hold, as it is now; gives what writes it. Every rank
         calls it."""
         ranks, contents = learners.ranks, learners.experiment.checkpoint.contents
-        actor = copy_learner(learners.actor, ACTOR, contents, self.memory, ranks)
+        # what a fine-tuned model was before its adapters lies where it came from
+        apart = learners.tuned and has_lora(learners.actor.model)
+        own = [content for content in contents if content != MODEL or not apart]
+        actor = copy_learner(learners.actor, ACTOR, own, self.memory, ranks)
         held = [actor]
         if learners.critic is not None:
             held.append(copy_learner(learners.critic, CRITIC, contents, self.memory, ranks))
         if MODEL in contents and learners.reference is not None and learners.experiment.reference.path is None:
             held.append(copy_tensors({str(MODEL): _kept(learners.reference)}, REFERENCE, self.memory, ranks))
         model = self.model(learners.actor, actor, ranks)
-        adapters = _adapter_files(learners)
+        adapters = _adapter_files(learners) if MODEL in contents or not apart else {}
 
         def write(directory: Path) -> None:
             there = model(directory)
@@ -135,6 +138,9 @@ def restore(learners: Learners, directory: Path, contents: Collection[str]) -> N
         MachineError: it isn't there, or it is that of another model.
     """
     config = learners.experiment
+    if learners.tuned:
+        _restore_tuned(learners.actor, directory, contents)
+        return
     restore_actor(learners.actor, directory, contents, trust_remote_code=config.policy.trust_remote_code)
     if config.needs_critic:
         restore_learner(learners.grow_critic(), directory, CRITIC, contents)
@@ -142,6 +148,16 @@ def restore(learners: Learners, directory: Path, contents: Collection[str]) -> N
         reference, stored = learners.keep_reference(), Stored.at(directory, f"{REFERENCE}/{MODEL}")
         if stored is not None and MODEL in contents:
             _put_back(reference, stored)
+
+
+def _restore_tuned(actor: ActorLearner, directory: Path, contents: Collection[str]) -> None:
+    """With LoRA the adapters alone, since merged weights are rounded."""
+    if not has_lora(actor.model):
+        restore_actor(actor, directory, contents)
+        return
+    if MODEL in contents:
+        actor.lay.load(read_adapters(actor.lay.weights(), directory / ADAPTER_DIRECTORY))
+    restore_learner(actor, directory, ACTOR, [content for content in contents if content != MODEL])
 
 
 def _put_back(reference: Scorer, stored: Stored) -> None:

@@ -76,6 +76,10 @@ class Actor(Protocol):
         """See `Learner.weights`."""
         ...
 
+    def adapters(self) -> Iterator[tuple[str, Tensor]]:
+        """See `ActorLearner.adapters`."""
+        ...
+
 
 class Critic(Protocol):
     """What trains the critic; see `CriticLearner`."""

@@ -21,10 +21,11 @@ from quintet.config import load_experiment
 from quintet.config.native import SftConfig
 from quintet.data.conversations import Conversation, ConversationFormat, Conversations
 from quintet.errors import ConfigError, InterruptedRun, MachineError
-from quintet.pipelines import sft, sft_data, sft_stage
+from quintet.pipelines import sft, sft_data
 from quintet.pipelines.sft_data import files, open_lessons
 from quintet.pipelines.sft_stage import Stage, build_stage, schedule
 from quintet.policies.causal_lm import load_tokenizer
+from quintet.runtime import tuning
 from quintet.tracking.progress import NullProgress
 from quintet.training.optimizer import learning_rate
 
@@ -339,12 +340,12 @@ def test_liger_is_put_into_a_model_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatc
     module._apply_liger_kernel_to_instance = lambda **words: given.append(words)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "liger_kernel", package)
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", module)
-    monkeypatch.setattr(sft_stage.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(tuning.importlib.util, "find_spec", lambda name: object())
     with pytest.raises(ConfigError, match="on the CPU"):
-        sft_stage._use_liger(Model())
+        tuning._use_liger(Model())
     Parameter.is_cuda = True
     model = Model()
-    sft_stage._use_liger(model)
+    tuning._use_liger(model)
     assert given == [{"model": model, "fused_linear_cross_entropy": False, "cross_entropy": False}]
 
 

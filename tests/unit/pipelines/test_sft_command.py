@@ -15,7 +15,7 @@ from quintet.errors import UserError
     [
         (["training.steps=3"], ["no section `sft`", "rl_or_sft=sft"]),
         (["sft.epochs=3"], ["nothing to learn from", "data.train_files"]),
-        (["sft.devices=2", "sft.games={}"], ["sft.devices", "sharded"]),
+        (["sft.devices=2", "sft.games={}"], ["sft.devices", "torchrun --nproc-per-node 2"]),
         (["sft.path=/nowhere", "sft.games={}"], ["sft.path", "/nowhere"]),
         (["sft.lora.path=/nowhere", "sft.games={}"], ["sft.lora.path", "/nowhere"]),
         (["sft.batch=1", "data.train_files=[nowhere.jsonl]"], ["nowhere.jsonl"]),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
@@ -23,7 +24,10 @@ from quintet.config.faults import Fault, describe_faults, raise_faults, source_o
 from quintet.config.keys import show
 from quintet.config.native import Experiment
 from quintet.config.plan import plan
-from quintet.config.waiting import Waiting, waiting
+from quintet.config.plan.values import with_value
+from quintet.config.spread import as_started, ready_keys
+from quintet.config.started import started
+from quintet.config.waiting import Waiting, spread_faults, waiting
 
 __all__ = ["Converted", "convert", "load_foreign", "load_given", "written_over_reference"]
 
@@ -65,7 +69,7 @@ def load_given(given: Given, dialect: Dialect, *, unknown: Unknown = "refuse") -
         MachineError: a file is missing or can't be read.
     """
     found = convert(given, dialect, unknown=unknown, to_run=True)
-    raise_faults(found.waits)
+    raise_faults([*found.waits, *spread_faults(_with(found), started())])
     tree = found.composed.experiment.model_dump()
     for key, value in found.replaced.items():
         _set(tree, key, value)
@@ -74,6 +78,14 @@ def load_given(given: Given, dialect: Dialect, *, unknown: Unknown = "refuse") -
     ready = Composed(experiment, provenance, (*found.composed.remarks, *found.remarks))
     plan(ready)
     return ready
+
+
+def _with(found: Converted) -> Composed:
+    """What a run has in place of what nobody asked for."""
+    config = found.composed.experiment
+    for key, value in found.replaced.items():
+        config = with_value(config, key, value)
+    return replace(found.composed, experiment=config)
 
 
 def convert(given: Given, dialect: Dialect, *, unknown: Unknown = "refuse", to_run: bool = False) -> Converted:
@@ -124,10 +136,15 @@ def _natively(written: Written, dialect: Dialect) -> Native:
 
 def _what_waits(done: Composed, native: Native, written: Written, dialect: Dialect) -> Converted:
     """What was asked for and can't be done, told by the keys that asked for it; and what nobody asked for."""
-    faults = {fault.key: fault for fault in pending_keys(written, dialect)}
+    here = started()
+    ready = ready_keys(done.experiment, here)
+    pending = (fault for fault in pending_keys(written, dialect) if not _is_ready(fault.key, dialect, ready))
+    faults = {fault.key: fault for fault in pending}
     replaced: dict[str, Any] = {}
     remarks = []
     for each in waiting(done.experiment):
+        if each.key in ready:
+            continue
         origins = native.origins_of(each.key)
         asked = [origin for origin in origins if native.values.given(origin)]
         if not origins or asked:
@@ -137,6 +154,9 @@ def _what_waits(done: Composed, native: Native, written: Written, dialect: Diale
             replaced[each.key] = each.instead
             told = ", ".join(f"{origin} = {show(native.values[origin])}" for origin in origins)
             remarks.append(f"nobody set it, and the reference's {told} waits for {each.capability}")
+    for key, value in as_started(done.experiment, here, partial(_is_asked, native)):
+        replaced[key] = value
+        remarks.append(f"nobody set it, and the learner has {key} = {value}, as many as processes were started")
     engines = engine_shortfall(done.experiment, native)
     faults |= engines.faults
     replaced |= engines.replaced
@@ -145,6 +165,16 @@ def _what_waits(done: Composed, native: Native, written: Written, dialect: Diale
         if not any(told.split(" = ")[0] in native.origins_of(key) for key in native.origins):
             remarks.append(f"nobody set it, and the reference's {told}")
     return Converted(done, tuple(faults.values()), replaced, tuple(dict.fromkeys(remarks)))
+
+
+def _is_ready(key: str, dialect: Dialect, ready: Collection[str]) -> bool:
+    """Whether what a key feeds doesn't wait on the ranks that were started."""
+    row = dialect.rows().get(key) or dialect.rows().get(dialect.documented(key))
+    return row is not None and bool(row.native) and set(row.native) <= set(ready)
+
+
+def _is_asked(native: Native, key: str) -> bool:
+    return any(map(native.values.given, native.origins_of(key)))
 
 
 def _fault(each: Waiting, asked: Sequence[str], values: Values) -> Fault:

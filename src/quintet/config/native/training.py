@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from quintet.config.capability import Capability, Waits
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.native.policy import LoraConfig
 from quintet.config.native.section import Count, Section, Share, Texts
@@ -94,8 +93,8 @@ class SftConfig(Section):
     names is replaced. null puts them into the run's directory, as `model` and `lora_adapter`."""
     remote_dir: str | None = None
     """Where those are copied to when the run ends: any address that fsspec knows, such as `hdfs://…` or `s3://…`."""
-    devices: Annotated[PositiveInt, Waits(Capability.SHARDING)] = 1
-    """Devices of this stage."""
+    devices: PositiveInt = 1
+    """Devices of this stage, each with a process that torchrun starts; by itself as many as it started."""
     epochs: PositiveInt = 1
     """Passes over the data."""
     batch: PositiveInt = 256
