@@ -99,8 +99,10 @@ def _kept(reference: Scorer) -> dict[str, Tensor]:
 
 def _adapter_files(learners: Learners) -> dict[str, bytes]:
     """As peft stores adapters; small, so that they are made at once."""
+    if not has_lora(learners.actor.model):
+        return {}
     adapters = dict(learners.actor.adapters())
-    if not adapters or learners.ranks.rank:
+    if learners.ranks.rank:
         return {}
     return files_of(lambda place: save_adapters(learners.actor.model, place, learners.policy, adapters.items()))
 
