@@ -220,8 +220,8 @@ def split_experts(
 
     `mesh` is the 1-D mesh of the ranks that share them out; each of them holds the whole model before, and has tokens
     of its own after. Names of parameters stay. With `alltoall` a token goes to its own experts alone; with `allgather`
-    every token goes to all ranks, which is quicker where it has nearly as many experts as there are ranks. `component` is
-    whose configuration it is.
+    every token goes to all ranks, which is quicker where it has nearly as many experts as there are ranks. The
+    configuration is that of `component`.
 
     Raises:
         ConfigError: the model has no experts of the fused kind, or not a multiple of the ranks.
