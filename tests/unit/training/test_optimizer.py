@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,7 @@ def test_muons_momentum_survives_a_round_trip(policy_directory: Path) -> None:
     batch = ragged_batch()
     first = actors[0].update(batch, Imitation(), "token-mean", 1e-2)["sft/loss"]
     actors[1].lay.load(dict(actors[0].weights()).items())
-    actors[1].optimizer.load_state_dict(actors[0].optimizer.state_dict())
+    actors[1].optimizer.load_state_dict(copy.deepcopy(actors[0].optimizer.state_dict()))
     assert any("momentum_buffer" in fields for fields in actors[0].optimizer.state.values())
     losses = [actor.update(batch, Imitation(), "token-mean", 1e-2)["sft/loss"] for actor in actors]
     assert losses[0] == losses[1] < first
