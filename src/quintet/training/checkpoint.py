@@ -26,6 +26,7 @@ __all__ = [
     "LATEST",
     "MANIFEST",
     "NAME",
+    "STAGING",
     "Checkpoint",
     "complete",
     "fault",
