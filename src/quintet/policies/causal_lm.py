@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from quintet.errors import ConfigError, MachineError, nearest
 from quintet.policies.adapters import head_weight
 from quintet.policies.attention import Layout, MovableLayout, PackedLayout, register_attention
+from quintet.policies.training_decoder import training_states
 from quintet.policies.vocabulary_parallel import measures_of_shards, shared_linear
 
 if TYPE_CHECKING:
@@ -201,6 +202,8 @@ def _exists(directory: str | Path) -> None:
 
 def hidden_states(body: nn.Module, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
     """Last hidden state of each token from a decoder without its head, [P] to [P, hidden]."""
+    if (found := training_states(body, tokens, positions, layout)) is not None:
+        return found
     out = body(
         input_ids=tokens[None], position_ids=positions[None], attention_mask=None, use_cache=False, layout=layout
     )
