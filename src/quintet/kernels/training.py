@@ -7,6 +7,7 @@ type in which matrices are multiplied; states between layers are float32.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -114,12 +115,10 @@ class TrainingKernels:
         self._call("gate_backward", *out.shape, both, grad, found, out)
         return found, out
 
-    def measure(self, logits: Tensor, temperature: float, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def measure(self, logits: Tensor, temperature: float, targets: Tensor, out: Sequence[Tensor]) -> None:
         """Of T `logits` [m, vocabulary] over `temperature`: the targets' log-probs, entropies, the logarithms of what
-        softmax divides by, and the sums of squared probabilities, float32 [m] each."""
-        found = torch.empty(4, len(logits))
-        self._call("measure_forward", *logits.shape, logits, 1.0 / temperature, targets, *found)
-        return found[0], found[1], found[2], found[3]
+        softmax divides by, and the sums of squared probabilities, into float32 [m] each."""
+        self._call("measure_forward", *logits.shape, logits, 1.0 / temperature, targets, *out)
 
     def measure_back(
         self,

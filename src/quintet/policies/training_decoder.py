@@ -194,7 +194,9 @@ def _is_known(body: Any) -> bool:
     layers = body.layers
     if not len(layers) or body.config.get_text_config().hidden_act != "silu":
         return False
-    return all(_is_plain_layer(layer) for layer in layers) and not any(_is_changed(x) for x in body.modules())
+    if any(_is_changed(module) for module in body.modules()) or not _is_plain(body.embed_tokens.weight):
+        return False
+    return all(_is_plain_layer(layer) for layer in layers) and _is_plain(body.norm.weight)
 
 
 def _is_plain_layer(layer: Any) -> bool:
@@ -209,6 +211,8 @@ def _is_plain_layer(layer: Any) -> bool:
     if any(module.bias is not None for module in outputs) or len({module.bias is None for module in inputs}) > 1:
         return False
     dropped = attention.training and getattr(attention, "attention_dropout", 0.0)
+    if not all(_is_plain(weight) for weight in _weights_of(layer)):
+        return False
     turned = getattr(attention.config, "rope_parameters", None) or {}
     if dropped or turned.get("partial_rotary_factor", 1.0) != 1.0:
         return False
@@ -216,12 +220,12 @@ def _is_plain_layer(layer: Any) -> bool:
 
 
 def _is_changed(module: nn.Module) -> bool:
-    """Whether somebody hooked into a module, gave it another forward pass, or keeps its weights in another way."""
+    """Whether somebody hooked into a module, or gave it another forward pass."""
     hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    if hooked or "forward" in vars(module) or module._compiled_call_impl is not None:
-        return True
-    return any(
-        type(weight) not in (nn.Parameter, Tensor) or weight.dtype is not torch.float32 or not weight.is_contiguous()
-        for weight in module._parameters.values()
-        if weight is not None
-    )
+    return bool(hooked) or "forward" in vars(module) or module._compiled_call_impl is not None
+
+
+def _is_plain(weight: Tensor) -> bool:
+    """Whether all of it lies here, in float32."""
+    kind = type(weight) in (nn.Parameter, Tensor) and weight.dtype is torch.float32
+    return kind and weight.device.type == "cpu" and weight.is_contiguous()
