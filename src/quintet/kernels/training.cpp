@@ -339,14 +339,14 @@ struct Backward {
     }
 
     // Put the gradients of some places of the panel where they belong, and begin anew there.
-    void give(Panel& panel, Span span, index_t at, float* key, float* value, index_t stride) const {
+    void give(Panel& panel, Span span, index_t at, float* key, float* value, index_t stride, bool add) const {
         for (index_t t = 0; t < span.length; ++t)
             for (index_t d = 0; d < shape.dim; d += LANES) {
                 float *from = panel.key_grads.data() + (at + t) * shape.dim + d,
                       *other = panel.value_grads.data() + (at + t) * shape.dim + d;
                 float *to = key + (span.start + t) * stride + d, *too = value + (span.start + t) * stride + d;
-                store(load(to) + load(from), to);
-                store(load(too) + load(other), too);
+                store(add ? load(to) + load(from) : load(from), to);
+                store(add ? load(too) + load(other) : load(other), too);
                 store(lanes{}, from);
                 store(lanes{}, other);
             }
@@ -365,15 +365,14 @@ struct Backward {
         for (index_t b = cluster.from; b < cluster.to; ++b) {
             panel.put(shape.branches[b], panel.base, key, value, width, true);
             row(panel, own, shape.branches[b], panel.base, kv_head);
-            give(panel, shape.branches[b], panel.base, by_key, by_value, width);
+            give(panel, shape.branches[b], panel.base, by_key, by_value, width, false);
         }
-        give(panel, cluster.stem, up(panel.prefix, LANES), by_key, by_value, width);
+        give(panel, cluster.stem, up(panel.prefix, LANES), by_key, by_value, width, false);
         float* mine = shared + kv_head * shape.prefix * dim;
-        give(panel, {0, panel.prefix}, 0, mine, mine + shape.kv_heads * shape.prefix * dim, dim);
+        give(panel, {0, panel.prefix}, 0, mine, mine + shape.kv_heads * shape.prefix * dim, dim, true);
     }
 };
 
-// `found` must hold zeros at keys and values.
 template <class T>
 void attend_backward(const Backward<T>& pass) {
     const auto& shape = pass.shape;

@@ -68,7 +68,7 @@ class TrainingKernels:
         self, words: Tensor, scale: float, states: Tensor, out: Tensor, sums: Tensor, grad: Tensor
     ) -> Tensor:
         """The loss by `states`, float32, from that by `out`."""
-        found = torch.zeros(states.shape, dtype=torch.float32)
+        found = torch.empty_like(states, dtype=torch.float32)
         self._call("attend_backward", words, scale, states, out, sums, grad, found)
         return found
 

@@ -67,25 +67,25 @@ class _Scores(torch.autograd.Function):
             some = torch.mm(hidden[part], cast.t(), out=logits[: len(hidden[part])])
             kernels.measure(some, temperature, targets[part], [measure[part] for measure in measures])
         logprobs, entropy, sums, squares = measures
-        kept = learns and len(logits) == len(hidden)
         ctx.kernels, ctx.temperature = kernels, temperature
-        ctx.save_for_backward(hidden, cast, targets, sums, entropy, logits if kept else None)
+        ctx.kept = logits if learns and len(logits) == len(hidden) else None
+        ctx.save_for_backward(hidden, cast, targets, sums, entropy)
         ctx.mark_non_differentiable(squares)
         return logprobs, entropy, squares
 
     @staticmethod
     def backward(ctx: Any, by_logprobs: Tensor, by_entropy: Tensor, _: Tensor) -> tuple[Any, ...]:
-        hidden, cast, targets, sums, entropy, kept = ctx.saved_tensors
+        hidden, cast, targets, sums, entropy = ctx.saved_tensors
+        # used up here; a second time they are made again
+        kept, ctx.kept = ctx.kept, None
         places = max(1, LOGITS_AT_ONCE // len(cast))
         by_hidden, by_weight = torch.empty_like(hidden), torch.zeros(cast.shape)
-        logits = hidden.new_empty(min(places, len(hidden)), len(cast))
+        logits = hidden.new_empty(min(places, len(hidden)), len(cast)) if kept is None else kept
         for start in range(0, len(hidden), places):
             part = slice(start, start + places)
             some = logits[: len(hidden[part])]
             if kept is None:
                 torch.mm(hidden[part], cast.t(), out=some)
-            else:
-                some.copy_(kept)
             grads = (by_logprobs[part].contiguous(), by_entropy[part].contiguous())
             ctx.kernels.measure_back(some, ctx.temperature, targets[part], sums[part], entropy[part], *grads)
             torch.mm(some, cast, out=by_hidden[part])

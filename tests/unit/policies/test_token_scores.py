@@ -75,3 +75,11 @@ def test_a_head_that_somebody_hooked_into_is_asked_itself() -> None:
     head = nn.Linear(4, 9, bias=False)
     head.register_forward_hook(lambda *_: None)
     assert token_scores(head, torch.ones(2, 4), torch.zeros(2, dtype=torch.long), 1.0) is None
+
+
+def test_a_second_backward_pass_gives_the_same() -> None:
+    head, hidden = nn.Linear(8, 20, bias=False), torch.randn(5, 8, requires_grad=True)
+    found = token_scores(head, hidden, torch.arange(5), 1.0)
+    assert found is not None
+    first, second = (torch.autograd.grad(found[0].sum(), hidden, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)
