@@ -24,7 +24,12 @@ they are kept for the backward pass."""
 def token_scores(head: object, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, ...] | None:
     """Of hidden states [M, hidden]: log-probs of `targets` [M], entropies, and sums of squared probabilities without
     gradient, float32 [M] each, nats; None where the head itself must be asked, or there are no kernels."""
-    if not isinstance(head, nn.Linear) or not _is_plain(head) or type(hidden) is not Tensor or hidden.device.type != "cpu":
+    if (
+        not isinstance(head, nn.Linear)
+        or not _is_plain(head)
+        or type(hidden) is not Tensor
+        or hidden.device.type != "cpu"
+    ):
         return None
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
     kernels = training_kernels(dtype)
