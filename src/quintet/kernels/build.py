@@ -17,7 +17,7 @@ __all__ = ["OFF", "compiler", "library"]
 
 OFF = "QUINTET_KERNELS"
 """Environment variable: `0` leaves them out, and torch's own operations take their place."""
-SOURCE = Path(__file__).with_name("decoding.cpp")
+FOLDER = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
 PLAIN = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
 FLAGS = ((*PLAIN, "-march=native", "-mprefer-vector-width=512"), (*PLAIN, "-march=native"), PLAIN)
@@ -32,9 +32,9 @@ def compiler() -> str | None:
     return next((found for name in (os.environ.get("CXX"), *COMPILERS) if name and (found := shutil.which(name))), None)
 
 
-@lru_cache(maxsize=1)
-def library() -> ctypes.CDLL | None:
-    """The compiled kernels; None where there is no compiler, or they are left out by `QUINTET_KERNELS=0`.
+@lru_cache(maxsize=4)
+def library(name: str = "decoding") -> ctypes.CDLL | None:
+    """The compiled kernels of a source; None where there is no compiler, or they are left out by `QUINTET_KERNELS=0`.
 
     They call the OpenMP library that torch has loaded, so torch must have been imported.
     """
@@ -42,23 +42,25 @@ def library() -> ctypes.CDLL | None:
         return None
     command = compiler()
     if command is None:
-        logger.info("no C++ compiler: decoding on a CPU takes torch's own operations, slower")
+        logger.info("no C++ compiler: %s on a CPU takes torch's own operations, slower", name)
         return None
-    path = _place(command)
+    source = FOLDER / f"{name}.cpp"
+    path = _place(command, source)
     try:
         if not path.is_file():
-            _compile(command, path)
+            _compile(command, source, path)
         return ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("decoding takes torch's own operations, slower: %s", _reason(error))
+        logger.warning("%s takes torch's own operations, slower: %s", name, _reason(error))
         return None
 
 
-def _place(command: str) -> Path:
+def _place(command: str, source: Path) -> Path:
     """Where the library lies: one for each source, compiler and processor."""
-    words = [SOURCE.read_text(), command, str(FLAGS), platform.machine(), _processor()]
-    name = hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
-    return _cache() / f"decoding-{name}.so"
+    texts = [path.read_text() for path in (source, *sorted(FOLDER.glob("*.hpp")))]
+    words = [*texts, command, str(FLAGS), platform.machine(), _processor()]
+    digest = hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
+    return _cache() / f"{source.stem}-{digest}.so"
 
 
 def _cache() -> Path:
@@ -89,7 +91,7 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-def _compile(command: str, path: Path) -> None:
+def _compile(command: str, source: Path, path: Path) -> None:
     """Compile into place, all at once: several processes may do so at a time.
 
     Raises:
@@ -97,10 +99,10 @@ def _compile(command: str, path: Path) -> None:
         OSError: nothing can be written.
     """
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made, whole = Path(folder) / "decoding.o", Path(folder) / "decoding.so"
+        made, whole = Path(folder) / "made.o", Path(folder) / "whole.so"
         for position, flags in enumerate(FLAGS):
             try:
-                _run(command, *flags, "-c", str(SOURCE), "-o", str(made))
+                _run(command, *flags, "-c", str(source), "-o", str(made))
                 break
             except subprocess.CalledProcessError:
                 if position + 1 == len(FLAGS):

@@ -152,6 +152,7 @@ class PackedLayout:
         self._stems = None if stems is None else Rows(stems)
         self._branches = Rows(branches) if len(branches) else None
         self._parents = parents
+        self._spans = (prefix, stems, branches)
         self._stem_mask = causal_mask(self._stems.width, prefix) if self._stems else None
         self._branch_mask = self._mask_of_branches(self._branches.width, prefix) if self._branches else None
         self.longest = self.structure.longest
@@ -183,6 +184,25 @@ class PackedLayout:
         if self._branches:
             out.append(attend_rows(self._branches, branches, before, self._branch_mask, scale))
         return torch.cat(out) if len(out) > 1 else out[0]
+
+    def words(self, heads: int, kv_heads: int, dim: int) -> Tensor:
+        """The same for the kernels of training, int64: heads, kv_heads, dim, prefix, number of clusters, 0; of each
+        cluster start and length of its stem and its branches' first and last but one number; of each branch start and
+        length. The prefix is a cluster of its own, the first."""
+        prefix, stems, branches = self._spans
+        starts = prefix + (0 if stems is None else int(stems.sum())) + branches.cumsum(0) - branches
+        spans = torch.stack([starts, branches], 1)
+        ends = torch.arange(1, len(branches) + 1)
+        clusters = torch.stack([torch.zeros_like(ends), torch.zeros_like(ends), ends - 1, ends], 1)
+        if stems is not None and self._parents is not None:
+            spans = spans[torch.argsort(self._parents, stable=True)]
+            counts = torch.bincount(self._parents, minlength=len(stems))
+            ends = counts.cumsum(0)
+            clusters = torch.stack([prefix + stems.cumsum(0) - stems, stems, ends - counts, ends], 1)
+        if prefix:
+            clusters = torch.cat([torch.tensor([[0, prefix, 0, 0]]), clusters])
+        head = torch.tensor([heads, kv_heads, dim, prefix, len(clusters), 0])
+        return torch.cat([head, clusters.flatten(), spans.flatten()])
 
     def _mask_of_branches(self, width: int, prefix: int) -> Tensor | None:
         """What branches see, bool [width, keys] or [B, 1, width, keys]; None for themselves alone."""

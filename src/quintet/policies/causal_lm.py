@@ -18,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from quintet.errors import ConfigError, MachineError, nearest
 from quintet.policies.adapters import head_weight
 from quintet.policies.attention import Layout, MovableLayout, PackedLayout, register_attention
+from quintet.policies.token_scores import LOGITS_AT_ONCE, token_scores
+from quintet.policies.training_decoder import training_states
 from quintet.policies.vocabulary_parallel import measures_of_shards, shared_linear
 
 if TYPE_CHECKING:
@@ -39,10 +41,6 @@ __all__ = [
     "token_statistics",
     "view",
 ]
-
-LOGITS_AT_ONCE = 2**25
-"""Logits that are held at a time, places × vocabulary: 128 MiB in float32, and as much again for each of the handful
-of tensors that are made of them."""
 
 ROUTER_LOSS = ("router_aux_loss_coef", "output_router_logits")
 """Of a mixture of experts: the term that spreads tokens evenly over them. It isn't in any learner's loss, whatever the
@@ -201,6 +199,8 @@ def _exists(directory: str | Path) -> None:
 
 def hidden_states(body: nn.Module, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
     """Last hidden state of each token from a decoder without its head, [P] to [P, hidden]."""
+    if (found := training_states(body, tokens, positions, layout)) is not None:
+        return found
     out = body(
         input_ids=tokens[None], position_ids=positions[None], attention_mask=None, use_cache=False, layout=layout
     )
@@ -258,6 +258,10 @@ def token_measures(
     vocabulary exceed `LOGITS_AT_ONCE`, they are made for some places after the other, and again in the backward pass.
     """
     hidden, head = view(model, packed)
+    found = token_scores(head, hidden, packed.targets, temperature) if other is None else None
+    if found is not None:
+        nothing = torch.zeros_like(found[0])
+        return TokenMeasures(found[0], found[1], nothing, found[2] if squared_mass else nothing)
     places = max(1, LOGITS_AT_ONCE // model.lm_head.weight.shape[0])
 
     def measure(start: int) -> tuple[Tensor, ...]:

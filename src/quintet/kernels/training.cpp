@@ -1,0 +1,708 @@
+// What a training pass does besides its large matrix products, forward and backward.
+//
+// States between layers are float32; what goes into a matrix product is float32 or bfloat16 (T). Sums over rows are
+// added up in the order of threads, so that a number of threads always gives the same gradient.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "vectors.hpp"
+
+namespace {
+
+constexpr index_t SIDE = 8;  // rows of a small product that are computed together
+
+inline index_t up(index_t count, index_t to) { return (count + to - 1) / to * to; }
+
+// A part of `count` rows for each thread.
+struct Share {
+    index_t from, to;
+    explicit Share(index_t count) {
+        const index_t size = omp_get_num_threads(), rank = omp_get_thread_num();
+        from = count * rank / size;
+        to = count * (rank + 1) / size;
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Small products: C [8 m, 16 n] = or += A [8 m, k] B [k, 16 n]. A has any strides; C's rows lie `ldc` apart.
+
+template <int N>
+void block(index_t k, const float* a, index_t row, index_t column, const float* b, index_t ldb, float* c, index_t ldc,
+           bool add) {
+    lanes sums[SIDE][N];
+#pragma GCC unroll 8
+    for (index_t i = 0; i < SIDE; ++i)
+#pragma GCC unroll 2
+        for (int n = 0; n < N; ++n) sums[i][n] = add ? load(c + i * ldc + n * LANES) : lanes{};
+    for (index_t t = 0; t < k; ++t) {
+        lanes right[N];
+#pragma GCC unroll 2
+        for (int n = 0; n < N; ++n) right[n] = load(b + t * ldb + n * LANES);
+#pragma GCC unroll 8
+        for (index_t i = 0; i < SIDE; ++i) {
+            const float left = a[i * row + t * column];
+#pragma GCC unroll 2
+            for (int n = 0; n < N; ++n) sums[i][n] += right[n] * left;
+        }
+    }
+#pragma GCC unroll 8
+    for (index_t i = 0; i < SIDE; ++i)
+#pragma GCC unroll 2
+        for (int n = 0; n < N; ++n) store(sums[i][n], c + i * ldc + n * LANES);
+}
+
+// Eight rows of C, `width` columns.
+inline void product(index_t k, const float* a, index_t row, index_t column, const float* b, index_t ldb, float* c,
+                    index_t ldc, index_t width, bool add) {
+    index_t n = 0;
+    for (; n + 2 * LANES <= width; n += 2 * LANES) block<2>(k, a, row, column, b + n, ldb, c + n, ldc, add);
+    if (n < width) block<1>(k, a, row, column, b + n, ldb, c + n, ldc, add);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Attention of packed sequences. A cluster is a stem and the branches that follow it; all see the prefix, but for the
+// first cluster where there is one, which is the prefix itself.
+
+struct Span {
+    index_t start, length;
+};
+struct Cluster {
+    Span stem;
+    index_t from, to;  // of its branches
+};
+
+struct Shape {
+    index_t heads, kv_heads, dim;
+    index_t prefix;
+    const Cluster* clusters;
+    index_t count;
+    const Span* branches;
+    float scale;
+
+    index_t group() const { return heads / kv_heads; }
+    index_t width() const { return (heads + 2 * kv_heads) * dim; }
+};
+
+// Keys and values of a cluster and one kv head as float32: [dim, room] and [room, dim], each part beginning at a
+// multiple of 16. Between parts lie zeros.
+struct Panel {
+    index_t dim, prefix, stem, base, room;
+    std::vector<float> key_columns, value_columns, keys, values;
+    std::vector<float> key_grads, value_grads;
+
+    void size(const Shape& shape, const Cluster& cluster, bool first, bool backward) {
+        dim = shape.dim;
+        prefix = first && shape.prefix ? 0 : shape.prefix;
+        stem = cluster.stem.length;
+        base = up(prefix, LANES) + up(stem, LANES);
+        index_t longest = 0;
+        for (index_t b = cluster.from; b < cluster.to; ++b) longest = std::max(longest, shape.branches[b].length);
+        room = base + up(longest, LANES);
+        key_columns.assign(dim * room, 0.0f);
+        values.assign(dim * room, 0.0f);
+        if (!backward) return;
+        value_columns.assign(dim * room, 0.0f);
+        keys.assign(dim * room, 0.0f);
+        key_grads.assign(dim * room, 0.0f);
+        value_grads.assign(dim * room, 0.0f);
+    }
+
+    // 16 rows of a matrix of `dim` numbers each as columns; `count` of them are there, the others become zeros.
+    template <class T>
+    void columns(const T* rows, index_t stride, index_t count, float* out) const {
+        for (index_t d = 0; d < dim; ++d)
+            for (index_t t = 0; t < LANES; ++t) out[d * room + t] = t < count ? wide(rows[t * stride + d]) : 0.0f;
+    }
+
+    template <class T>
+    void put(Span span, index_t at, const T* key, const T* value, index_t stride, bool backward) {
+        for (index_t t = 0; t < up(span.length, LANES); t += LANES) {
+            const index_t left = std::min(span.length - t, LANES), row = (span.start + t) * stride;
+            columns(key + row, stride, left, key_columns.data() + at + t);
+            rows(value + row, stride, left, values.data() + (at + t) * dim);
+            if (!backward) continue;
+            columns(value + row, stride, left, value_columns.data() + at + t);
+            rows(key + row, stride, left, keys.data() + (at + t) * dim);
+        }
+    }
+
+    template <class T>
+    void rows(const T* from, index_t stride, index_t count, float* out) const {
+        for (index_t t = 0; t < LANES; ++t)
+            for (index_t d = 0; d < dim; d += LANES)
+                store(t < count ? load(from + t * stride + d) : lanes{}, out + t * dim + d);
+    }
+
+    // Scores that nobody sees are taken out: those between the parts, and those of own tokens to come.
+    void mask(float* scores, index_t seen, index_t own, index_t until, float hidden) const {
+        for (index_t j = prefix; j < up(prefix, LANES); ++j) scores[j] = hidden;
+        for (index_t j = up(prefix, LANES) + stem; j < seen; ++j) scores[j] = hidden;
+        for (index_t j = seen + own + 1; j < until; ++j) scores[j] = hidden;
+    }
+};
+
+constexpr index_t QUERIES = 64;
+
+// Some queries of one head, and their scores; rows up to a multiple of 8 are zeros.
+struct Queries {
+    std::vector<float> query, scores, slopes, grads, out;
+    index_t count, rows, stride;
+
+    void size(index_t given, index_t dim, index_t keys, bool backward) {
+        count = given;
+        rows = up(given, SIDE);
+        stride = keys;
+        query.assign(rows * dim, 0.0f);
+        scores.resize(rows * keys);
+        out.resize(rows * dim);
+        if (!backward) return;
+        grads.assign(rows * dim, 0.0f);
+        slopes.resize(rows * keys);
+    }
+};
+
+// Keys that eight queries see, the first of which is the own token `first`; a multiple of 16.
+inline index_t until(index_t seen, index_t first) { return seen + up(first + SIDE, LANES); }
+
+// e^(x - top) in place over `count` numbers, a multiple of 16; gives the sum.
+inline float exponentials(float* x, index_t count, float top) {
+    lanes sum = {};
+    for (index_t t = 0; t < count; t += LANES) {
+        const lanes chances = exponential(load(x + t) - top);
+        store(chances, x + t);
+        sum += chances;
+    }
+    return total_of(sum);
+}
+inline float most(const float* x, index_t count) {
+    lanes found = load(x);
+    for (index_t t = LANES; t < count; t += LANES) {
+        const lanes more = load(x + t);
+        found = more > found ? more : found;
+    }
+    return most_of(found);
+}
+
+template <class T>
+void take(const T* from, index_t stride, index_t count, index_t dim, float scale, float* out) {
+    for (index_t i = 0; i < count; ++i)
+        for (index_t d = 0; d < dim; d += LANES) store(load(from + i * stride + d) * scale, out + i * dim + d);
+}
+
+// A row's tokens from `at` on, of one head. `seen` keys of the panel stand before the row's own.
+template <class T>
+void forward_queries(const Shape& shape, const Panel& panel, Queries& own, index_t seen, index_t at, const T* query,
+                     index_t stride, T* out, float* sums) {
+    const index_t dim = shape.dim, room = panel.room;
+    take(query, stride, own.count, dim, shape.scale, own.query.data());
+    for (index_t i = 0; i < own.rows; i += SIDE) {
+        const index_t keys = until(seen, at + i);
+        float* scores = own.scores.data() + i * own.stride;
+        product(dim, own.query.data() + i * dim, dim, 1, panel.key_columns.data(), room, scores, own.stride, keys, false);
+        float parts[SIDE];
+        for (index_t r = 0; r < SIDE; ++r) {
+            float* row = scores + r * own.stride;
+            panel.mask(row, seen, at + i + r, keys, -INFINITY);
+            const float top = most(row, keys), sum = exponentials(row, keys, top);
+            parts[r] = 1.0f / sum;
+            if (i + r < own.count) sums[(i + r) * shape.heads] = top + std::log(sum);
+        }
+        float* mixed = own.out.data();
+        product(keys, scores, own.stride, 1, panel.values.data(), dim, mixed, dim, dim, false);
+        for (index_t r = 0; r < SIDE && i + r < own.count; ++r)
+            for (index_t d = 0; d < dim; d += LANES)
+                store(load(mixed + r * dim + d) * parts[r], out + (i + r) * shape.heads * dim + d);
+    }
+}
+
+template <class T>
+struct Forward {
+    const Shape& shape;
+    const T* states;  // [tokens, (heads + 2 kv_heads) dim]
+    T* out;           // [tokens, heads dim]
+    float* sums;      // [tokens, heads]
+
+    void row(const Panel& panel, Queries& own, Span span, index_t seen, index_t kv_head) const {
+        const index_t dim = shape.dim, width = shape.width();
+        for (index_t g = 0; g < shape.group(); ++g)
+            for (index_t at = 0; at < span.length; at += QUERIES) {
+                own.size(std::min(QUERIES, span.length - at), dim, panel.room, false);
+                const index_t head = kv_head * shape.group() + g, token = span.start + at;
+                forward_queries(shape, panel, own, seen, at, states + token * width + head * dim, width,
+                                out + (token * shape.heads + head) * dim, sums + token * shape.heads + head);
+            }
+    }
+
+    void cluster(index_t c, index_t kv_head, Panel& panel, Queries& own) const {
+        const auto& cluster = shape.clusters[c];
+        const index_t dim = shape.dim, width = shape.width();
+        const T *key = states + (shape.heads + kv_head) * dim, *value = key + shape.kv_heads * dim;
+        panel.size(shape, cluster, c == 0, false);
+        panel.put({0, panel.prefix}, 0, key, value, width, false);
+        panel.put(cluster.stem, up(panel.prefix, LANES), key, value, width, false);
+        row(panel, own, cluster.stem, up(panel.prefix, LANES), kv_head);
+        for (index_t b = cluster.from; b < cluster.to; ++b) {
+            panel.put(shape.branches[b], panel.base, key, value, width, false);
+            row(panel, own, shape.branches[b], panel.base, kv_head);
+        }
+    }
+};
+
+template <class T>
+void attend_forward(const Forward<T>& pass) {
+#pragma omp parallel
+    {
+        Panel panel;
+        Queries own;
+#pragma omp for schedule(dynamic, 1)
+        for (index_t task = 0; task < pass.shape.count * pass.shape.kv_heads; ++task)
+            pass.cluster(task / pass.shape.kv_heads, task % pass.shape.kv_heads, panel, own);
+    }
+}
+
+// Scores and their slopes of a row's tokens from `at` on: chances in `scores`, and in `slopes` the loss by each score.
+inline void slopes_of(const Shape& shape, const Panel& panel, Queries& own, index_t seen, index_t at, const float* sums,
+                      const float* shifts) {
+    const index_t dim = shape.dim, room = panel.room;
+    for (index_t i = 0; i < own.rows; i += SIDE) {
+        const index_t keys = until(seen, at + i);
+        float *scores = own.scores.data() + i * own.stride, *slopes = own.slopes.data() + i * own.stride;
+        product(dim, own.query.data() + i * dim, dim, 1, panel.key_columns.data(), room, scores, own.stride, keys, false);
+        product(dim, own.grads.data() + i * dim, dim, 1, panel.value_columns.data(), room, slopes, own.stride, keys,
+                false);
+        for (index_t r = 0; r < SIDE; ++r) {
+            float *row = scores + r * own.stride, *slope = slopes + r * own.stride;
+            panel.mask(row, seen, at + i + r, keys, -INFINITY);
+            const lanes top = same(sums[i + r]), shift = same(shifts[i + r]);
+            for (index_t t = 0; t < keys; t += LANES) {
+                const lanes chances = exponential(load(row + t) - top);
+                store(chances, row + t);
+                store(chances * (load(slope + t) - shift), slope + t);
+            }
+        }
+    }
+}
+
+template <class T>
+struct Backward {
+    const Shape& shape;
+    const T* states;
+    const T* out;
+    const float* sums;
+    const T* grads;  // of `out`
+    float* found;    // of `states`, [tokens, (heads + 2 kv_heads) dim]
+
+    void queries(Panel& panel, Queries& own, index_t seen, index_t at, index_t token, index_t head) const {
+        const index_t dim = shape.dim, width = shape.width(), across = shape.heads * dim;
+        const T *grad = grads + token * across + head * dim, *result = out + token * across + head * dim;
+        take(states + token * width + head * dim, width, own.count, dim, shape.scale, own.query.data());
+        take(grad, across, own.count, dim, 1.0f, own.grads.data());
+        float tops[QUERIES] = {}, shifts[QUERIES] = {};
+        for (index_t i = 0; i < own.count; ++i) {
+            tops[i] = sums[(token + i) * shape.heads + head];
+            lanes shift = {};
+            for (index_t d = 0; d < dim; d += LANES)
+                shift += load(own.grads.data() + i * dim + d) * load(result + i * across + d);
+            shifts[i] = total_of(shift);
+        }
+        slopes_of(shape, panel, own, seen, at, tops, shifts);
+        for (index_t i = 0; i < own.rows; i += SIDE) {
+            product(until(seen, at + i), own.slopes.data() + i * own.stride, own.stride, 1, panel.keys.data(), dim,
+                    own.out.data(), dim, dim, false);
+            for (index_t r = 0; r < SIDE && i + r < own.count; ++r)
+                take(own.out.data() + r * dim, dim, 1, dim, shape.scale,
+                     found + (token + i + r) * width + head * dim);
+        }
+        // by keys and values: those before the row are seen by all its queries, an own one by those that follow it
+        const index_t keys = until(seen, at + own.rows - SIDE);
+        for (index_t j = 0; j < keys; j += SIDE) {
+            const index_t first = std::max<index_t>(0, j - seen - at), left = own.rows - first;
+            product(left, own.scores.data() + first * own.stride + j, 1, own.stride, own.grads.data() + first * dim, dim,
+                    panel.value_grads.data() + j * dim, dim, dim, true);
+            product(left, own.slopes.data() + first * own.stride + j, 1, own.stride, own.query.data() + first * dim, dim,
+                    panel.key_grads.data() + j * dim, dim, dim, true);
+        }
+    }
+
+    void row(Panel& panel, Queries& own, Span span, index_t seen, index_t kv_head) const {
+        for (index_t g = 0; g < shape.group(); ++g)
+            for (index_t at = 0; at < span.length; at += QUERIES) {
+                own.size(std::min(QUERIES, span.length - at), shape.dim, panel.room, true);
+                queries(panel, own, seen, at, span.start + at, kv_head * shape.group() + g);
+            }
+    }
+
+    // Put the gradients of some places of the panel where they belong, and begin anew there.
+    void give(Panel& panel, Span span, index_t at, float* key, float* value, index_t stride, bool add) const {
+        for (index_t t = 0; t < span.length; ++t)
+            for (index_t d = 0; d < shape.dim; d += LANES) {
+                float *from = panel.key_grads.data() + (at + t) * shape.dim + d,
+                      *other = panel.value_grads.data() + (at + t) * shape.dim + d;
+                float *to = key + (span.start + t) * stride + d, *too = value + (span.start + t) * stride + d;
+                store(add ? load(to) + load(from) : load(from), to);
+                store(add ? load(too) + load(other) : load(other), too);
+                store(lanes{}, from);
+                store(lanes{}, other);
+            }
+    }
+
+    // `shared` holds the gradients of the prefix's keys and values that this thread found, [2, kv_heads, prefix, dim].
+    void cluster(index_t c, index_t kv_head, Panel& panel, Queries& own, float* shared) const {
+        const auto& cluster = shape.clusters[c];
+        const index_t dim = shape.dim, width = shape.width();
+        const T *key = states + (shape.heads + kv_head) * dim, *value = key + shape.kv_heads * dim;
+        float *by_key = found + (shape.heads + kv_head) * dim, *by_value = by_key + shape.kv_heads * dim;
+        panel.size(shape, cluster, c == 0, true);
+        panel.put({0, panel.prefix}, 0, key, value, width, true);
+        panel.put(cluster.stem, up(panel.prefix, LANES), key, value, width, true);
+        row(panel, own, cluster.stem, up(panel.prefix, LANES), kv_head);
+        for (index_t b = cluster.from; b < cluster.to; ++b) {
+            panel.put(shape.branches[b], panel.base, key, value, width, true);
+            row(panel, own, shape.branches[b], panel.base, kv_head);
+            give(panel, shape.branches[b], panel.base, by_key, by_value, width, false);
+        }
+        give(panel, cluster.stem, up(panel.prefix, LANES), by_key, by_value, width, false);
+        float* mine = shared + kv_head * shape.prefix * dim;
+        give(panel, {0, panel.prefix}, 0, mine, mine + shape.kv_heads * shape.prefix * dim, dim, true);
+    }
+};
+
+template <class T>
+void attend_backward(const Backward<T>& pass) {
+    const auto& shape = pass.shape;
+    const index_t part = shape.kv_heads * shape.prefix * shape.dim, width = shape.width();
+    std::vector<float> shared;
+#pragma omp parallel
+    {
+        Panel panel;
+        Queries own;
+#pragma omp single
+        shared.assign(2 * part * omp_get_num_threads(), 0.0f);
+#pragma omp for schedule(static, 1)
+        for (index_t task = 0; task < shape.count * shape.kv_heads; ++task)
+            pass.cluster(task / shape.kv_heads, task % shape.kv_heads, panel, own,
+                         shared.data() + 2 * part * omp_get_thread_num());
+    }
+    if (!part) return;
+    for (index_t place = 0; place < index_t(shared.size()); ++place) {
+        const index_t inner = place % (2 * part), token = inner / shape.dim % shape.prefix,
+                      head = inner / (shape.dim * shape.prefix);
+        pass.found[token * width + (shape.heads + head) * shape.dim + inner % shape.dim] += shared[place];
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One pass over rows each.
+
+// out = weight · x / rms(x), where x = states (+ more), which is kept; `scales` [rows] are 1 / rms.
+template <class T>
+void norm_forward(index_t rows, index_t width, const float* states, const T* more, const float* weight, float eps,
+                  float* kept, T* out, float* scales) {
+#pragma omp parallel for schedule(static)
+    for (index_t row = 0; row < rows; ++row) {
+        const float* x = states + row * width;
+        T* y = out + row * width;
+        if (more) {
+            const T* m = more + row * width;
+            float* sum = kept + row * width;
+#pragma omp simd
+            for (index_t d = 0; d < width; ++d) sum[d] = x[d] + wide(m[d]);
+            x = sum;
+        }
+        float square = 0;
+#pragma omp simd reduction(+ : square)
+        for (index_t d = 0; d < width; ++d) square += x[d] * x[d];
+        const float scale = 1.0f / std::sqrt(square / float(width) + eps);
+        scales[row] = scale;
+#pragma omp simd
+        for (index_t d = 0; d < width; ++d) narrow(x[d] * scale * weight[d], y[d]);
+    }
+}
+
+// Adds to `states_grad` what comes back through the norm, writes it as T too (where `narrowed` isn't null), and gives
+// the weight's gradient.
+template <class T>
+void norm_backward(index_t rows, index_t width, const T* grad, const float* states, const float* weight,
+                   const float* scales, const float* before, float* states_grad, T* narrowed, float* weight_grad) {
+    std::vector<float> parts;
+    index_t threads = 1;
+#pragma omp parallel
+    {
+#pragma omp single
+        {
+            threads = omp_get_num_threads();
+            parts.assign(threads * width, 0.0f);
+        }
+        float* part = parts.data() + omp_get_thread_num() * width;
+        const Share share(rows);
+        for (index_t row = share.from; row < share.to; ++row) {
+            const T* g = grad + row * width;
+            const float *x = states + row * width, *b = before ? before + row * width : nullptr, scale = scales[row];
+            float* out = states_grad + row * width;
+            float along = 0;
+#pragma omp simd reduction(+ : along)
+            for (index_t d = 0; d < width; ++d) along += wide(g[d]) * weight[d] * x[d];
+            along *= scale * scale / float(width);
+#pragma omp simd
+            for (index_t d = 0; d < width; ++d) {
+                part[d] += wide(g[d]) * x[d] * scale;
+                out[d] = (b ? b[d] : 0.0f) + scale * (wide(g[d]) * weight[d] - x[d] * along);
+            }
+            if (narrowed)
+#pragma omp simd
+                for (index_t d = 0; d < width; ++d) narrow(out[d], narrowed[row * width + d]);
+        }
+    }
+    for (index_t d = 0; d < width; ++d) {
+        float sum = 0;
+        for (index_t t = 0; t < threads; ++t) sum += parts[t * width + d];
+        weight_grad[d] = sum;
+    }
+}
+
+// Rotary positions of the first `heads` heads of each row, in place; `cosine` and `sine` are [rows, dim].
+template <class T>
+void turn_forward(index_t rows, index_t heads, index_t dim, T* x, index_t stride, const float* cosine,
+                  const float* sine) {
+    const index_t half = dim / 2;
+#pragma omp parallel for schedule(static)
+    for (index_t row = 0; row < rows; ++row) {
+        const float *c = cosine + row * dim, *s = sine + row * dim;
+        for (index_t head = 0; head < heads; ++head) {
+            T *first = x + row * stride + head * dim, *second = first + half;
+#pragma omp simd
+            for (index_t d = 0; d < half; ++d) {
+                const float a = wide(first[d]), b = wide(second[d]);
+                narrow(a * c[d] - b * s[d], first[d]);
+                narrow(b * c[d + half] + a * s[d + half], second[d]);
+            }
+        }
+    }
+}
+
+// The way back: `grad` [rows, width], turned in its first `heads` heads, into `out`, and the sum over rows.
+template <class T>
+void turn_backward(index_t rows, index_t heads, index_t dim, index_t width, const float* grad, const float* cosine,
+                   const float* sine, T* out, float* bias_grad) {
+    const index_t half = dim / 2;
+    std::vector<float> parts;
+    index_t threads = 1;
+#pragma omp parallel
+    {
+#pragma omp single
+        {
+            threads = omp_get_num_threads();
+            parts.assign(threads * width, 0.0f);
+        }
+        float* part = parts.data() + omp_get_thread_num() * width;
+        const Share share(rows);
+        for (index_t row = share.from; row < share.to; ++row) {
+            const float *c = cosine + row * dim, *s = sine + row * dim, *g = grad + row * width;
+            T* to = out + row * width;
+            for (index_t head = 0; head < heads; ++head) {
+                const index_t at = head * dim;
+#pragma omp simd
+                for (index_t d = 0; d < half; ++d) {
+                    const float first = g[at + d], second = g[at + d + half];
+                    const float a = first * c[d] + second * s[d + half], b = second * c[d + half] - first * s[d];
+                    part[at + d] += a;
+                    part[at + d + half] += b;
+                    narrow(a, to[at + d]);
+                    narrow(b, to[at + d + half]);
+                }
+            }
+#pragma omp simd
+            for (index_t d = heads * dim; d < width; ++d) {
+                part[d] += g[d];
+                narrow(g[d], to[d]);
+            }
+        }
+    }
+    for (index_t d = 0; d < width; ++d) {
+        float sum = 0;
+        for (index_t t = 0; t < threads; ++t) sum += parts[t * width + d];
+        bias_grad[d] = sum;
+    }
+}
+
+// silu(gate) · up of rows [gate, up].
+template <class T>
+void gate_forward(index_t rows, index_t width, const T* both, T* out) {
+#pragma omp parallel for schedule(static)
+    for (index_t row = 0; row < rows; ++row) {
+        const T *gate = both + row * 2 * width, *side = gate + width;
+        T* y = out + row * width;
+        index_t d = 0;
+        for (; d + LANES <= width; d += LANES) {
+            const lanes g = load(gate + d);
+            store(g / (exponential(-g) + 1.0f) * load(side + d), y + d);
+        }
+        for (; d < width; ++d) {
+            const float g = wide(gate[d]);
+            narrow(g / (exponential(same(-g))[0] + 1.0f) * wide(side[d]), y[d]);
+        }
+    }
+}
+
+// The way back, [grad of gate, grad of up], and the forward pass's result once more.
+template <class T>
+void gate_backward(index_t rows, index_t width, const T* both, const T* grad, T* found, T* out) {
+#pragma omp parallel for schedule(static)
+    for (index_t row = 0; row < rows; ++row) {
+        const T *gate = both + row * 2 * width, *side = gate + width, *slope = grad + row * width;
+        T *by_gate = found + row * 2 * width, *by_side = by_gate + width, *y = out + row * width;
+        index_t d = 0;
+        for (; d + LANES <= width; d += LANES) {
+            const lanes g = load(gate + d), u = load(side + d), s = load(slope + d);
+            const lanes chance = same(1.0f) / (exponential(-g) + 1.0f), silu = g * chance;
+            store(s * u * (chance + silu * (1.0f - chance)), by_gate + d);
+            store(s * silu, by_side + d);
+            store(silu * u, y + d);
+        }
+        for (; d < width; ++d) {
+            const float g = wide(gate[d]), u = wide(side[d]), s = wide(slope[d]);
+            const float chance = 1.0f / (exponential(same(-g))[0] + 1.0f), silu = g * chance;
+            narrow(s * u * (chance + silu * (1.0f - chance)), by_gate[d]);
+            narrow(s * silu, by_side[d]);
+            narrow(silu * u, y[d]);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Log-probs and entropies from logits.
+
+template <class F>
+inline void each(index_t count, F use) {
+    index_t i = 0;
+    for (; i + LANES <= count; i += LANES) use(i, LANES);
+    if (i < count) use(i, count - i);
+}
+template <class T>
+inline lanes load_some(const T* x, index_t count, float otherwise) {
+    if (count == LANES) return load(x);
+    lanes y = same(otherwise);
+    for (index_t i = 0; i < count; ++i) y[i] = wide(x[i]);
+    return y;
+}
+template <class T>
+inline void store_some(lanes x, T* y, index_t count) {
+    if (count == LANES) return store(x, y);
+    for (index_t i = 0; i < count; ++i) narrow(x[i], y[i]);
+}
+
+// Of each row of logits times `warmth`: the target's log-prob, the entropy, the log of the sum of exponentials, and the
+// sum of squared chances.
+template <class T>
+void measure_forward(index_t rows, index_t vocabulary, const T* logits, float warmth, const index_t* targets,
+                     float* logprobs, float* entropy, float* sums, float* squares) {
+#pragma omp parallel for schedule(static)
+    for (index_t row = 0; row < rows; ++row) {
+        const T* x = logits + row * vocabulary;
+        lanes high = same(-INFINITY);
+        each(vocabulary, [&](index_t i, index_t count) {
+            const lanes more = load_some(x + i, count, -INFINITY);
+            high = more > high ? more : high;
+        });
+        const float top = most_of(high) * warmth;
+        lanes sum = {}, along = {}, square = {};
+        each(vocabulary, [&](index_t i, index_t count) {
+            const lanes z = load_some(x + i, count, -INFINITY) * warmth - top;
+            const lanes chances = exponential(z);
+            sum += chances;
+            // a logit of minus infinity has no chance and adds nothing
+            along += chances > 0.0f ? chances * z : lanes{};
+            square += chances * chances;
+        });
+        const float total = total_of(sum), log_total = std::log(total);
+        logprobs[row] = wide(x[targets[row]]) * warmth - top - log_total;
+        entropy[row] = log_total - total_of(along) / total;
+        sums[row] = top + log_total;
+        squares[row] = total_of(square) / (total * total);
+    }
+}
+
+// Logits' gradient in their place, from those of log-prob and entropy.
+template <class T>
+void measure_backward(index_t rows, index_t vocabulary, T* logits, float warmth, const index_t* targets,
+                      const float* sums, const float* entropy, const float* logprob_grad, const float* entropy_grad) {
+#pragma omp parallel for schedule(static)
+    for (index_t row = 0; row < rows; ++row) {
+        T* x = logits + row * vocabulary;
+        const float first = logprob_grad[row] * warmth, second = entropy_grad[row] * warmth;
+        const float log_total = sums[row], spread = entropy[row];
+        const float own = wide(x[targets[row]]) * warmth - log_total;
+        each(vocabulary, [&](index_t i, index_t count) {
+            const lanes z = load_some(x + i, count, -INFINITY) * warmth - log_total;
+            const lanes chances = exponential(z);
+            const lanes slope = second == 0.0f ? lanes{} : (z + spread) * second;
+            store_some(chances > 0.0f ? -chances * (slope + first) : lanes{}, x + i, count);
+        });
+        narrow(first - std::exp(own) * ((second == 0.0f ? 0.0f : (own + spread) * second) + first), x[targets[row]]);
+    }
+}
+
+Shape shape_of(const index_t* words, float scale) {
+    const index_t count = words[4];
+    const auto* clusters = reinterpret_cast<const Cluster*>(words + 6);
+    return {words[0], words[1], words[2], words[3], clusters, count, reinterpret_cast<const Span*>(words + 6 + 4 * count),
+            scale};
+}
+
+}  // namespace
+
+#define BOTH(TYPE, NAME)                                                                                              \
+    void attend_forward_##NAME(const index_t* words, float scale, const TYPE* states, TYPE* out, float* sums) {       \
+        const Shape shape = shape_of(words, scale);                                                                   \
+        attend_forward<TYPE>({shape, states, out, sums});                                                             \
+    }                                                                                                                 \
+    void attend_backward_##NAME(const index_t* words, float scale, const TYPE* states, const TYPE* out,               \
+                                const float* sums, const TYPE* grads, float* found) {                                 \
+        const Shape shape = shape_of(words, scale);                                                                   \
+        attend_backward<TYPE>({shape, states, out, sums, grads, found});                                              \
+    }                                                                                                                 \
+    void norm_forward_##NAME(index_t rows, index_t width, const float* states, const TYPE* more, const float* weight, \
+                             float eps, float* kept, TYPE* out, float* scales) {                                      \
+        norm_forward(rows, width, states, more, weight, eps, kept, out, scales);                                      \
+    }                                                                                                                 \
+    void norm_backward_##NAME(index_t rows, index_t width, const TYPE* grad, const float* states,                     \
+                              const float* weight, const float* scales, const float* before, float* states_grad,      \
+                              TYPE* narrowed, float* weight_grad) {                                                   \
+        norm_backward(rows, width, grad, states, weight, scales, before, states_grad, narrowed, weight_grad);         \
+    }                                                                                                                 \
+    void turn_forward_##NAME(index_t rows, index_t heads, index_t dim, TYPE* x, index_t stride, const float* cosine,  \
+                             const float* sine) {                                                                     \
+        turn_forward(rows, heads, dim, x, stride, cosine, sine);                                                      \
+    }                                                                                                                 \
+    void turn_backward_##NAME(index_t rows, index_t heads, index_t dim, index_t width, const float* grad,             \
+                              const float* cosine, const float* sine, TYPE* out, float* bias_grad) {                  \
+        turn_backward(rows, heads, dim, width, grad, cosine, sine, out, bias_grad);                                   \
+    }                                                                                                                 \
+    void gate_forward_##NAME(index_t rows, index_t width, const TYPE* both, TYPE* out) {                              \
+        gate_forward(rows, width, both, out);                                                                         \
+    }                                                                                                                 \
+    void gate_backward_##NAME(index_t rows, index_t width, const TYPE* both, const TYPE* grad, TYPE* found,           \
+                              TYPE* out) {                                                                            \
+        gate_backward(rows, width, both, grad, found, out);                                                           \
+    }                                                                                                                 \
+    void measure_forward_##NAME(index_t rows, index_t vocabulary, const TYPE* logits, float warmth,                   \
+                                const index_t* targets, float* logprobs, float* entropy, float* sums,                 \
+                                float* squares) {                                                                     \
+        measure_forward(rows, vocabulary, logits, warmth, targets, logprobs, entropy, sums, squares);                 \
+    }                                                                                                                 \
+    void measure_backward_##NAME(index_t rows, index_t vocabulary, TYPE* logits, float warmth,                        \
+                                 const index_t* targets, const float* sums, const float* entropy,                     \
+                                 const float* logprob_grad, const float* entropy_grad) {                              \
+        measure_backward(rows, vocabulary, logits, warmth, targets, sums, entropy, logprob_grad, entropy_grad);       \
+    }
+
+extern "C" {
+BOTH(float, float32)
+BOTH(bfloat16, bfloat16)
+}

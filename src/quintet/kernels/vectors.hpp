@@ -1,0 +1,98 @@
+// Numbers of two widths, vectors of sixteen of them, and what is computed on these; for the sources beside it.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+using index_t = int64_t;
+struct bfloat16 {
+    uint16_t bits;
+};
+
+inline float wide(float x) { return x; }
+inline float wide(bfloat16 x) {
+    uint32_t bits = uint32_t(x.bits) << 16;
+    float y;
+    std::memcpy(&y, &bits, 4);
+    return y;
+}
+inline void narrow(float x, float& y) { y = x; }
+inline void narrow(float x, bfloat16& y) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    y.bits = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
+}
+template <class T>
+inline float rounded(float x) {
+    T y;
+    narrow(x, y);
+    return wide(y);
+}
+
+constexpr index_t LANES = 16;
+typedef float lanes __attribute__((vector_size(64)));
+typedef int32_t whole_lanes __attribute__((vector_size(64)));
+
+inline lanes load(const float* x) {
+    lanes y;
+    std::memcpy(&y, x, 64);
+    return y;
+}
+inline lanes load(const bfloat16* x) {
+    typedef uint16_t halves __attribute__((vector_size(32)));
+    typedef uint32_t words __attribute__((vector_size(64)));
+    halves bits;
+    std::memcpy(&bits, x, 32);
+    return reinterpret_cast<lanes>(__builtin_convertvector(bits, words) << 16);
+}
+inline void store(lanes x, float* y) { std::memcpy(y, &x, 64); }
+inline void store(lanes x, bfloat16* y) {
+    typedef uint32_t words __attribute__((vector_size(64)));
+    typedef uint16_t halves __attribute__((vector_size(32)));
+    const words bits = reinterpret_cast<words>(x);
+    const words near = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const words found = (bits & 0x7fffffff) > 0x7f800000 ? words{} + 0x7fc0 : near;
+    const halves low = __builtin_convertvector(found, halves);
+    std::memcpy(y, &low, 32);
+}
+inline lanes same(float x) { return lanes{} + x; }
+
+// Sums of neighbours, those of x before those of y.
+inline lanes pairs(lanes x, lanes y) {
+    return __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+           __builtin_shufflevector(x, y, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+inline float total_of(lanes x) {
+    for (int i = 0; i < 4; ++i) x = pairs(x, x);
+    return x[0];
+}
+inline float most_of(lanes x) {
+    float most = x[0];
+    for (index_t i = 1; i < LANES; ++i) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
+// e^x for x <= 88, to two units in the last place; 0 below -87, and not a number where x is none.
+inline lanes exponential(lanes given) {
+    const lanes low = same(-87.0f), high = same(88.0f), shift = same(12582912.0f);
+    lanes x = given < low ? low : given;
+    x = x > high ? high : x;
+    // the sum with 1.5 · 2^23 has no room for a fraction
+    const lanes n = (x * 1.44269504f + shift) - shift;
+    lanes r = x - n * 0.693359375f;
+    r -= n * -2.12194440e-4f;
+    lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    const lanes power = reinterpret_cast<lanes>((__builtin_convertvector(n, whole_lanes) + 127) << 23);
+    return given < low ? lanes{} : p * power;
+}
+
+}  // namespace

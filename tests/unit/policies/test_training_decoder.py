@@ -1,0 +1,126 @@
+"""If these fail, models on a CPU learn something else than their modules would, or hooks on them are passed over."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from quintet.kernels.build import compiler
+from quintet.policies import causal_lm
+from quintet.policies.attention import PackedLayout, register_attention
+from quintet.policies.causal_lm import hidden_states, recompute_activations
+from quintet.policies.tiny import Preset, make_model
+from quintet.policies.training_decoder import training_states
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler here")
+
+VOCABULARY = 100
+
+
+def qwen() -> PreTrainedModel:
+    """Biases on queries, keys and values, two queries to a key."""
+    return make_model(Preset(64, 2, 4, 2, 90, VOCABULARY, 512), VOCABULARY, 2, 0, 0)
+
+
+def llama() -> PreTrainedModel:
+    """No biases, heads wider than the hidden size over their number, a query to each key."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=48,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LlamaForCausalLM(config)
+
+
+def shaken(model: PreTrainedModel) -> PreTrainedModel:
+    """Biases and norms that aren't all alike."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "bias" in name or "norm" in name:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    model.set_attn_implementation(register_attention())
+    return model.eval()
+
+
+def rows(*lengths: int) -> Tensor:
+    return torch.tensor(lengths, dtype=torch.long)
+
+
+LAYOUTS = {
+    "alone": (PackedLayout(rows(5, 33, 130)), 168),
+    "one prompt": (PackedLayout(rows(5, 33, 17), prefix=19), 74),
+    "prompts that begin alike": (PackedLayout(rows(5, 33, 17, 70), 3, rows(4, 40), torch.tensor([0, 0, 1, 1])), 172),
+    "prompts out of order": (PackedLayout(rows(5, 33, 17), 0, rows(40, 4, 1), torch.tensor([2, 0, 1])), 100),
+    "a prompt whose answer is one token": (PackedLayout(rows(7), 0, rows(40, 4), torch.tensor([1])), 51),
+    "a prompt alone": (PackedLayout(rows(), prefix=21), 21),
+}
+
+
+def passes(model: PreTrainedModel, layout: PackedLayout, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Last states, and the gradients of all weights for a random direction."""
+    model.zero_grad()
+    tokens, positions = torch.arange(size) * 7919 % VOCABULARY, torch.arange(size) % 50
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
+        states = hidden_states(model.model, tokens, positions, layout).float()
+    direction = torch.randn(states.shape, generator=torch.Generator().manual_seed(1))
+    torch.autograd.backward((states * direction).sum())
+    grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {"states": states.detach(), **grads}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [qwen, llama])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_states_and_gradients_are_those_of_the_modules(
+    name: str, make: object, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = shaken(qwen() if make is qwen else llama())
+    layout, size = LAYOUTS[name]
+    found = passes(model, layout, size, dtype)
+    asked = training_states(model.model, torch.zeros(size, dtype=torch.long), torch.arange(size), layout)
+    assert asked is not None
+    monkeypatch.setattr(causal_lm, "training_states", lambda *_: None)
+    modules = passes(model, layout, size, dtype)
+    assert found.keys() == modules.keys()
+    for key, value in modules.items():
+        bound = (1e-5 if dtype is torch.float32 else 6e-2) * float(value.abs().max())
+        assert float((found[key] - value).abs().max()) <= bound, key
+
+
+def takes_modules(model: PreTrainedModel) -> bool:
+    return training_states(model.model, torch.arange(8), torch.arange(8), PackedLayout(rows(8))) is None
+
+
+def test_what_is_hooked_in_is_called() -> None:
+    model = shaken(qwen())
+    assert not takes_modules(model)
+    seen = []
+    handle = model.model.layers[1].mlp.register_forward_hook(lambda *_: seen.append(1))
+    hidden_states(model.model, torch.arange(8), torch.arange(8), PackedLayout(rows(8)))
+    assert seen == [1]
+    handle.remove()
+    assert not takes_modules(model)
+
+
+def test_models_that_recompute_or_are_of_another_type_keep_their_modules() -> None:
+    assert takes_modules(shaken(qwen()).double())
+    model = shaken(qwen())
+    recompute_activations(model)
+    assert takes_modules(model)
+    grown = shaken(qwen())
+    grown.model.layers[0].mlp.down_proj = torch.nn.Linear(90, 64, bias=True)
+    assert takes_modules(grown)
+
+
+def test_without_kernels_the_modules_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintet.policies.training_decoder.training_kernels", lambda _: None)
+    assert takes_modules(shaken(qwen()))
