@@ -138,7 +138,7 @@ def measure(kills: int, seed: int, place: Path) -> dict[str, Any]:
     draws, total, equal = random.Random(seed), Counter[str](), []
     while total["kills"] < kills:
         name = f"chain_{len(equal)}"
-        total.update({key: n for key, n in chain(place, name, draws, kills - total["kills"]).items()})
+        total.update(chain(place, name, draws, kills - total["kills"]))
         equal.append(outcome(place / name) == expected)
         print(f"{name}: {total['kills']} kills so far, equal: {equal[-1]}", file=sys.stderr)
     return {

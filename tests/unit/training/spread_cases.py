@@ -199,10 +199,11 @@ def main(directory: Path, rank: int, size: int, meeting: Path, out: Path, names:
     ranks = Ranks.join(rank, size, meeting, timeout_seconds=60.0)
     told = {}
     for name in names:
-        case = {**CASES, **LOOSE, **STAGES, **EXPERTS}[name]
-        group = case.sharding.get("group_size")
+        # one that has no name comes as JSON
+        case = Case(**json.loads(name)) if name.startswith("{") else {**CASES, **LOOSE, **STAGES, **EXPERTS}[name]
+        title, group = "case" if name.startswith("{") else name, case.sharding.get("group_size")
         mesh = Mesh.over(ranks, ParallelConfig(**case.parallel), group)
-        told[name] = tell(directory, mesh, case, out / f"{name}.safetensors" if rank == 0 else None)
+        told[name] = tell(directory, mesh, case, out / f"{title}.safetensors" if rank == 0 else None)
     ranks.leave()
     print(json.dumps(told))
 

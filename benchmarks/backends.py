@@ -1,0 +1,152 @@
+"""Every backend with every way to split a model: does it learn what one process learns?
+
+python benchmarks/backends.py --out benchmarks/results/backends.json     # runs them over gloo, some minutes
+python benchmarks/backends.py --docs                                      # writes docs/backends.md from that
+
+Five optimizer steps of a policy (a loss of another kind in each, with a divergence from a reference over the whole
+vocabulary), two of a critic, log-probs, divergences and values, on ragged batches, in float32, against one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+RESULT, PAGE = HERE / "results" / "backends.json", ROOT / "docs" / "backends.md"
+for place in ("tests", "tests/unit/training", "tests/unit/training/megatron"):
+    sys.path.insert(0, str(ROOT / place))
+
+BACKENDS = ("fsdp", "fsdp2", "megatron")
+DEGREES: dict[str, dict[str, Any]] = {
+    "tensor": {"tensor": 2},
+    "tensor, norms by tokens": {"tensor": 2, "sequence": True},
+    "pipeline": {"pipeline": 2},
+    "virtual pipeline": {"pipeline": 2, "virtual_pipeline": 2},
+    "context": {"context": 2},
+    "Ulysses": {"ulysses": 2},
+    "expert": {"expert": 2},
+}
+ALIKE = ({"tensor", "tensor, norms by tokens"}, {"pipeline", "virtual pipeline"})
+NUMBERS = ("loss", "grad_norm", "logprobs", "divergence", "values", "critic")
+LIMIT = 1e-5
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination."""
+
+    backend: str
+    split: str
+    ranks: int
+    parallel: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.backend}, {self.split}, {self.ranks} ranks"
+
+
+def cells() -> Iterator[Cell]:
+    """Each way alone on two and four ranks, each pair on four."""
+    for backend in BACKENDS:
+        for ranks in (2, 4):
+            yield Cell(backend, "data alone", ranks, {})
+            for label, degree in DEGREES.items():
+                yield Cell(backend, label, ranks, degree)
+        for one, other in combinations(DEGREES, 2):
+            if {one, other} not in ALIKE:
+                yield Cell(backend, f"{one} × {other}", 4, {**DEGREES[one], **DEGREES[other]})
+
+
+def refusal(cell: Cell, directory: Path) -> str | None:
+    """Why a run with it would be refused before it starts."""
+    from quintet.config.native.learners import ParallelConfig
+    from quintet.config.plan.shapes import read_shape
+    from quintet.config.plan.splits import learner_split, problems
+
+    shape = read_shape(json.loads((directory / "config.json").read_text()))
+    split = learner_split(cell.backend, ParallelConfig(**cell.parallel), None)
+    return next((why for _, why in problems(split, cell.ranks, shape)), None)
+
+
+def model_of(cell: Cell, models: dict[str, Path]) -> str:
+    if "expert" in cell.parallel:
+        return "mixture"
+    return "deep"
+
+
+def measure(out: Path) -> None:
+    """Run every combination that isn't refused."""
+    from conftest import made_policy
+
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        models = {
+            "deep": made_policy(place / "deep", experts=0, layers=4),
+            "mixture": made_policy(place / "mixture", experts=4, layers=4),
+        }
+        alone = {model: of_one(path, place / f"{model}_alone") for model, path in models.items()}
+        found = []
+        for cell in cells():
+            model = model_of(cell, models)
+            entry: dict[str, Any] = {**asdict(cell), "model": model}
+            why = refusal(cell, models[model])
+            entry |= {"state": "refused", "why": why} if why else compare(cell, models[model], alone[model], place)
+            print(cell.name, entry["state"], entry.get("gap", entry.get("why")), file=sys.stderr)
+            found.append(entry)
+    out.write_text(json.dumps({"limit": LIMIT, "combinations": found}, indent=1, ensure_ascii=False) + "\n")
+
+
+def of_one(directory: Path, place: Path) -> Any:
+    """What one process learns."""
+    from test_shared_out import of_one as told
+
+    place.mkdir()
+    return told(directory, place)
+
+
+def compare(cell: Cell, directory: Path, alone: Any, place: Path) -> dict[str, Any]:
+    """Run one combination; gives the largest gaps, relative to the largest of their kind."""
+    from safetensors.torch import load_file
+    from test_sharding import spread
+
+    room = place / cell.name.replace(" ", "_")
+    room.mkdir()
+    case = json.dumps({"backend": cell.backend, "parallel": cell.parallel})
+    try:
+        heard = spread(directory, [case], cell.ranks, room)[case]
+    except AssertionError as error:
+        said = [line for line in str(error).splitlines() if "Error: " in line]
+        why = said[-1].partition("Error: ")[2] if said else str(error)[-300:]
+        return {"state": "needs CUDA" if "CUDA" in why else "failed", "why": why}
+    told, weights = alone
+    gaps = {name: max(relative(rank[name], told[name]) for rank in heard) for name in NUMBERS}
+    spread_weights = load_file(room / "case.safetensors")
+    gaps["weights"] = max(
+        float((spread_weights[key] - value).abs().max() / value.abs().max()) for key, value in weights.items()
+    )
+    largest = max(gaps.values())
+    return {"state": "equal" if largest <= LIMIT else "differs", "gap": largest, "gaps": gaps}
+
+
+def relative(ours: list[float], theirs: list[float]) -> float:
+    """Largest difference by the largest value."""
+    largest = max(abs(value) for value in theirs) or 1.0
+    return max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / largest
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--docs", action="store_true")
+    given = parser.parse_args()
+    if given.out:
+        measure(given.out)
