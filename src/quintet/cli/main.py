@@ -162,6 +162,18 @@ def serve(
 
 
 @app.command()
+def export(
+    source: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, a run, a model or adapters.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Directory that is made.")],
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; as they were without it.")] = None,
+) -> None:
+    """Write a trained model as transformers loads it: adapters merged, types converted, a model card beside it."""
+    from quintet.cli.export import run
+
+    run(source, target, dtype)
+
+
+@app.command()
 def plan(
     config: Config = None,
     overrides: Overrides = None,
