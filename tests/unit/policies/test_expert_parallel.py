@@ -50,14 +50,6 @@ def test_two_ranks_learn_the_same_as_one(alone: Told, on_two: list[dict[str, Tol
     assert on_two[0][way] == on_two[1][way]
 
 
-def test_experts_on_two_and_data_on_two(mixture_directory: Path, alone: Told, tmp_path: Path) -> None:
-    """The copies of an expert on other data ranks learn from each other's tokens."""
-    four = split_ranks.on_ranks(("alltoall", "allgather"), mixture_directory, 4, tmp_path / "meeting")
-    for way in ("alltoall", "allgather"):
-        same(four[0][way], alone)
-        assert all(one[way] == four[0][way] for one in four)
-
-
 @pytest.mark.parametrize("way", ["alltoall idle", "allgather idle"])
 def test_a_rank_without_tokens_and_experts_without_tokens_take_part(on_two: list[dict[str, Told]], way: str) -> None:
     assert len(on_two[0][way]["gaps"]) == 3

@@ -9,7 +9,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ import torch
 from loss_grid import ragged_batch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from quintet.policies.attention import PackedLayout
 from quintet.policies.causal_lm import (
@@ -31,11 +28,10 @@ from quintet.policies.causal_lm import (
     token_measures,
 )
 from quintet.policies.expert_parallel import Dispatcher, ExpertParallel, split_experts
-from quintet.policies.stages import staged_body
 from quintet.training.norms import NormPart, clip_parts
 from quintet.training.packing import Budget, MicroBatch, micro_batches
 from quintet.training.pipeline import Pipeline
-from quintet.training.ranks import Dealt, Ranks
+from quintet.training.ranks import Ranks
 
 STEPS = 5
 BUDGET = Budget(40, 2)
@@ -164,43 +160,29 @@ def _whole_layer(directory: Path, states: Tensor, index: Tensor, weights: Tensor
     return [one.grad for one in (given, *layer.parameters()) if one.grad is not None]
 
 
-def stages(directory: Path, ranks: Ranks, virtual: int = 1, data: int = 1) -> Told:
-    """Layers over the stages of a pipeline; with `data`, as many pipelines, whose weights are sharded among them."""
-    from torch.distributed.fsdp import fully_shard
-
-    both = init_device_mesh("cpu", (data, ranks.size // data), mesh_dim_names=("data", "pipeline"))
-    module = PolicyModule(load_model(directory))
-    pipeline = Pipeline(module, both["pipeline"], virtual)
-    if data > 1:
-        for layer in staged_body(module).get_submodule("layers").children():
-            fully_shard(layer, mesh=both["data"])
-        fully_shard(module, mesh=both["data"])
-    every = list(Ranks(both["data"].get_local_rank(), data).deal(passes(), even=True))
-    packed, alike = [one.part.packed for one in every], Ranks(0, data, both["data"].get_group())
+def stages(directory: Path, ranks: Ranks, virtual: int = 1) -> Told:
+    """Layers over the stages of a pipeline."""
+    mesh = init_device_mesh("cpu", (ranks.size,), mesh_dim_names=("pipeline",))
+    module, every = PolicyModule(load_model(directory)), passes()
+    pipeline, packed = Pipeline(module, mesh["pipeline"], virtual), [micro.packed for micro in every]
     steps, losses, norms = optimizer([list(module.parameters())]), [], []
     for _ in range(STEPS):
         total = [0.0]
 
         def loss_of_pass(number: int, total: list[float] = total) -> Tensor:
-            loss = loss_of(module(packed[number]).logprobs, every[number].part) * every[number].counts
+            loss = loss_of(module(packed[number]).logprobs, every[number])
             total.append(loss.item())
-            return loss * data
+            return loss
 
-        def around(last: bool) -> AbstractContextManager[object]:
-            if isinstance(module, FSDPModule):
-                module.set_requires_gradient_sync(last)
-            return nullcontext()
-
-        pipeline.run(packed, loss_of_pass, around)
-        losses.append(alike.sum_values({"loss": pipeline.ranks.sum_values({"loss": sum(total)})["loss"]})["loss"])
+        pipeline.run(packed, loss_of_pass)
+        losses.append(pipeline.ranks.gather(sum(total))[-1])
         norms.append(float(pipeline.clip(0.05)))
         steps.step()
         steps.zero_grad()
     found = pipeline.measure(packed, lambda number: module(packed[number]).logprobs)
-    head = "policy.lm_head.weight"
-    held = ((name, weight) for name, weight in module.named_parameters() if not (pipeline.has_copy and name == head))
-    weights = {name.removeprefix("policy."): w for name, w in pipeline.stream((n, _full(w)) for n, w in held)}
-    return told(losses, norms, weights) | {"logprobs": sums_of(found, every, alike)}
+    held = [one for one in module.named_parameters() if not (pipeline.has_copy and "lm_head" in one[0])]
+    weights = {name.removeprefix("policy."): weight for name, weight in pipeline.stream(held)}
+    return told(losses, norms, weights) | {"logprobs": sum(float(one.double().sum()) for one in found)}
 
 
 def critic(directory: Path, ranks: Ranks) -> Told:
@@ -226,21 +208,10 @@ def value_model(directory: Path) -> ValueModel:
     return model
 
 
-def sums_of(found: Iterable[Tensor], every: Iterable[Dealt[MicroBatch]], alike: Ranks) -> float:
-    """Of the log-probs of all passes that count."""
-    mine = sum(float(one.double().sum()) for one, dealt in zip(found, every, strict=True) if dealt.counts)
-    return alike.sum_values({"sum": mine})["sum"]
-
-
-def _full(weight: Tensor) -> Tensor:
-    return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
-
-
 WAYS: dict[str, Callable[[Path, Ranks], Told]] = {
     "pipeline": lambda path, ranks: stages(path, ranks),
     "virtual pipeline": lambda path, ranks: stages(path, ranks, virtual=2),
     "critic": critic,
-    "pipeline and data": lambda path, ranks: stages(path, ranks, data=2),
     "alltoall idle": lambda path, ranks: idle(path, ranks, "alltoall"),
     "allgather idle": lambda path, ranks: idle(path, ranks, "allgather"),
     "alltoall": lambda path, ranks: experts(path, ranks, "alltoall", 2),

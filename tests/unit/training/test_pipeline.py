@@ -32,12 +32,6 @@ def on_two(deep_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> li
     return split_ranks.on_ranks(ways, deep_directory, 2, tmp_path_factory.mktemp("two") / "meeting")
 
 
-@pytest.fixture(scope="module")
-def on_four(deep_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Told]]:
-    ways = ("pipeline", "pipeline and data")
-    return split_ranks.on_ranks(ways, deep_directory, 4, tmp_path_factory.mktemp("four") / "meeting")
-
-
 def same(ours: Told, theirs: Told) -> None:
     for name in ("losses", "norms", "logprobs"):
         assert ours[name] == pytest.approx(theirs[name], rel=1e-5), name
@@ -54,13 +48,6 @@ def test_two_stages_learn_the_same_as_one(alone: Told, on_two: list[dict[str, To
     assert abs(alone["losses"][-1] - alone["losses"][0]) > 0.1
     same(on_two[0][way], alone)
     assert on_two[0][way] == on_two[1][way]
-
-
-@pytest.mark.parametrize("way", ["pipeline", "pipeline and data"])
-def test_four_ranks_learn_the_same_as_one(alone: Told, on_four: list[dict[str, Told]], way: str) -> None:
-    """In four stages, or in two whose weights are sharded over two."""
-    same(on_four[0][way], alone)
-    assert all(one[way] == on_four[0][way] for one in on_four)
 
 
 def test_a_critic_goes_through_the_same_stages(on_two: list[dict[str, Told]]) -> None:
