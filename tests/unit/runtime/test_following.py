@@ -103,7 +103,7 @@ def test_tensors_of_other_types_are_neither_sent_nor_received() -> None:
 def test_every_method_is_performed_or_refused_as_not_ready() -> None:
     """A name that is allowed on the wire and unknown behind it would be a KeyError in the middle of a run."""
     arguments = {"of": "actor", "swapped": False, "with_reference": False, "objective": "policy", "aggregation": {}}
-    arguments |= {"rate": 1.0, "seed": 0, "optimizer": {}, "policy": "/nowhere", "directory": "/nowhere"}
+    arguments |= {"rate": 1.0, "seed": 0, "optimizer": {}, "tuned": False, "policy": "/nowhere", "directory": "/nowhere"}
     for method in METHODS - {"stop"}:
         with pytest.raises((ValueError, MachineError)):
             Performer(experiment(), Ranks()).perform(Call(method, arguments, sequences()))
