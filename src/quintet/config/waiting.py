@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -15,7 +16,7 @@ from quintet.config.faults import Fault, raise_faults, source_of
 from quintet.config.keys import show
 from quintet.config.native import Experiment
 from quintet.config.native.section import Section
-from quintet.config.plan.values import told, with_value
+from quintet.config.plan.values import told, value, with_value
 from quintet.config.spread import COUNTS, Spread, as_started, command, ready_keys, spreads
 from quintet.config.started import Started, started
 
@@ -60,8 +61,8 @@ def waiting_faults(composed: Composed) -> Iterator[Fault]:
         if each.key in ready:
             continue
         source = _source(each, composed)
-        value = each.value.get("name", each.value) if isinstance(each.value, dict) else each.value
-        message = f"{each.key} = {show(value)} ({source}): waits for {each.capability}"
+        asked = each.value.get("name", each.value) if isinstance(each.value, dict) else each.value
+        message = f"{each.key} = {show(asked)} ({source}): waits for {each.capability}"
         hint = f"leave it out, or set {each.key}={_word(each.instead)}"
         if each.key in COUNTS:
             hint += f"; or start it with {command(config, max(spread.devices for spread in spreads(config)))}"
@@ -92,9 +93,16 @@ def on_these_ranks(composed: Composed) -> Composed:
     """The configuration with as many devices as there are processes, where nobody says how many there are to be."""
     here, places = started(), dict(composed.provenance)
     config = composed.experiment
-    for key, value in as_started(config, here, lambda key: _source_of(composed, key) != "default"):
-        config, places[key] = with_value(config, key, value), "torchrun"
+    for key, count in as_started(config, here, partial(_is_given, config)):
+        config, places[key] = with_value(config, key, count), "torchrun"
     return replace(composed, experiment=config, provenance=places)
+
+
+def _is_given(config: Experiment, key: str) -> bool:
+    """Whether somebody said that very key, be it its default."""
+    above, _, name = key.rpartition(".")
+    section = value(config, above)
+    return isinstance(section, Section) and name in section.model_fields_set
 
 
 def _source_of(composed: Composed, key: str) -> str:

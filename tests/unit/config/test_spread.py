@@ -67,7 +67,7 @@ def test_components_apart_wait_for_the_cluster_still(begun: Begin) -> None:
 
 def test_where_nobody_counts_devices_they_are_the_processes(begun: Begin) -> None:
     begun(4, 2)
-    composed = compose(None, ["sft.games={}"], None, "refuse")
+    composed = compose(None, ["sft={games: {}}"], None, "refuse")
     assert (composed.experiment.placement.nodes, composed.experiment.placement.devices_per_node) == (1, 1)
     assert composed.experiment.sft is not None
     assert composed.experiment.sft.devices == 4
