@@ -138,7 +138,7 @@ def from_hugging_face(parts: list[Tensor], kind: Kind, shape: Shape) -> Tensor:
         return torch.cat(parts)
     if kind != "qkv":
         return parts[0]
-    per_group = [part.unflatten(0, (shape.groups, -1)) for part in parts]
+    per_group = [part.reshape(shape.groups, -1, *part.shape[1:]) for part in parts]
     return torch.cat(per_group, dim=1).flatten(0, 1)
 
 
@@ -151,7 +151,8 @@ def to_hugging_face(whole: Tensor, kind: Kind, shape: Shape) -> list[Tensor]:
     if kind != "qkv":
         return [whole]
     sizes = [shape.heads // shape.groups * shape.dim, shape.dim, shape.dim]
-    return [part.flatten(0, 1) for part in whole.unflatten(0, (shape.groups, -1)).split(sizes, dim=1)]
+    per_group = whole.reshape(shape.groups, -1, *whole.shape[1:])
+    return [part.flatten(0, 1) for part in per_group.split(sizes, dim=1)]
 
 
 def cut(whole: Tensor, kind: Kind, rank: int, ranks: int) -> Tensor:

@@ -67,7 +67,8 @@ def _meet(options: MegatronConfig) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group(backend, timeout=wait)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=wait)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=wait)
 
 
 def _divide(parallel: ParallelConfig, options: MegatronConfig, seed: int) -> None:

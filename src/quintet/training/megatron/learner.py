@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.optimizer import get_megatron_optimizer
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.drift import token_gaps, tolerated
@@ -29,7 +30,7 @@ from quintet.training.megatron.moments import Moments, clip
 from quintet.training.megatron.options import ddp_config, optimizer_config
 from quintet.training.megatron.package import at_home
 from quintet.training.megatron.passes import Model
-from quintet.training.megatron.weights import Directory, numbered_parameters, own_part, put_weights
+from quintet.training.megatron.weights import Directory, numbered_parameters, own_part
 from quintet.training.packing import Budget, MicroBatch, micro_batches
 
 __all__ = ["MegatronActor", "MegatronCritic", "MegatronScorer"]
@@ -94,12 +95,12 @@ class _Trained:
         state: dict[str, Tensor] = {}
         fields = ADAM if self._steps and self._config.kind == "adamw" else ()
         for field in fields:
-            for name, whole in self._directory.gathered(self._model.shape, lambda p, f=field: self._moment(p, f)):
+            for name, whole in self._directory.gathered(self._model.shape, partial(self._moment, field)):
                 state[f"{name}.{field}"] = whole.contiguous().clone()
                 state[f"{name}.step"] = torch.tensor(float(self._steps))
         return state
 
-    def _moment(self, parameter: torch.nn.Parameter, field: str) -> Tensor:
+    def _moment(self, field: str, parameter: nn.Parameter) -> Tensor:
         return self._moments.whole(parameter, field) if parameter.requires_grad else torch.zeros_like(parameter)
 
     def load_state(self, state: dict[str, Tensor]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from quintet.config.native.megatron import MegatronConfig
 from quintet.errors import ConfigError
-from quintet.policies.attention import PackedLayout
+from quintet.policies.attention import Layout
 from quintet.policies.causal_lm import Packed
 from quintet.training.megatron.package import at_home, device, has_transformer_engine
 
@@ -39,7 +39,7 @@ __all__ = ["PackedGPT", "block_spec", "build_chunks", "padded_vocabulary"]
 class LaidOut(PackedSeqParams):  # type: ignore[misc]
     """How the tokens of a pass lie, on its way through Megatron's layers to their attention."""
 
-    layout: PackedLayout | None = None
+    layout: Layout | None = None
     tokens: int = 0
     """Without those that fill the row up."""
 
@@ -175,7 +175,7 @@ class PackedGPT(GPTModel):  # type: ignore[misc]
             packed_seq_params=LaidOut(qkv_format="sbhd", layout=packed.layout, tokens=length),
         )
         if not self.post_process:
-            return hidden
+            return cast(Tensor, hidden)
         if self.config.sequence_parallel:
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
         states: Tensor = hidden[:, 0].index_select(0, packed.sources)

@@ -104,6 +104,8 @@ def transformer_config(
     """
     kind = family(hf)
     refuse_unable(options, hosted=hosted)
+    if parallel.virtual_pipeline > 1 and parallel.pipeline == 2 and options.batch_p2p_comm:
+        _refuse("batch_p2p_comm", True, "two stages of several parts can't tell their messages apart", "leave it out")
     _match(hf, kind, options)
     function, gated = ACTIVATIONS[options.activation.removeprefix("fast-")]
     heads = int(hf.num_attention_heads)
@@ -131,7 +133,9 @@ def transformer_config(
         "use_cpu_initialization": options.use_cpu_initialization or hosted,
         "perform_initialization": False,
         "calculate_per_token_loss": True,  # gradients are summed over ranks: the loss has its weights already
-        "variable_seq_lengths": options.variable_seq_lengths and parallel.pipeline > 1,
+        "variable_seq_lengths": options.variable_seq_lengths
+        and parallel.pipeline > 1
+        and parallel.virtual_pipeline == 1,
         "batch_p2p_comm": options.batch_p2p_comm,
         # `alltoall_seq` was the dispatcher of sequence-parallel models; today's `alltoall` does both
         "moe_token_dispatcher_type": options.moe_token_dispatcher_type.removesuffix("_seq"),
@@ -184,7 +188,7 @@ def _experts(hf: Any, options: MegatronConfig) -> dict[str, Any]:
         "moe_router_topk": hf.num_experts_per_tok,
         "moe_router_pre_softmax": not hf.norm_topk_prob,
         "moe_router_load_balancing_type": "none",
-        "moe_router_dtype": "fp32",
+        "moe_router_dtype": "fp32" if has_transformer_engine() else None,
         "moe_aux_loss_coeff": 0.0,
         "moe_grouped_gemm": options.moe_grouped_gemm,
         "moe_shared_expert_overlap": options.moe_shared_expert_overlap,
@@ -203,14 +207,16 @@ def refuse_unable(options: MegatronConfig, *, hosted: bool) -> None:
             _refuse(name, getattr(options, name), f"needs {kernel}, and this machine has no GPU", "leave it out")
     if hosted and options.distributed_backend == "nccl":
         _refuse("distributed_backend", "nccl", "NCCL joins GPUs, and this machine has none", "take gloo")
-    if hosted and options.moe_token_dispatcher_type == "flex":
+    if hosted and options.moe_token_dispatcher_type == "flex":  # noqa: S105
         _refuse("moe_token_dispatcher_type", "flex", "needs DeepEP and GPUs", "take alltoall or allgather")
     if options.spec_name == "te_gpt" and not has_transformer_engine():
         _refuse("spec_name", "te_gpt", "transformer_engine isn't installed", "take local_gpt or decoder_gpt")
     if not options.mcore_gpt:
         _refuse("mcore_gpt", False, "only Megatron Core's model is there", "leave it out")
-    if options.ckpt_format in ("torch", "zarr") and not options.use_dist_ckpt and options.ckpt_format == "zarr":
-        _refuse("ckpt_format", "zarr", "Megatron Core 0.16 has dropped it", "leave it out")
+    if options.ckpt_format == "torch":
+        _refuse("ckpt_format", "torch", "its files are unpickled, and a pickle can run code", "leave it out")
+    if options.ckpt_format == "zarr":
+        _refuse("ckpt_format", "zarr", "Megatron Core has dropped it", "leave it out")
 
 
 def _refuse(name: str, value: Any, reason: str, hint: str) -> None:
@@ -275,6 +281,7 @@ def optimizer_config(
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
         fp16=dtype is torch.float16,
+        initial_loss_scale=2.0**16,
         loss_scale_window=options.loss_scale_window,
         use_distributed_optimizer=options.use_distributed_optimizer,
         overlap_param_gather=options.overlap_param_gather,

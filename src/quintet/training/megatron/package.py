@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -34,6 +34,9 @@ def require_megatron() -> None:
         warnings.simplefilter("ignore")
         import megatron.core.models.gpt
         import megatron.core.optimizer  # noqa: F401
+        from megatron.core.transformer.moe import moe_utils
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None  # 0.16.1 asks for it where Transformer Engine is absent, and forgot to say so
 
 
 def has_transformer_engine() -> bool:
@@ -68,9 +71,17 @@ class _ToCpu(TorchFunctionMode):
         return result
 
 
+class _Stream:
+    """A queue of kernels where everything is computed at once."""
+
+    def __getattr__(self, name: str) -> Callable[..., _Stream]:
+        return lambda *_, **__: self
+
+
 def _replacements() -> list[tuple[ModuleType, str, Any]]:
     """What asks for a GPU in Megatron's optimizer, schedules and recomputation, and what answers in its place."""
     from megatron.core.tensor_parallel import random
+    from megatron.core.transformer.moe import token_dispatcher
 
     def nothing(*_: object, **__: object) -> None:
         return None
@@ -81,9 +92,16 @@ def _replacements() -> list[tuple[ModuleType, str, Any]]:
     def put(new: torch.Tensor, *_: object, **__: object) -> None:
         torch.set_rng_state(new)
 
+    def at_once(tensor: Any, as_numpy: bool = False, **_: object) -> Any:  # noqa: FBT001, FBT002
+        return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
+
     return [
+        (token_dispatcher, "maybe_move_tensor_to_cpu", at_once),
         (torch.cuda, "current_device", lambda: torch.device("cpu")),
         (torch.cuda, "synchronize", nothing),
+        (torch.cuda, "Stream", _Stream),
+        (torch.cuda, "current_stream", _Stream),
+        (torch.cuda, "stream", nullcontext),
         (torch.cuda, "get_rng_state", state),
         (torch.cuda, "manual_seed", torch.manual_seed),
         (random, "_get_cuda_rng_state", state),

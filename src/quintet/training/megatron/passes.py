@@ -77,7 +77,7 @@ class Model:
         mine = self._mine(micros)
         told: list[tuple[MicroBatch, T]] = []
         longest = max(len(micro.packed.tokens) for micro in micros)
-        width = None if self.plan.options.variable_seq_lengths else self._width(longest)
+        width = self._width(longest) if self._even else None
         step = partial(self._forward, loss, told, width)
         with at_home():
             get_forward_backward_func()(
@@ -100,6 +100,14 @@ class Model:
         own = list(micros[data.rank :: data.size])
         return [(micro, True) for micro in own] + [(micros[0], False)] * (each - len(own))
 
+    @property
+    def _even(self) -> bool:
+        """Whether all rows are filled up to one length: as it is asked for, where stages hold several parts and can't
+        tell each other lengths, and where all ranks send all their tokens to all experts."""
+        options, parallel = self.plan.options, self.plan.parallel
+        everywhere = options.moe_token_dispatcher_type == "allgather" and parallel.expert > 1  # noqa: S105
+        return not options.variable_seq_lengths or parallel.virtual_pipeline > 1 or everywhere
+
     def _width(self, longest: int) -> int:
         return self.chunks[0].row(max(longest, self.plan.options.seq_length or 0))
 
@@ -120,7 +128,7 @@ class Model:
                 told.append((micro, what))
             return value * float(counts), torch.ones((), dtype=torch.int), None
 
-        return stage(micro.packed, width), measure
+        return stage(micro.packed.to(device()), width), measure
 
     def hidden(self, micros: Sequence[MicroBatch]) -> dict[int, Tensor]:
         """Hidden states at the sources of this rank's micro-batches, under the micro-batch's `id`, where the last

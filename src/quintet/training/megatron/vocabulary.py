@@ -32,7 +32,8 @@ def log_distribution(logits: Tensor) -> Tensor:
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=parallel_state.get_tensor_model_parallel_group())
     shifted = logits - largest[:, None]
     total = reduce_from_tensor_model_parallel_region(shifted.exp().sum(-1))
-    return shifted - copy_to_tensor_model_parallel_region(total.log())[:, None]
+    own: Tensor = shifted - copy_to_tensor_model_parallel_region(total.log())[:, None]
+    return own
 
 
 def measure_tokens(

@@ -155,6 +155,10 @@ def _told(whole: Tensor | None, source: int) -> Tensor:
         head[: 2 + whole.dim()] = torch.tensor([KINDS.index(whole.dtype), whole.dim(), *whole.shape])
     dist.broadcast(head, source)
     kind, size, *shape = head.tolist()
-    told = whole.contiguous() if has and whole is not None else torch.empty(shape[:size], dtype=KINDS[kind], device=device())
+    told = (
+        whole.contiguous()
+        if has and whole is not None
+        else torch.empty(shape[:size], dtype=KINDS[kind], device=device())
+    )
     dist.broadcast(told, source)
     return told

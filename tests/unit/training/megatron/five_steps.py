@@ -1,6 +1,6 @@
-"""Five optimizer steps of the Megatron learner; as a program, one of the ranks that share it.
+"""Five optimizer steps of the Megatron learner; as a program, one of the ranks that share it, case by case.
 
-python five_steps.py POLICY OUT RANK SIZE MEETING SETTINGS
+python five_steps.py MODELS OUT RANK SIZE MEETING CASES
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from loss_grid import ragged_batch  # noqa: E402
+from loss_grid import ragged_batch
 
-from quintet.algorithms.objective import CriticObjective, PolicyObjective  # noqa: E402
-from quintet.config.native import AlgorithmConfig, CriticConfig, Experiment  # noqa: E402
-from quintet.records import Batch  # noqa: E402
-from quintet.training.ranks import Ranks  # noqa: E402
+from quintet.algorithms.objective import PolicyObjective
+from quintet.config.native import AlgorithmConfig, Experiment
+from quintet.records import Batch
+from quintet.training.ranks import Ranks
 
 RATE = 3e-3
 OBJECTIVE = PolicyObjective(AlgorithmConfig(entropy_coefficient=0.01))
@@ -30,12 +30,15 @@ STEPS = 5
 
 def experiment(settings: dict[str, Any]) -> Experiment:
     """The run whose actor those are the settings of."""
-    optimizer = {"learning_rate": RATE, "weight_decay": 0.0, "max_grad_norm": 0.5, "epsilon": 1e-5} | settings.get("optimizer", {})
+    optimizer = {"learning_rate": RATE, "weight_decay": 0.0, "max_grad_norm": 0.5, "epsilon": 1e-5} | settings.get(
+        "optimizer", {}
+    )
     actor = {"backend": "megatron", "optimizer": optimizer, "budget": {"tokens": settings.get("tokens", 60)}}
     actor |= {key: settings[key] for key in ("megatron", "parallel", "gradient_checkpointing") if key in settings}
     same = {key: actor[key] for key in ("backend", "parallel", "megatron", "optimizer", "budget") if key in actor}
     return Experiment.model_validate(
-        {"actor": actor, "critic": same, "policy": settings.get("policy", {})} | {"training": {"micro_batch_tokens": 60}}
+        {"actor": actor, "critic": same, "policy": settings.get("policy", {})}
+        | {"training": {"micro_batch_tokens": 60}}
     )
 
 
@@ -71,9 +74,13 @@ def main(policy: Path, out: Path, ranks: Ranks, settings: dict[str, Any]) -> Non
 
 
 if __name__ == "__main__":
-    _, policy, out, rank, size, meeting, given = sys.argv
+    from megatron.core import parallel_state
+
+    _, models, out, rank, size, meeting, cases = sys.argv
     ranks = Ranks.join(int(rank), int(size), Path(meeting), 100.0)
     try:
-        main(Path(policy), Path(out), ranks, json.loads(given))
+        for number, (kind, settings) in enumerate(json.loads(cases)):
+            main(Path(models) / kind, Path(out) / str(number), ranks, settings)
+            parallel_state.destroy_model_parallel()
     finally:
         ranks.leave()
