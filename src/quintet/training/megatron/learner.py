@@ -1,0 +1,360 @@
+"""Learners on Megatron Core: its model, gradient buffers and optimizer behind the interface of the plain ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.optimizer import get_megatron_optimizer
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from quintet.algorithms.aggregation import Aggregation
+from quintet.algorithms.drift import token_gaps, tolerated
+from quintet.algorithms.losses import PolicyTargets
+from quintet.algorithms.objective import (
+    CriticObjective,
+    PolicyLearning,
+    PolicyObjective,
+    ValueTargets,
+    batch_targets,
+)
+from quintet.config.native import OptimizerConfig
+from quintet.records import Batch
+from quintet.training.megatron.moments import Moments, clip
+from quintet.training.megatron.options import ddp_config, optimizer_config
+from quintet.training.megatron.package import at_home
+from quintet.training.megatron.passes import Model
+from quintet.training.megatron.weights import Directory, numbered_parameters, own_part
+from quintet.training.packing import Budget, MicroBatch, micro_batches
+
+__all__ = ["MegatronActor", "MegatronCritic", "MegatronScorer"]
+
+ADAM = ("exp_avg", "exp_avg_sq")
+
+
+def _never(metrics: Mapping[str, float]) -> bool:
+    return False
+
+
+class _Trained:
+    """A model with Megatron's gradient buffers and optimizer."""
+
+    def __init__(
+        self, model: Model, config: OptimizerConfig, *, budget: Budget, inference_budget: Budget | None = None
+    ) -> None:
+        self._model = model
+        self._config = config
+        self._budget = budget
+        self._inference_budget = inference_budget or budget
+        self._place = model.plan.place
+        self._steps = 0
+        options, dtype = model.plan.options, model.plan.dtype
+        with at_home():
+            shared = ddp_config(options)
+            parts = [DistributedDataParallel(model.config, shared, chunk) for chunk in model.chunks]
+            self._optimizer = get_megatron_optimizer(
+                optimizer_config(config, options, dtype), parts, use_gloo_process_groups=False
+            )
+        self._ddp = parts
+        model.called = list(parts)
+        model.config.finalize_model_grads_func = _finalize
+        if dtype is torch.float16:
+            model.config.grad_scale_func = self._optimizer.scale_loss
+        if options.overlap_grad_reduce:
+            unsynced = [part.no_sync for part in parts]
+            model.config.no_sync_func = unsynced if len(parts) > 1 else unsynced[0]
+        self._moments = Moments(self._optimizer)
+        self._directory = Directory(model.chunks, self._place.world)
+
+    @property
+    def schedule(self) -> OptimizerConfig:
+        """What the learning rate follows."""
+        return self._config
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Full float32 tensors under Hugging Face names, on every rank; all ranks call it and go through it."""
+        return self._directory.gathered(self._model.shape, self._moments.whole)
+
+    def load_weights(self, given: Mapping[str, Tensor]) -> None:
+        """Put full tensors under Hugging Face names into this rank's part.
+
+        Raises:
+            KeyError: one is missing.
+        """
+        for name, parameter in numbered_parameters(self._model.chunks):
+            self._moments.put_weights(parameter, own_part(name, given, self._model.shape))
+
+    def state(self) -> dict[str, Tensor]:
+        """The optimizer's tensors, whole and under Hugging Face names, as the plain learner's; all ranks call it."""
+        state: dict[str, Tensor] = {}
+        fields = ADAM if self._steps and self._config.kind == "adamw" else ()
+        for field in fields:
+            for name, whole in self._directory.gathered(self._model.shape, partial(self._moment, field)):
+                state[f"{name}.{field}"] = whole.contiguous().clone()
+                state[f"{name}.step"] = torch.tensor(float(self._steps))
+        return state
+
+    def _moment(self, field: str, parameter: nn.Parameter) -> Tensor:
+        return self._moments.whole(parameter, field) if parameter.requires_grad else torch.zeros_like(parameter)
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Put back what `state` gave, here or in another learner."""
+        if not state:
+            return
+        self._steps = int(next(value for key, value in state.items() if key.endswith(".step")))
+        for name, parameter in numbered_parameters(self._model.chunks):
+            moments = {field: own_part(name, _field(state, field), self._model.shape) for field in ADAM}
+            self._moments.put_moments(parameter, moments, float(self._steps))
+
+    def save_pretrained(self, directory: Path) -> None:
+        """Write configuration and weights as transformers reads them; all ranks call it, the first one writes."""
+        weights = {name: tensor.contiguous().clone() for name, tensor in self.weights()}
+        if self._place.world.rank:
+            return
+        directory.mkdir(parents=True, exist_ok=True)
+        self._model.plan.hf.save_pretrained(directory)
+        save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+    def _step(
+        self,
+        batch: Batch,
+        rate: float,
+        loss_of: Callable[[MicroBatch, Tensor], tuple[Tensor, dict[str, Tensor]]],
+        refused: Callable[[Mapping[str, float]], bool] = _never,
+        micros: list[MicroBatch] | None = None,
+    ) -> dict[str, float]:
+        """One optimizer step on the whole batch, unless it is `refused` by its metrics, which are sums over
+        micro-batches."""
+        micros = list(micro_batches(batch, self._budget)) if micros is None else micros
+        for part in self._ddp:
+            part.train()  # activations are computed again in training alone; there is no dropout
+            part.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        told = self._model.run(micros, loss_of)
+        sums: dict[str, float] = {}
+        for _, metrics in told if self._place.speaks else ():
+            for name, value in metrics.items():
+                sums[name] = sums.get(name, 0.0) + float(value.detach())
+        sums = self._place.world.sum_values(sums)
+        norm, finite = self._ready() if micros else (0.0, True)
+        if micros and finite and not refused(sums):
+            self._advance(rate, norm)
+        return {**sums, "grad_norm": norm, "skipped": float(not finite), "lr": rate}
+
+    def _ready(self) -> tuple[float, bool]:
+        """The norm of the whole gradient, and whether it is a number."""
+        with at_home():
+            overflow = self._optimizer.prepare_grads()
+            norm = math.inf if overflow else float(self._optimizer.get_grad_norm())
+        return norm, math.isfinite(norm)
+
+    def _advance(self, rate: float, norm: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate * group.get("lr_mult", 1.0)
+            group["weight_decay"] = self._config.weight_decay * group.get("wd_mult", 1.0)
+        with at_home():
+            clip(self._optimizer, norm)
+            self._optimizer.step_with_ready_grads()
+            for part in self._ddp if self._model.plan.options.overlap_param_gather else ():
+                part.start_param_sync(force_sync=True)
+        self._steps += 1
+
+
+def _finalize(parts: list[DistributedDataParallel], _: Tensor | None = None, **given: object) -> None:
+    """Megatron's own, without dividing by a number of tokens: a pass's loss has its weights already."""
+    finalize_model_grads(parts, None, **given)
+
+
+def _field(state: Mapping[str, Tensor], field: str) -> dict[str, Tensor]:
+    return {key.removesuffix(f".{field}"): value for key, value in state.items() if key.endswith(f".{field}")}
+
+
+class MegatronScorer:
+    """A policy that says how likely it is to write what somebody wrote; see `quintet.training.learner.Scorer`."""
+
+    def __init__(self, model: Model, *, budget: Budget, temperature: float = 1.0) -> None:
+        """`temperature` divides the logits, as while sampling."""
+        self.model = model
+        self.dtype = model.plan.dtype
+        self.budget = budget
+        self.temperature = temperature
+
+    def frozen(self, budget: Budget) -> MegatronScorer:
+        """The policy as it is now, which stays as it is."""
+        copy = self.model.plan.model()
+        with torch.no_grad():
+            for own, other in zip(copy.chunks, self.model.chunks, strict=True):
+                for mine, theirs in zip(own.parameters(), other.parameters(), strict=True):
+                    mine.copy_(theirs)
+                    mine.requires_grad_(requires_grad=False)
+        return MegatronScorer(copy, budget=budget, temperature=self.temperature)
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        """Log-probability of each own token, nats, float32 [N]; 0 outside the loss mask."""
+        return self._over(batch, "logprobs")
+
+    def squared_mass(self, batch: Batch) -> Tensor:
+        """Σ π² over the vocabulary at the place of each own token, float32 [N]; 0 outside the loss mask."""
+        return self._over(batch, "squared_mass")
+
+    def divergence(self, batch: Batch, reference: MegatronScorer, *, swapped: bool = False) -> Tensor:
+        """KL(policy ‖ reference) over the whole vocabulary at the place of each own token, or with `swapped` the other
+        way round; nats, float32 [N], 0 outside the loss mask."""
+        return self._over(batch, "divergence", reference, swapped=swapped)
+
+    @torch.no_grad()
+    def _over(
+        self, batch: Batch, name: str, reference: MegatronScorer | None = None, *, swapped: bool = False
+    ) -> Tensor:
+        micros = list(micro_batches(batch, self.budget))
+        theirs = {} if reference is None else reference.model.hidden(micros)
+
+        def measure(micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor]:
+            other = None if reference is None else (reference.model, theirs[id(micro)])
+            measures = self.model.measures(
+                micro.packed, hidden, self.temperature, other, swapped=swapped, squared_mass=name == "squared_mass"
+            )
+            return hidden.new_zeros(()), getattr(measures, name)
+
+        return _spread(batch, self.model, self.model.run(micros, measure, backward=False))
+
+
+def _spread(batch: Batch, model: Model, told: list[tuple[MicroBatch, Tensor]]) -> Tensor:
+    """[N] on all ranks: what was measured at the own tokens, 0 elsewhere."""
+    out = torch.zeros(len(batch.tokens))
+    for micro, value in told if model.plan.place.speaks else ():
+        out[micro.index] = value.float().cpu()
+    return model.plan.place.world.sum(out)
+
+
+class MegatronActor(_Trained):
+    """Trains the policy; see `quintet.training.learner.ActorLearner`."""
+
+    def __init__(
+        self,
+        model: Model,
+        config: OptimizerConfig,
+        *,
+        budget: Budget,
+        inference_budget: Budget | None = None,
+        temperature: float = 1.0,
+    ) -> None:
+        """`temperature` divides the logits, as while sampling."""
+        super().__init__(model, config, budget=budget, inference_budget=inference_budget)
+        self.scorer = MegatronScorer(model, budget=self._inference_budget, temperature=temperature)
+
+    def update(
+        self,
+        batch: Batch,
+        objective: PolicyLearning,
+        aggregation: Aggregation | str,
+        rate: float,
+        *,
+        reference: MegatronScorer | None = None,
+        seed: int = 0,
+    ) -> dict[str, float]:
+        """One optimizer step on a mini-batch; see `ActorLearner.update`.
+
+        Raises:
+            ValueError: the divergence is to be `full` and there is no reference.
+        """
+        policy = objective if isinstance(objective, PolicyObjective) else None
+        full = policy.full_divergence if policy else None
+        if full and reference is None:
+            raise ValueError("the full divergence needs the reference itself: update(…, reference=…)")
+        micros = list(micro_batches(batch, self._budget))
+        aggregation = Aggregation(aggregation) if isinstance(aggregation, str) else aggregation
+        targets = self._targets(batch, objective, aggregation, micros, seed)
+        place = batch.loss_mask.cumsum(0) - 1
+        engine = batch.logprobs if batch.rollout_logprobs is None else batch.rollout_logprobs
+        theirs = reference.model.hidden(micros) if full and reference else {}
+        largest, limit = [0.0], tolerated(self.scorer.dtype)
+
+        def loss_of(micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            other = (reference.model, theirs[id(micro)]) if full and reference else None
+            measures = self._model.measures(
+                micro.packed, hidden, self.scorer.temperature, other, swapped=bool(full and full.swapped)
+            )
+            some = targets.at(place[micro.index])
+            some = replace(some, divergence=measures.divergence) if full else some
+            gaps = token_gaps(measures.logprobs.detach(), engine[micro.index], limit)
+            largest.append(float(gaps["probs_diff"].max()))
+            loss, metrics = objective(measures.logprobs, measures.entropy, some)
+            return loss, metrics | {f"{name}_mean": gap.sum() / len(targets.weights) for name, gap in gaps.items()}
+
+        metrics = self._step(batch, rate, loss_of, policy.stops if policy else _never, micros)
+        if policy and policy.config.stop_ratio is not None:
+            metrics["actor/stopped_updates"] = float(policy.stops(metrics))
+        return metrics | {"probs_diff_max": self._place.world.largest(max(largest))}
+
+    def _targets(
+        self, batch: Batch, objective: PolicyLearning, aggregation: Aggregation, micros: list[MicroBatch], seed: int
+    ) -> PolicyTargets:
+        part = _parts(batch, micros, aggregation)
+        if isinstance(objective, PolicyObjective):
+            return objective.targets(batch, aggregation, part=part, logprobs=self.scorer.logprobs, seed=seed)
+        return batch_targets(batch, aggregation, part)
+
+
+class MegatronCritic(_Trained):
+    """Trains the critic; see `quintet.training.learner.CriticLearner`."""
+
+    def values(self, batch: Batch) -> Tensor:
+        """The estimate before each own token, float32 [N]; 0 elsewhere."""
+
+        def measure(_: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor]:
+            return hidden.new_zeros(()), self._value(hidden)
+
+        with torch.no_grad():
+            micros = list(micro_batches(batch, self._inference_budget))
+            return _spread(batch, self._model, self._model.run(micros, measure, backward=False))
+
+    def update(
+        self,
+        batch: Batch,
+        objective: CriticObjective,
+        aggregation: Aggregation | str,
+        rate: float,
+        mask: Tensor | None = None,
+    ) -> dict[str, float]:
+        """One optimizer step on a mini-batch that has `values` and `returns`; see `CriticLearner.update`.
+
+        Raises:
+            ValueError: the batch has no values or no returns.
+        """
+        if batch.values is None or batch.returns is None:
+            raise ValueError("the critic learns from a batch with values and returns")
+        old, returns = batch.values, batch.returns
+        if mask is not None:
+            batch = replace(batch, loss_mask=batch.loss_mask & mask)
+        aggregation = Aggregation(aggregation) if isinstance(aggregation, str) else aggregation
+        micros = list(micro_batches(batch, self._budget))
+        part = _parts(batch, micros, aggregation)
+        weights = aggregation.weights(batch.loss_mask, batch.token_trajectory, part)
+
+        def loss_of(micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            i = micro.index
+            return objective(self._value(hidden), ValueTargets(weights[i], old[i], returns[i]))
+
+        return self._step(batch, rate, loss_of, micros=micros)
+
+    def _value(self, hidden: Tensor) -> Tensor:
+        """Hidden states [M, hidden] to values [M]."""
+        values: Tensor = self._model.chunks[-1].value_head(hidden)
+        return values.squeeze(-1).float()
+
+
+def _parts(batch: Batch, micros: list[MicroBatch], aggregation: Aggregation) -> Tensor | None:
+    """The number of each own token's micro-batch, int64 [N], where the aggregation depends on it."""
+    if aggregation.exact:
+        return None
+    part = torch.zeros(len(batch.tokens), dtype=torch.long)
+    for number, micro in enumerate(micros):
+        part[micro.index] = number
+    return part

@@ -1,0 +1,293 @@
+"""A configuration in the terms of Megatron Core's own classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.transformer import TransformerConfig
+
+from quintet.config.native.learners import OptimizerConfig, ParallelConfig
+from quintet.config.native.megatron import MegatronConfig
+from quintet.errors import ConfigError
+from quintet.training.megatron.package import has_transformer_engine
+
+__all__ = ["Family", "ddp_config", "family", "optimizer_config", "refuse_unable", "transformer_config"]
+
+ACTIVATIONS: dict[str, tuple[Callable[..., torch.Tensor], bool]] = {
+    "gelu": (F.gelu, False),
+    "geglu": (F.gelu, True),
+    "reglu": (F.relu, True),
+    "swiglu": (F.silu, True),
+    "squared-relu": (lambda x: F.relu(x).square(), False),
+    "approx-gelu": (lambda x: F.gelu(x, approximate="tanh"), False),
+}
+"""Function and whether it is gated. `fast-` before a name means the fused form of the same function."""
+
+GATED = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
+"""What `hidden_act` of a gated Hugging Face model is called."""
+
+NEEDS = {
+    "apply_rope_fusion": "Transformer Engine's rotary kernel",
+    "persist_layer_norm": "Apex's persistent norm kernel",
+    "gradient_accumulation_fusion": "Apex's kernel for weight gradients",
+    "moe_grouped_gemm": "the grouped_gemm kernels",
+    "moe_shared_expert_overlap": "CUDA streams",
+    "optimizer_enable_pin": "memory pinned for CUDA",
+    "tp_comm_overlap_cfg": "Transformer Engine's communication buffers",
+}
+"""Options that only a GPU can run, and what of it they need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What the layers of a Hugging Face architecture have."""
+
+    name: str
+    qkv_bias: bool = False
+    linear_bias: bool = False
+    qk_norm: bool = False
+    experts: int = 0
+
+
+def family(hf: Any) -> Family:
+    """Which family a Hugging Face configuration belongs to.
+
+    Raises:
+        ConfigError: Megatron's GPT isn't built for it here.
+    """
+    kind, known = hf.model_type, ("llama", "qwen2", "qwen3", "qwen3_moe")
+    if kind not in known:
+        raise ConfigError(
+            f"the Megatron learner doesn't know {kind!r}",
+            key="policy.path",
+            value=kind,
+            hint=f"it knows {', '.join(known)}; fsdp2 takes any other",
+        )
+    if kind == "qwen2":
+        return Family(kind, qkv_bias=True)
+    attention, mlp = bool(getattr(hf, "attention_bias", False)), bool(getattr(hf, "mlp_bias", False))
+    if kind == "llama" and attention and mlp:
+        return Family(kind, qkv_bias=True, linear_bias=True)
+    if attention or mlp:
+        raise ConfigError(
+            f"{kind} with biases in some of its linear layers: Megatron has them in all or in none",
+            key="policy.path",
+            value=kind,
+            hint="actor.backend=fsdp2",
+        )
+    experts = int(hf.num_experts) if kind == "qwen3_moe" else 0
+    return Family(kind, qk_norm=kind.startswith("qwen3"), experts=experts)
+
+
+def transformer_config(
+    hf: Any,
+    options: MegatronConfig,
+    parallel: ParallelConfig,
+    dtype: torch.dtype = torch.float32,
+    *,
+    recompute: bool = False,
+    hosted: bool = True,
+) -> TransformerConfig:
+    """Megatron's description of the model whose Hugging Face configuration is `hf`, without dropout; `recompute` is
+    the plain `gradient_checkpointing`, for every layer where no granularity is given; `hosted` says that there is no
+    GPU.
+
+    Raises:
+        ConfigError: options that aren't those of the weights, that contradict each other or that need a GPU.
+    """
+    kind = family(hf)
+    refuse_unable(options, hosted=hosted)
+    if parallel.virtual_pipeline > 1 and parallel.pipeline == 2 and options.batch_p2p_comm:
+        _refuse("batch_p2p_comm", True, "two stages of several parts can't tell their messages apart", "leave it out")
+    _match(hf, kind, options)
+    function, gated = ACTIVATIONS[options.activation.removeprefix("fast-")]
+    heads = int(hf.num_attention_heads)
+    values: dict[str, Any] = {
+        "num_layers": hf.num_hidden_layers,
+        "hidden_size": hf.hidden_size,
+        "ffn_hidden_size": hf.intermediate_size,
+        "num_attention_heads": heads,
+        "num_query_groups": hf.num_key_value_heads,
+        "kv_channels": getattr(hf, "head_dim", None) or hf.hidden_size // heads,
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": hf.rms_norm_eps,
+        "layernorm_zero_centered_gamma": options.normalization == "layernorm1p",
+        "activation_func": function,
+        "gated_linear_unit": gated,
+        "add_bias_linear": options.add_bias_linear,
+        "add_qkv_bias": kind.qkv_bias,
+        "qk_layernorm": kind.qk_norm,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype is torch.bfloat16,
+        "fp16": dtype is torch.float16,
+        "use_cpu_initialization": options.use_cpu_initialization or hosted,
+        "perform_initialization": False,
+        "calculate_per_token_loss": True,  # gradients are summed over ranks: the loss has its weights already
+        "variable_seq_lengths": options.variable_seq_lengths
+        and parallel.pipeline > 1
+        and parallel.virtual_pipeline == 1,
+        "batch_p2p_comm": options.batch_p2p_comm,
+        # `alltoall_seq` was the dispatcher of sequence-parallel models; today's `alltoall` does both
+        "moe_token_dispatcher_type": options.moe_token_dispatcher_type.removesuffix("_seq"),
+        "masked_softmax_fusion": False,
+        "attention_softmax_in_fp32": options.attention_softmax_in_fp32,
+        "apply_rope_fusion": options.apply_rope_fusion,
+        "bias_dropout_fusion": options.bias_dropout_fusion,
+        "bias_activation_fusion": options.bias_activation_fusion or options.activation.startswith("fast-"),
+        "gradient_accumulation_fusion": options.gradient_accumulation_fusion,
+        "persist_layer_norm": options.persist_layer_norm,
+        "tp_comm_overlap": options.tp_comm_overlap_cfg is not None,
+    }
+    values |= _split(parallel) | _recomputed(options, hf.num_hidden_layers // parallel.pipeline, whole=recompute)
+    values |= _experts(hf, options) if kind.experts else {}
+    if options.tp_comm_bootstrap_backend is not None:
+        values["tp_comm_bootstrap_backend"] = options.tp_comm_bootstrap_backend
+    try:
+        return TransformerConfig(**values)
+    except (ValueError, AssertionError) as error:
+        raise ConfigError(f"Megatron refuses these options: {error}", key="actor.megatron") from error
+
+
+def _split(parallel: ParallelConfig) -> dict[str, Any]:
+    virtual = parallel.virtual_pipeline
+    return {
+        "tensor_model_parallel_size": parallel.tensor,
+        "pipeline_model_parallel_size": parallel.pipeline,
+        "virtual_pipeline_model_parallel_size": virtual if virtual > 1 else None,
+        "context_parallel_size": parallel.context,
+        "expert_model_parallel_size": parallel.expert,
+        "sequence_parallel": parallel.sequence and parallel.tensor > 1,
+    }
+
+
+def _recomputed(options: MegatronConfig, layers: int, *, whole: bool) -> dict[str, Any]:
+    granularity, method, number = options.recompute_granularity, options.recompute_method, options.recompute_num_layers
+    if granularity is None and whole and not options.moe_layer_recompute:
+        return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    if granularity == "full":
+        number = min(number or (1 if method == "uniform" else layers), layers)
+        return {"recompute_granularity": granularity, "recompute_method": method, "recompute_num_layers": number}
+    modules = (["core_attn"] if granularity else []) + (["moe"] if options.moe_layer_recompute else [])
+    return {"recompute_granularity": "selective", "recompute_modules": modules} if modules else {}
+
+
+def _experts(hf: Any, options: MegatronConfig) -> dict[str, Any]:
+    return {
+        "num_moe_experts": hf.num_experts,
+        "moe_ffn_hidden_size": hf.moe_intermediate_size,
+        "moe_router_topk": hf.num_experts_per_tok,
+        "moe_router_pre_softmax": not hf.norm_topk_prob,
+        "moe_router_load_balancing_type": "none",
+        "moe_router_dtype": "fp32" if has_transformer_engine() else None,
+        "moe_aux_loss_coeff": 0.0,
+        "moe_grouped_gemm": options.moe_grouped_gemm,
+        "moe_shared_expert_overlap": options.moe_shared_expert_overlap,
+    }
+
+
+def refuse_unable(options: MegatronConfig, *, hosted: bool) -> None:
+    """Say at once what this machine can't run.
+
+    Raises:
+        ConfigError: on a machine without a GPU, an option that needs one; Transformer Engine's layers without it;
+            a format of checkpoints that is read by unpickling.
+    """
+    for name, kernel in NEEDS.items():
+        if hosted and getattr(options, name):
+            _refuse(name, getattr(options, name), f"needs {kernel}, and this machine has no GPU", "leave it out")
+    if hosted and options.distributed_backend == "nccl":
+        _refuse("distributed_backend", "nccl", "NCCL joins GPUs, and this machine has none", "take gloo")
+    if hosted and options.moe_token_dispatcher_type == "flex":  # noqa: S105
+        _refuse("moe_token_dispatcher_type", "flex", "needs DeepEP and GPUs", "take alltoall or allgather")
+    if options.spec_name == "te_gpt" and not has_transformer_engine():
+        _refuse("spec_name", "te_gpt", "transformer_engine isn't installed", "take local_gpt or decoder_gpt")
+    if not options.mcore_gpt:
+        _refuse("mcore_gpt", False, "only Megatron Core's model is there", "leave it out")
+    if options.ckpt_format == "torch":
+        _refuse("ckpt_format", "torch", "its files are unpickled, and a pickle can run code", "leave it out")
+    if options.ckpt_format == "zarr":
+        _refuse("ckpt_format", "zarr", "Megatron Core has dropped it", "leave it out")
+
+
+def _refuse(name: str, value: Any, reason: str, hint: str) -> None:
+    raise ConfigError(f"actor.megatron.{name}: {reason}", key=f"actor.megatron.{name}", value=value, hint=hint)
+
+
+def _match(hf: Any, kind: Family, options: MegatronConfig) -> None:
+    """Options that describe the weights must be those of the weights."""
+    act = GATED.get(str(hf.hidden_act), str(hf.hidden_act))
+    if options.activation.removeprefix("fast-") != act:
+        _refuse("activation", options.activation, f"the weights were trained with {act}", f"take {act}")
+    if options.normalization != "rmsnorm":
+        _refuse("normalization", options.normalization, f"{kind.name} has RMSNorm", "take rmsnorm")
+    if options.add_bias_linear != kind.linear_bias:
+        has = "biases in all linear layers" if kind.linear_bias else "no such biases"
+        _refuse("add_bias_linear", options.add_bias_linear, f"these weights have {has}", f"{kind.linear_bias}".lower())
+    rope = str((getattr(hf, "rope_parameters", None) or {}).get("rope_type", "default"))
+    if options.position_embedding_type not in ("rope", rope):
+        reason = f"{kind.name} tells positions by rope ({rope})"
+        _refuse("position_embedding_type", options.position_embedding_type, reason, "take rope")
+
+
+def ddp_config(options: MegatronConfig) -> DistributedDataParallelConfig:
+    """How gradients are gathered in buckets and summed, in float32, over data-parallel ranks."""
+    return DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=options.overlap_grad_reduce,
+        overlap_param_gather=options.overlap_param_gather,
+        use_distributed_optimizer=options.use_distributed_optimizer,
+        bucket_size=options.ddp_bucket_size,
+    )
+
+
+def optimizer_config(
+    own: OptimizerConfig, options: MegatronConfig, dtype: torch.dtype, *, offload: bool = False
+) -> MegatronOptimizerConfig:
+    """Megatron's optimizer; `offload` keeps its state in main memory, on a GPU.
+
+    Raises:
+        ConfigError: options that exclude each other, or that aren't of the policy's type.
+    """
+    for flag, meant in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        if getattr(options, flag) and dtype is not meant:
+            _refuse(flag, True, f"policy.dtype is {str(dtype).removeprefix('torch.')}", "give both the same type")
+    if own.kind not in ("adamw", "sgd"):
+        raise ConfigError("Megatron has adamw and sgd here", key="actor.optimizer.kind", value=own.kind)
+    if options.overlap_param_gather and not (options.use_distributed_optimizer and options.overlap_grad_reduce):
+        hint = "set use_distributed_optimizer and overlap_grad_reduce, too"
+        _refuse("overlap_param_gather", True, "only the distributed optimizer gathers weights", hint)
+    clip = 0.0 if math.isinf(own.max_grad_norm) else own.max_grad_norm
+    return MegatronOptimizerConfig(
+        optimizer="adam" if own.kind == "adamw" else own.kind,
+        lr=own.learning_rate,
+        min_lr=own.learning_rate * own.min_learning_rate_ratio,
+        weight_decay=own.weight_decay,
+        decoupled_weight_decay=True,
+        adam_beta1=own.betas[0],
+        adam_beta2=own.betas[1],
+        adam_eps=own.epsilon,
+        sgd_momentum=0.0,
+        clip_grad=clip,
+        params_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        fp16=dtype is torch.float16,
+        initial_loss_scale=2.0**16,
+        loss_scale_window=options.loss_scale_window,
+        use_distributed_optimizer=options.use_distributed_optimizer,
+        overlap_param_gather=options.overlap_param_gather,
+        overlap_param_gather_with_optimizer_step=options.overlap_param_gather_with_optimizer_step,
+        optimizer_cpu_offload=offload,
+        optimizer_offload_fraction=1.0 if offload else 0.0,
+        pin_cpu_grads=options.optimizer_enable_pin,
+        pin_cpu_params=options.optimizer_enable_pin,
+    )
