@@ -152,7 +152,7 @@ def to_hugging_face(whole: Tensor, kind: Kind, shape: Shape) -> list[Tensor]:
         return [whole]
     sizes = [shape.heads // shape.groups * shape.dim, shape.dim, shape.dim]
     per_group = whole.reshape(shape.groups, -1, *whole.shape[1:])
-    return [part.flatten(0, 1) for part in per_group.split(sizes, dim=1)]
+    return [part.flatten(0, 1) for part in torch.split(per_group, sizes, dim=1)]
 
 
 def cut(whole: Tensor, kind: Kind, rank: int, ranks: int) -> Tensor:

@@ -92,7 +92,7 @@ def _replacements() -> list[tuple[ModuleType, str, Any]]:
     def put(new: torch.Tensor, *_: object, **__: object) -> None:
         torch.set_rng_state(new)
 
-    def at_once(tensor: Any, as_numpy: bool = False, **_: object) -> Any:  # noqa: FBT001, FBT002
+    def at_once(tensor: Any, as_numpy: bool = False, **_: object) -> Any:
         return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
     return [

@@ -18,7 +18,8 @@ from megatron.core.tensor_parallel import (
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from quintet.policies.causal_lm import LOGITS_AT_ONCE, TokenMeasures
+from quintet.policies.causal_lm import TokenMeasures
+from quintet.policies.token_scores import LOGITS_AT_ONCE
 
 __all__ = ["Head", "log_distribution", "measure_tokens"]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import KINDS
 from five_steps import batch, experiment
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
+from conftest import KINDS
 from quintet.errors import ConfigError, MachineError
 from quintet.training.megatron.conversion import Shape, cut, entries, entry_of, from_hugging_face, join, to_hugging_face
 from quintet.training.megatron.opening import open_megatron_actor
@@ -57,7 +57,7 @@ def test_there_and_back_is_exact(models: Path, kind: str, ranks: int) -> None:
 
 
 def test_a_tensor_that_has_no_counterpart_is_named() -> None:
-    with pytest.raises(KeyError, match="decoder.layers.0.unheard_of"):
+    with pytest.raises(KeyError, match=r"decoder\.layers\.0\.unheard_of"):
         entry_of("decoder.layers.0.unheard_of")
 
 

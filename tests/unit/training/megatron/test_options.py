@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import COMMON, KINDS
 from transformers import AutoConfig
 
+from conftest import COMMON, KINDS
 from quintet.config.native.learners import OptimizerConfig, ParallelConfig
 from quintet.config.native.megatron import MegatronConfig
 from quintet.errors import ConfigError
