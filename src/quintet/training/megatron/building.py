@@ -84,6 +84,7 @@ def _plan(
         dtype=TYPES.get(config.policy.dtype, torch.float32),
         recompute=recompute,
         freeze_router=config.policy.freeze_router,
+        generation=_generation(policy),
     )
 
 
@@ -94,6 +95,14 @@ def _hf_config(policy: Path, overrides: Mapping[str, Any]) -> Any:
     for name, value in overrides.items():
         setattr(hf, name, value)
     return hf
+
+
+def _generation(policy: Path) -> Any:
+    from transformers import GenerationConfig
+
+    if (policy / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(policy, local_files_only=True)
+    return GenerationConfig.from_model_config(_hf_config(policy, {}))
 
 
 def _start(options: MegatronConfig, plan: Plan, policy: Path) -> Mapping[str, Tensor]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
@@ -26,12 +27,15 @@ from quintet.algorithms.objective import (
 )
 from quintet.config.native import OptimizerConfig
 from quintet.records import Batch
-from quintet.training.megatron.moments import Moments, clip
+from quintet.training.megatron.moments import Moments, chained, clip
 from quintet.training.megatron.options import ddp_config, optimizer_config
 from quintet.training.megatron.package import at_home
 from quintet.training.megatron.passes import Model
-from quintet.training.megatron.weights import Directory, numbered_parameters, own_part
+from quintet.training.megatron.weights import Directory, numbered_parameters, own_part, put_weights
 from quintet.training.packing import Budget, MicroBatch, micro_batches
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = ["MegatronActor", "MegatronCritic", "MegatronScorer"]
 
@@ -57,7 +61,9 @@ class _Trained:
         options, dtype = model.plan.options, model.plan.dtype
         with at_home():
             shared = ddp_config(options)
-            parts = [DistributedDataParallel(model.config, shared, chunk) for chunk in model.chunks]
+            if not model.buffers:
+                model.buffers = [DistributedDataParallel(model.config, shared, chunk) for chunk in model.chunks]
+            parts = model.buffers
             self._optimizer = get_megatron_optimizer(
                 optimizer_config(config, options, dtype), parts, use_gloo_process_groups=False
             )
@@ -70,15 +76,20 @@ class _Trained:
             unsynced = [part.no_sync for part in parts]
             model.config.no_sync_func = unsynced if len(parts) > 1 else unsynced[0]
         self._moments = Moments(self._optimizer)
+        model.owner = self
         self._directory = Directory(model.chunks, self._place.world)
 
-    @property
-    def schedule(self) -> OptimizerConfig:
-        """What the learning rate follows."""
-        return self._config
+    def _take_over(self) -> None:
+        """Where another optimizer has stepped on the same weights since, its float32 copies are this one's."""
+        other, self._model.owner = self._model.owner, self
+        if other is self or other is None:
+            return
+        for _, parameter in numbered_parameters(self._model.chunks):
+            self._moments.put_weights(parameter, other._moments.whole(parameter))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Full float32 tensors under Hugging Face names, on every rank; all ranks call it and go through it."""
+        self._take_over()
         return self._directory.gathered(self._model.shape, self._moments.whole)
 
     def load_weights(self, given: Mapping[str, Tensor]) -> None:
@@ -112,6 +123,25 @@ class _Trained:
             moments = {field: own_part(name, _field(state, field), self._model.shape) for field in ADAM}
             self._moments.put_moments(parameter, moments, float(self._steps))
 
+    def loss_scale(self) -> dict[str, float]:
+        """By what float16 losses are multiplied, and how long it has held; empty for other types."""
+        found = {
+            name: float(value)
+            for part in chained(self._optimizer)[:1]
+            if part.grad_scaler is not None
+            for name, value in part.grad_scaler.state_dict().items()
+        }
+        return found if self._model.plan.dtype is torch.float16 else {}
+
+    def load_loss_scale(self, state: Mapping[str, float]) -> None:
+        """Put back what `loss_scale` gave."""
+        given = {name: int(value) for name, value in state.items()} | {"scale": torch.tensor([state["scale"]])}
+        with at_home():
+            for part in chained(self._optimizer):
+                part.grad_scaler._scale = given["scale"].to(part.grad_scaler._scale.device)
+                part.grad_scaler._growth_tracker = given["growth_tracker"]
+                part.grad_scaler._hysteresis_tracker = given["hysteresis_tracker"]
+
     def save_pretrained(self, directory: Path) -> None:
         """Write configuration and weights as transformers reads them; all ranks call it, the first one writes."""
         weights = {name: tensor.contiguous().clone() for name, tensor in self.weights()}
@@ -123,15 +153,15 @@ class _Trained:
 
     def _step(
         self,
-        batch: Batch,
         rate: float,
         loss_of: Callable[[MicroBatch, Tensor], tuple[Tensor, dict[str, Tensor]]],
+        micros: list[MicroBatch],
         refused: Callable[[Mapping[str, float]], bool] = _never,
-        micros: list[MicroBatch] | None = None,
+        decay: float | None = None,
     ) -> dict[str, float]:
         """One optimizer step on the whole batch, unless it is `refused` by its metrics, which are sums over
-        micro-batches."""
-        micros = list(micro_batches(batch, self._budget)) if micros is None else micros
+        micro-batches; `decay` is its weight decay, the configured one without."""
+        self._take_over()
         for part in self._ddp:
             part.train()  # activations are computed again in training alone; there is no dropout
             part.zero_grad_buffer()
@@ -144,7 +174,7 @@ class _Trained:
         sums = self._place.world.sum_values(sums)
         norm, finite = self._ready() if micros else (0.0, True)
         if micros and finite and not refused(sums):
-            self._advance(rate, norm)
+            self._advance(rate, self._config.weight_decay if decay is None else decay, norm)
         return {**sums, "grad_norm": norm, "skipped": float(not finite), "lr": rate}
 
     def _ready(self) -> tuple[float, bool]:
@@ -154,10 +184,10 @@ class _Trained:
             norm = math.inf if overflow else float(self._optimizer.get_grad_norm())
         return norm, math.isfinite(norm)
 
-    def _advance(self, rate: float, norm: float) -> None:
+    def _advance(self, rate: float, decay: float, norm: float) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = rate * group.get("lr_mult", 1.0)
-            group["weight_decay"] = self._config.weight_decay * group.get("wd_mult", 1.0)
+            group["weight_decay"] = decay * group.get("wd_mult", 1.0)
         with at_home():
             clip(self._optimizer, norm)
             self._optimizer.step_with_ready_grads()
@@ -180,16 +210,30 @@ class MegatronScorer:
 
     def __init__(self, model: Model, *, budget: Budget, temperature: float = 1.0) -> None:
         """`temperature` divides the logits, as while sampling."""
-        self.model = model
+        self.held = model
         self.dtype = model.plan.dtype
         self.budget = budget
         self.temperature = temperature
 
+    @property
+    def model(self) -> PreTrainedModel:
+        """What transformers calls it, without weights."""
+        return self.held.shell
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Learner.weights`."""
+        directory = Directory(self.held.chunks, self.held.plan.place.world)
+        return directory.gathered(self.held.shape, lambda parameter: parameter.detach())
+
+    def load_weights(self, given: Mapping[str, Tensor]) -> None:
+        """Put full tensors under Hugging Face names into this rank's part."""
+        put_weights(self.held.chunks, given, self.held.shape)
+
     def frozen(self, budget: Budget) -> MegatronScorer:
         """The policy as it is now, which stays as it is."""
-        copy = self.model.plan.model()
+        copy = self.held.plan.model()
         with torch.no_grad():
-            for own, other in zip(copy.chunks, self.model.chunks, strict=True):
+            for own, other in zip(copy.chunks, self.held.chunks, strict=True):
                 for mine, theirs in zip(own.parameters(), other.parameters(), strict=True):
                     mine.copy_(theirs)
                     mine.requires_grad_(requires_grad=False)
@@ -213,16 +257,16 @@ class MegatronScorer:
         self, batch: Batch, name: str, reference: MegatronScorer | None = None, *, swapped: bool = False
     ) -> Tensor:
         micros = list(micro_batches(batch, self.budget))
-        theirs = {} if reference is None else reference.model.hidden(micros)
+        theirs = {} if reference is None else reference.held.hidden(micros)
 
         def measure(micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor]:
-            other = None if reference is None else (reference.model, theirs[id(micro)])
-            measures = self.model.measures(
+            other = None if reference is None else (reference.held, theirs[id(micro)])
+            measures = self.held.measures(
                 micro.packed, hidden, self.temperature, other, swapped=swapped, squared_mass=name == "squared_mass"
             )
             return hidden.new_zeros(()), getattr(measures, name)
 
-        return _spread(batch, self.model, self.model.run(micros, measure, backward=False))
+        return _spread(batch, self.held, self.held.run(micros, measure, backward=False))
 
 
 def _spread(batch: Batch, model: Model, told: list[tuple[MicroBatch, Tensor]]) -> Tensor:
@@ -249,6 +293,19 @@ class MegatronActor(_Trained):
         super().__init__(model, config, budget=budget, inference_budget=inference_budget)
         self.scorer = MegatronScorer(model, budget=self._inference_budget, temperature=temperature)
 
+    @property
+    def model(self) -> PreTrainedModel:
+        """What transformers calls it, without weights."""
+        return self._model.shell
+
+    def under(self, config: OptimizerConfig) -> MegatronActor:
+        """The same policy under a fresh optimizer, scored as it is, whatever temperature play has."""
+        return MegatronActor(self._model, config, budget=self._budget, inference_budget=self._inference_budget)
+
+    def adapters(self) -> Iterator[tuple[str, Tensor]]:
+        """None: all weights are trained."""
+        return iter(())
+
     def update(
         self,
         batch: Batch,
@@ -258,6 +315,7 @@ class MegatronActor(_Trained):
         *,
         reference: MegatronScorer | None = None,
         seed: int = 0,
+        decay: float | None = None,
     ) -> dict[str, float]:
         """One optimizer step on a mini-batch; see `ActorLearner.update`.
 
@@ -273,11 +331,11 @@ class MegatronActor(_Trained):
         targets = self._targets(batch, objective, aggregation, micros, seed)
         place = batch.loss_mask.cumsum(0) - 1
         engine = batch.logprobs if batch.rollout_logprobs is None else batch.rollout_logprobs
-        theirs = reference.model.hidden(micros) if full and reference else {}
+        theirs = reference.held.hidden(micros) if full and reference else {}
         largest, limit = [0.0], tolerated(self.scorer.dtype)
 
         def loss_of(micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            other = (reference.model, theirs[id(micro)]) if full and reference else None
+            other = (reference.held, theirs[id(micro)]) if full and reference else None
             measures = self._model.measures(
                 micro.packed, hidden, self.scorer.temperature, other, swapped=bool(full and full.swapped)
             )
@@ -288,7 +346,7 @@ class MegatronActor(_Trained):
             loss, metrics = objective(measures.logprobs, measures.entropy, some)
             return loss, metrics | {f"{name}_mean": gap.sum() / len(targets.weights) for name, gap in gaps.items()}
 
-        metrics = self._step(batch, rate, loss_of, policy.stops if policy else _never, micros)
+        metrics = self._step(rate, loss_of, micros, policy.stops if policy else _never, decay)
         if policy and policy.config.stop_ratio is not None:
             metrics["actor/stopped_updates"] = float(policy.stops(metrics))
         return metrics | {"probs_diff_max": self._place.world.largest(max(largest))}
@@ -322,6 +380,8 @@ class MegatronCritic(_Trained):
         aggregation: Aggregation | str,
         rate: float,
         mask: Tensor | None = None,
+        *,
+        decay: float | None = None,
     ) -> dict[str, float]:
         """One optimizer step on a mini-batch that has `values` and `returns`; see `CriticLearner.update`.
 
@@ -342,7 +402,7 @@ class MegatronCritic(_Trained):
             i = micro.index
             return objective(self._value(hidden), ValueTargets(weights[i], old[i], returns[i]))
 
-        return self._step(batch, rate, loss_of, micros=micros)
+        return self._step(rate, loss_of, micros, decay=decay)
 
     def _value(self, hidden: Tensor) -> Tensor:
         """Hidden states [M, hidden] to values [M]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,11 +52,10 @@ class Moments:
 
     def __init__(self, optimizer: MegatronOptimizer) -> None:
         self._distributed = [part for part in chained(optimizer) if isinstance(part, DistributedOptimizer)]
-        self._plain: dict[int, Any] = {}
+        self._plain: dict[int, tuple[Any, Tensor]] = {}
         for part in chained(optimizer):
             if part not in self._distributed:
-                held = (tensor for group in part.optimizer.param_groups for tensor in group["params"])
-                self._plain |= {id(tensor): part for tensor in held}
+                self._plain |= {id(parameter): (part, tensor) for parameter, tensor in _pairs(part)}
 
     def whole(self, parameter: nn.Parameter, name: str | None = None) -> Tensor:
         """The moment of that name, or without one the float32 weights, as large as the parameter; a collective over
@@ -105,7 +105,16 @@ class Moments:
                 group, place = part.model_param_group_index_map[parameter]
                 span = part._get_model_param_range_map(parameter)["param"]
                 return _Held(part, part.optimizer.param_groups[group]["params"][place], span.start, shared=True)
-        main = getattr(parameter, "main_param", None)
-        tensor = parameter if main is None else main
-        part = self._plain.get(id(tensor))
-        return None if part is None else _Held(part, tensor)
+        found = self._plain.get(id(parameter))
+        return None if found is None else _Held(*found)
+
+
+def _pairs(part: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Parameters and what the optimizer updates in their place: themselves, or a float32 copy."""
+    for ours, copies in zip(
+        getattr(part, "float16_groups", []), getattr(part, "fp32_from_float16_groups", []), strict=True
+    ):
+        yield from zip(ours, copies, strict=True)
+    copied = {id(copy) for group in getattr(part, "fp32_from_float16_groups", []) for copy in group}
+    for group in part.optimizer.param_groups:
+        yield from ((tensor, tensor) for tensor in group["params"] if id(tensor) not in copied)

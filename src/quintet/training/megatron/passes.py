@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
@@ -22,6 +21,9 @@ from quintet.training.megatron.options import transformer_config
 from quintet.training.megatron.package import at_home, device
 from quintet.training.megatron.vocabulary import measure_tokens
 from quintet.training.packing import MicroBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = ["Model", "Plan"]
 
@@ -42,6 +44,8 @@ class Plan:
     dtype: torch.dtype = torch.float32
     recompute: bool = False
     freeze_router: bool = False
+    generation: Any = None
+    """How the model is to generate, by its own settings."""
 
     def model(self, *, critic: bool = False) -> Model:
         """Its weights aren't set."""
@@ -67,6 +71,10 @@ class Model:
         self.shape = Shape.of(plan.hf)
         self.called: list[nn.Module] = list(self.chunks)
         """What passes go through: the stages, or what a learner has wrapped them in."""
+        self.buffers: list[Any] = []
+        """Megatron's gradient buffers around the stages, where they are trained."""
+        self.owner: Any = None
+        """The learner that stepped on the weights last."""
 
     def run(self, micros: Sequence[MicroBatch], loss: Loss[T], *, backward: bool = True) -> list[tuple[MicroBatch, T]]:
         """Pass this rank's share of the micro-batches, which are the same on all ranks, through the pipeline as
@@ -164,7 +172,12 @@ class Model:
             squared_mass=squared_mass,
         )
 
-    @property
-    def ends_here(self) -> bool:
-        """Whether the last stage is in this process."""
-        return bool(parallel_state.is_pipeline_last_stage(ignore_virtual=True))
+    @cached_property
+    def shell(self) -> PreTrainedModel:
+        """What transformers makes of the configuration, without memory for weights."""
+        from transformers import AutoModelForCausalLM
+
+        with torch.device("meta"):
+            shell: PreTrainedModel = AutoModelForCausalLM.from_config(self.plan.hf, dtype=torch.float32)
+        shell.generation_config = self.plan.generation
+        return shell

@@ -61,7 +61,7 @@ def main(policy: Path, out: Path, ranks: Ranks, settings: dict[str, Any]) -> Non
 
     torch.set_num_threads(1)
     actor = open_megatron_actor(experiment(settings), policy)
-    given = batch(actor.scorer.model.plan.hf.vocab_size)
+    given = batch(actor.model.config.vocab_size)
     before = actor.scorer.logprobs(given)
     told = steps(actor, given)
     weights = {name: tensor.contiguous().clone() for name, tensor in actor.weights()}

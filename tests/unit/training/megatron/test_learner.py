@@ -24,6 +24,7 @@ from quintet.training.megatron.opening import (
 )
 from quintet.training.packing import Budget
 from quintet.training.ranks import Ranks
+from quintet.training.sharded_state import moments
 
 SHARDED = {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
 RANKS = [
@@ -72,7 +73,7 @@ def compare(policy: Path, settings: dict[str, Any], told: list[list[dict[str, fl
     if "experts" in policy.name:
         return  # transformers holds experts in one tensor, the files one by one: their names differ
     same(weights, dict(learner.weights()))
-    same(state, learner.state())
+    same(state, moments(learner.lay.module, learner.optimizer))
 
 
 def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
@@ -181,7 +182,10 @@ def test_weights_and_moments_go_on_in_another_learner(models: Path) -> None:
     second.load_state(first.state())
     for name, parameter in third.model.named_parameters():
         parameter.data.copy_(weights[name])
-    third.load_state(first.state())
+    held, state = dict(third.lay.module.named_parameters()), first.state()
+    for key, value in state.items():
+        name, field = key.rsplit(".", 1)
+        third.optimizer.state[held[f"policy.{name}"]][field] = value.clone()
     expected = steps(first, given, 2)
     for other in (second, third):
         for ours, theirs in zip(steps(other, given, 2), expected, strict=True):
@@ -227,3 +231,19 @@ def test_the_full_divergence_is_measured_and_learnt_from(models: Path) -> None:
     torch.testing.assert_close(whole, theirs.scorer.divergence(given, known, swapped=True), atol=1e-6, rtol=1e-4)
     mass = ours.scorer.frozen(Budget(60)).squared_mass(given)
     torch.testing.assert_close(mass, theirs.scorer.squared_mass(given), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_two_optimizers_take_turns_on_the_same_weights(models: Path, dtype: str, shared: bool) -> None:
+    """A warm start has its own; what it learnt isn't lost, not even behind the digits of bfloat16."""
+    settings = {"policy": {"dtype": dtype}, "megatron": {"use_distributed_optimizer": shared}}
+    learner, given = open_megatron_actor(experiment(settings), models / "llama"), batch(99)
+    practice = learner.under(experiment(settings).actor.optimizer)
+    alone = open_megatron_actor(experiment(settings), models / "llama")
+    for each in (practice, alone):
+        steps(each, given, 2)
+    learnt = {name: tensor.clone() for name, tensor in learner.weights()}
+    assert all(torch.equal(learnt[name], tensor) for name, tensor in alone.weights())
+    learner.update(given, OBJECTIVE, "token-mean", RATE)
+    assert any(not torch.equal(learnt[name], tensor) for name, tensor in learner.weights())
