@@ -81,19 +81,19 @@ class BudgetConfig(Section):
 class ParallelConfig(Section):
     """How many devices share one model, and what they share out."""
 
-    tensor: Annotated[PositiveInt, Waits(Capability.MEGATRON)] = 1
-    """Devices among which each layer is split."""
+    tensor: PositiveInt = 1
+    """Devices among which each layer is split; not with `fsdp`."""
     pipeline: Annotated[PositiveInt, Waits(Capability.MEGATRON)] = 1
     """Groups of devices among which the layers are shared out."""
     virtual_pipeline: Annotated[PositiveInt, Waits(Capability.MEGATRON)] = 1
     """Parts of the layers that each of those groups holds."""
-    context: Annotated[PositiveInt, Waits(Capability.MEGATRON)] = 1
-    """Devices among which each sequence is split, by ring attention."""
+    context: PositiveInt = 1
+    """Devices among which each sequence is split; each gathers the keys and values of all."""
     expert: Annotated[PositiveInt, Waits(Capability.MEGATRON)] = 1
     """Devices among which the experts are shared out."""
-    sequence: Annotated[bool, Waits(Capability.MEGATRON)] = False
+    sequence: bool = False
     """Norms and dropout of tensor-parallel layers are split along the sequence."""
-    ulysses: Annotated[PositiveInt, Waits(Capability.SHARDING)] = 1
+    ulysses: PositiveInt = 1
     """Devices among which each sequence is split, by heads."""
 
 

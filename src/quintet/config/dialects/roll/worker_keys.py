@@ -238,8 +238,7 @@ _REFERENCE_AND_CRITIC: tuple[Row, ...] = (
         1,
         "GPUs over which Megatron splits each layer's matrices of the reference model; null keeps the checkpoint's "
         "number.",
-        pending=Capability.MEGATRON,
-        noop=(1, None),
+        proof="tests/unit/runtime/test_following.py::test_two_ranks_do_what_one_does",
         native="reference.parallel.tensor",
         words={1: 1, None: 1},
         unit="devices",
