@@ -90,8 +90,9 @@ class Components:
         self.engine.close()
 
     def rest(self) -> None:
-        """The engine gives its cache back until new weights come, where that is wanted."""
-        if self.experiment.rollout.engine_options.sleep_between_steps:
+        """The engine gives its cache, and its own weights, back until new ones come, where that is wanted."""
+        options = self.experiment.rollout.engine_options
+        if options.sleep_between_steps or options.offload:
             self.engine.sleep()
             self.resting = True
 

@@ -67,9 +67,7 @@ class PolicyConfig(Section):
     """A Hugging Face model directory. Exclusive with `preset`."""
     kind: Annotated[str | None, Waits(Capability.EMBODIED, ("qwen2.5", "qwen3"))] = None
     """What model it is, where its directory doesn't say: `qwen2.5_vl`, `openvla_oft`, `openpi`."""
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16", "auto"], Waits(Capability.MEMORY, lacks=("float16", "auto"))
-    ] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
     """Type of the weights while generating and of matrix products while training; the optimizer
     always keeps float32 weights. `auto` takes the one that the model's own configuration names."""
     trust_remote_code: bool = False

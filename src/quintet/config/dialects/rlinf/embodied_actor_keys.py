@@ -95,10 +95,9 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         True,
         "Weights and optimizer state of the learner lie in CPU memory while it doesn't learn.",
-        pending=Capability.MEMORY,
+        proof="tests/unit/training/test_offload.py::test_moving_changes_nothing_that_is_learnt",
         native=("actor.memory.offload_parameters", "actor.memory.offload_optimizer"),
         computed=True,
-        noop=(False,),
     ),
     row(
         "actor.model.model_path",
@@ -194,9 +193,8 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         "bf16",
         "Number type in which the weights are loaded; null keeps the one in which they are stored.",
         native="policy.dtype",
-        pending=Capability.MEMORY,
+        proof="tests/unit/runtime/test_learner_options.py::test_auto_is_the_type_that_the_models_own_configuration_names",
         words={**DTYPES, None: "auto"},
-        noop=("bf16", "bf16-mixed", "fp32", "32", "32-true", 32),
     ),
     row(
         "actor.model.add_bias_linear",

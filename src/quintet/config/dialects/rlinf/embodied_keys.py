@@ -357,8 +357,7 @@ RLINF_EMBODIED_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         True,
         "The generating model lies in CPU memory while nothing is played.",
-        pending=Capability.MEMORY,
-        noop=(False,),
+        proof="tests/unit/rollout/test_hf_engine.py::test_weights_of_its_own_are_elsewhere_while_it_sleeps",
         native="rollout.engine_options.offload",
     ),
     row(

@@ -55,8 +55,7 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         True,
         "True keeps the optimizer's state in main memory while the engine generates.",
-        pending=Capability.MEMORY,
-        noop=(False,),
+        proof="tests/unit/training/test_offload.py::test_moving_changes_nothing_that_is_learnt",
         native="actor.memory.offload_optimizer",
     ),
     row(
@@ -64,8 +63,7 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         True,
         "True keeps the learner's weights in main memory while the engine generates.",
-        pending=Capability.MEMORY,
-        noop=(False,),
+        proof="tests/unit/training/test_offload.py::test_moving_changes_nothing_that_is_learnt",
         native="actor.memory.offload_parameters",
     ),
     row(
@@ -73,8 +71,7 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         True,
         "True frees GPU memory of the gradients while the engine generates.",
-        pending=Capability.MEMORY,
-        noop=(False,),
+        proof="tests/unit/training/test_offload.py::test_memory_is_given_back_between_calls",
         native="actor.memory.offload_gradients",
     ),
     row(
@@ -100,9 +97,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         "fp16",
         "Number type in which the model is trained.",
         native="policy.dtype",
-        pending=Capability.MEMORY,
+        proof="tests/unit/runtime/test_learner_options.py::test_the_policy_multiplies_in_its_type",
         words=DTYPES,
-        noop=("bf16", "bf16-mixed", "fp32", "32", "32-true", 32),
     ),
     row(
         "actor.model.add_bias_linear",

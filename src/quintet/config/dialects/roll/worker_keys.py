@@ -218,10 +218,9 @@ _REFERENCE_AND_CRITIC: tuple[Row, ...] = (
         MODEL_DTYPE,
         "bf16",
         "Type of the reference model's weights; null takes the one that the model's own configuration names.",
-        pending=Capability.MEMORY,
+        proof="tests/unit/runtime/test_learner_options.py::test_a_reference_of_another_type_is_half_as_large",
         native="reference.dtype",
         computed=True,
-        noop=(fitting("the type in which the policy learns"),),
     ),
     row(
         "reference.strategy_args.strategy_name",
