@@ -200,7 +200,7 @@ RLINF_EMBODIED_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         True,
         "Simulators free their GPU memory while nothing is played.",
-        pending=Capability.MEMORY,
+        pending=Capability.EMBODIED,
         noop=(False,),
         native="placement.offload_worlds",
     ),
