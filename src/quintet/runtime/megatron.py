@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["MegatronLearners"]
 
 ALONE = Ranks()
+CRITIC_NAMES = {"model.": "body.", "value_head.": "head."}
+"""How tensors of a critic begin as Megatron's learner gives them, and as `ValueModel` does, under whose names they are
+stored."""
 
 
 class MegatronLearners(Learners):
@@ -130,10 +133,11 @@ class _Storing(Storing):
     def _copy(self, learner: Any, name: str, learners: Learners) -> Any:
         contents = learners.experiment.checkpoint.contents
         found: dict[str, Mapping[str, Tensor]] = {}
+        names = CRITIC_NAMES if name == CRITIC else {}
         if MODEL in contents:
-            found[MODEL] = self._share(learner.weights(), learners)
+            found[MODEL] = self._share(_renamed(learner.weights(), names), learners)
         if "optimizer" in contents:
-            found[OPTIMIZER] = self._share(learner.state().items(), learners)
+            found[OPTIMIZER] = self._share(_renamed(learner.state().items(), names), learners)
         return copy_tensors(found, name, self.memory, learners.ranks)
 
     def _share(self, tensors: Iterable[tuple[str, Tensor]], learners: Learners) -> dict[str, Tensor]:
@@ -155,10 +159,18 @@ def _restore(learner: MegatronActor | MegatronCritic, directory: Path, name: str
         stored = Stored.at(directory, f"{name}/{stem}")
         if stored is None:
             raise MachineError(f"{directory} has no {name}/{stem}", "checkpoint.load_contents says what is read")
+        names = {ours: theirs for theirs, ours in CRITIC_NAMES.items()} if name == CRITIC else {}
+        tensors = dict(_renamed(_tensors(stored).items(), names))
         if stem == MODEL:
-            learner.load_weights(_tensors(stored))
+            learner.load_weights(tensors)
         else:
-            learner.load_state(_tensors(stored))
+            learner.load_state(tensors)
+
+
+def _renamed(tensors: Iterable[tuple[str, Tensor]], names: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors:
+        begin = next((one for one in names if name.startswith(one)), None)
+        yield (name if begin is None else f"{names[begin]}{name.removeprefix(begin)}"), tensor
 
 
 def _tensors(stored: Stored) -> dict[str, Tensor]:

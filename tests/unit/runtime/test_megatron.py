@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from following_ranks import experiment, work
+from following_ranks import experiment, sequences, work
 from test_following import as_started, free_port
 
+from quintet.algorithms.objective import CriticObjective, Imitation
+from quintet.config.native import CriticConfig
 from quintet.errors import ConfigError
 from quintet.runtime.learners import Learners
+from quintet.training.saving import Saver
 
 pytest.importorskip("megatron.core", reason="pip install 'quintet[megatron]'")
 
@@ -75,24 +78,26 @@ def test_a_run_on_two_ranks_does_too(policy_directory: Path, tmp_path: Path, pla
     assert {name.rpartition("_")[2] for name in stored} == {"0.safetensors", "1.safetensors"}
 
 
-def test_a_checkpoint_goes_on_on_another_backend(policy_directory: Path, tmp_path: Path) -> None:
-    from following_ranks import sequences
-
-    from quintet.algorithms.objective import Imitation
-    from quintet.training.saving import Saver
-
-    first = Learners.open(
-        experiment("algorithm.kl=null", "algorithm.advantage={name: grpo}", *MEGATRON), policy_directory
-    )
-    second = Learners.open(experiment("algorithm.kl=null", "algorithm.advantage={name: grpo}"), policy_directory)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_checkpoint_goes_on_on_another_backend(policy_directory: Path, tmp_path: Path, backwards: bool) -> None:
+    ways = [Learners.open(experiment(*words), policy_directory) for words in (MEGATRON, ())]
+    first, second = reversed(ways) if backwards else ways
+    values = CriticObjective(CriticConfig())
+    for learners in (first, second):
+        learners.grow_critic()
+        learners.keep_reference()
     first.actor.update(sequences(), Imitation(), "token-mean", 1e-3)
+    first.critic.update(sequences(), values, "token-mean", 1e-2)
     saver = Saver(tmp_path, keep=1, others=0)
     saver.save(1, {}, first.save)
     saver.wait()
     saver.close()
     second.load(tmp_path / "global_step_1", ("model", "optimizer"), {})
-    ours, theirs = (each.actor.update(sequences(), Imitation(), "token-mean", 1e-3) for each in (first, second))
-    same(ours, theirs)
+    for _ in range(2):
+        ours, theirs = (each.actor.update(sequences(), Imitation(), "token-mean", 1e-3) for each in (first, second))
+        same(ours, theirs)
+        ours, theirs = (each.critic.update(sequences(), values, "token-mean", 1e-2) for each in (first, second))
+        same(ours, theirs)
 
 
 @pytest.mark.parametrize(
