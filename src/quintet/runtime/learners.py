@@ -269,6 +269,10 @@ class Learners:
         Raises:
             MachineError: the directory isn't a model.
         """
+        if config.actor.backend == "megatron":
+            from quintet.runtime.megatron import MegatronLearners
+
+            return MegatronLearners.open(config, policy, ranks)
         keep_freed_memory()
         torch.set_num_threads(config.training.threads or torch.get_num_threads())
         torch.manual_seed(derive_seed(config.seed, "torch"))

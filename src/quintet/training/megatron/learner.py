@@ -49,6 +49,9 @@ def _never(metrics: Mapping[str, float]) -> bool:
 class _Trained:
     """A model with Megatron's gradient buffers and optimizer."""
 
+    lay = None
+    """None of torch's: Megatron lays the weights itself."""
+
     def __init__(
         self, model: Model, config: OptimizerConfig, *, budget: Budget, inference_budget: Budget | None = None
     ) -> None:
