@@ -109,6 +109,11 @@ def _plays(config: Experiment, lay: Lay) -> bool:
     return config.rollout.engine == "hf" and isinstance(lay, Whole) and engine == "float32"
 
 
+def _evenly(config: Experiment, mesh: Mesh) -> int:
+    """Ranks that are to have as much to do."""
+    return mesh.data.size if config.actor.balance_ranks else 1
+
+
 def open_actor(
     config: Experiment,
     model: PreTrainedModel,
@@ -130,11 +135,12 @@ def open_actor(
         )
     mesh = _spread(config.actor, ranks)
     lay = _lay(config, "actor", PolicyModule(model), mesh)
+    even = _evenly(config, mesh)
     return ActorLearner(
         model,
         optimizer,
-        budget=Budget.of(config.actor.budget, config.training),
-        inference_budget=Budget.of(config.actor.inference_budget, config.training),
+        budget=Budget.of(config.actor.budget, config.training, even),
+        inference_budget=Budget.of(config.actor.inference_budget, config.training, even),
         dtype=_dtype(config, "actor"),
         temperature=temperature,
         ranks=mesh.data,
@@ -147,11 +153,12 @@ def open_actor(
 def open_tuned_actor(config: Experiment, sft: SftConfig, model: PreTrainedModel, ranks: Ranks = ALONE) -> ActorLearner:
     """What fine-tunes that model, over the ranks as the actor is."""
     mesh = _spread(config.actor, ranks)
-    passes = sft.sequences_per_pass
+    passes, even = sft.sequences_per_pass, _evenly(config, mesh)
+    tokens = config.training.micro_batch_tokens if passes is None else None
     return ActorLearner(
         model,
         sft.optimizer,
-        budget=Budget(config.training.micro_batch_tokens) if passes is None else Budget(sequences=passes),
+        budget=Budget(tokens, passes, even),
         dtype=_dtype(config, "actor"),
         ranks=mesh.data,
         lay=_lay(config, "actor", PolicyModule(model), mesh),

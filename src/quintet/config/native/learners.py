@@ -193,8 +193,9 @@ class ActorConfig(LearnerConfig):
     """Games are dealt anew into mini-batches at each pass."""
     shuffle_seed: Annotated[Count | None, Waits(Capability.MEGATRON)] = None
     """Of that shuffling; null takes the run's."""
-    balance_ranks: Annotated[bool, Waits(Capability.BATCHING)] = False
-    """Games are shared out so that all ranks have as many tokens."""
+    balance_ranks: bool = False
+    """Passes are cut so that all data-parallel ranks have as many of them, of about as many tokens. Changes the time
+    and not the result."""
 
 
 class CriticConfig(LearnerConfig):

@@ -79,8 +79,7 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "True deals sequences out again so that every data-parallel rank learns from about as many tokens.",
-        pending=Capability.BATCHING,
-        noop=(False,),
+        proof="tests/unit/runtime/test_learners.py::test_ranks_that_are_to_be_even_have_as_many_tokens",
         native="actor.balance_ranks",
     ),
     row(
