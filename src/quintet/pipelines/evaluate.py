@@ -463,7 +463,9 @@ def _loaded(config: Experiment) -> _Policy:
     directory, trusted = Path(str(config.policy.path)), config.policy.trust_remote_code
     model = load_model(directory, trust_remote_code=trusted, overrides=config.policy.overrides)
     tokenizer = load_tokenizer(
-        config.policy.tokenizer or directory, trust_remote_code=trusted or config.policy.trust_tokenizer_code
+        config.policy.tokenizer or directory,
+        trust_remote_code=trusted or config.policy.trust_tokenizer_code,
+        fast=config.policy.fast_tokenizer,
     )
 
     check_tokens(config, model.config.vocab_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -46,6 +47,7 @@ __all__ = [
     "view",
 ]
 
+logger = logging.getLogger(__name__)
 Measures = Callable[..., tuple[Tensor, ...]]
 
 ROUTER_LOSS = ("router_aux_loss_coef", "output_router_logits")
@@ -163,8 +165,11 @@ def _config(directory: str | Path, overrides: Mapping[str, Any], *, trust_remote
     return config
 
 
-def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerFast:
-    """The tokenizer that lies beside a model.
+def load_tokenizer(
+    directory: str | Path, *, trust_remote_code: bool = False, fast: bool = True
+) -> PreTrainedTokenizerFast:
+    """The tokenizer that lies beside a model. transformers 5 has each of them once, most in Rust: where one in Python
+    was asked for, `fast` is false, and there is none, the log says so.
 
     Raises:
         MachineError: there is none.
@@ -172,9 +177,12 @@ def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) ->
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
+        found = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise MachineError(f"can't load a tokenizer from {directory}: {error}") from error
+    if not fast and found.is_fast:
+        logger.info("policy.fast_tokenizer = false: the tokenizer at %s is there in Rust alone", directory)
+    return found
 
 
 def recompute_activations(model: PreTrainedModel, key: str = "actor.gradient_checkpointing") -> None:

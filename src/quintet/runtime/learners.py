@@ -15,6 +15,7 @@ from quintet.config.native import Experiment, OptimizerConfig, SftConfig
 from quintet.errors import ConfigError
 from quintet.kernels.build import compiler
 from quintet.policies.adapters import add_lora, has_lora, merge
+from quintet.policies.attention_kernels import use_attention
 from quintet.policies.causal_lm import (
     PolicyModule,
     ValueModel,
@@ -60,6 +61,7 @@ def _lay(config: Experiment, name: str, module: PolicyModule | ValueModel, mesh:
     in its passes. torch's sharding is loaded where there is something to shard."""
     own: LearnerConfig = getattr(config, name)
     _save_memory(module, own.memory, name)
+    _name_attention(module, config.policy.attention, own)
     if mesh.devices is None:
         return Whole.of(module, own.sharding)
     from quintet.training.sharding import lay_out
@@ -67,6 +69,18 @@ def _lay(config: Experiment, name: str, module: PolicyModule | ValueModel, mesh:
 
     shared = share_out(module, mesh, own, name, _dtype(config, name))
     return lay_out(module, own.backend, mesh, own.sharding, own.memory, _own_dtype(config, name), shared)
+
+
+def _name_attention(module: PolicyModule | ValueModel, kind: str | None, own: LearnerConfig) -> None:
+    """Have the module's attention computed as was named.
+
+    Raises:
+        ConfigError: it can't be.
+    """
+    if kind == "eager" and own.parallel.context > 1:
+        told = "policy.attention = eager: sequences that are split over devices take torch's kernels"
+        raise ConfigError(told, key="policy.attention", value=kind, hint="take sdpa, or null for the fastest")
+    use_attention(module, kind)
 
 
 def _save_memory(module: PolicyModule | ValueModel, memory: MemoryConfig, name: str) -> None:
@@ -97,9 +111,12 @@ def _own_dtype(config: Experiment, name: str) -> torch.dtype:
 
 
 def _dtype(config: Experiment, name: str) -> torch.dtype:
-    """Type of matrix products under autocast, which has nothing wider than float32."""
-    sharding = getattr(config, name).sharding
-    named = sharding.autocast or sharding.parameter_dtype
+    """Type of matrix products under autocast, which has nothing wider than float32. A reference that is the policy as
+    it was computes as that does, where it isn't told otherwise."""
+    own = getattr(config, name)
+    named = own.sharding.autocast or own.sharding.parameter_dtype
+    if name == "reference" and named is None and own.dtype is None and own.path is None:
+        return _dtype(config, "actor")
     return _own_dtype(config, name) if named is None else TYPES["float32" if named == "float64" else named]
 
 

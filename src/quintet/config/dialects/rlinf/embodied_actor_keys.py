@@ -288,8 +288,7 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         optional(choice("flash_attention_2", "flash_attention_3", "flex_attention", "sdpa", "eager")),
         "flash_attention_2",
         "Attention kernel of the policy; null lets the library decide.",
-        pending=Capability.MODELS,
-        noop=(None,),
+        proof="tests/unit/policies/test_attention_kernels.py::test_every_kernel_gives_the_same_log_probs_and_gradients",
         native="policy.attention",
     ),
     row(
@@ -297,8 +296,7 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         True,
         "Loading the policy needs CPU memory for one copy of its weights, not two.",
-        pending=Capability.MODELS,
-        noop=(True,),
+        proof="tests/unit/policies/test_loading.py::test_weights_are_never_twice_in_memory",
         native="policy.low_memory_loading",
     ),
     row(
@@ -339,8 +337,7 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "Text is split by the tokenizer's compiled version; false takes the one in Python.",
-        pending=Capability.MODELS,
-        noop=(True,),
+        proof="tests/unit/policies/test_loading.py::test_a_tokenizer_in_python_is_told_where_there_is_none",
         native="policy.fast_tokenizer",
     ),
     row(

@@ -558,8 +558,7 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "True takes the tokenizer written in Rust, false the one in Python where there is one.",
-        pending=Capability.MODELS,
-        noop=(True,),
+        proof="tests/unit/policies/test_loading.py::test_a_tokenizer_in_python_is_told_where_there_is_none",
         native="policy.fast_tokenizer",
     ),
     row(
