@@ -145,12 +145,12 @@ def relative(ours: list[float], theirs: list[float]) -> float:
 
 INTRO = """# Which backend can split a model how?
 
-Made by `python benchmarks/backends.py --docs` from `benchmarks/results/backends.json`. Each combination that runs was run
-over gloo on CPUs against one process: five optimizer steps of a policy with a loss of another kind in each and a
-divergence from a reference over the whole vocabulary, two of a critic, log-probs, divergences and values, on ragged packed
-batches in float32. *Equal* means that losses, gradient norms, log-probs, values and the weights afterwards differ by less
-than 1e-5 of the largest of their kind; the number is the largest such gap. Models have four layers, four heads, two
-key-value heads and, where experts are split, four experts. Data-parallel ranks fill up what a split leaves.
+Made by `python benchmarks/backends.py --docs` from `benchmarks/results/backends.json`. Each combination that runs was
+run over gloo on CPUs against one process: five optimizer steps of a policy with a loss of another kind in each and a
+divergence from a reference over the whole vocabulary, two of a critic, log-probs, divergences and values, on ragged
+packed batches in float32. *Equal* means that losses, gradient norms, log-probs, values and the weights afterwards
+differ by less than 1e-5 of the largest of their kind; the number is the largest such gap. Models have four layers, four
+heads, two key-value heads and, where experts are split, four experts. Data-parallel ranks fill up what a split leaves.
 
 `quintet plan` refuses what can't work before anything is loaded, with the reason given here.
 """
