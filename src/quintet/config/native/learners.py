@@ -83,14 +83,15 @@ class ParallelConfig(Section):
 
     tensor: PositiveInt = 1
     """Devices among which each layer is split; not with `fsdp`."""
-    pipeline: Annotated[PositiveInt, Waits(Capability.MEGATRON)] = 1
-    """Groups of devices among which the layers are shared out."""
-    virtual_pipeline: Annotated[PositiveInt, Waits(Capability.MEGATRON)] = 1
+    pipeline: PositiveInt = 1
+    """Groups of devices among which the layers are shared out; not with `fsdp`, and not with adapters."""
+    virtual_pipeline: PositiveInt = 1
     """Parts of the layers that each of those groups holds."""
     context: PositiveInt = 1
     """Devices among which each sequence is split; each gathers the keys and values of all."""
-    expert: Annotated[PositiveInt, Waits(Capability.MEGATRON)] = 1
-    """Devices among which the experts are shared out."""
+    expert: PositiveInt = 1
+    """Devices among which the experts are shared out, neighbours of those that see different tokens; not with `fsdp`.
+    How tokens reach them is `megatron.moe_token_dispatcher_type`."""
     sequence: bool = False
     """Norms and dropout of tensor-parallel layers are split along the sequence."""
     ulysses: PositiveInt = 1
