@@ -40,7 +40,7 @@ SPREADING = (
     *(f"sharding.{key}" for key in ("sync_every_micro_batch", "forward_prefetch", "backward_prefetch")),
     *(f"sharding.{key}" for key in ("limit_all_gathers", "keep_original_parameters")),
 )
-MAY_CHANGE += tuple(f"{part}.{key}" for part in ("actor", "critic", "reference") for key in SPREADING)
+ALLOWED = (*MAY_CHANGE, *(f"{part}.{key}" for part in ("actor", "critic", "reference") for key in SPREADING))
 """… nor does how weights lie over devices, but for rounding."""
 
 
@@ -87,7 +87,7 @@ def _same_experiment(config: Experiment, checkpoint: Checkpoint) -> None:
     changed = [
         key
         for key in sorted(now | then)
-        if now.get(key) != then.get(key) and not documented(key).startswith(MAY_CHANGE)
+        if now.get(key) != then.get(key) and not documented(key).startswith(ALLOWED)
     ]
     if changed:
         key = changed[0]
