@@ -65,10 +65,9 @@ RLINF_EMBODIED_ACTOR_KEYS: tuple[Row, ...] = (
         choice("fsdp", "megatron"),
         "fsdp",
         "What spreads the learner over GPUs.",
-        pending=Capability.MEGATRON,
+        proof="tests/unit/runtime/test_megatron.py::test_a_run_on_megatron_does_what_any_does",
         native="actor.backend",
         computed=True,
-        noop=("fsdp",),
     ),
     row(
         "actor.micro_batch_size",

@@ -227,9 +227,8 @@ _REFERENCE_AND_CRITIC: tuple[Row, ...] = (
         _SCORING,
         "megatron_infer",
         "What computes the reference model's log-probabilities: Megatron, FSDP2, or the model itself (`hf_infer`).",
-        pending=Capability.MEGATRON,
+        proof="tests/unit/runtime/test_megatron.py::test_a_run_on_megatron_does_what_any_does",
         native=("reference.backend", "reference.sharding.policy"),
-        noop=("fsdp2_infer", "hf_infer"),
     ),
     row(
         "reference.strategy_args.strategy_config.tensor_model_parallel_size",
@@ -266,10 +265,9 @@ _REFERENCE_AND_CRITIC: tuple[Row, ...] = (
         TRAINING,
         "megatron_train",
         "What trains the critic: Megatron, or PyTorch's sharded data parallelism (FSDP2).",
-        pending=Capability.MEGATRON,
+        proof="tests/unit/runtime/test_megatron.py::test_a_run_on_megatron_does_what_any_does",
         native="critic.backend",
         words=BACKENDS,
-        noop=("fsdp2_train",),
     ),
     row(
         "critic.device_mapping",

@@ -125,8 +125,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         choice("fsdp", "fsdp2", "megatron"),
         "fsdp",
         "What shards the learner over GPUs.",
-        pending=Capability.MEGATRON,
-        noop=("fsdp", "fsdp2"),
+        proof="tests/unit/runtime/test_megatron.py::test_a_run_on_megatron_does_what_any_does",
         native=("actor.backend", "reference.backend"),
     ),
     row(
