@@ -139,17 +139,7 @@ def open_actor(
     ranks: Ranks = ALONE,
 ) -> ActorLearner:
     """What trains that policy on those ranks, each of which brings the same weights; `temperature` divides its
-    logits.
-
-    Raises:
-        ConfigError: adapters are asked for in layers that are split over devices.
-    """
-    if config.policy.lora is not None and config.actor.parallel.tensor > 1:
-        raise ConfigError(
-            "policy.lora: adapters of layers that are split over devices aren't there",
-            key="policy.lora",
-            hint="set actor.parallel.tensor=1 and let FSDP cut up the weights, or train them all: policy.lora=null",
-        )
+    logits."""
     mesh = _spread(config.actor, ranks)
     lay = _lay(config, "actor", PolicyModule(model), mesh)
     even = _evenly(config, mesh)
