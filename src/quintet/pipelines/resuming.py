@@ -29,7 +29,7 @@ MAY_CHANGE = (
         "world.processes",
         "worlds.*.world.processes",
     ),
-    *("training.steps", "data.epochs", "data.max_steps", "validation.only"),
+    *("training.steps", "data.epochs", "data.max_steps", "validation.only", "sft.devices"),
     *("sft.name", "sft.project", "sft.loggers", "sft.output_dir", "sft.remote_dir", "sft.merge", "sft.epochs"),
 )
 """Keys, and sections, that a resumed run may set anew: they don't touch the numbers; more steps only
