@@ -85,9 +85,7 @@ def _newest(directory: RunDirectory, progress: Progress, remote: RemoteStore | N
 def _same_experiment(config: Experiment, checkpoint: Checkpoint) -> None:
     now, then = (_flat(part) for part in (config.model_dump(mode="json"), _as_now(checkpoint.state["experiment"])))
     changed = [
-        key
-        for key in sorted(now | then)
-        if now.get(key) != then.get(key) and not documented(key).startswith(ALLOWED)
+        key for key in sorted(now | then) if now.get(key) != then.get(key) and not documented(key).startswith(ALLOWED)
     ]
     if changed:
         key = changed[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quintet.config.dialects.ledger import Capability, Row, row
+from quintet.config.dialects.ledger import Row, row
 from quintet.config.dialects.rlinf.words import DTYPES, NO_CLIPPING, PRECISION, PROOF
 from quintet.config.dialects.takes import (
     BOOLEAN,
