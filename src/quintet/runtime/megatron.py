@@ -1,0 +1,195 @@
+"""Megatron's learners as parts of a run: opened in place of the plain ones, and stored as they are.
+
+Whatever its ranks have of a tensor, a checkpoint holds it whole and under its Hugging Face name, as the plain
+learners' checkpoints do: any backend goes on from any other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from quintet.errors import MachineError
+from quintet.training.learner_files import MODEL, OPTIMIZER, LearnerCopies
+from quintet.training.pieces import Held, Stored
+from quintet.training.ranks import Ranks
+from quintet.training.snapshot import HostMemory
+
+if TYPE_CHECKING:
+    from quintet.config.native import Experiment
+    from quintet.config.native.learners import LearnerConfig, OptimizerConfig
+    from quintet.training.handles import Critic, Judge, OwnActor
+
+__all__ = [
+    "Gathering",
+    "Weighing",
+    "copy_gathered",
+    "copy_weights",
+    "is_megatron",
+    "open_megatron_policy",
+    "open_megatron_reference",
+    "open_megatron_values",
+    "restore_from_directory",
+    "restore_gathered",
+    "restore_weights",
+]
+
+CRITIC = "critic"
+CRITIC_NAMES = {"model.": "body.", "value_head.": "head."}
+"""How a critic's tensors begin as Megatron's learner gives them, and how in a checkpoint."""
+HUGGING_FACE_NAMES = {theirs: ours for ours, theirs in CRITIC_NAMES.items()}
+
+
+def _changed(name: str, table: Mapping[str, str]) -> str:
+    begin = next((begin for begin in table if name.startswith(begin)), None)
+    return name if begin is None else table[begin] + name.removeprefix(begin)
+
+
+class Weighing(Protocol):
+    """Something of which full tensors can be had, and put back, under Hugging Face names; all ranks call it."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """One after the other, the same on all ranks."""
+        ...
+
+    def load_weights(self, given: Mapping[str, Tensor]) -> None:
+        """Raises KeyError where one is missing, RuntimeError where one has another shape."""
+        ...
+
+
+class Gathering(Weighing, Protocol):
+    """The same with an optimizer."""
+
+    def state(self) -> dict[str, Tensor]:
+        """As `<parameter>.<field>`."""
+        ...
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Put back what `state` gave."""
+        ...
+
+    def loss_scale(self) -> dict[str, float]:
+        """Of float16; empty for other types."""
+        ...
+
+    def load_loss_scale(self, state: Mapping[str, float]) -> None:
+        """Put back what `loss_scale` gave."""
+        ...
+
+
+def is_megatron(own: LearnerConfig) -> bool:
+    """Whether Megatron is to hold it."""
+    return own.backend == "megatron"
+
+
+def open_megatron_policy(config: Experiment, policy: Path, optimizer: OptimizerConfig) -> OwnActor:
+    """The actor of the policy at that directory, on all ranks.
+
+    Raises:
+        ConfigError: megatron-core isn't installed, or can't do what is asked for.
+    """
+    from quintet.training.megatron.opening import open_megatron_actor
+
+    # a reference that it learns from is one of Megatron's own, which is seen to before a run
+    return cast("OwnActor", open_megatron_actor(config, policy, optimizer))
+
+
+def open_megatron_values(config: Experiment, weights: Iterable[tuple[str, Tensor]], policy: Path) -> Critic:
+    """A critic grown from the model that the configuration names, or else from those weights of the policy, which
+    began as the model at `policy`."""
+    from quintet.training.megatron.opening import open_megatron_critic
+
+    path = config.critic.path
+    return open_megatron_critic(config, Path(path)) if path else open_megatron_critic(config, policy, dict(weights))
+
+
+def open_megatron_reference(config: Experiment, weights: Iterable[tuple[str, Tensor]], policy: Path) -> Judge:
+    """The model that the configuration names, or else those weights of the policy, which began as the model at
+    `policy`."""
+    from quintet.training.megatron import opening
+
+    path = config.reference.path
+    judge = opening.open_megatron_reference(config, Path(path or policy))
+    if path is None:
+        judge.load_weights(dict(weights))
+    return cast("Judge", judge)  # only Megatron's learners view it, in their own way
+
+
+def copy_gathered(
+    learner: object, name: str, contents: Collection[str], memory: HostMemory, ranks: Ranks
+) -> LearnerCopies:
+    """Weights and optimizer, as far as `contents` names them, as they are now. All ranks call it; the first has
+    something to write."""
+    own, parts = cast("Gathering", learner), {}
+    if MODEL in contents:
+        parts[MODEL] = _held(own.weights(), f"{name}/{MODEL}", memory, ranks)
+    if "optimizer" in contents:
+        parts[OPTIMIZER] = _held(own.state().items(), f"{name}/{OPTIMIZER}", memory, ranks)
+    return LearnerCopies(name, ranks, parts)
+
+
+def copy_weights(judge: object, name: str, memory: HostMemory, ranks: Ranks) -> LearnerCopies:
+    """The same of what doesn't learn."""
+    weights = cast("Weighing", judge).weights()
+    return LearnerCopies(name, ranks, {MODEL: _held(weights, f"{name}/{MODEL}", memory, ranks)})
+
+
+def _held(tensors: Iterable[tuple[str, Tensor]], place: str, memory: HostMemory, ranks: Ranks) -> list[Held]:
+    held = []
+    for own, tensor in tensors:
+        if ranks.rank == 0:
+            name = _changed(own, CRITIC_NAMES) if place.startswith(CRITIC) else own
+            held.append(Held(name, tuple(tensor.shape), (0,) * tensor.dim(), memory.copy({name: tensor}, place)[name]))
+    return held
+
+
+def restore_gathered(learner: object, checkpoint: Path, name: str, contents: Collection[str]) -> None:
+    """Take up what any backend's learner had stored, as far as `contents` names it; all ranks call it.
+
+    Raises:
+        MachineError: it isn't there, or it is that of another model.
+    """
+    own = cast("Gathering", learner)
+    if MODEL in contents:
+        restore_weights(own, checkpoint, name)
+    if "optimizer" in contents:
+        state = _read(checkpoint, f"{name}/{OPTIMIZER}")
+        with _of_this_model(checkpoint):
+            own.load_state(state)
+
+
+def restore_weights(holder: object, checkpoint: Path, name: str) -> None:
+    """The weights alone; raises as `restore_gathered` does."""
+    given = _read(checkpoint, f"{name}/{MODEL}")
+    with _of_this_model(checkpoint):
+        cast("Weighing", holder).load_weights(given)
+
+
+def restore_from_directory(holder: object, directory: Path) -> None:
+    """Weights of a Hugging Face directory; raises as `restore_gathered` does."""
+    from quintet.training.megatron.stored import StoredWeights
+
+    with _of_this_model(directory):
+        cast("Weighing", holder).load_weights(StoredWeights(directory))
+
+
+def _read(checkpoint: Path, stem: str) -> dict[str, Tensor]:
+    stored = Stored.at(checkpoint, stem)
+    if stored is None:
+        raise MachineError(f"{checkpoint} has no {stem}", "checkpoint.load_contents says what is read")
+    state = {name: torch.empty(stored.shape(name), dtype=stored.dtype(name)) for name in stored.names}
+    stored.load_into(state)
+    return {_changed(name, HUGGING_FACE_NAMES): tensor for name, tensor in state.items()}
+
+
+@contextmanager
+def _of_this_model(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, RuntimeError) as error:
+        raise MachineError(f"{place} is of another model: {error}", "it was made with another model") from error
