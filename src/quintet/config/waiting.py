@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from quintet.config.backends import backend_faults
 from quintet.config.capability import Capability, Waits
 from quintet.config.compose import Composed, flatten
 from quintet.config.engines import unmet_faults
@@ -68,6 +69,7 @@ def waiting_faults(composed: Composed) -> Iterator[Fault]:
             hint += f"; or start it with {command(config, max(spread.devices for spread in spreads(config)))}"
         yield Fault(each.key, each.value, source, message, hint)
     yield from unmet_faults(composed)
+    yield from backend_faults(composed)
     yield from spread_faults(composed, here)
 
 

@@ -22,7 +22,7 @@ __all__ = [
     "ShardingConfig",
 ]
 
-Backend = Annotated[Literal["fsdp", "fsdp2", "megatron"], Waits(Capability.MEGATRON, lacks=("megatron",))]
+Backend = Literal["fsdp", "fsdp2", "megatron"]
 Precision = Literal["float32", "bfloat16", "float16"]
 WidePrecision = Literal["float64", "float32", "bfloat16", "float16"]
 OwnPrecision = Literal["float32", "bfloat16", "float16", "auto"]

@@ -1,0 +1,71 @@
+"""What Megatron's learners can't do, said before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from quintet.config.compose import Composed
+from quintet.config.faults import Fault
+from quintet.config.native import Experiment
+from quintet.config.native.learners import LearnerConfig
+from quintet.config.plan.values import fault
+
+__all__ = ["backend_faults"]
+
+MEGATRON = "megatron"
+DEGREES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
+"""What Megatron keeps of its groups for the whole process."""
+
+
+def backend_faults(composed: Composed) -> Iterator[Fault]:
+    """Of each key that asks a Megatron learner for something that it hasn't, why, and what to do."""
+    config = composed.experiment
+    held = _by_megatron(config)
+    if "actor" in held:
+        yield from _actor(composed)
+    for name in ("actor", "critic"):
+        if name in held and getattr(config, name).optimizer.kind == "muon":
+            why, hint = "Megatron has adamw and sgd", f"take one of them, or {name}.backend=fsdp2"
+            yield fault(composed, f"{name}.optimizer.kind", why, hint)
+    yield from _degrees(composed, held)
+    yield from _divergence(composed, held)
+
+
+def _by_megatron(config: Experiment) -> dict[str, LearnerConfig]:
+    """Those of the run that it holds."""
+    there = {"actor": True, "critic": config.needs_critic, "reference": config.needs_reference}
+    sections: Mapping[str, LearnerConfig] = {name: getattr(config, name) for name, needed in there.items() if needed}
+    return {name: own for name, own in sections.items() if own.backend == MEGATRON}
+
+
+def _actor(composed: Composed) -> Iterator[Fault]:
+    config, instead = composed.experiment, "actor.backend=fsdp2 does it"
+    if config.sft is not None:
+        yield fault(composed, "actor.backend", "supervised fine-tuning isn't there on Megatron", "take fsdp2")
+    if config.policy.lora is not None:
+        why = "Megatron's layers have no adapters here"
+        yield fault(composed, "policy.lora.rank", why, f"train all weights: policy.lora=null; or {instead}")
+    if config.rollout.engine_options.validate_weights:
+        key, why = "rollout.engine_options.validate_weights", "it reads the plain learner's own model"
+        yield fault(composed, key, why, f"leave it out; or {instead}")
+
+
+def _degrees(composed: Composed, held: Mapping[str, LearnerConfig]) -> Iterator[Fault]:
+    """A process's Megatron learners are all split alike."""
+    if not held:
+        return
+    first, own = next(iter(held.items()))
+    for name, other in held.items():
+        for degree in DEGREES:
+            wanted = getattr(own.parallel, degree)
+            if getattr(other.parallel, degree) != wanted:
+                key, why = f"{name}.parallel.{degree}", f"Megatron's learners are all split alike, and {first} has"
+                yield fault(composed, key, f"{why} {wanted}", f"{key}={wanted}; or {name}.backend=fsdp2")
+
+
+def _divergence(composed: Composed, held: Mapping[str, LearnerConfig]) -> Iterator[Fault]:
+    """Over the whole vocabulary two policies are compared pass by pass, inside one backend."""
+    kl = composed.experiment.algorithm.kl
+    if kl is not None and kl.estimator == "full" and ("actor" in held) != ("reference" in held):
+        key, why = "algorithm.kl.estimator", "one of actor and reference is Megatron's, and the other isn't"
+        yield fault(composed, key, why, "give both the same backend, or take k3")
