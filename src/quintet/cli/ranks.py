@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING
@@ -20,18 +21,25 @@ if TYPE_CHECKING:
 
 __all__ = ["hushed", "on_all_ranks"]
 
+SPEAKER_SECONDS = 10.0
+"""How long a fault is left to the first process of the machine to tell."""
+
 
 @contextmanager
 def hushed() -> Iterator[None]:
     """Beside the first process of a machine nothing is said of what all of them find: no remark, no fault of the
-    user's. Defects keep their traceback."""
-    if started().local_rank == 0:
+    user's, unless after a while it is this one's alone. Defects keep their traceback."""
+    here = started()
+    if here.local_rank == 0:
         yield
         return
     try:
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
             yield
     except UserError as error:
+        # torchrun ends all at the first that ends, and that must be the one that speaks
+        time.sleep(SPEAKER_SECONDS)
+        print(f"quintet: rank {here.rank}: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
 
 

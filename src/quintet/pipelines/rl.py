@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from quintet.algorithms.advantages import critic_mask
 from quintet.algorithms.aggregation import Aggregation
@@ -31,6 +32,7 @@ from quintet.runtime.local import Components
 from quintet.runtime.stop import StopRequest, stop_on_signals
 from quintet.tracking.report import write_report
 from quintet.tracking.summaries import summarize_batch, summarize_games, summarize_worlds
+from quintet.training.flops import training_flops, utilisation
 from quintet.training.optimizer import learning_rate, weight_decay
 from quintet.training.packing import mini_batches
 
@@ -97,7 +99,7 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
                 metrics |= summarize_worlds(played.trajectories) if config.worlds else {}
                 metrics |= {**learn(components, batch, step, timings), **gap}
                 components.sync_weights(step)
-            metrics |= _pace(timings, batch)
+            metrics |= _pace(timings, batch) | _work(components, batch, timings)
             if _due(step, config.validation.every_steps) or (step == steps and config.validation.every_steps >= 0):
                 with timings.phase("testing"):
                     metrics |= validate(run, components, step)
@@ -204,6 +206,16 @@ def _pace(timings: Timings, batch: Batch) -> dict[str, float]:
         "perf/time_per_step": seconds,
         "perf/throughput": tokens / seconds,
     }
+
+
+def _work(components: Components, batch: Batch, timings: Timings) -> dict[str, float]:
+    """What use the policy's updates made of the devices, where that is asked for."""
+    config, seconds = components.experiment, timings.metrics.get("timing_s/update_actor")
+    if not config.tracking.flops or not seconds:
+        return {}
+    once = training_flops(components.actor.model.config, batch.lengths, int(batch.loss_mask.sum()))
+    devices = dist.get_world_size() if dist.is_initialized() else 1
+    return utilisation(config.training.epochs * once, seconds, devices)
 
 
 def _due(step: int, every: int) -> bool:

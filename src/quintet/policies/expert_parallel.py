@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
-__all__ = ["Dispatcher", "ExpertParallel", "split_experts"]
+__all__ = ["Dispatcher", "ExpertParallel", "expert_places", "in_whole", "split_experts"]
 
 Dispatcher = Literal["alltoall", "allgather"]
 
@@ -108,6 +108,9 @@ class _Split(nn.Module):
     dispatcher: Dispatcher
     num_experts: int
     """Those held here."""
+    places: DeviceMesh | None = None
+    """How they lie over all ranks that hold some: peers × ranks with the same ones. For their places in files alone,
+    nobody talks through it."""
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Tokens [T, hidden], the numbers of their experts [T, k] among all and their weights to [T, hidden]."""
@@ -159,8 +162,18 @@ class ExpertParallel:
         self._model = model
         self._peers = peers
 
-    def _layers(self) -> Iterator[nn.Module]:
+    def _layers(self) -> Iterator[_Split]:
         return (module for module in self._model.modules() if isinstance(module, _Split))
+
+    def _places(self, rest: DeviceMesh) -> DeviceMesh:
+        """All calls are of all ranks."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        own = torch.tensor(dist.get_process_group_ranks(rest.get_group()))
+        every = [torch.empty_like(own) for _ in range(self._peers.size)]
+        dist.all_gather(every, own, group=self._peers.group)
+        names = ("expert", "same_experts")
+        return DeviceMesh(rest.device_type, torch.stack(every), mesh_dim_names=names, _init_backend=False)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -178,7 +191,9 @@ class ExpertParallel:
         """
         from torch.distributed.fsdp import fully_shard
 
+        places = self._places(rest)
         for layer in self._layers():
+            layer.places = places
             sharded: FSDPModule = fully_shard(layer, mesh=rest, **options)
             sharded.set_gradient_divide_factor(float(data_ranks))
             # gloo can't multiply while it sums; a rank by itself would divide twice (torch 2.13)
@@ -211,6 +226,22 @@ def _full(tensor: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def expert_places(module: nn.Module) -> dict[nn.Parameter, DeviceMesh]:
+    """Of each parameter that is a slice, the mesh for `in_whole`."""
+    layers = (part for part in module.modules() if isinstance(part, _Split))
+    return {parameter: layer.places for layer in layers if layer.places for parameter in layer.parameters()}
+
+
+def in_whole(part: Tensor, places: DeviceMesh) -> Tensor:
+    """A sharded slice, or what an optimizer holds of it, as its part of all experts' tensor [E, …]: the same memory."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    local = part.to_local() if isinstance(part, DTensor) else part
+    shape = torch.Size((part.shape[0] * int(places.size(0)), *part.shape[1:]))
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(local.detach(), places, [Shard(0), Shard(0)], run_check=False, shape=shape, stride=stride)
 
 
 def split_experts(

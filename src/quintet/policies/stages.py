@@ -6,6 +6,7 @@ arXiv:2104.04473). The first part has the embedding before it, the last one norm
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,8 +19,9 @@ from quintet.policies.causal_lm import Packed, PolicyModule, ValueModel, hidden_
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["StagedBody", "split_stages", "staged_body"]
+__all__ = ["EMBEDDING", "HEAD", "StagedBody", "copied_names", "split_stages", "staged_body"]
 
+EMBEDDING, HEAD = "policy.model.embed_tokens.weight", "policy.lm_head.weight"
 TRIAL_TOKENS = 24
 TRIAL_GAP = 1e-4
 
@@ -65,6 +67,9 @@ class StagedBody(nn.Module):
 class _Staged(nn.Module):
     """In front of the class of a policy's or critic's module: a pass may end after a part."""
 
+    copied: Mapping[str, str]
+    """Of weights that are tied to one on another rank, that one's name."""
+
     def forward(
         self, packed: Packed, *given: Any, part: int | None = None, states: Tensor | None = None, **named: Any
     ) -> Any:
@@ -72,6 +77,11 @@ class _Staged(nn.Module):
         if part is None:
             return super().forward(packed, *given, **named)
         return staged_body(self).through(part, packed.tokens, packed.positions, packed.layout, states)
+
+
+def copied_names(module: nn.Module) -> Mapping[str, str]:
+    """Of a module's parameters that are copies of other ranks', by name, the name of that one."""
+    return module.copied if isinstance(module, _Staged) else {}
 
 
 def staged_body(module: nn.Module) -> StagedBody:
@@ -104,7 +114,7 @@ def split_stages(
         part: tuple(str(i) for i in range(part * len(layers) // parts, (part + 1) * len(layers) // parts))
         for part in range(rank, parts, ranks)
     }
-    before = _trial(body)
+    tied, before = _is_tied(module), _trial(body)
     _take_class(body, StagedBody)
     staged = cast(StagedBody, body)
     staged.parts, staged.incoming = parts, None
@@ -113,6 +123,8 @@ def split_stages(
     body.layers = nn.ModuleDict({name: layers[int(name)] for names in own.values() for name in names})
     _drop_ends(module, first=rank == 0, last=rank == ranks - 1)
     _take_class(module, _Staged)
+    copies = tied and ranks > 1 and rank == ranks - 1
+    cast(_Staged, module).copied = {HEAD: EMBEDDING} if copies else {}
 
 
 def _refuse(module: nn.Module, layers: int, ranks: int, virtual: int, component: str) -> None:
@@ -134,6 +146,10 @@ def _refuse(module: nn.Module, layers: int, ranks: int, virtual: int, component:
             value=ranks,
             hint=f"set {key}=1; the base model's weights are sharded all the same",
         )
+
+
+def _is_tied(module: nn.Module) -> bool:
+    return isinstance(module, PolicyModule) and module.get_parameter(HEAD) is module.get_parameter(EMBEDDING)
 
 
 def _take_class(module: nn.Module, front: type[nn.Module]) -> None:

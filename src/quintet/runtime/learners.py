@@ -151,6 +151,7 @@ def open_reference(config: Experiment, actor: OwnActor, policy: Path, ranks: Ran
     model = load_model(own.path, trust_remote_code=trusted) if own.path else _plain(config, actor, policy)
     if model is actor.model:
         model = copy.deepcopy(model)
+    _refuse_other_shares(config, ranks)
     mesh = _spread(own, ranks)
     return Scorer(
         model.requires_grad_(requires_grad=False),
@@ -160,6 +161,28 @@ def open_reference(config: Experiment, actor: OwnActor, policy: Path, ranks: Ran
         ranks=mesh.data,
         lay=_lay(config, own, PolicyModule(model), mesh),
     )
+
+
+def _refuse_other_shares(config: Experiment, ranks: Ranks) -> None:
+    """Hold how the reference is shared out against how the policy is, where both speak of whole distributions.
+
+    Raises:
+        ConfigError: a rank would have other places of one than of the other.
+    """
+    kl = config.algorithm.kl
+    if ranks.size == 1 or kl is None or kl.estimator != "full":
+        return
+    for way in ("tensor", "sequence", "context", "ulysses"):
+        wanted, given = (getattr(one.parallel, way) for one in (config.actor, config.reference))
+        if wanted != given:
+            key = f"reference.parallel.{way}"
+            raise ConfigError(
+                f"{key} = {given}, but actor.parallel.{way} = {wanted}, and the full divergence compares what both say "
+                "of the same tokens",
+                key=key,
+                value=given,
+                hint=f"set {key}={str(wanted).lower()}, or take another algorithm.kl.estimator",
+            )
 
 
 def _plain(config: Experiment, actor: OwnActor, policy: Path) -> PreTrainedModel:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from quintet.config.backends import backend_faults
+from quintet.config.compose import Composed
+from quintet.config.faults import raise_faults
 from quintet.errors import MachineError
 from quintet.training.learner_files import MODEL, OPTIMIZER, LearnerCopies
 from quintet.training.pieces import Held, Stored
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Gathering",
+    "Share",
     "Weighing",
     "copy_gathered",
     "copy_weights",
@@ -95,6 +100,7 @@ def open_megatron_policy(config: Experiment, policy: Path, optimizer: OptimizerC
     """
     from quintet.training.megatron.opening import open_megatron_actor
 
+    raise_faults(backend_faults(Composed(config, {})))
     # a reference that it learns from is one of Megatron's own, which is seen to before a run
     return cast("OwnActor", open_megatron_actor(config, policy, optimizer))
 
@@ -120,32 +126,56 @@ def open_megatron_reference(config: Experiment, weights: Iterable[tuple[str, Ten
     return cast("Judge", judge)  # only Megatron's learners view it, in their own way
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which of the tensors, that all ranks get, this one writes."""
+
+    ranks: Ranks
+    each: bool = False
+    """Every rank writes as many; without it the first writes all."""
+
+    @classmethod
+    def of(cls, config: Experiment, ranks: Ranks) -> Share:
+        """As `use_dist_ckpt` of the actor has it."""
+        options = config.actor.megatron
+        return cls(ranks, options is not None and options.use_dist_ckpt)
+
+    def has(self, number: int) -> bool:
+        """Whether the tensor of that number is this rank's."""
+        return number % (self.ranks.size if self.each else 1) == self.ranks.rank
+
+    def copies(
+        self, name: str, tensors: Mapping[str, Iterable[tuple[str, Tensor]]], memory: HostMemory
+    ) -> LearnerCopies:
+        """In main memory, one tensor after the other; of the stem that a file's name has."""
+        parts = {stem: self._held(given, f"{name}/{stem}", memory) for stem, given in tensors.items()}
+        return LearnerCopies(name, self.ranks, parts, gathered=not self.each)
+
+    def _held(self, tensors: Iterable[tuple[str, Tensor]], place: str, memory: HostMemory) -> list[Held]:
+        held = []
+        for number, (own, tensor) in enumerate(tensors):
+            if self.has(number):
+                name = _changed(own, CRITIC_NAMES) if place.startswith(CRITIC) else own
+                copied = memory.copy({name: tensor}, place)[name]
+                held.append(Held(name, tuple(tensor.shape), (0,) * tensor.dim(), copied))
+        return held
+
+
 def copy_gathered(
-    learner: object, name: str, contents: Collection[str], memory: HostMemory, ranks: Ranks
+    learner: object, name: str, contents: Collection[str], memory: HostMemory, share: Share
 ) -> LearnerCopies:
-    """Weights and optimizer, as far as `contents` names them, as they are now. All ranks call it; the first has
-    something to write."""
-    own, parts = cast("Gathering", learner), {}
+    """Weights and optimizer, as far as `contents` names them, as they are now. All ranks call it."""
+    own, found = cast("Gathering", learner), {}
     if MODEL in contents:
-        parts[MODEL] = _held(own.weights(), f"{name}/{MODEL}", memory, ranks)
+        found[MODEL] = own.weights()
     if "optimizer" in contents:
-        parts[OPTIMIZER] = _held(own.state().items(), f"{name}/{OPTIMIZER}", memory, ranks)
-    return LearnerCopies(name, ranks, parts)
+        found[OPTIMIZER] = iter(own.state().items())
+    return share.copies(name, found, memory)
 
 
-def copy_weights(judge: object, name: str, memory: HostMemory, ranks: Ranks) -> LearnerCopies:
+def copy_weights(judge: object, name: str, memory: HostMemory, share: Share) -> LearnerCopies:
     """The same of what doesn't learn."""
-    weights = cast("Weighing", judge).weights()
-    return LearnerCopies(name, ranks, {MODEL: _held(weights, f"{name}/{MODEL}", memory, ranks)})
-
-
-def _held(tensors: Iterable[tuple[str, Tensor]], place: str, memory: HostMemory, ranks: Ranks) -> list[Held]:
-    held = []
-    for own, tensor in tensors:
-        if ranks.rank == 0:
-            name = _changed(own, CRITIC_NAMES) if place.startswith(CRITIC) else own
-            held.append(Held(name, tuple(tensor.shape), (0,) * tensor.dim(), memory.copy({name: tensor}, place)[name]))
-    return held
+    return share.copies(name, {MODEL: cast("Weighing", judge).weights()}, memory)
 
 
 def restore_gathered(learner: object, checkpoint: Path, name: str, contents: Collection[str]) -> None:

@@ -15,6 +15,7 @@ from quintet.errors import ConfigError, MachineError
 from quintet.policies.adapters import ADAPTER_DIRECTORY, has_lora, read_adapters, save_adapters
 from quintet.policies.causal_lm import load_model
 from quintet.runtime.megatron import (
+    Share,
     copy_gathered,
     copy_weights,
     restore_from_directory,
@@ -56,15 +57,16 @@ class Storing:
         """Everything of the learners that a checkpoint is to hold, as it is now; gives what writes it. Every rank
         calls it."""
         ranks, contents = learners.ranks, learners.experiment.checkpoint.contents
+        share = Share.of(learners.experiment, ranks)
         # what a fine-tuned model was before its adapters lies where it came from
         apart = learners.tuned and has_lora(learners.actor.model)
         own = [content for content in contents if content != MODEL or not apart]
-        actor = self._learner(learners.actor, ACTOR, own, ranks)
+        actor = self._learner(learners.actor, ACTOR, own, share)
         held = [actor]
         if learners.critic is not None:
-            held.append(self._learner(learners.critic, CRITIC, contents, ranks))
+            held.append(self._learner(learners.critic, CRITIC, contents, share))
         if MODEL in contents and learners.reference is not None and learners.experiment.reference.path is None:
-            held.append(self._reference(learners.reference, ranks))
+            held.append(self._reference(learners.reference, share))
         model = self.model(learners.actor, actor, ranks)
         adapters = _adapter_files(learners) if MODEL in contents or not apart else {}
 
@@ -78,15 +80,15 @@ class Storing:
 
         return write
 
-    def _learner(self, learner: object, name: str, contents: Collection[str], ranks: Ranks) -> LearnerCopies:
+    def _learner(self, learner: object, name: str, contents: Collection[str], share: Share) -> LearnerCopies:
         if isinstance(learner, ActorLearner | CriticLearner):
-            return copy_learner(learner, name, contents, self.memory, ranks)
-        return copy_gathered(learner, name, contents, self.memory, ranks)
+            return copy_learner(learner, name, contents, self.memory, share.ranks)
+        return copy_gathered(learner, name, contents, self.memory, share)
 
-    def _reference(self, reference: Judge, ranks: Ranks) -> LearnerCopies:
+    def _reference(self, reference: Judge, share: Share) -> LearnerCopies:
         if isinstance(reference, Scorer):
-            return copy_tensors({str(MODEL): _kept(reference)}, REFERENCE, self.memory, ranks)
-        return copy_weights(reference, REFERENCE, self.memory, ranks)
+            return copy_tensors({str(MODEL): _kept(reference)}, REFERENCE, self.memory, share.ranks)
+        return copy_weights(reference, REFERENCE, self.memory, share)
 
     def model(self, actor: Actor, held: LearnerCopies, ranks: Ranks = ALONE) -> Callable[[Path], dict[int, Place]]:
         """The policy as it is now, adapters merged, of which some copies are `held` already; gives what writes `hf/`
@@ -99,7 +101,7 @@ class Storing:
 
     def _full_weights(self, actor: Actor, held: LearnerCopies, ranks: Ranks) -> Mapping[str, Tensor]:
         """In main memory; those that were copied already aren't copied again."""
-        whole = isinstance(actor.lay, Whole) if isinstance(actor, ActorLearner) else True
+        whole = isinstance(actor.lay, Whole) if isinstance(actor, ActorLearner) else held.gathered
         if whole and MODEL in held.parts and not has_lora(actor.model):
             return held.whole
         full: dict[str, Tensor] = {}

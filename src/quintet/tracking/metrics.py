@@ -579,6 +579,22 @@ def _define_performance() -> None:
         clock=True,
     )
     define(
+        "perf/tflops/actor",
+        "Operations a second of the policy's updates on each device, where `tracking.flops` asks for them",
+        "10¹²/s",
+        "steady",
+        "counted operations of all passes / timing_s/update_actor / devices",
+        clock=True,
+    )
+    define(
+        "perf/mfu/actor",
+        "Their share of the device's peak, where that is known",
+        "share",
+        "steady",
+        "perf/tflops/actor / peak in bfloat16",
+        clock=True,
+    )
+    define(
         "perf/max_memory_rss_gb",
         "Largest resident memory so far",
         "GB",

@@ -40,6 +40,8 @@ class LearnerCopies:
     name: str
     ranks: Ranks
     parts: Mapping[str, list[Held]] = field(default_factory=dict)
+    gathered: bool = False
+    """The first rank has every tensor, and has it whole."""
 
     @property
     def whole(self) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from quintet.policies.causal_lm import Packed, PolicyModule, ValueModel
-from quintet.policies.stages import split_stages, staged_body
+from quintet.policies.stages import EMBEDDING, HEAD, copied_names, split_stages, staged_body
 from quintet.training.norms import NormPart, clip_parts
 from quintet.training.ranks import Ranks
 
@@ -118,11 +118,11 @@ class Pipeline:
             ConfigError: the layers can't be shared out that way.
             MachineError: the model does something besides its layers.
         """
-        self._tied = isinstance(module, PolicyModule) and _is_tied(module)
         self._hidden = _width(module)
         split_stages(module, mesh, virtual, component)
         self.module: Any = module
         self.ranks = Ranks(mesh.get_local_rank(), mesh.size(), mesh.get_group())
+        self._tied = any(self.ranks.gather(bool(copied_names(module))))
         self.virtual = virtual
         self._dtype = dtype
         self._autocast = autocast
@@ -149,8 +149,7 @@ class Pipeline:
             with (around or _nothing)(action.number == len(passes) - 1):
                 self._backward(action, flying.pop(key))
         self._links.finish()
-        if self._tied:
-            self._sum_tied()
+        self._sum_tied()
 
     def measure(self, passes: Sequence[Packed], measure: Callable[[int], Tensor]) -> list[Tensor]:
         """What `measure(number)` gives for each pass where the last part is, [..., M]; every rank gets it, in
@@ -228,11 +227,9 @@ class Pipeline:
 
     def _tied_weight(self) -> nn.Parameter | None:
         """The weight that first and last rank both have, where they are two and this is one of them."""
-        if not self._tied or self.ranks.size == 1:
+        if not self._tied or 0 < self.ranks.rank < self.ranks.size - 1:
             return None
-        if self.last:
-            return self.module.get_parameter("policy.lm_head.weight")  # type: ignore[no-any-return]
-        return None if self.ranks.rank else self.module.get_parameter("policy.model.embed_tokens.weight")
+        return self.module.get_parameter(HEAD if self.last else EMBEDDING)  # type: ignore[no-any-return]
 
     def clip(self, max_norm: float, parts: Sequence[NormPart] | None = None) -> Tensor:
         """Scale gradients down to a norm over all stages; gives the norm before, []. `parts` of the weights held here,
@@ -332,10 +329,6 @@ class _Links:
 
 def _nothing(last: bool) -> AbstractContextManager[object]:
     return nullcontext()
-
-
-def _is_tied(module: PolicyModule) -> bool:
-    return module.get_parameter("policy.lm_head.weight") is module.get_parameter("policy.model.embed_tokens.weight")
 
 
 def _width(module: nn.Module) -> int:

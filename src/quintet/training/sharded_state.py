@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as dcp
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from quintet.policies.expert_parallel import expert_places, in_whole
+from quintet.policies.stages import copied_names
 from quintet.training.lay import own_name
 from quintet.training.pieces import Stored
 
@@ -28,7 +31,8 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
     """Parameters and stored buffers by name, tied ones once; nothing is copied."""
     if _is_fsdp1(module):
         return _flat_weights(module)[0]
-    return {own_name(name): tensor for name, tensor in _held(module).items()}
+    places, copied = expert_places(module), copied_names(module)
+    return {own_name(copied.get(name, name)): _placed(tensor, tensor, places) for name, tensor in _held(module).items()}
 
 
 def moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -37,8 +41,9 @@ def moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
         return {}
     if _is_fsdp1(module):
         return {own_name(name.removeprefix(STATE)): value for name, value in _flat_moments(module, optimizer).items()}
+    places, copied = expert_places(module), copied_names(module)
     return {
-        f"{own_name(name)}.{field}": value
+        f"{own_name(copied.get(name, name))}.{field}": _placed(value, parameter, places)
         for name, parameter in module.named_parameters()
         for field, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
@@ -79,17 +84,25 @@ def load_moments(module: nn.Module, optimizer: torch.optim.Optimizer, stored: St
             optimizer.state.pop(parameter, None)
     on_device = [group for group in optimizer.param_groups if group.get("fused") or group.get("capturable")]
     apart = {id(parameter) for group in on_device for parameter in group["params"]}
+    places, copied = expert_places(module), copied_names(module)
     for name, parameter in module.named_parameters():
-        begin = f"{own_name(name)}."
+        begin = f"{own_name(copied.get(name, name))}."
         for field in (key.removeprefix(begin) for key in names if key.rpartition(".")[0] == begin[:-1]):
             key = begin + field
-            if stored.shape(key) == parameter.shape:
+            if stored.shape(key) == _placed(parameter, parameter, places).shape:
                 tensor = torch.zeros_like(parameter, dtype=stored.dtype(key), requires_grad=False)
             else:
                 device = parameter.device if id(parameter) in apart else torch.device("cpu")
                 tensor = torch.zeros(stored.shape(key), dtype=stored.dtype(key), device=device)
-            optimizer.state[parameter][field] = wanted[key] = tensor
+            optimizer.state[parameter][field] = tensor
+            wanted[key] = _placed(tensor, parameter, places)
     stored.load_into(wanted)
+
+
+def _placed(tensor: Tensor, parameter: Tensor, places: Mapping[nn.Parameter, DeviceMesh]) -> Tensor:
+    """A tensor of that parameter as part of the whole one: of experts that are shared out, others have others."""
+    mesh = places.get(parameter) if isinstance(parameter, nn.Parameter) else None
+    return tensor if mesh is None or tensor.shape != parameter.shape else in_whole(tensor, mesh)
 
 
 def _held(module: nn.Module) -> dict[str, Tensor]:

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from quintet.policies.causal_lm import Packed
-from quintet.training.lay import Lay
+from quintet.policies.stages import EMBEDDING, HEAD
+from quintet.training.lay import Lay, own_name
 from quintet.training.norms import NormPart
 from quintet.training.pipeline import Pipeline
 
 __all__ = ["Staged"]
 
 T = TypeVar("T")
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Staged:
@@ -51,7 +51,7 @@ class Staged:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Lay.weights`: one stage's after the other's."""
         copied = self._pipeline.has_copy
-        return self._pipeline.stream(one for one in self._stage.weights() if not (copied and one[0] == HEAD))
+        return self._pipeline.stream(one for one in self._stage.weights() if not (copied and one[0] == own_name(HEAD)))
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Lay.load`."""
@@ -60,8 +60,8 @@ class Staged:
     def _with_head(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in weights:
             yield name, tensor
-            if self._pipeline.has_copy and name == EMBEDDING:
-                yield HEAD, tensor
+            if self._pipeline.has_copy and name == own_name(EMBEDDING):
+                yield own_name(HEAD), tensor
 
     def learn(self, passes: Sequence[Packed], loss_of: Callable[[int], Tensor]) -> None:
         """See `Lay.learn`."""

@@ -250,7 +250,7 @@ def gaps(size: int, cases: dict[str, Case], meeting: Path) -> dict[str, dict[str
         for rank in range(size)
     ]
     try:
-        answers = [json.loads(rank.communicate(timeout=180)[0] or "{}") for rank in ranks]
+        answers = [json.loads(rank.communicate(timeout=300)[0] or "{}") for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

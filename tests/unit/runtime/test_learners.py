@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from quintet.config.native import Experiment
+from quintet.errors import ConfigError
 from quintet.policies.causal_lm import load_model
 from quintet.records import Batch
 from quintet.runtime.learners import open_actor, open_critic, open_reference
 from quintet.training.lay import Whole
+from quintet.training.ranks import Ranks
 
 
 def experiment(**sharding: Any) -> Experiment:
@@ -78,3 +80,13 @@ def test_critic_and_reference_begin_as_the_policy(policy_directory: Path) -> Non
     assert not torch.equal(reference.logprobs(batch()), actor.scorer.logprobs(batch()))
     body = dict(critic.weights())["body.embed_tokens.weight"]
     assert not torch.equal(body, actor.model.lm_head.weight)
+
+
+@pytest.mark.parametrize("way", ["tensor", "ulysses", "context"])
+def test_a_full_divergence_wants_policy_and_reference_shared_out_alike(policy_directory: Path, way: str) -> None:
+    """Else a rank would hold other tokens, or another part of the vocabulary, of one than of the other."""
+    kl = {"estimator": "full", "coefficient": 0.1}
+    config = Experiment.model_validate({"algorithm": {"kl": kl}, "actor": {"parallel": {way: 2}}})
+    actor = open_actor(config, load_model(policy_directory), config.actor.optimizer)
+    with pytest.raises(ConfigError, match=rf"set reference\.parallel\.{way}=2"):
+        open_reference(config, actor, policy_directory, Ranks(0, 2))

@@ -52,8 +52,9 @@ class TrackingConfig(Section):
     """The same of validation games; null films none of them."""
     config_dir: str | None = None
     """A second copy of `config.yaml` is written there; null writes none."""
-    flops: Annotated[bool, Waits(Capability.LOGGERS)] = False
-    """Floating-point operations a second are measured."""
+    flops: bool = False
+    """Floating-point operations of the policy's updates are counted and logged, a second and device, and their share of
+    the device's peak where that is known."""
     report_games: Annotated[int, Field(ge=0, le=200)] = 12
     """Games shown in `report.html`."""
 

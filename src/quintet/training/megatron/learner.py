@@ -49,6 +49,9 @@ def _never(metrics: Mapping[str, float]) -> bool:
 class _Trained:
     """A model with Megatron's gradient buffers and optimizer."""
 
+    lay = None
+    """None of torch's: Megatron lays the weights itself."""
+
     def __init__(
         self, model: Model, config: OptimizerConfig, *, budget: Budget, inference_budget: Budget | None = None
     ) -> None:
@@ -135,12 +138,12 @@ class _Trained:
 
     def load_loss_scale(self, state: Mapping[str, float]) -> None:
         """Put back what `loss_scale` gave."""
-        given = {name: int(value) for name, value in state.items()} | {"scale": torch.tensor([state["scale"]])}
+        scale = torch.tensor([state["scale"]])
         with at_home():
             for part in chained(self._optimizer):
-                part.grad_scaler._scale = given["scale"].to(part.grad_scaler._scale.device)
-                part.grad_scaler._growth_tracker = given["growth_tracker"]
-                part.grad_scaler._hysteresis_tracker = given["hysteresis_tracker"]
+                part.grad_scaler._scale = scale.to(part.grad_scaler._scale.device)
+                part.grad_scaler._growth_tracker = int(state["growth_tracker"])
+                part.grad_scaler._hysteresis_tracker = int(state["hysteresis_tracker"])
 
     def save_pretrained(self, directory: Path) -> None:
         """Write configuration and weights as transformers reads them; all ranks call it, the first one writes."""

@@ -213,6 +213,8 @@ def refuse_unable(options: MegatronConfig, *, hosted: bool) -> None:
         _refuse("spec_name", "te_gpt", "transformer_engine isn't installed", "take local_gpt or decoder_gpt")
     if not options.mcore_gpt:
         _refuse("mcore_gpt", False, "only Megatron Core's model is there", "leave it out")
+    if options.encoder_seq_length is not None:
+        _refuse("encoder_seq_length", options.encoder_seq_length, "the model has no encoder", "leave it out")
     if options.ckpt_format == "torch":
         _refuse("ckpt_format", "torch", "its files are unpickled, and a pickle can run code", "leave it out")
     if options.ckpt_format == "zarr":

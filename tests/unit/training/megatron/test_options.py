@@ -168,6 +168,7 @@ def test_rates_and_moments_reach_megatrons_optimizer() -> None:
         ("mcore_gpt", False, "only Megatron Core's model"),
         ("ckpt_format", "torch", "a pickle can run code"),
         ("ckpt_format", "zarr", "dropped"),
+        ("encoder_seq_length", 64, "no encoder"),
         ("activation", "gelu", "trained with swiglu"),
         ("normalization", "layernorm", "has RMSNorm"),
         ("normalization", "layernorm1p", "has RMSNorm"),

@@ -91,9 +91,8 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "True counts floating-point operations and logs teraflops a second for each GPU.",
-        pending=Capability.LOGGERS,
-        noop=(False,),
         native="tracking.flops",
+        proof="tests/unit/pipelines/test_flops_of_a_step.py::test_operations_are_logged_where_they_are_asked_for",
     ),
     row(
         "actor.model.precision",

@@ -1,0 +1,141 @@
+"""If these fail, a run that torchrun starts isn't the run of one process, hangs when a process dies, or leaves some."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.tracking.metrics import reproducible
+
+TINY = """\
+training: {steps: 3, groups_per_step: 2, samples_per_group: 4, mini_batches: 2, threads: 1, micro_batch_tokens: 512}
+warm_start: {games: 20, updates: 2, turns_per_update: 8, until_success: null}
+rollout: {max_turns: 2}
+validation: {games: 4, every_steps: 3, before_training: false}
+checkpoint: {every_steps: 1}
+tracking: {loggers: [jsonl]}
+sft: {games: {games: 12, validation_games: 4}, batch: 8, max_tokens: 400, then_reinforce: true}
+"""
+ONE = [sys.executable, "-m", "quintet"]
+TWO = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "quintet"]
+ROUNDING = ("ppo_kl", "rollout_probs_diff", "rollout_corr")
+"""Of metrics that are rounding alone."""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    return tmp_path
+
+
+def start(place: Path, name: str, command: list[str], *words: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (place / f"{name}.log").open("a") as log:
+        return subprocess.Popen(
+            [*command, "train", "tiny.yaml", f"name={name}", *words],
+            cwd=place,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            text=True,
+        )
+
+
+def log(place: Path, name: str) -> str:
+    return (place / f"{name}.log").read_text()
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 200
+    while not path.exists() and time.monotonic() < end and process.poll() is None:
+        time.sleep(0.02)
+    assert path.exists(), f"{path} didn't come"
+
+
+def metrics(run: Path) -> Iterator[dict[str, Any]]:
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        found = reproducible(json.loads(line))
+        yield {name: value for name, value in found.items() if not any(word in name for word in ROUNDING)}
+
+
+def ranks(parent: subprocess.Popen[str]) -> dict[str, int]:
+    """Processes that torchrun started, by their rank."""
+    found = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            if int((directory / "stat").read_text().rpartition(")")[2].split()[1]) != parent.pid:
+                continue
+            told = (directory / "environ").read_text().split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        rank = next((word.removeprefix("RANK=") for word in told if word.startswith("RANK=")), None)
+        if rank is not None:
+            found[rank] = int(directory.name)
+    return found
+
+
+def gone(processes: dict[str, int], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not any(Path(f"/proc/{number}").exists() for number in processes.values()):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_two_processes_are_one_run_also_when_they_are_stopped_and_go_on(place: Path) -> None:
+    """Fine-tuning, warm start and reinforcement learning."""
+    alone = start(place, "one", ONE)
+    assert alone.wait(timeout=240) == 0, log(place, "one")
+    stopped = start(place, "two", TWO)
+    try:
+        wait_for(place / "runs/two/checkpoints/global_step_1", stopped)
+        began = ranks(stopped)
+        stopped.send_signal(signal.SIGINT)
+        stopped.wait(timeout=60)
+    finally:
+        stopped.kill()
+    assert sorted(began) == ["0", "1"]
+    assert gone(began, 10)
+    told = log(place, "two")
+    assert told.count("quintet: stopped by SIGINT after step") == 1, told
+    again = start(place, "two", TWO)
+    assert again.wait(timeout=240) == 0, log(place, "two")
+    assert "going on from" in log(place, "two")
+    for run in ("", "/sft"):
+        pairs = zip(metrics(place / f"runs/one{run}"), metrics(place / f"runs/two{run}"), strict=True)
+        for ours, theirs in pairs:
+            assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-6)
+
+
+def test_a_killed_process_ends_the_run_with_its_rank(place: Path) -> None:
+    run = start(place, "killed", TWO, "training.steps=200", "sft=null")
+    try:
+        wait_for(place / "runs/killed/checkpoints/global_step_1", run)
+        began = ranks(run)
+        os.kill(began["1"], signal.SIGKILL)
+        assert run.wait(timeout=20) != 0
+    finally:
+        run.kill()
+    assert gone(began, 5)
+    told = log(place, "killed")
+    assert told.count("quintet: rank 1 has ended, and a run needs all of its ranks") == 1, told
+    assert "the same command goes on from the last checkpoint" in told
+    assert (place / "runs/killed/checkpoints/global_step_1").exists()
+
+
+def test_what_all_find_is_said_once(place: Path) -> None:
+    run = start(place, "other", TWO, "placement.devices_per_node=4")
+    assert run.wait(timeout=120) != 0
+    told = log(place, "other")
+    assert told.count("spreads the learner over 4 devices, and torchrun started 2 processes") == 1, told
+    assert "torchrun --nproc-per-node 4 -m quintet train" in told

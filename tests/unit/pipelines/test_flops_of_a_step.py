@@ -1,0 +1,49 @@
+"""If this fails, who asked for floating-point operations looks for them in vain."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from quintet.config import load_experiment
+from quintet.config.dialects.dialect import DIALECTS
+from quintet.pipelines.rl import train
+
+WORDS = (
+    "training.steps=1",
+    "training.groups_per_step=2",
+    "training.samples_per_group=2",
+    "training.mini_batches=1",
+    "training.threads=1",
+    "policy.preset=grid-1m",
+    "warm_start={games: 20, updates: 1, turns_per_update: 8, until_success: null}",
+    "rollout.max_turns=2",
+    "validation.every_steps=-1",
+    "validation.before_training=false",
+    "tracking.loggers=[jsonl]",
+)
+
+
+def lines(directory: Path, *words: str) -> dict[str, float]:
+    train(load_experiment(None, (*WORDS, f"output_dir={directory}", "name=run", *words)), Console(file=io.StringIO()))
+    found: dict[str, float] = json.loads((directory / "run/metrics.jsonl").read_text().splitlines()[-1])
+    return found
+
+
+def test_operations_are_logged_where_they_are_asked_for(tmp_path: Path) -> None:
+    (row,) = (
+        row
+        for reference in DIALECTS["rlinf"].references
+        for row in reference.load()
+        if row.key == "actor.calculate_flops"
+    )
+    assert row.native == ("tracking.flops",)
+    plain = lines(tmp_path / "plain")
+    told = lines(tmp_path / "told", "tracking.flops=true")
+    assert "perf/tflops/actor" not in plain
+    operations = told["perf/tflops/actor"] * 1e12 * told["timing_s/update_actor"]
+    # about six for each of a million weights and each token
+    assert 3e6 < operations / told["perf/total_num_tokens"] < 9e6

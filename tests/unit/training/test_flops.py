@@ -1,0 +1,56 @@
+"""If these fail, a run says that it makes better or worse use of a device than it does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig
+
+from quintet.training.flops import forward_flops, peak_flops, training_flops, utilisation
+
+SHAPE = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def test_products_are_those_that_torch_counts() -> None:
+    """Of a model with one token, where attention has no future; torch counts what really runs."""
+    model = Qwen2ForCausalLM(Qwen2Config(**SHAPE))
+    with FlopCounterMode(display=False) as counter:
+        loss = model(input_ids=torch.zeros(5, 1, dtype=torch.long)).logits.sum()
+        forward = counter.get_total_flops()
+        torch.autograd.backward(loss)
+    lengths = torch.ones(5, dtype=torch.long)
+    # torch may leave the products of attention over a single key out
+    attention = 2 * 2 * 3 * 32 * 5
+    assert forward in {forward_flops(model.config, lengths), forward_flops(model.config, lengths) - attention}
+    assert training_flops(model.config, lengths) == pytest.approx(counter.get_total_flops(), rel=0.02)
+
+
+def test_by_hand() -> None:
+    config = Qwen2Config(**SHAPE)
+    weights = 32 * 8 * (2 * 4 + 2 * 2) + 3 * 32 * 48
+    pairs = 3 * 4 // 2 + 2 * 3 // 2
+    expected = 2 * (3 * (5 * weights + 2 * 32 * pairs) + 4 * 32 * 50)
+    assert forward_flops(config, torch.tensor([3, 2]), places=4) == expected
+
+
+def test_only_the_experts_that_are_asked_count() -> None:
+    sparse = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    one = torch.ones(1, dtype=torch.long)
+    mixed = forward_flops(Qwen3MoeConfig(**SHAPE, head_dim=8, **sparse), one)
+    # two of 24 are as wide as one of 48; the router has a weight for each expert and hidden number
+    assert mixed - forward_flops(Qwen2Config(**SHAPE), one) == 2 * 3 * 32 * 8
+
+
+def test_the_share_of_the_peak() -> None:
+    told = utilisation(4e15, 2.0, devices=4, device="NVIDIA H100 80GB HBM3")
+    assert told == {"perf/tflops/actor": 500.0, "perf/mfu/actor": pytest.approx(500 / 989)}
+    assert utilisation(1e12, 1.0, device="Something else") == {"perf/tflops/actor": 1.0}
+    assert peak_flops("NVIDIA L40S") != peak_flops("NVIDIA L4")
