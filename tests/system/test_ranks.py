@@ -117,6 +117,25 @@ def test_two_processes_are_one_run_also_when_they_are_stopped_and_go_on(place: P
             assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-6)
 
 
+def test_megatron_on_two_processes_is_the_run_of_one(place: Path) -> None:
+    pytest.importorskip("megatron.core", reason="pip install 'quintet[megatron]'")
+    words = ["sft=null", "training.steps=2", "algorithm.advantage={name: gae}", "algorithm.kl={place: loss}"]
+    sections = ("actor", "critic", "reference")
+    split = [f"{name}.{word}" for name in sections for word in ("backend=megatron", "parallel.tensor=2")]
+    alone = start(place, "plain", ONE, *words)
+    assert alone.wait(timeout=240) == 0, log(place, "plain")
+    two = start(place, "megatron", TWO, *words, *split)
+    try:
+        assert two.wait(timeout=240) == 0, log(place, "megatron")
+    finally:
+        two.kill()
+    for ours, theirs in zip(metrics(place / "runs/plain"), metrics(place / "runs/megatron"), strict=True):
+        assert theirs == pytest.approx(ours, rel=1e-4, abs=1e-5)
+    on = start(place, "megatron", ONE, *words, "training.steps=3")
+    assert on.wait(timeout=240) == 0, log(place, "megatron")
+    assert "going on from" in log(place, "megatron")
+
+
 def test_a_killed_process_ends_the_run_with_its_rank(place: Path) -> None:
     run = start(place, "killed", TWO, "training.steps=200", "sft=null")
     try:

@@ -20,7 +20,7 @@ from quintet import __version__
 from quintet.cli.engine_checks import look
 from quintet.cli.plan_table import numbers_table, page, section
 from quintet.config.capability import Waits
-from quintet.config.native import ActorConfig, Section, TrackingConfig
+from quintet.config.native import Section, TrackingConfig
 from quintet.config.native.learners import ShardingConfig
 from quintet.config.native.placement import PlacementConfig
 from quintet.config.plan.fit import gib
@@ -154,7 +154,7 @@ def _abilities(machine: Machine) -> Iterator[Ability]:
     yield _kernels()
     yield Ability("learner", "in process", READY, "one device")
     yield _outside("learner", "fsdp", None, _waits(ShardingConfig, "group_size", 2), machine, devices=2)
-    yield _outside("learner", "megatron", "megatron-core", _waits(ActorConfig, "backend", "megatron"), machine)
+    yield _megatron()
     yield Ability("runtime", "in process", READY, "one machine, one process")
     yield _outside("runtime", "ray", "ray", _waits(PlacementConfig, "nodes", 2), machine, devices=0)
     yield from _registered("logger", LOGGERS)
@@ -172,6 +172,14 @@ def _kernels() -> Ability:
     if compiler() is None:
         return Ability("engine", "kernels", NEEDS, "needs a C++ compiler (c++, g++, clang++); without one hf is slower")
     return Ability("engine", "kernels", READY, "of hf on a CPU; compiled when first used")
+
+
+def _megatron() -> Ability:
+    """On a CPU as on GPUs."""
+    version = _version("megatron-core")
+    if version is None:
+        return Ability("learner", "megatron", NEEDS, "needs pip install 'quintet[megatron]'")
+    return Ability("learner", "megatron", READY, f"megatron-core {version}")
 
 
 def _registered(kind: str, registry: Registry[Any]) -> Iterator[Ability]:

@@ -6,6 +6,7 @@ learners' checkpoints do: any backend goes on from any other's.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,8 +102,9 @@ def open_megatron_policy(config: Experiment, policy: Path, optimizer: OptimizerC
     from quintet.training.megatron.opening import open_megatron_actor
 
     raise_faults(backend_faults(Composed(config, {})))
-    # a reference that it learns from is one of Megatron's own, which is seen to before a run
-    return cast("OwnActor", open_megatron_actor(config, policy, optimizer))
+    with _quiet():
+        # a reference that it learns from is one of Megatron's own, which is seen to before a run
+        return cast("OwnActor", open_megatron_actor(config, policy, optimizer))
 
 
 def open_megatron_values(config: Experiment, weights: Iterable[tuple[str, Tensor]], policy: Path) -> Critic:
@@ -111,7 +113,8 @@ def open_megatron_values(config: Experiment, weights: Iterable[tuple[str, Tensor
     from quintet.training.megatron.opening import open_megatron_critic
 
     path = config.critic.path
-    return open_megatron_critic(config, Path(path)) if path else open_megatron_critic(config, policy, dict(weights))
+    with _quiet():
+        return open_megatron_critic(config, Path(path)) if path else open_megatron_critic(config, policy, dict(weights))
 
 
 def open_megatron_reference(config: Experiment, weights: Iterable[tuple[str, Tensor]], policy: Path) -> Judge:
@@ -120,10 +123,19 @@ def open_megatron_reference(config: Experiment, weights: Iterable[tuple[str, Ten
     from quintet.training.megatron import opening
 
     path = config.reference.path
-    judge = opening.open_megatron_reference(config, Path(path or policy))
+    with _quiet():
+        judge = opening.open_megatron_reference(config, Path(path or policy))
     if path is None:
         judge.load_weights(dict(weights))
     return cast("Judge", judge)  # only Megatron's learners view it, in their own way
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Megatron warns of Apex, and of its own defaults, at each model."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"megatron\.")
+        yield
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,9 +119,11 @@ def test_an_engine_of_another_package_is_told_as_it_registered() -> None:
 def test_a_missing_package_is_told_by_its_name_for_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: None)
     none = doctor.Machine(1, 1, 1, (), "", ())
-    one = doctor._outside("learner", "megatron", "megatron-core", None, none)
-    assert (one.state, one.note) == ("needs", "needs pip install megatron-core and an accelerator")
+    one = doctor._outside("runtime", "ray", "ray", None, none)
+    assert (one.state, one.note) == ("needs", "needs pip install ray and an accelerator")
+    assert (doctor._megatron().state, doctor._megatron().note) == ("needs", "needs pip install 'quintet[megatron]'")
     monkeypatch.setattr(doctor, "_version", lambda name: "1.0")
+    assert (doctor._megatron().state, doctor._megatron().note) == ("ready", "megatron-core 1.0")
     some = doctor.Machine(1, 1, 1, (doctor.Device("H200", 1),) * 2, "", ())
     assert doctor._outside("learner", "fsdp", None, None, some, devices=2).state == "ready"
 

@@ -92,6 +92,7 @@ def test_a_checkpoint_goes_on_on_another_backend(policy_directory: Path, tmp_pat
     saver.save(1, {}, first.save)
     saver.wait()
     saver.close()
+    assert first.extra() == {}
     second.load(tmp_path / "global_step_1", ("model", "optimizer"), {})
     for _ in range(2):
         ours, theirs = (each.actor.update(sequences(), Imitation(), "token-mean", 1e-3) for each in (first, second))
@@ -140,6 +141,6 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(policy_directory: Path
     saver.wait()
     saver.close()
     table = tmp_path / "global_step_1/actor/model_world_size_1_rank_0.json"
-    table.write_text(table.read_text().replace("model.norm.weight", "model.other.weight"))
+    table.write_text(table.read_text().replace('"name": "model.norm.weight"', '"name": "model.other.weight"'))
     with pytest.raises(MachineError, match="of another model"):
         learners.load(tmp_path / "global_step_1", ("model",), {})

@@ -131,7 +131,7 @@ class _Trained:
         found = {
             name: float(value)
             for part in chained(self._optimizer)[:1]
-            if part.grad_scaler is not None
+            if getattr(part, "grad_scaler", None) is not None
             for name, value in part.grad_scaler.state_dict().items()
         }
         return found if self._model.plan.dtype is torch.float16 else {}
