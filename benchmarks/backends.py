@@ -143,6 +143,36 @@ def relative(ours: list[float], theirs: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / largest
 
 
+INTRO = """# Which backend can split a model how?
+
+Made by `python benchmarks/backends.py --docs` from `benchmarks/results/backends.json`. Each combination that runs was
+run over gloo on CPUs against one process: five optimizer steps of a policy with a loss of another kind in each and a
+divergence from a reference over the whole vocabulary, two of a critic, log-probs, divergences and values, on ragged
+packed batches in float32. *Equal* means that losses, gradient norms, log-probs, values and the weights afterwards
+differ by less than 1e-5 of the largest of their kind; the number is the largest such gap. Models have four layers, four
+heads, two key-value heads and, where experts are split, four experts. Data-parallel ranks fill up what a split leaves.
+
+`quintet plan` refuses what can't work before anything is loaded, with the reason given here.
+"""
+MARKS = {"equal": "equal", "refused": "refused", "needs CUDA": "needs CUDA", "differs": "differs", "failed": "fails"}
+
+
+def page(result: dict[str, Any]) -> str:
+    """The page that shows it."""
+    parts = [INTRO]
+    for backend in BACKENDS:
+        rows = [one for one in result["combinations"] if one["backend"] == backend]
+        parts.append(f"\n## {backend}\n\n| split | ranks | |\n| --- | --- | --- |\n")
+        parts += [f"| {one['split']} | {one['ranks']} | {_told(one)} |\n" for one in rows]
+    return "".join(parts)
+
+
+def _told(one: dict[str, Any]) -> str:
+    if one["state"] == "equal":
+        return f"equal, {one['gap']:.0e}"
+    return f"{MARKS[one['state']]}: {one['why'] if 'why' in one else format(one['gap'], '.1e')}"
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
@@ -150,3 +180,5 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if given.out:
         measure(given.out)
+    if given.docs:
+        PAGE.write_text(page(json.loads(RESULT.read_text())))

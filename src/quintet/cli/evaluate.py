@@ -175,7 +175,9 @@ def _validated(composed: Composed, asked: Asked, console: Console) -> Evaluation
     path = model_of(config)
     if config.policy.path is None or path != Path(config.policy.path):
         sources |= {"policy.path": "checkpoint", "policy.preset": "checkpoint"}
-    policy = config.policy.model_copy(update={"path": str(path), "preset": None})
+    # a checkpoint's model has its adapters in it
+    lora = config.policy.lora if config.policy.path is not None and path == Path(config.policy.path) else None
+    policy = config.policy.model_copy(update={"path": str(path), "preset": None, "lora": lora})
     own = replace(composed, experiment=config.model_copy(update={"policy": policy}), provenance=sources)
     measured = _measured(config.validation.sampling.samples, asked)
     return evaluate_model(_with_options(own, asked), measured, console)

@@ -12,7 +12,6 @@ __all__ = ["Capability", "Waits"]
 class Capability(StrEnum):
     """What a pending key waits for, as it is told to people."""
 
-    MODELS = "further ways to load a model and its tokenizer"
     ENGINES = "an engine of TensorRT-LLM"
     SHARDING = "sharded learners (FSDP, FSDP2) and their options"
     MEMORY = "offloading and memory options of learners"

@@ -65,7 +65,7 @@ def _from_the_learner(form: str) -> str | None:
 
 _EVERYWHERE = (
     *("memory_share", "dtype", "eager", "cuda_graph_max_batch", "torch_compile", "prompts_per_device"),
-    *("sleep_between_steps", "load_format", "max_batched_tokens", "max_model_tokens", "chunked_prefill"),
+    *("sleep_between_steps", "offload", "load_format", "max_batched_tokens", "max_model_tokens", "chunked_prefill"),
     *("image_cache", "log_statistics", "detokenize", "print_replies", "validate_weights", "validate_weights_dir"),
 )
 """What every engine here honours."""
@@ -110,7 +110,7 @@ def unmet(experiment: Experiment) -> Iterator[Unmet]:
         return
     for name, info in EngineConfig.model_fields.items():
         value, default = getattr(rollout.engine_options, name), info.get_default(call_default_factory=True)
-        if name in ("offload", "executor") or value == default:
+        if name == "executor" or value == default:
             continue
         why = _problem(rollout.engine, able, name, value)
         if why is not None:

@@ -20,6 +20,7 @@ from quintet.data.questions import RowReader
 from quintet.data.source import open_rows
 from quintet.envs.mixture import open_starts, worlds_of
 from quintet.errors import ConfigError, MachineError, nearest
+from quintet.policies.adapters import add_lora, merge
 from quintet.policies.causal_lm import load_model, load_tokenizer
 from quintet.records import Answer, Failure, Trajectory, Verdict
 from quintet.rollout.agent_loop import AgentLoop, Game, Sampling, derive_seed
@@ -462,8 +463,14 @@ def _loaded(config: Experiment) -> _Policy:
     torch.set_num_threads(config.training.threads or torch.get_num_threads())
     directory, trusted = Path(str(config.policy.path)), config.policy.trust_remote_code
     model = load_model(directory, trust_remote_code=trusted, overrides=config.policy.overrides)
+    adapted = config.policy.lora if config.policy.lora and config.policy.lora.path else None
+    if adapted:
+        add_lora(model, adapted)
+        merge(model)
     tokenizer = load_tokenizer(
-        config.policy.tokenizer or directory, trust_remote_code=trusted or config.policy.trust_tokenizer_code
+        config.policy.tokenizer or directory,
+        trust_remote_code=trusted or config.policy.trust_tokenizer_code,
+        fast=config.policy.fast_tokenizer,
     )
 
     check_tokens(config, model.config.vocab_size)
@@ -473,7 +480,10 @@ def _loaded(config: Experiment) -> _Policy:
         context = min(needed, config.rollout.engine_options.max_model_tokens or needed)
         setup = engine_setup(config, directory, model, tokenizer, context)
         opening = ENGINES.get(config.rollout.engine).load()
-        return Supervised(lambda: opening(setup), model.named_parameters)
+        engine = Supervised(lambda: opening(setup), model.named_parameters)
+        if adapted:  # an engine may have read the model's own files
+            engine.load_weights(0, model.named_parameters())
+        return engine
 
     return _Policy(directory, tokenizer, end_tokens(tokenizer, model), opened)
 

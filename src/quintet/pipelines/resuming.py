@@ -34,6 +34,14 @@ MAY_CHANGE = (
 )
 """Keys, and sections, that a resumed run may set anew: they don't touch the numbers; more steps only
 stretch the schedules."""
+SPREADING = (
+    *("backend", "parallel.", "memory."),
+    *(f"sharding.{key}" for key in ("group_size", "policy", "min_parameters", "reshard_after_forward")),
+    *(f"sharding.{key}" for key in ("sync_every_micro_batch", "forward_prefetch", "backward_prefetch")),
+    *(f"sharding.{key}" for key in ("limit_all_gathers", "keep_original_parameters")),
+)
+MAY_CHANGE += tuple(f"{part}.{key}" for part in ("actor", "critic", "reference") for key in SPREADING)
+"""… nor does how weights lie over devices, but for rounding."""
 
 
 def starting_point(

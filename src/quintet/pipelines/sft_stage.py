@@ -44,7 +44,7 @@ def sft_tokenizer(config: Experiment, model: Path) -> Any:
     """The tokenizer that is configured, or the one beside the model."""
     policy = config.policy
     trusted = policy.trust_remote_code or policy.trust_tokenizer_code
-    return load_tokenizer(policy.tokenizer or model, trust_remote_code=trusted)
+    return load_tokenizer(policy.tokenizer or model, trust_remote_code=trusted, fast=policy.fast_tokenizer)
 
 
 def schedule(sft: SftConfig, steps: int) -> OptimizerConfig:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.errors import MachineError
+from quintet.policies.attention_kernels import attention_kernel, computed_by, product
 
 __all__ = [
     "ATTENTION",
@@ -71,7 +72,8 @@ def _attention(
         )
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return layout.attend(layer, q, k, v, scaling)[None], None
+    with computed_by(attention_kernel(module)):
+        return layout.attend(layer, q, k, v, scaling)[None], None
 
 
 def register_attention() -> str:
@@ -238,5 +240,4 @@ def attend_rows(
         count = len(q)
         k = torch.cat([*(x.expand(count, -1, -1, -1) for x, _ in before), k], dim=2)
         v = torch.cat([*(x.expand(count, -1, -1, -1) for _, x in before), v], dim=2)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True)
-    return rows.unpad(out)
+    return rows.unpad(product(q, k, v, mask, scale))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,7 +35,10 @@ __all__ = [
     "TokenMeasures",
     "ValueModel",
     "View",
+    "cast_weights",
+    "compiled_measures",
     "hidden_states",
+    "keep_activations",
     "load_model",
     "load_tokenizer",
     "recompute_activations",
@@ -41,6 +46,9 @@ __all__ = [
     "token_statistics",
     "view",
 ]
+
+logger = logging.getLogger(__name__)
+Measures = Callable[..., tuple[Tensor, ...]]
 
 ROUTER_LOSS = ("router_aux_loss_coef", "output_router_logits")
 """Of a mixture of experts: the term that spreads tokens evenly over them. It isn't in any learner's loss, whatever the
@@ -157,8 +165,11 @@ def _config(directory: str | Path, overrides: Mapping[str, Any], *, trust_remote
     return config
 
 
-def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerFast:
-    """The tokenizer that lies beside a model.
+def load_tokenizer(
+    directory: str | Path, *, trust_remote_code: bool = False, fast: bool = True
+) -> PreTrainedTokenizerFast:
+    """The tokenizer that lies beside a model. transformers 5 has each of them once, most in Rust: where one in Python
+    was asked for, `fast` is false, and there is none, the log says so.
 
     Raises:
         MachineError: there is none.
@@ -166,12 +177,15 @@ def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) ->
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
+        found = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise MachineError(f"can't load a tokenizer from {directory}: {error}") from error
+    if not fast and found.is_fast:
+        logger.info("policy.fast_tokenizer = false: the tokenizer at %s is there in Rust alone", directory)
+    return found
 
 
-def recompute_activations(model: PreTrainedModel) -> None:
+def recompute_activations(model: PreTrainedModel, key: str = "actor.gradient_checkpointing") -> None:
     """From now on each layer's activations are computed again in the backward pass instead of kept.
 
     transformers recomputes in layers that are in training mode; that mode is set for the layers
@@ -184,7 +198,7 @@ def recompute_activations(model: PreTrainedModel) -> None:
 
     if not model.supports_gradient_checkpointing:
         raise ConfigError(
-            f"{type(model).__name__} can't recompute activations", key="actor.gradient_checkpointing", value=True
+            f"{type(model).__name__} can't recompute activations", key=key, value=True, hint="set it to false"
         )
     model.gradient_checkpointing_enable({"use_reentrant": False})
     for layer in model.modules():
@@ -192,9 +206,24 @@ def recompute_activations(model: PreTrainedModel) -> None:
             layer.training = True
 
 
+def keep_activations(model: PreTrainedModel) -> None:
+    """From now on they are kept, whatever was asked for before."""
+    if model.is_gradient_checkpointing:
+        model.gradient_checkpointing_disable()
+
+
 def _exists(directory: str | Path) -> None:
     if not (Path(directory) / "config.json").is_file():
         raise MachineError(f"no model at {directory}", "policy.path names a directory with config.json and weights")
+
+
+@torch.no_grad()
+def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Give the weights another type. Buffers stay: rotations from rounded frequencies would be others far from the
+    beginning."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
 
 
 def hidden_states(body: nn.Module, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
@@ -250,12 +279,14 @@ def token_measures(
     *,
     swapped: bool = False,
     squared_mass: bool = False,
+    measures: Measures | None = None,
 ) -> TokenMeasures:
     """What the model says at each place, and how far it is from the `other` model's view of the same: KL(model ‖
     other), or with `swapped` KL(other ‖ model). No gradient flows into `other`.
 
     Logits are made for the M predicted places alone and divided by `temperature`, as while sampling. Where places ×
     vocabulary exceed `LOGITS_AT_ONCE`, they are made for some places after the other, and again in the backward pass.
+    `measures` is what makes measures of logits, where that isn't `_measures` as it stands.
     """
     hidden, head = view(model, packed)
     found = token_scores(head, hidden, packed.targets, temperature) if other is None else None
@@ -274,7 +305,7 @@ def token_measures(
         told = (packed.targets[part], temperature, theirs)
         if isinstance(logits, DTensor):
             return measures_of_shards(logits, *told, swapped=swapped, squared_mass=squared_mass)
-        return _measures(logits, *told, swapped=swapped, squared_mass=squared_mass)
+        return (measures or _measures)(logits, *told, swapped=swapped, squared_mass=squared_mass)
 
     starts = range(0, len(hidden), places)
     if len(starts) <= 1:
@@ -310,6 +341,13 @@ def _measures(
     return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy, divergence, squared
 
 
+@cache
+def compiled_measures() -> Measures:
+    """What makes measures of logits, compiled for any number of places."""
+    compiled: Measures = torch.compile(_measures, dynamic=True)
+    return compiled
+
+
 class PolicyModule(nn.Module):
     """A policy whose one forward pass measures tokens, head and all: what spreads weights over devices fetches them
     around that pass, also those that embedding and head have in common."""
@@ -321,6 +359,10 @@ class PolicyModule(nn.Module):
         """The head's weights stand after the pass; else a view takes a copy of them with it."""
         self.split: TokenSplit | None = None
         """How ranks share the tokens of a pass; None where each pass is one rank's."""
+        self.keeping: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Around the pass: where what it saves for the backward pass lies."""
+        self.measures: Measures | None = None
+        """What makes measures of logits; None as they are made without."""
 
     def forward(
         self,
@@ -337,7 +379,16 @@ class PolicyModule(nn.Module):
         own = share.packed if share else packed
         if view_only:
             return self._view(own)
-        found = token_measures(self.policy, own, temperature, other, swapped=swapped, squared_mass=squared_mass)
+        with self.keeping():
+            found = token_measures(
+                self.policy,
+                own,
+                temperature,
+                other,
+                swapped=swapped,
+                squared_mass=squared_mass,
+                measures=self.measures,
+            )
         return share.measures(found) if share else found
 
     def _view(self, packed: Packed) -> View:
@@ -361,11 +412,14 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.bias)
         self.split: TokenSplit | None = None
         """How ranks share the tokens of a pass; None where each pass is one rank's."""
+        self.keeping: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Around the pass: where what it saves for the backward pass lies."""
 
     def forward(self, packed: Packed) -> Tensor:
         """[M] values, in units of reward."""
         share = self.split.share(packed) if self.split else None
         own = share.packed if share else packed
-        hidden = hidden_states(self.body, own.tokens, own.positions, own.layout)
+        with self.keeping():
+            hidden = hidden_states(self.body, own.tokens, own.positions, own.layout)
         values = self.head(hidden.index_select(0, own.sources)).squeeze(-1).float()
         return share.whole(values) if share else values

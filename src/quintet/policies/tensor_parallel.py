@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import (
 
 from quintet.config.divisors import nearest_divisor
 from quintet.errors import ConfigError
+from quintet.policies.adapters import ADAPTER, is_adapted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,7 +53,10 @@ class _Everywhere(ParallelStyle):
         return distribute_module(module, device_mesh, _on_all, take, give)
 
     def _take(self, module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> tuple[Tensor, ...]:
-        return (DTensor.from_local(inputs[0], mesh, [self._placement], run_check=False), *inputs[1:])
+        first = inputs[0]
+        if not isinstance(first, DTensor):
+            first = DTensor.from_local(first, mesh, [self._placement], run_check=False)
+        return (first, *inputs[1:])
 
     def _give(self, module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
         return output.redistribute(placements=[self._output]).to_local()
@@ -110,8 +114,12 @@ def _split_body(body: Any, mesh: DeviceMesh, *, sequence: bool) -> None:
 def _plan(layer: nn.Module, between: Placement) -> dict[str, ParallelStyle]:
     """How the parts of a layer lie; activations between layers lie as `between` says."""
     names = {name for name, _ in layer.named_modules()}
-    plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in COLUMNS}
-    plan |= {name: RowwiseParallel(output_layouts=between) for name in ROWS}
+    plan: dict[str, ParallelStyle] = {}
+    for name in COLUMNS:
+        plan |= _columns(name) if f"{name}.base_layer" in names else {name: ColwiseParallel()}
+    for name in ROWS:
+        rows = RowwiseParallel(output_layouts=between)
+        plan |= _rows(name, rows, between) if f"{name}.base_layer" in names else {name: rows}
     plan |= {name: _Everywhere(between) for name in ("input_layernorm", "post_attention_layernorm")}
     plan |= {name: _Everywhere(Shard(HEADS)) for name in ("self_attn.q_norm", "self_attn.k_norm") if name in names}
     plan["self_attn"] = PrepareModuleInput(
@@ -119,6 +127,24 @@ def _plan(layer: nn.Module, between: Placement) -> dict[str, ParallelStyle]:
     )
     plan["mlp"] = PrepareModuleInput(input_layouts=between, desired_input_layouts=Replicate())
     return plan
+
+
+def _columns(name: str) -> dict[str, ParallelStyle]:
+    """A layer with adapters: the second matrix is split as the layer is, the first is on all ranks."""
+    return {
+        f"{name}.base_layer": ColwiseParallel(),
+        f"{name}.lora_A.{ADAPTER}": _Everywhere(Replicate()),
+        f"{name}.lora_B.{ADAPTER}": ColwiseParallel(),
+    }
+
+
+def _rows(name: str, rows: RowwiseParallel, between: Placement) -> dict[str, ParallelStyle]:
+    """A layer with adapters: the first matrix is split as the layer is, the second is on all ranks."""
+    return {
+        f"{name}.base_layer": rows,
+        f"{name}.lora_A.{ADAPTER}": RowwiseParallel(),
+        f"{name}.lora_B.{ADAPTER}": _Everywhere(Replicate(), between),
+    }
 
 
 def refuse_split(model: PreTrainedModel, ranks: int, component: str = "actor") -> None:
@@ -136,12 +162,12 @@ def refuse_split(model: PreTrainedModel, ranks: int, component: str = "actor") -
             value=ranks,
             hint=f"known are {', '.join(FAMILIES)}; nearest: {key}=1",
         )
-    if any(".lora_" in name for name, _ in model.named_parameters()):
+    if any(is_adapted(end) for end in (model.get_input_embeddings(), model.get_output_embeddings())):
         raise ConfigError(
-            f"{key} = {ranks}: layers with adapters aren't split",
+            f"{key} = {ranks}: an embedding or a head with adapters can't be split",
             key=key,
             value=ranks,
-            hint=f"nearest: {key}=1; the base model's weights are sharded all the same",
+            hint=f"leave them out of policy.lora.target_modules, or set {key}=1",
         )
     for words, count in _counts(config):
         if count % ranks:

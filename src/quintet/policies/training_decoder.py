@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from quintet.kernels.training import TrainingKernels, training_kernels
 from quintet.policies.attention import Layout, PackedLayout
+from quintet.policies.attention_kernels import attention_kernel
 
 __all__ = ["training_states"]
 
@@ -147,7 +148,7 @@ def training_states(body: nn.Module, tokens: Tensor, positions: Tensor, layout: 
         return None
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
     kernels = training_kernels(dtype)
-    if kernels is None or not _is_known(body):
+    if kernels is None or not _is_known(body) or attention_kernel(body.layers[0].self_attn):  # type: ignore[index, union-attr]
         return None
     return _states(body, kernels, tokens, positions, layout)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quintet.errors import ConfigError
 from quintet.policies.adapters import has_lora, merge, plain_weights
+from quintet.policies.causal_lm import cast_weights
 from quintet.records import Failure, Generation, Request, StopReason
 from quintet.rollout.cache import CacheShape, DecodeLayout, KeyValueStore, Shared
 from quintet.rollout.computed import Piece
@@ -111,6 +112,7 @@ def open_hf(setup: EngineSetup) -> HfEngine:
         decode=setup.decode,
         prefill_tokens=options.max_batched_tokens or PREFILL_TOKENS,
         whole_prompts=options.chunked_prefill is False,
+        rest_on=torch.device("cpu") if options.offload and not shared else None,
     )
     if options.torch_compile:
         engine.compile(options.torch_compile_max_batch)
@@ -124,7 +126,8 @@ def _own_copy(model: PreTrainedModel, dtype: torch.dtype, *, keep: bool = True) 
     own = copy.deepcopy(model) if keep else model
     if has_lora(own):
         merge(own)
-    return own.to(dtype)
+    cast_weights(own, dtype)
+    return own
 
 
 class HfEngine:
@@ -146,10 +149,12 @@ class HfEngine:
         decode: Callable[[Sequence[int]], str] | None = None,
         prefill_tokens: int = PREFILL_TOKENS,
         whole_prompts: bool = False,
+        rest_on: torch.device | None = None,
     ) -> None:
         """`slots` requests at a time, `context` tokens for prompt and answer together. `shared` says that the model is
         the learner's own; `decode` is needed for stops that are texts. Prompts are read in passes of `prefill_tokens`,
-        a longer one in pieces unless `whole_prompts`."""
+        a longer one in pieces unless `whole_prompts`. While it sleeps its weights are on the device `rest_on`, where
+        one is given."""
         self._model = model
         self._passes = Passes(model)
         self._slots = slots
@@ -158,6 +163,7 @@ class HfEngine:
         self._decode_text = decode
         self._prefill_tokens = prefill_tokens
         self._whole_prompts = whole_prompts
+        self._awake_on, self._rest_on = model.device, rest_on
         self._log: LoadLog | None = None
         self.weight_version = weight_version
         self._waiting: deque[_Running] = deque()
@@ -297,9 +303,13 @@ class HfEngine:
         if self.busy:
             raise ValueError("the engine can't sleep while requests run")
         self._open()
+        if self._rest_on is not None:
+            self._model.to(self._rest_on)
 
     def wake(self) -> None:
         """The cache comes back with the next request."""
+        if self._rest_on is not None:
+            self._model.to(self._awake_on)
 
     def close(self) -> None:
         """See `Engine.close`."""

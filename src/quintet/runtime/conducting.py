@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,6 +183,10 @@ class ConductedJudge:
     def expect(self, passes: Sequence[Packed]) -> None:
         """See `Viewed.expect`; of this rank alone."""
         self._own.expect(passes)
+
+    def at_hand(self) -> AbstractContextManager[None]:
+        """See `Viewed.at_hand`; of this rank alone."""
+        return self._own.at_hand()
 
     def logprobs(self, batch: Batch) -> Tensor:
         """See `Scorer.logprobs`."""

@@ -14,6 +14,7 @@ from quintet.errors import ConfigError
 from quintet.rollout.agent_loop import derive_seed
 from quintet.rollout.engine import EngineSetup
 from quintet.rollout.memory import slots_within
+from quintet.runtime.stored_types import with_types
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,7 +26,7 @@ TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.
 
 def policy_dtype(config: Experiment) -> torch.dtype:
     """Type in which the policy generates and multiplies while it learns."""
-    return torch.bfloat16 if config.policy.dtype == "bfloat16" else torch.float32
+    return TYPES[with_types(config).policy.dtype]
 
 
 def engine_dtype(config: Experiment, policy: Path) -> torch.dtype:

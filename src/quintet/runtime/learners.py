@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +13,19 @@ import torch
 
 from quintet.config.native import Experiment, OptimizerConfig, SftConfig
 from quintet.errors import ConfigError
+from quintet.kernels.build import compiler
 from quintet.policies.adapters import add_lora, has_lora, merge
-from quintet.policies.causal_lm import PolicyModule, ValueModel, load_model, recompute_activations
+from quintet.policies.attention_kernels import use_attention
+from quintet.policies.causal_lm import (
+    PolicyModule,
+    ValueModel,
+    cast_weights,
+    compiled_measures,
+    keep_activations,
+    load_model,
+    recompute_activations,
+)
+from quintet.policies.liger import use_liger
 from quintet.rollout.agent_loop import derive_seed
 from quintet.runtime.engines import policy_dtype
 from quintet.runtime.megatron import (
@@ -24,12 +36,14 @@ from quintet.runtime.megatron import (
     open_megatron_values,
 )
 from quintet.runtime.memory import keep_freed_memory
+from quintet.runtime.stored_types import with_types
 from quintet.runtime.storing import Storing, restore
 from quintet.training.handles import Critic, Judge, OwnActor
 from quintet.training.kept import KeptPolicy
 from quintet.training.lay import TYPES, Lay, Whole, take_weights
 from quintet.training.learner import ActorLearner, CriticLearner, Scorer
 from quintet.training.mesh import Mesh
+from quintet.training.offload import Offload, keeping_activations
 from quintet.training.packing import Budget
 from quintet.training.ranks import Ranks
 from quintet.training.saving import PartSaver, Write
@@ -38,36 +52,91 @@ from quintet.training.scaling import LossScale
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from quintet.config.native.learners import LearnerConfig
+    from quintet.config.native.learners import LearnerConfig, MemoryConfig
 
 __all__ = ["Learners", "open_actor", "open_critic", "open_reference", "open_tuned_actor"]
 
 ALONE = Ranks()
-LEARNERS = ("actor", "critic", "reference")
-"""Sections of those that are split over ranks."""
+logger = logging.getLogger(__name__)
 
 
 def _spread(own: LearnerConfig, ranks: Ranks) -> Mesh:
     return Mesh.over(ranks, own.parallel, own.sharding.group_size)
 
 
-def _lay(config: Experiment, own: LearnerConfig, module: PolicyModule | ValueModel, mesh: Mesh) -> Lay:
-    """How the module's weights lie, after layers and tokens are shared out. torch's sharding is loaded where there is
-    something to shard."""
+def _lay(config: Experiment, name: str, module: PolicyModule | ValueModel, mesh: Mesh) -> Lay:
+    """How the weights of the learner called `name` lie, after layers and tokens are shared out, with what saves memory
+    in its passes. torch's sharding is loaded where there is something to shard."""
+    own: LearnerConfig = getattr(config, name)
+    _save_memory(module, own.memory, name)
+    _name_attention(module, config.policy.attention, own)
     if mesh.devices is None:
         return Whole.of(module, own.sharding)
     from quintet.training.sharding import lay_out
     from quintet.training.splitting import share_out
 
-    component = next(name for name in LEARNERS if getattr(config, name) is own)
-    shared = share_out(module, mesh, own, component, _dtype(config, own))
-    return lay_out(module, own.backend, mesh, own.sharding, own.memory, policy_dtype(config), shared)
+    shared = share_out(module, mesh, own, name, _dtype(config, name))
+    return lay_out(module, own.backend, mesh, own.sharding, own.memory, _own_dtype(config, name), shared)
 
 
-def _dtype(config: Experiment, own: LearnerConfig) -> torch.dtype:
-    """Type of matrix products under autocast, which has nothing wider than float32."""
+def _name_attention(module: PolicyModule | ValueModel, kind: str | None, own: LearnerConfig) -> None:
+    """Have the module's attention computed as was named.
+
+    Raises:
+        ConfigError: it can't be.
+    """
+    if kind == "eager" and own.parallel.context > 1:
+        told = "policy.attention = eager: sequences that are split over devices take torch's kernels"
+        raise ConfigError(told, key="policy.attention", value=kind, hint="take sdpa, or null for the fastest")
+    use_attention(module, kind)
+
+
+def _save_memory(module: PolicyModule | ValueModel, memory: MemoryConfig, name: str) -> None:
+    """Put what the configuration of the learner called `name` asks for around and into its passes.
+
+    Raises:
+        ConfigError: there are no such kernels here.
+    """
+    device = next(module.parameters()).device
+    module.keeping = keeping_activations(memory, device, name)
+    inner = module.policy if isinstance(module, PolicyModule) else module.body
+    if memory.liger:
+        use_liger(inner, f"{name}.memory.liger")
+    if memory.pin and device.type == "cpu" and not torch.cuda.is_available():
+        logger.info("%s.memory.pin: without CUDA there is nothing to pin memory for", name)
+    if memory.torch_compile and isinstance(module, PolicyModule):
+        if device.type == "cpu" and compiler() is None:
+            logger.warning("%s.memory.torch_compile: no C++ compiler here, log-probs are computed as they are", name)
+        else:
+            module.measures = compiled_measures()
+
+
+def _own_dtype(config: Experiment, name: str) -> torch.dtype:
+    """The learner's own type, or the policy's."""
+    named = getattr(with_types(config), name)
+    own = getattr(named, "dtype", None)
+    return TYPES[own] if own else policy_dtype(config)
+
+
+def _dtype(config: Experiment, name: str) -> torch.dtype:
+    """Type of matrix products under autocast, which has nothing wider than float32. A reference that is the policy as
+    it was computes as that does, where it isn't told otherwise."""
+    own = getattr(config, name)
     named = own.sharding.autocast or own.sharding.parameter_dtype
-    return policy_dtype(config) if named is None else TYPES["float32" if named == "float64" else named]
+    if name == "reference" and named is None and own.dtype is None and own.path is None:
+        return _dtype(config, "actor")
+    return _own_dtype(config, name) if named is None else TYPES["float32" if named == "float64" else named]
+
+
+def _plays(config: Experiment, lay: Lay) -> bool:
+    """Whether the engine in this process plays with these very weights."""
+    engine = config.rollout.engine_options.dtype or with_types(config).policy.dtype
+    return config.rollout.engine == "hf" and isinstance(lay, Whole) and engine == "float32"
+
+
+def _evenly(config: Experiment, mesh: Mesh) -> int:
+    """Ranks that are to have as much to do."""
+    return mesh.data.size if config.actor.balance_ranks else 1
 
 
 def open_actor(
@@ -78,42 +147,36 @@ def open_actor(
     ranks: Ranks = ALONE,
 ) -> ActorLearner:
     """What trains that policy on those ranks, each of which brings the same weights; `temperature` divides its
-    logits.
-
-    Raises:
-        ConfigError: adapters are asked for in layers that are split over devices.
-    """
-    if config.policy.lora is not None and config.actor.parallel.tensor > 1:
-        raise ConfigError(
-            "policy.lora: adapters of layers that are split over devices aren't there",
-            key="policy.lora",
-            hint="set actor.parallel.tensor=1 and let FSDP cut up the weights, or train them all: policy.lora=null",
-        )
+    logits."""
     mesh = _spread(config.actor, ranks)
+    lay = _lay(config, "actor", PolicyModule(model), mesh)
+    even = _evenly(config, mesh)
     return ActorLearner(
         model,
         optimizer,
-        budget=Budget.of(config.actor.budget, config.training),
-        inference_budget=Budget.of(config.actor.inference_budget, config.training),
-        dtype=_dtype(config, config.actor),
+        budget=Budget.of(config.actor.budget, config.training, even),
+        inference_budget=Budget.of(config.actor.inference_budget, config.training, even),
+        dtype=_dtype(config, "actor"),
         temperature=temperature,
         ranks=mesh.data,
-        lay=_lay(config, config.actor, PolicyModule(model), mesh),
+        lay=lay,
         scale=LossScale.of(config.actor.sharding),
+        offload=Offload.of(config.actor.memory, lay.module, "actor", played=_plays(config, lay)),
     )
 
 
 def open_tuned_actor(config: Experiment, sft: SftConfig, model: PreTrainedModel, ranks: Ranks = ALONE) -> ActorLearner:
     """What fine-tunes that model, over the ranks as the actor is."""
     mesh = _spread(config.actor, ranks)
-    passes = sft.sequences_per_pass
+    passes, even = sft.sequences_per_pass, _evenly(config, mesh)
+    tokens = config.training.micro_batch_tokens if passes is None else None
     return ActorLearner(
         model,
         sft.optimizer,
-        budget=Budget(config.training.micro_batch_tokens) if passes is None else Budget(sequences=passes),
-        dtype=_dtype(config, config.actor),
+        budget=Budget(tokens, passes, even),
+        dtype=_dtype(config, "actor"),
         ranks=mesh.data,
-        lay=_lay(config, config.actor, PolicyModule(model), mesh),
+        lay=_lay(config, "actor", PolicyModule(model), mesh),
         scale=LossScale.of(config.actor.sharding),
     )
 
@@ -126,15 +189,22 @@ def open_critic(config: Experiment, actor: OwnActor, policy: Path, ranks: Ranks 
     model, mesh = ValueModel(grown), _spread(config.critic, ranks)
     if has_lora(model.body):
         merge(model.body)
+    own = config.critic.gradient_checkpointing
+    if config.actor.gradient_checkpointing if own is None else own:
+        recompute_activations(model.body, "critic.gradient_checkpointing")
+    else:
+        keep_activations(model.body)
+    lay = _lay(config, "critic", model, mesh)
     return CriticLearner(
         model,
         config.critic.optimizer,
         budget=Budget.of(config.critic.budget, config.training),
         inference_budget=Budget.of(config.critic.inference_budget, config.training),
-        dtype=_dtype(config, config.critic),
+        dtype=_dtype(config, "critic"),
         ranks=mesh.data,
-        lay=_lay(config, config.critic, model, mesh),
+        lay=lay,
         scale=LossScale.of(config.critic.sharding),
+        offload=Offload.of(config.critic.memory, lay.module, "critic"),
     )
 
 
@@ -142,24 +212,25 @@ def open_reference(config: Experiment, actor: OwnActor, policy: Path, ranks: Ran
     """The model that the configuration names, or the policy as it is now, which stays as it is; the policy began as
     the model at `policy`. Where adapters alone are trained, it is the policy's own model with those of now."""
     own, budget = config.reference, Budget.of(config.reference.inference_budget, config.training)
-    if own.path is None and isinstance(actor, ActorLearner):
-        if has_lora(actor.model):
-            return KeptPolicy(actor.scorer, budget)
-        if ranks.size == 1:
-            return actor.scorer.frozen(budget)
+    if own.path is None and isinstance(actor, ActorLearner) and has_lora(actor.model):
+        return KeptPolicy(actor.scorer, budget)
     trusted = config.policy.trust_remote_code
     model = load_model(own.path, trust_remote_code=trusted) if own.path else _plain(config, actor, policy)
     if model is actor.model:
         model = copy.deepcopy(model)
     _refuse_other_shares(config, ranks)
+    if own.dtype is not None:
+        cast_weights(model, _own_dtype(config, "reference"))
     mesh = _spread(own, ranks)
+    lay = _lay(config, "reference", PolicyModule(model.requires_grad_(requires_grad=False)), mesh)
     return Scorer(
-        model.requires_grad_(requires_grad=False),
+        model,
         budget=budget,
-        dtype=_dtype(config, own),
+        dtype=_dtype(config, "reference"),
         temperature=config.rollout.temperature,
         ranks=mesh.data,
-        lay=_lay(config, own, PolicyModule(model), mesh),
+        lay=lay,
+        offload=Offload.of(own.memory, lay.module, "reference"),
     )
 
 

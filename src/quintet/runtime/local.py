@@ -90,8 +90,9 @@ class Components:
         self.engine.close()
 
     def rest(self) -> None:
-        """The engine gives its cache back until new weights come, where that is wanted."""
-        if self.experiment.rollout.engine_options.sleep_between_steps:
+        """The engine gives its cache, and its own weights, back until new ones come, where that is wanted."""
+        options = self.experiment.rollout.engine_options
+        if options.sleep_between_steps or options.offload:
             self.engine.sleep()
             self.resting = True
 
@@ -170,7 +171,9 @@ class Components:
 def _tokenizer(config: Experiment, policy: Path, vocabulary: int) -> Any:
     """The model's own, or another whose every token it knows."""
     trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
-    tokenizer = load_tokenizer(config.policy.tokenizer or policy, trust_remote_code=trusted)
+    tokenizer = load_tokenizer(
+        config.policy.tokenizer or policy, trust_remote_code=trusted, fast=config.policy.fast_tokenizer
+    )
     if len(tokenizer) > vocabulary:
         raise ConfigError(
             f"policy.tokenizer = {config.policy.tokenizer!r} has {len(tokenizer)} tokens, the model knows {vocabulary}",

@@ -31,6 +31,7 @@ class KeptPolicy(Scorer):
             temperature=policy._temperature,
             ranks=policy._ranks,
             lay=policy.lay,
+            offload=policy._offload,
         )
         self._trained = [one for one in policy.lay.parameters() if one.requires_grad]
         self._kept = _copies(self._trained)
@@ -39,24 +40,24 @@ class KeptPolicy(Scorer):
         self, packed: Packed, other: Viewed | None = None, *, swapped: bool = False, squared_mass: bool = False
     ) -> TokenMeasures:
         """See `Scorer.measures`; without gradients."""
-        with torch.no_grad(), self._in_place():
+        with self.at_hand(), torch.no_grad(), self._in_place():
             return super().measures(packed, other, swapped=swapped, squared_mass=squared_mass)
 
     def view(self, packed: Packed) -> View:
         """See `Scorer.view`; a head with adapters is copied."""
-        with self._in_place():
+        with self.at_hand(), self._in_place():
             found = super().view(packed)
             head = self.model.lm_head
             return View(found.hidden, partial(F.linear, weight=head_weight(head))) if is_adapted(head) else found
 
     def state(self) -> dict[str, Tensor]:
         """The adapters."""
-        with self._in_place():
+        with self.at_hand(), self._in_place():
             return {name: tensor.clone() for name, tensor in self.lay.weights() if is_adapter(name)}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """See `Scorer.load_state`."""
-        with self._in_place():
+        with self.at_hand(), self._in_place():
             super().load_state(state)
             self._kept = _copies(self._trained)
 

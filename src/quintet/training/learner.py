@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -27,6 +26,7 @@ from quintet.policies.causal_lm import Packed, PolicyModule, TokenMeasures, Valu
 from quintet.records import Batch
 from quintet.training.lay import Lay, Whole, own_name
 from quintet.training.local_step import LocalStep
+from quintet.training.offload import Offload
 from quintet.training.optimizer import hidden_matrices, make_optimizer
 from quintet.training.packing import Budget, MicroBatch, micro_batches
 from quintet.training.ranks import Ranks
@@ -57,6 +57,10 @@ class Viewed(Protocol):
 
     def expect(self, passes: Sequence[Packed]) -> None:
         """Those very passes will be viewed, each once."""
+        ...
+
+    def at_hand(self) -> AbstractContextManager[None]:
+        """Has its weights where they compute, for several views."""
         ...
 
 
@@ -96,23 +100,28 @@ class _Learning:
         dtype: torch.dtype = torch.float32,
         ranks: Ranks = ALONE,
         scale: LossScale | None = None,
+        offload: Offload | None = None,
     ) -> None:
         """`budget` holds for passes with gradients, `inference_budget` for those without; the former for both
         where it is alone. `ranks` share the passes among them, and `lay` is how weights lie over them; `scale` is for
-        float16."""
+        float16. `offload` says where weights and moments are between calls."""
         self.lay = lay
         self.scale = scale
+        self._offload = offload or Offload()
         self._config = config
         self._budget = budget
         self._inference_budget = inference_budget or budget
         self._dtype = dtype
         self._ranks = ranks
         self.optimizer = make_optimizer(config, lay.parameters(), hidden_matrices(lay.module))
-        self._make_step = LocalStep(self.optimizer) if LocalStep.suits(self.optimizer) else self.optimizer.step
+        by_parts = LocalStep(self.optimizer) if LocalStep.suits(self.optimizer) else None
+        self._make_step = by_parts or self.optimizer.step
+        self._offload.watch(self.optimizer, by_parts.forget if by_parts else lambda: None)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Learner.weights`."""
-        return self.lay.weights()
+        with self._offload.at_hand():
+            yield from self.lay.weights()
 
     def _step(
         self,
@@ -126,6 +135,19 @@ class _Learning:
         """One optimizer step on the whole batch, unless it is `refused` by its metrics, which are sums over
         micro-batches. `decay` is its weight decay, the configured one without. Losses may view the `reference` once a
         pass."""
+        decay = self._config.weight_decay if decay is None else decay
+        with self._offload.at_hand(optimizer=True), reference.at_hand() if reference else nullcontext():
+            return self._stepped(batch, rate, loss_of, refused, decay, reference)
+
+    def _stepped(
+        self,
+        batch: Batch,
+        rate: float,
+        loss_of: Callable[[MicroBatch], tuple[Tensor, dict[str, Tensor]]],
+        refused: Callable[[Mapping[str, float]], bool],
+        decay: float,
+        reference: Viewed | None,
+    ) -> dict[str, float]:
         sums: dict[str, float] = {}
         factor = self.lay.factor * (self.scale.factor if self.scale else 1.0)
         dealt = list(self._ranks.deal(micro_batches(batch, self._budget), even=self.lay.even))
@@ -150,7 +172,7 @@ class _Learning:
             self.scale.update(finite=finite)
         if finite and not refused(sums):
             for group in self.optimizer.param_groups:
-                group["lr"], group["weight_decay"] = rate, self._config.weight_decay if decay is None else decay
+                group["lr"], group["weight_decay"] = rate, decay
             self._make_step()
         self.optimizer.zero_grad(set_to_none=True)
         return {**sums, "grad_norm": float(norm), "skipped": float(not finite), "lr": rate}
@@ -189,9 +211,11 @@ class Scorer:
         temperature: float = 1.0,
         ranks: Ranks = ALONE,
         lay: Lay | None = None,
+        offload: Offload | None = None,
     ) -> None:
         """`temperature` divides the logits, as while sampling; `ranks` share the passes among them, and `lay` is how
-        the model's weights lie over them: whole in each where none is given."""
+        the model's weights lie over them: whole in each where none is given. `offload` says where they are between
+        calls."""
         self.model = model
         self.lay: Lay = lay or Whole(PolicyModule(model), ranks)
         self._budget = budget
@@ -199,6 +223,11 @@ class Scorer:
         self._temperature = temperature
         self._ranks = ranks
         self._views: dict[int, View] = {}
+        self._offload = offload or Offload()
+
+    def at_hand(self) -> AbstractContextManager[None]:
+        """See `Viewed.at_hand`."""
+        return self._offload.at_hand()
 
     def state(self) -> dict[str, Tensor]:
         """What it judges by, full tensors under the model's own names."""
@@ -208,17 +237,12 @@ class Scorer:
         """Put back what `state` gave."""
         self.lay.load(state.items())
 
-    def frozen(self, budget: Budget) -> Scorer:
-        """The policy as it is now, which stays as it is; of weights that lie whole in every rank."""
-        model = copy.deepcopy(self.model).requires_grad_(requires_grad=False)
-        return Scorer(model, budget=budget, dtype=self.dtype, temperature=self._temperature, ranks=self._ranks)
-
     def measures(
         self, packed: Packed, other: Viewed | None = None, *, swapped: bool = False, squared_mass: bool = False
     ) -> TokenMeasures:
         """Log-probs, entropy and the rest at each predicted place, [M], on the CPU; see `token_measures`."""
-        there = packed.to(self.model.device)
-        with _precision(self.dtype, there.tokens.device):
+        with self.at_hand(), _precision(self.dtype, self.model.device):
+            there = packed.to(self.model.device)
             theirs = None if other is None else other.view(packed)
             found = self.lay.module(there, self._temperature, theirs, swapped=swapped, squared_mass=squared_mass)
         return TokenMeasures(*(column.cpu() for column in found))
@@ -229,7 +253,8 @@ class Scorer:
         known = self._views.pop(id(packed), None)
         if known is not None:
             return known
-        found: View = self.lay.module(packed.to(self.model.device), view_only=True)
+        with self.at_hand():
+            found: View = self.lay.module(packed.to(self.model.device), view_only=True)
         return found
 
     def expect(self, passes: Sequence[Packed]) -> None:
@@ -257,7 +282,8 @@ class Scorer:
         return self._over(batch, lambda packed: self.measures(packed, reference, swapped=swapped).divergence, reference)
 
     def _over(self, batch: Batch, measure: Callable[[Packed], Tensor], reference: Viewed | None = None) -> Tensor:
-        return _measured(batch, self._budget, self.lay, self._ranks, measure, reference)
+        with self.at_hand(), reference.at_hand() if reference else nullcontext():
+            return _measured(batch, self._budget, self.lay, self._ranks, measure, reference)
 
 
 class ActorLearner(_Learning):
@@ -275,17 +301,32 @@ class ActorLearner(_Learning):
         ranks: Ranks = ALONE,
         lay: Lay | None = None,
         scale: LossScale | None = None,
+        offload: Offload | None = None,
     ) -> None:
         """`temperature` divides the logits, as while sampling; `lay` is how the model's weights lie over the `ranks`:
-        whole in each where none is given. Losses are multiplied by `scale` where there is one."""
+        whole in each where none is given. Losses are multiplied by `scale` where there is one; `offload` says where
+        weights and moments are between calls."""
         lay = lay or Whole(PolicyModule(model), ranks)
         super().__init__(
-            lay, config, budget=budget, inference_budget=inference_budget, dtype=dtype, ranks=ranks, scale=scale
+            lay,
+            config,
+            budget=budget,
+            inference_budget=inference_budget,
+            dtype=dtype,
+            ranks=ranks,
+            scale=scale,
+            offload=offload,
         )
         self.model = model
         self._scales = {own_name(name): scale for name, scale in scales(model).items()} if has_lora(model) else {}
         self.scorer = Scorer(
-            model, budget=self._inference_budget, dtype=dtype, temperature=temperature, ranks=ranks, lay=lay
+            model,
+            budget=self._inference_budget,
+            dtype=dtype,
+            temperature=temperature,
+            ranks=ranks,
+            lay=lay,
+            offload=self._offload,
         )
 
     def under(self, config: OptimizerConfig) -> ActorLearner:
@@ -299,15 +340,16 @@ class ActorLearner(_Learning):
             ranks=self._ranks,
             lay=self.lay,
             scale=self.scale,
+            offload=self._offload,
         )
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Learner.weights`; with adapters in them."""
-        return merge_stream(self.lay.weights(), self._scales) if self._scales else self.lay.weights()
+        return merge_stream(super().weights(), self._scales) if self._scales else super().weights()
 
     def adapters(self) -> Iterator[tuple[str, Tensor]]:
         """The adapters by themselves, full tensors under the model's own names; none where all weights are trained."""
-        return ((name, tensor) for name, tensor in self.lay.weights() if is_adapter(name))
+        return ((name, tensor) for name, tensor in super().weights() if is_adapter(name))
 
     def update(
         self,
@@ -379,18 +421,27 @@ class CriticLearner(_Learning):
         ranks: Ranks = ALONE,
         lay: Lay | None = None,
         scale: LossScale | None = None,
+        offload: Offload | None = None,
     ) -> None:
         """`lay` is how the model's weights lie over the `ranks`: whole in each where none is given. Losses are
-        multiplied by `scale` where there is one."""
+        multiplied by `scale` where there is one; `offload` says where weights and moments are between calls."""
         lay = lay or Whole(model, ranks)
         super().__init__(
-            lay, config, budget=budget, inference_budget=inference_budget, dtype=dtype, ranks=ranks, scale=scale
+            lay,
+            config,
+            budget=budget,
+            inference_budget=inference_budget,
+            dtype=dtype,
+            ranks=ranks,
+            scale=scale,
+            offload=offload,
         )
         self.model = model
 
     def values(self, batch: Batch) -> Tensor:
         """The estimate before each own token, float32 [N]; 0 elsewhere."""
-        return _measured(batch, self._inference_budget, self.lay, self._ranks, self._values)
+        with self._offload.at_hand():
+            return _measured(batch, self._inference_budget, self.lay, self._ranks, self._values)
 
     def _values(self, packed: Packed) -> Tensor:
         there = packed.to(next(self.model.parameters()).device)

@@ -48,6 +48,10 @@ class LocalStep:
             state = {p: optimizer.state[part] for p, part in parts.items() if part in optimizer.state}
             optimizer.state = defaultdict(dict, {p: self._whole(p, fields) for p, fields in state.items()})
 
+    def forget(self) -> None:
+        """Let go of the state's tensors: they are put elsewhere."""
+        self._spread.clear()
+
     def _own(self, fields: dict[str, Any]) -> dict[str, Any]:
         return {name: value.to_local() if isinstance(value, DTensor) else value for name, value in fields.items()}
 

@@ -28,6 +28,11 @@ QUIET_DAYS = 365
 REAPED_SECONDS = 3.0
 """Time in which a dead process also goes from the system's list."""
 
+OF_TORCHRUN = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Peer:
@@ -111,7 +116,15 @@ def meet(started: Started, told: str, timeout_seconds: float) -> Meeting:
         timeout=timedelta(seconds=HANG_SECONDS),
     )
     line = dist.new_group(backend="gloo", timeout=timedelta(days=QUIET_DAYS))
+    _forget_torchrun()
     return Meeting(Ranks(started.rank, started.size), line, peers)
+
+
+def _forget_torchrun() -> None:
+    """Processes that this one starts, such as engines, are no ranks: torch in them would look for a meeting place that
+    is this run's."""
+    for name in [name for name in os.environ if name in OF_TORCHRUN or name.startswith("TORCHELASTIC_")]:
+        del os.environ[name]
 
 
 def _meeting_place(started: Started, timeout_seconds: float) -> Store:

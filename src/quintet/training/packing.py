@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -25,13 +26,15 @@ class Budget:
 
     tokens: int | None = None
     sequences: int | None = None
+    ranks: int = 1
+    """Passes are cut so that this many ranks have as many of them, all of about as many tokens."""
 
     @classmethod
-    def of(cls, own: BudgetConfig, training: TrainingConfig) -> Budget:
+    def of(cls, own: BudgetConfig, training: TrainingConfig, ranks: int = 1) -> Budget:
         """A component's own limits, or the run's where it has none."""
         if own.tokens is None and own.sequences is None:
-            return cls(training.micro_batch_tokens)
-        return cls(own.tokens, own.sequences)
+            return cls(training.micro_batch_tokens, ranks=ranks)
+        return cls(own.tokens, own.sequences, ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,10 @@ def micro_batches(batch: Batch, budget: Budget) -> Iterator[MicroBatch]:
     order = order[prompts[order] < lengths[order]]
     first = torch.ones(len(order), dtype=torch.bool)
     first[1:] = stems[order][1:] != stems[order][:-1]
-    part = _parts(lengths[order] - prompts[order] * ~first, budget)
+    costs = lengths[order] - prompts[order] * ~first
+    part = _parts(costs, budget)
+    if budget.ranks > 1 and len(order):
+        part = _balanced(costs, budget, len(torch.unique(part)))
     for number in torch.unique(part):
         chosen = order[part == number]
         yield _pack(batch, starts[chosen], lengths[chosen], prompts[chosen], stems[chosen])
@@ -104,6 +110,50 @@ def _parts(costs: Tensor, budget: Budget) -> Tensor:
     first = torch.searchsorted(by_tokens, by_tokens)
     # the number of a token pass, then of the sequences' pass inside it
     return by_tokens * (len(costs) + 1) + (place - first) // budget.sequences
+
+
+def _balanced(costs: Tensor, budget: Budget, needed: int) -> Tensor:
+    """To which pass each sequence belongs, int64 [S], in their order: of at least `needed` passes, a multiple of the
+    ranks unless there are fewer sequences, of which the largest is as small as can be."""
+    sums, most = costs.cumsum(0).tolist(), budget.sequences or len(costs)
+    wanted = min(-(-needed // budget.ranks) * budget.ranks, len(costs))
+    low, high = int(costs.max()), int(sums[-1])
+    while low < high:
+        middle = (low + high) // 2
+        if len(_ends(sums, middle, most)) <= wanted:
+            high = middle
+        else:
+            low = middle + 1
+    ends = _ends(sums, low, most)
+    while len(ends) < wanted:
+        _halve_largest(ends, sums)
+    sizes = torch.tensor(ends).diff(prepend=torch.tensor([0]))
+    return torch.arange(len(ends)).repeat_interleave(sizes)
+
+
+def _ends(sums: list[int], capacity: int, most: int) -> list[int]:
+    """Where passes end that are each filled with as many tokens as fit, and at most so many sequences; `sums` are the
+    tokens of all sequences up to each."""
+    ends, begin = [], 0
+    while begin < len(sums):
+        before = sums[begin - 1] if begin else 0
+        begin = min(bisect_right(sums, before + capacity), begin + most)
+        ends.append(begin)
+    return ends
+
+
+def _halve_largest(ends: list[int], sums: list[int]) -> None:
+    """Of the passes with several sequences, the one with most tokens becomes two."""
+    begins = [0, *ends[:-1]]
+    several = [number for number, (begin, end) in enumerate(zip(begins, ends, strict=True)) if end - begin > 1]
+
+    def before(place: int) -> int:
+        return sums[place - 1] if place else 0
+
+    largest = max(several, key=lambda number: before(ends[number]) - before(begins[number]))
+    begin, end = begins[largest], ends[largest]
+    half = bisect_right(sums, (before(begin) + before(end)) // 2, begin, end)
+    ends.insert(largest, min(max(half, begin + 1), end - 1))
 
 
 def _ranges(starts: Tensor, lengths: Tensor) -> Tensor:

@@ -340,6 +340,13 @@ def _is_inside(unit: nn.Module, name: str) -> bool:
     return False
 
 
+def _groups(mesh: Mesh, *, several: bool) -> Any:
+    """Who shares one copy of the weights, and where there are several copies who has the same part of each. Given a
+    mesh that is part of a larger one, FSDP's sharded state would be whole in every rank."""
+    shared = mesh.weights.get_group("weights") if several else mesh.weights.get_group()
+    return (shared, mesh.weights.get_group("replicate")) if several else shared
+
+
 def _flat_options(
     module: nn.Module, mesh: Mesh, config: ShardingConfig, memory: MemoryConfig, types: Types
 ) -> dict[str, Any]:
@@ -350,7 +357,7 @@ def _flat_options(
     learnt = {parameter.requires_grad for parameter in module.parameters()}
     device = next(module.parameters()).device
     return {
-        "device_mesh": mesh.weights,
+        "process_group": _groups(mesh, several=several),
         "sharding_strategy": STRATEGIES[config.policy, several],
         "auto_wrap_policy": policy,
         "mixed_precision": MixedPrecision(types.parameters, types.gradients, types.buffers),

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from rich.console import Console
 
 from quintet.config import load_experiment
 from quintet.config.native import Experiment
+from quintet.config.native.policy import LoraConfig
 from quintet.errors import ConfigError, MachineError
 from quintet.pipelines import evaluate
 from quintet.pipelines.evaluate import Evaluation, Measured, evaluate_model, evaluate_stored, find_model, model_of
+from quintet.policies.adapters import add_lora, merge, save_adapters
+from quintet.policies.causal_lm import load_model
 from quintet.records import Answer, Failure, Verdict
 from quintet.training.checkpoint import save_checkpoint
 
@@ -212,6 +217,24 @@ def test_held_out_games_are_played(policy_directory: Path) -> None:
     games = [json.loads(line) for line in (found.directory / "games.jsonl").read_text().splitlines()]
     assert len(games) == 6
     assert found.metrics["test_score/frozenlake"] == lake.score.mean
+
+
+def test_a_model_answers_with_its_adapters(policy_directory: Path, tmp_path: Path) -> None:
+    """As the same model does into which they were merged."""
+    model = load_model(policy_directory)
+    add_lora(model, LoraConfig(rank=2, alpha=8.0))
+    torch.manual_seed(3)
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    save_adapters(model, tmp_path / "adapters", policy_directory)
+    shutil.copytree(policy_directory, tmp_path / "merged")
+    merge(model)
+    model.save_pretrained(tmp_path / "merged")
+    words = ["world.size=3", "validation.games=3", "rollout.max_turns=2"]
+    plain, merged = (lines(playing(policy, *words)) for policy in (policy_directory, tmp_path / "merged"))
+    adapted = lines(playing(policy_directory, *words, f"policy.lora={{rank: 2, alpha: 8, path: {tmp_path}/adapters}}"))
+    assert adapted == merged != plain
 
 
 def test_a_world_that_raises_costs_its_own_game(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

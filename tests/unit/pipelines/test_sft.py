@@ -24,8 +24,8 @@ from quintet.errors import ConfigError, InterruptedRun, MachineError
 from quintet.pipelines import sft, sft_data
 from quintet.pipelines.sft_data import files, open_lessons
 from quintet.pipelines.sft_stage import Stage, build_stage, schedule
+from quintet.policies import liger
 from quintet.policies.causal_lm import load_tokenizer
-from quintet.runtime import tuning
 from quintet.tracking.progress import NullProgress
 from quintet.training.optimizer import learning_rate
 
@@ -340,12 +340,12 @@ def test_liger_is_put_into_a_model_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatc
     module._apply_liger_kernel_to_instance = lambda **words: given.append(words)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "liger_kernel", package)
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", module)
-    monkeypatch.setattr(tuning.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(liger.importlib.util, "find_spec", lambda name: object())
     with pytest.raises(ConfigError, match="on the CPU"):
-        tuning._use_liger(Model())
+        liger.use_liger(Model(), "sft.liger")
     Parameter.is_cuda = True
     model = Model()
-    tuning._use_liger(model)
+    liger.use_liger(model, "sft.liger")
     assert given == [{"model": model, "fused_linear_cross_entropy": False, "cross_entropy": False}]
 
 

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from quintet.config.native.policy import LoraConfig
+from quintet.policies.adapters import add_lora
 from quintet.policies.attention import register_attention
 from quintet.policies.causal_lm import PolicyModule, ValueModel
 from quintet.policies.tensor_parallel import full_weights, split_critic, split_layers
@@ -49,6 +51,7 @@ class Case:
     budget: int | None = 48
     recompute: bool = False
     pieces: bool = False
+    lora: bool = False
     data: int = 1
     """With more than one, weights are sharded by `fully_shard` over all ranks but those that split layers."""
 
@@ -154,6 +157,11 @@ def steps(module: nn.Module, case: Case, way: Way) -> dict[str, list[float]]:
 
 def make_module(case: Case) -> Any:
     model = make_model(case)
+    if case.lora:
+        add_lora(model, LoraConfig(rank=4))
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(parameter, 0.0, 0.2)
     if not case.critic:
         return PolicyModule(model)
     critic = ValueModel(model)
@@ -182,6 +190,8 @@ def summing(mesh: DeviceMesh) -> Callable[[Iterable[nn.Parameter]], None]:
     def finish(parameters: Iterable[nn.Parameter]) -> None:
         for parameter in parameters:
             grad = parameter.grad
+            if grad is None:
+                continue
             if isinstance(grad, DTensor):
                 grad = parameter.grad = grad.redistribute(placements=parameter.placements)
                 grad = grad.to_local()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from quintet.config import load_experiment
 from quintet.errors import ConfigError
 from quintet.policies import tiny
-from quintet.policies.causal_lm import load_model
+from quintet.policies.causal_lm import load_model, load_tokenizer
 from quintet.runtime.local import build
 
 
@@ -31,3 +33,44 @@ def test_another_tokenizer_is_taken_if_the_model_knows_its_tokens(policy_directo
     assert len(taken.tokenizer) == len(small)
     with pytest.raises(ConfigError, match="the model knows"):
         build(load_experiment(None, [*words, f"policy.tokenizer={tmp_path}/large"]).experiment, policy_directory)
+
+
+def test_a_tokenizer_in_python_is_told_where_there_is_none(
+    policy_directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "quintet.policies.causal_lm"):
+        fast, other = (load_tokenizer(policy_directory, fast=fast) for fast in (True, False))
+    assert fast.encode(" P _ O G") == other.encode(" P _ O G")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"policy.fast_tokenizer = false: the tokenizer at {policy_directory} is there in Rust alone"
+    ]
+
+
+def test_weights_are_never_twice_in_memory(tmp_path: Path) -> None:
+    """A process that loads 128 MiB of weights grows by less than half as much again."""
+    program = """
+import resource, sys
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from quintet.policies.causal_lm import load_model
+unit = 1 << (20 if sys.platform == "darwin" else 10)
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+shape = dict(vocab_size=64, hidden_size=512, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=4)
+if sys.argv[2] == "make":
+    Qwen2ForCausalLM(Qwen2Config(intermediate_size=2048, **shape)).save_pretrained(sys.argv[1])
+else:
+    Qwen2ForCausalLM(Qwen2Config(intermediate_size=64, **{**shape, "hidden_size": 16}))
+    before = peak()
+    load_model(sys.argv[1])
+    print(peak() - before)
+"""
+    for task in ("make", "load"):
+        told = subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path), task],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    size = (tmp_path / "model.safetensors").stat().st_size / (1 << 20)
+    assert size > 100
+    assert float(told.stdout.splitlines()[-1]) < 1.6 * size

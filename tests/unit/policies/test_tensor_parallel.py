@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from sharing_ranks import Case, gaps, make_model, same
 
+from quintet.config.native.policy import LoraConfig
 from quintet.errors import ConfigError
+from quintet.policies.adapters import add_lora
 from quintet.policies.tensor_parallel import refuse_split
 
 CASES = {
@@ -19,6 +21,8 @@ CASES = {
     "llama by tokens": Case("llama", tensor=2, kv_heads=4, sequence=True, tied=False),
     "mistral": Case("mistral", tensor=2),
     "recomputed, logits in pieces": Case(tensor=2, sequence=True, recompute=True, pieces=True),
+    "adapters": Case("llama", tensor=2, tied=False, lora=True),
+    "adapters by tokens": Case("qwen3", tensor=2, tied=False, lora=True, sequence=True),
     "critic": Case(tensor=2, critic=True),
     "critic by tokens": Case("qwen3", tensor=2, critic=True, sequence=True),
 }
@@ -38,7 +42,8 @@ def test_five_steps_are_those_of_the_whole_model(told: dict[str, dict[str, Any]]
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_rank_keeps_half_of_the_weights(told: dict[str, dict[str, Any]], name: str) -> None:
-    assert told[name]["kept"] < 0.51
+    """But for norms, and of adapters one of the two matrices."""
+    assert told[name]["kept"] < (0.55 if CASES[name].lora else 0.51)
 
 
 @pytest.mark.parametrize(
@@ -54,3 +59,10 @@ def test_what_cannot_be_split_is_refused(model: Case, ranks: int, words: list[st
         refuse_split(make_model(model), ranks)
     assert all(word in str(error.value) for word in words)
     assert error.value.key == "actor.parallel.tensor"
+
+
+def test_a_head_with_adapters_is_refused() -> None:
+    model = make_model(Case(tied=False))
+    add_lora(model, LoraConfig(rank=2, target_modules=("lm_head",)))
+    with pytest.raises(ConfigError, match=r"leave them out of policy\.lora\.target_modules"):
+        refuse_split(model, 2)

@@ -199,6 +199,46 @@ def test_sleep_frees_the_cache_and_work_goes_on(engine: HfEngine) -> None:
         engine.sleep()
 
 
+def test_weights_of_its_own_are_elsewhere_while_it_sleeps(
+    policy_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU isn't at hand: where weights are sent is recorded, and that those of the learner are left alone."""
+    for dtype, expected in ((torch.bfloat16, [torch.device("cpu")] * 2), (torch.float32, [])):
+        setup = EngineSetup(
+            directory=policy_directory,
+            model=load_model(policy_directory),
+            dtype=dtype,
+            slots=2,
+            context=64,
+            options=EngineConfig(offload=True),
+            decode=lambda tokens: "",
+        )
+        engine = open_hf(setup)
+        sent: list[torch.device] = []
+        monkeypatch.setattr(engine._model, "to", sent.append)
+        before = run(engine, [request(1)])
+        engine.sleep()
+        engine.wake()
+        assert run(engine, [request(1)]) == before
+        assert sent == expected
+
+
+def test_rotations_are_not_rounded_with_the_weights(policy_directory: Path) -> None:
+    """Frequencies in bfloat16 would turn what is far from the beginning by another angle."""
+    setup = EngineSetup(
+        directory=policy_directory,
+        model=load_model(policy_directory),
+        dtype=torch.bfloat16,
+        slots=2,
+        context=64,
+        options=EngineConfig(),
+        decode=lambda tokens: "",
+    )
+    engine = open_hf(setup)
+    assert engine._model.dtype is torch.bfloat16
+    assert torch.equal(engine._model.model.rotary_emb.inv_freq, setup.model.model.rotary_emb.inv_freq)
+
+
 def test_prompts_longer_than_a_pass_are_read_in_pieces(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = HfEngine(load_model(policy_directory), slots=4, context=64, prefill_tokens=7)
     seen = count_prefilled(engine, monkeypatch)

@@ -28,6 +28,7 @@ from quintet.training.saving import Saver
 WORDS = (
     "training.micro_batch_tokens=40",
     "training.threads=1",
+    "actor.balance_ranks=true",
     "algorithm.kl={place: loss, coefficient: 0.1, estimator: full}",
     "algorithm.advantage={name: gae}",
 )

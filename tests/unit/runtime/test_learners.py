@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from quintet.config.dialects.dialect import DIALECTS
+from quintet.config.dialects.loading import load_foreign
 from quintet.config.native import Experiment
 from quintet.errors import ConfigError
 from quintet.policies.causal_lm import load_model
 from quintet.records import Batch
+from quintet.runtime import learners
 from quintet.runtime.learners import open_actor, open_critic, open_reference
 from quintet.training.lay import Whole
+from quintet.training.mesh import Mesh
+from quintet.training.packing import micro_batches
 from quintet.training.ranks import Ranks
 
 
@@ -90,3 +96,32 @@ def test_a_full_divergence_wants_policy_and_reference_shared_out_alike(policy_di
     actor = open_actor(config, load_model(policy_directory), config.actor.optimizer)
     with pytest.raises(ConfigError, match=rf"set reference\.parallel\.{way}=2"):
         open_reference(config, actor, policy_directory, Ranks(0, 2))
+
+
+def test_ranks_that_are_to_be_even_have_as_many_tokens(
+    policy_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From RLinf's key to the passes that two ranks are dealt."""
+    monkeypatch.setattr(learners, "_spread", lambda own, ranks: Mesh(data=Ranks(0, 2)))
+    size = torch.tensor([10, 9, 11, 10, 12, 8])
+    mask = torch.ones(60, dtype=torch.bool)
+    mask[size.cumsum(0) - size] = False
+    games = replace(
+        batch(),
+        lengths=size,
+        loss_mask=mask,
+        tokens=torch.arange(60),
+        positions=torch.cat([torch.arange(n) for n in size.tolist()]),
+        trajectory=torch.arange(6),
+    )
+
+    def dealt(*, even: bool) -> list[int]:
+        path = tmp_path / "rlinf.yaml"
+        path.write_text(f"actor: {{enable_dp_load_balance: {str(even).lower()}}}")
+        config = load_foreign(path, ["algorithm.training_batch_size_per_gpu=6"], DIALECTS["rlinf"]).experiment
+        actor = open_actor(config, load_model(policy_directory), config.actor.optimizer)
+        micros = list(micro_batches(games, actor._budget))
+        return [sum(len(m.index) for m in micros[rank::2]) for rank in range(2)]
+
+    assert dealt(even=False) == [54, 0]
+    assert dealt(even=True) == [27, 27]

@@ -21,6 +21,7 @@ from quintet.policies.causal_lm import PolicyModule, ValueModel, load_model
 from quintet.training.lay import Lay
 from quintet.training.learner import ActorLearner, CriticLearner, Scorer
 from quintet.training.mesh import Mesh
+from quintet.training.offload import Offload
 from quintet.training.packing import Budget
 from quintet.training.ranks import Ranks
 from quintet.training.scaling import LossScale
@@ -42,6 +43,7 @@ class Case:
     megatron: dict[str, Any] | None = None
 
 
+MOVED = {"offload_parameters": True, "offload_optimizer": True}
 CASES: dict[str, Case] = {
     "fsdp2": Case(),
     "fsdp2 gathered": Case(sharding={"reshard_after_forward": False, "sync_every_micro_batch": True}),
@@ -49,6 +51,9 @@ CASES: dict[str, Case] = {
         sharding={"forward_prefetch": True, "backward_prefetch": "pre", "reshard_after_forward": True}
     ),
     "fsdp2 offload": Case(memory={"sharded_offload": True}),
+    "fsdp2 moved": Case(memory=MOVED),
+    "fsdp moved": Case("fsdp", memory=MOVED),
+    "fsdp original, moved": Case("fsdp", {"keep_original_parameters": True}, MOVED),
     "fsdp2 units": Case(sharding={"min_parameters": 3000}),
     "fsdp2 shard_grad_op": Case(sharding={"policy": "shard_grad_op"}),
     "fsdp2 scaled": Case(sharding={"grad_scaler": True, "grad_scaler_start": 1024.0, "grad_scaler_growth_steps": 2}),
@@ -118,7 +123,10 @@ def laid(module: Any, mesh: Mesh, case: Case) -> Lay:
 def actor(directory: Path, mesh: Mesh, case: Case) -> ActorLearner:
     model = load_model(directory)
     lay, scale = laid(PolicyModule(model), mesh, case), LossScale.of(ShardingConfig(**case.sharding))
-    return ActorLearner(model, LEARNING, budget=Budget(40), ranks=mesh.data, lay=lay, scale=scale)
+    away = Offload(
+        lay.module, parameters="offload_parameters" in case.memory, optimizer="offload_optimizer" in case.memory
+    )
+    return ActorLearner(model, LEARNING, budget=Budget(40), ranks=mesh.data, lay=lay, scale=scale, offload=away)
 
 
 def reference(model: PreTrainedModel, mesh: Mesh, case: Case) -> Scorer:

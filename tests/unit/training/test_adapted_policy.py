@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from quintet.records import Batch, Request
 from quintet.rollout.hf import HfEngine, _own_copy
 from quintet.runtime.learners import open_critic, open_reference
 from quintet.training.kept import KeptPolicy
-from quintet.training.learner import ActorLearner
+from quintet.training.learner import ActorLearner, Scorer
 from quintet.training.packing import Budget, select_sequences
 from quintet.training.sharded_state import moments
 
@@ -127,7 +128,7 @@ def _as_batch(prompt: tuple[int, ...], answer: tuple[int, ...]) -> Batch:
 def test_the_reference_is_the_policy_as_it_was_without_a_copy_of_it(untied: Path, modules: tuple[str, ...]) -> None:
     """Held against a deep copy: log-probs alone, the divergence over the vocabulary, and inside an update."""
     actor, batch = actor_of(adapted(untied, LoraConfig(rank=2, alpha=3.0, target_modules=modules))), ragged_batch()
-    copied = actor.scorer.frozen(Budget(64))
+    copied = Scorer(copy.deepcopy(actor.model), budget=Budget(64))
     kept = open_reference(EXPERIMENT, actor, NOWHERE)
     assert isinstance(kept, KeptPolicy)
     assert kept.model is actor.model

@@ -134,3 +134,43 @@ def test_a_pass_never_holds_more_sequences_or_tokens_than_it_may() -> None:
     assert sizes(Budget(tokens=10)) == [2, 2, 2, 1]
     assert sizes(Budget(tokens=20, sequences=3)) == [3, 1, 3]
     assert sizes(Budget()) == [7]
+
+
+def test_ranks_get_as_many_passes_of_about_as_many_tokens() -> None:
+    """By hand: sequences of 10, 11 … 17 tokens, 108 in all, with about 40 in a pass make three passes; for two ranks
+    they are four."""
+    batch = batch_of([([n], [(n, True)] * (9 + n)) for n in range(8)])
+
+    def costs(budget: Budget) -> list[int]:
+        return [
+            len(micro.index) + len(torch.unique(batch.tokens[micro.index])) for micro in micro_batches(batch, budget)
+        ]
+
+    assert costs(Budget(tokens=40)) == [33, 42, 33]
+    assert costs(Budget(tokens=40, ranks=2)) == [33, 27, 31, 17]
+    assert costs(Budget(ranks=2)) == [60, 48]
+    assert costs(Budget(sequences=3, ranks=3)) == [33, 42, 33]
+    assert len(costs(Budget(ranks=16))) == 8
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=30),
+    tokens=st.none() | st.integers(1, 60),
+    sequences=st.none() | st.integers(1, 6),
+    ranks=st.integers(2, 5),
+)
+@settings(max_examples=80, deadline=None)
+def test_even_passes_hold_every_sequence_once_and_no_more_than_they_may(
+    lengths: list[int], tokens: int | None, sequences: int | None, ranks: int
+) -> None:
+    batch = batch_of([([n], own(*range(length))) for n, length in enumerate(lengths)])
+    micros = list(micro_batches(batch, Budget(tokens, sequences, ranks)))
+    plain = list(micro_batches(batch, Budget(tokens, sequences)))
+    places = torch.cat([micro.index for micro in micros])
+    assert torch.equal(places.sort().values, batch.loss_mask.nonzero().squeeze(-1))
+    assert len(micros) % ranks == 0 or len(micros) == len(lengths)
+    assert len(plain) <= len(micros) < len(plain) + ranks
+    owner = torch.arange(len(lengths)).repeat_interleave(batch.lengths)
+    held = [len(torch.unique(owner[micro.index])) for micro in micros]
+    assert max(held) <= (sequences or len(lengths))
+    assert max(len(micro.index) for micro in micros) <= max(len(micro.index) for micro in plain)

@@ -114,7 +114,7 @@ class RewardModelConfig(Section):
     """Question and answer beyond it lose their end; null takes prompt and reply."""
     sequences_per_pass: PositiveInt | None = None
     """Answers that are judged in one forward pass on one device; null takes as many as fill 16,384 tokens."""
-    min_sharded_parameters: Annotated[Count, Waits(Capability.SHARDING)] = 0
+    min_sharded_parameters: Annotated[Count, Waits(Capability.CLUSTER)] = 0
     """Modules with at least so many parameters are sharding units of their own."""
     offload_parameters: bool = False
     """Weights move to the CPU while others compute."""

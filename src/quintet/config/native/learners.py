@@ -83,14 +83,15 @@ class ParallelConfig(Section):
 
     tensor: PositiveInt = 1
     """Devices among which each layer is split; not with `fsdp`."""
-    pipeline: Annotated[PositiveInt, Waits(Capability.MEGATRON)] = 1
-    """Groups of devices among which the layers are shared out."""
-    virtual_pipeline: Annotated[PositiveInt, Waits(Capability.MEGATRON)] = 1
+    pipeline: PositiveInt = 1
+    """Groups of devices among which the layers are shared out; not with `fsdp`, and not with adapters."""
+    virtual_pipeline: PositiveInt = 1
     """Parts of the layers that each of those groups holds."""
     context: PositiveInt = 1
     """Devices among which each sequence is split; each gathers the keys and values of all."""
-    expert: Annotated[PositiveInt, Waits(Capability.MEGATRON)] = 1
-    """Devices among which the experts are shared out."""
+    expert: PositiveInt = 1
+    """Devices among which the experts are shared out, neighbours of those that see different tokens; not with `fsdp`.
+    How tokens reach them is `megatron.moe_token_dispatcher_type`."""
     sequence: bool = False
     """Norms and dropout of tensor-parallel layers are split along the sequence."""
     ulysses: PositiveInt = 1
@@ -137,25 +138,28 @@ class ShardingConfig(Section):
 class MemoryConfig(Section):
     """What is moved away or computed again to save memory."""
 
-    offload_parameters: Annotated[bool, Waits(Capability.MEMORY)] = False
-    """Weights move to the CPU while others compute."""
-    offload_optimizer: Annotated[bool, Waits(Capability.MEMORY)] = False
+    offload_parameters: bool = False
+    """Weights move from the GPU to main memory while others compute. On a CPU they are there already; and where the
+    embedded engine plays with the same weights, they stay."""
+    offload_optimizer: bool = False
     """The optimizer's moments do."""
-    offload_gradients: Annotated[bool, Waits(Capability.MEMORY)] = False
-    """Gradients do."""
-    offload_activations: Annotated[bool, Waits(Capability.MEMORY)] = False
-    """Activations do, until the backward pass wants them."""
-    sharded_offload: Annotated[bool, Waits(Capability.MEMORY)] = False
-    """FSDP keeps its shards on the CPU at all times and fetches what it computes with."""
-    pin: Annotated[bool, Waits(Capability.MEMORY)] = False
-    """Memory for it is pinned."""
-    liger: Annotated[bool, Waits(Capability.MEMORY)] = False
-    """Liger's fused kernels."""
+    offload_gradients: bool = False
+    """Gradients do: they are given back after every optimizer step, with or without it."""
+    offload_activations: bool = False
+    """Activations do, until the backward pass wants them; on a CPU they are there already."""
+    sharded_offload: bool = False
+    """FSDP keeps its shards in main memory at all times and fetches what it computes with."""
+    pin: bool = False
+    """Main memory for what is moved is pinned, which copies faster and can't be swapped out; needs CUDA."""
+    liger: bool = False
+    """Liger's fused kernels, which need the package `liger-kernel` and a GPU."""
     remove_padding: bool = True
     """Sequences are computed end to end. They are so without it, too: filling them up to the longest would change
     the time and not the result."""
-    torch_compile: Annotated[bool, Waits(Capability.SHARDING)] = False
-    """Log-probs and entropy are compiled."""
+    torch_compile: bool = False
+    """Log-probs, entropy and divergences are compiled by torch where no kernel of our own computes them, as on a CPU.
+    That needs a C++ compiler there and Triton on a GPU: without one they are computed as they are, and the log says so.
+    A critic has none."""
     padding_side: Literal["left", "right"] = "right"
     """Where sequences are filled up, where something fills them up: no learner here does."""
 
@@ -190,8 +194,9 @@ class ActorConfig(LearnerConfig):
     """Games are dealt anew into mini-batches at each pass."""
     shuffle_seed: Annotated[Count | None, Waits(Capability.MEGATRON)] = None
     """Of that shuffling; null takes the run's."""
-    balance_ranks: Annotated[bool, Waits(Capability.BATCHING)] = False
-    """Games are shared out so that all ranks have as many tokens."""
+    balance_ranks: bool = False
+    """Passes are cut so that all data-parallel ranks have as many of them, of about as many tokens. Changes the time
+    and not the result."""
 
 
 class CriticConfig(LearnerConfig):
@@ -201,11 +206,12 @@ class CriticConfig(LearnerConfig):
     """What a pass with gradients may hold."""
     path: str | None = None
     """Model directory that the critic starts from; null takes the policy's."""
-    dtype: Annotated[OwnPrecision | None, Waits(Capability.MEMORY)] = None
-    """Type of its weights; null takes `policy.dtype`, `auto` the one that its own configuration names."""
+    dtype: OwnPrecision | None = None
+    """Type of its matrix products; its optimizer keeps float32 weights. null takes `policy.dtype`, `auto` the one that
+    its own configuration names."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4)
     """Steps and schedule."""
-    gradient_checkpointing: Annotated[bool | None, Waits(Capability.MEMORY)] = None
+    gradient_checkpointing: bool | None = None
     """Recompute activations in the backward pass; null does as the actor does."""
     shares_policy: Annotated[bool, Waits(Capability.EMBODIED)] = False
     """Values come from a head on the policy's own hidden states rather than from a model of their own."""
@@ -221,5 +227,6 @@ class ReferenceConfig(LearnerConfig):
     path: str | None = None
     """Model directory of a reference, or a teacher, that isn't the policy itself; null takes the policy as
     reinforcement learning finds it."""
-    dtype: Annotated[OwnPrecision | None, Waits(Capability.MEMORY)] = None
-    """Type of its weights; null takes `policy.dtype`, `auto` the one that its own configuration names."""
+    dtype: OwnPrecision | None = None
+    """Type of its weights and of its matrix products; null keeps the weights as the learner has them and multiplies in
+    `policy.dtype`, `auto` takes the type that its own configuration names."""

@@ -53,7 +53,7 @@ class PlacementConfig(Section):
     """Engine and learners take turns on the same devices."""
     join_timeout_seconds: Annotated[PositiveInt, Later] = 300
     """How long a worker waits for the others at the start."""
-    offload_worlds: Annotated[bool, Waits(Capability.MEMORY)] = False
+    offload_worlds: Annotated[bool, Waits(Capability.EMBODIED)] = False
     """Simulators leave their device while the policy learns."""
     actor: ComponentConfig = ComponentConfig()
     """The policy's learner."""

@@ -67,25 +67,26 @@ class PolicyConfig(Section):
     """A Hugging Face model directory. Exclusive with `preset`."""
     kind: Annotated[str | None, Waits(Capability.EMBODIED, ("qwen2.5", "qwen3"))] = None
     """What model it is, where its directory doesn't say: `qwen2.5_vl`, `openvla_oft`, `openpi`."""
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16", "auto"], Waits(Capability.MEMORY, lacks=("float16", "auto"))
-    ] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
     """Type of the weights while generating and of matrix products while training; the optimizer
     always keeps float32 weights. `auto` takes the one that the model's own configuration names."""
     trust_remote_code: bool = False
     """Run code that lies in the model's directory."""
     tokenizer: str | None = None
     """A tokenizer's directory; null takes the model's own."""
-    fast_tokenizer: Annotated[bool, Waits(Capability.MODELS)] = True
-    """The tokenizer written in Rust rather than the one in Python."""
+    fast_tokenizer: bool = True
+    """The tokenizer written in Rust rather than the one in Python, where there are both: transformers 5 has each of
+    them once."""
     trust_tokenizer_code: bool = False
     """Run code that lies in the tokenizer's directory."""
     overrides: Annotated[dict[str, Any], Field(default_factory=dict)]
     """Values put over those of the model's `config.json`."""
-    attention: Annotated[str | None, Waits(Capability.MODELS)] = None
-    """Attention kernels: `sdpa`, `flash_attention_2`, `eager`; null takes the best there is."""
-    low_memory_loading: Annotated[bool, Waits(Capability.MODELS, (True,))] = True
-    """Weights are loaded one by one, never twice in memory."""
+    attention: str | None = None
+    """How learners compute attention: `eager`, plain matrix products, which hold every score at once; `sdpa`, torch's
+    own choice; `flash_attention_2`, torch's kernels of that where masks allow them, which need CUDA. null takes the
+    fastest there is. Engines have a key of their own."""
+    low_memory_loading: bool = True
+    """Weights are loaded one by one, never twice in memory. They are so without it, too."""
     freeze_router: Annotated[bool, Waits(Capability.MEGATRON)] = False
     """The router of a mixture of experts isn't trained."""
     lora: LoraConfig | None = None

@@ -53,8 +53,9 @@ class EngineConfig(Section):
     """Largest batch for which it is compiled; null for all."""
     sleep_between_steps: bool = False
     """The KV cache is given back while the policy learns."""
-    offload: Annotated[bool, Waits(Capability.MEMORY)] = False
-    """The engine's weights move to the CPU while the policy learns."""
+    offload: bool = False
+    """The engine's weights move to main memory while the policy learns, and its KV cache is given back. On a CPU they
+    are there already; those that the embedded engine shares with the learner are the learner's to move."""
     load_format: str | None = None
     """How the engine's first weights come: `auto`, `safetensors`, `dummy`, …; the learner's replace them before the
     first reply. null leaves it to the engine."""

@@ -105,16 +105,23 @@ def idle_load(config: Experiment, name: str, full: Load) -> Load:
     """What it holds while others compute."""
     if name == "rollout":
         options = config.rollout.engine_options
-        cache = 0 if options.sleep_between_steps else full.cache
+        cache = 0 if options.sleep_between_steps or options.offload else full.cache
         return Load(weights=0 if options.offload else full.weights, cache=cache)
     if name == "reward":
         model = config.reward.model if config.reward else None
         return Load(weights=0 if model and model.offload_parameters else full.weights)
     moved = getattr(config, name).memory
+    away = moved.offload_parameters and not (name == "actor" and _played_in_place(config))
     return Load(
-        weights=0 if moved.offload_parameters else full.weights,
+        weights=0 if away else full.weights,
         optimizer=0 if moved.offload_optimizer else full.optimizer,
     )
+
+
+def _played_in_place(config: Experiment) -> bool:
+    """Whether the embedded engine plays with the learner's own weights, which then stay where they are."""
+    engine = config.rollout.engine_options.dtype or config.policy.dtype
+    return config.rollout.engine == "hf" and engine == "float32"
 
 
 def _own(component: Component, shape: Shape, parameters: int) -> int:
@@ -159,8 +166,8 @@ def _fsdp(config: Experiment, component: Component, shape: Shape, parameters: in
     """Weights, gradients and AdamW's two moments in float32, 16 bytes a parameter, cut into shards; besides them the
     copy in which a pass multiplies: gathered layer by layer, two at a time, embedding and head all along. On one
     device nothing is gathered, and only a narrower type makes a copy. Gradients are summed over devices after each
-    micro-batch. Weights that LoRA leaves alone are kept in the type of the copy. Of layers that are split a device
-    gathers its part."""
+    micro-batch. Weights that LoRA leaves alone are kept in float32 too, without gradients or moments. Of layers that
+    are split a device gathers its part."""
     learner, shards = getattr(config, component.name), _shards(config, component)
     width, lora = _width(config, shape, learner.sharding.parameter_dtype), trained < parameters
     gathered = 2 * shape.largest_layer + shape.embedding + shape.head
@@ -168,7 +175,7 @@ def _fsdp(config: Experiment, component: Component, shape: Shape, parameters: in
         gathered = 0 if width == 4 or lora else parameters
     elif learner.sharding.policy == "shard_grad_op":
         gathered = parameters
-    weights = (parameters * width + 4 * trained if lora else 4 * parameters) // shards
+    weights = 4 * (parameters + trained * lora) // shards
     summed = learner.sharding.reduce_dtype or learner.sharding.parameter_dtype
     sums = 0 if shards == 1 or lora else shape.largest_layer * _width(config, shape, summed)
     on_device = not learner.memory.sharded_offload
@@ -240,6 +247,9 @@ def _reference(config: Experiment, component: Component, shape: Shape) -> Load:
     width = 4 if alone else _width(config, shape, learner.dtype)
     shards = 1 if megatron else _shards(config, component)
     own = _own(component, shape, shape.parameters)
+    if config.policy.lora is not None and learner.path is None:
+        # the policy's own weights with the adapters that it began with
+        own = adapters(shape, config.policy.lora)
     gathered = 0 if shards == 1 else min(2 * shape.largest_layer + shape.embedding + shape.head, own)
     work = share(config, "reference", component.copies, inference=True)
     tokens = -(-work.tokens // (split.context * split.ulysses))

@@ -53,7 +53,9 @@ def open_desk(config: Experiment, policy: Path, *, name: str, context: int | Non
     opening = ENGINES.get(config.rollout.engine).load()
     model = _model(config, policy)
     trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
-    tokenizer = load_tokenizer(config.policy.tokenizer or policy, trust_remote_code=trusted)
+    tokenizer = load_tokenizer(
+        config.policy.tokenizer or policy, trust_remote_code=trusted, fast=config.policy.fast_tokenizer
+    )
     vocabulary, ends = int(model.get_input_embeddings().num_embeddings), end_tokens(tokenizer, model)
     setup = engine_setup(config, policy, model, tokenizer, _context(config, model, context))
     desk = Desk(EngineThread(opening(setup)), Words(tokenizer, ends), name, vocabulary)

@@ -31,12 +31,13 @@ def build_actor(config: Experiment, policy: Path, optimizer: OptimizerConfig) ->
     """See `open_megatron_actor`."""
     plan = _plan(config, config.actor, policy, recompute=config.actor.gradient_checkpointing)
     model = plan.model()
+    even = plan.place.data.size if config.actor.balance_ranks else 1
     put_weights(model.chunks, _start(config.actor.megatron or MegatronConfig(), plan, policy), model.shape)
     return MegatronActor(
         model,
         optimizer,
-        budget=Budget.of(config.actor.budget, config.training),
-        inference_budget=Budget.of(config.actor.inference_budget, config.training),
+        budget=Budget.of(config.actor.budget, config.training, even),
+        inference_budget=Budget.of(config.actor.inference_budget, config.training, even),
         temperature=config.rollout.temperature,
     )
 

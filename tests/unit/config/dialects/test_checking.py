@@ -88,14 +88,14 @@ def test_the_files_of_worlds_take_their_keys_where_they_are_put(tmp_path: Path) 
 
 def test_keys_of_like_and_interpolated_sections_are_checked_too(tmp_path: Path) -> None:
     text = """\
-critic: {infer_batch_size: eight, strategy_args: {strategy_name: megatron_train}}
+critic: {infer_batch_size: eight, device_mapping: "list(range(0,16))"}
 actor_train: {infer_batch_size: many}
 reference: ${actor_train}
 """
     roll = written(tmp_path, text)
     faults = {fault.key for fault in illegal_values(roll, DIALECTS["roll"])}
     assert faults == {"critic.infer_batch_size", "actor_train.infer_batch_size", "reference.infer_batch_size"}
-    assert "critic.strategy_args.strategy_name" in {fault.key for fault in pending_keys(roll, DIALECTS["roll"])}
+    assert "critic.device_mapping" in {fault.key for fault in pending_keys(roll, DIALECTS["roll"])}
 
 
 def test_a_zero_is_a_zero_and_false_is_none(tmp_path: Path) -> None:

@@ -91,13 +91,18 @@ def test_experts_are_shared_out_and_the_rest_is_not(tmp_path: Path) -> None:
 
 
 def test_adapters_alone_have_gradients(tmp_path: Path) -> None:
-    """Rank 8 on queries and values: 28 × 8 × (3584 + 3584 + 3584 + 512); the rest lies there in bfloat16."""
+    """Rank 8 on queries and values: 28 × 8 × (3584 + 3584 + 3584 + 512); the rest lies there without. The reference
+    is the same model with the adapters of the beginning."""
     trained = 28 * 8 * (3584 + 3584 + 3584 + 512)
     lora = LoraConfig(rank=8, target_modules=("q_proj", "v_proj"))
     assert adapters(QWEN, lora) == trained
     words = ["policy.lora.rank=8", "policy.lora.target_modules=[q_proj, v_proj]"]
     load = actor(on(tmp_path, "Qwen2.5-7B", 1, 1, *words))
-    assert (load.weights, load.gradients, load.optimizer) == (2 * P + 4 * trained, 4 * trained, 8 * trained)
+    assert (load.weights, load.gradients, load.optimizer) == (4 * P + 4 * trained, 4 * trained, 8 * trained)
+    kl = "algorithm.kl={coefficient: 0.1}"
+    kept, copied = (measured(on(tmp_path, "Qwen2.5-7B", 1, 1, kl, *some)).working["reference"] for some in (words, ()))
+    assert kept.weights == 4 * trained
+    assert copied.weights == 4 * P
 
 
 def test_every_linear_layer_but_the_head_can_be_adapted() -> None:
@@ -223,6 +228,12 @@ def test_what_is_moved_away_leaves_room_to_play(tmp_path: Path) -> None:
     away = measured(on(tmp_path, "Qwen2.5-0.5B", 1, 8, *words, *moved))
     assert away.idle["actor"].total == 0
     assert here.parts["actor"].total > 0
+
+
+def test_weights_that_the_engine_plays_with_stay(tmp_path: Path) -> None:
+    words = ["rollout.engine=hf", "policy.dtype=float32", "actor.memory.offload_parameters=true"]
+    found = measured(on(tmp_path, "Qwen2.5-0.5B", 1, 1, *words))
+    assert found.idle["actor"].weights == found.working["actor"].weights > 0
 
 
 def test_working_side_by_side_needs_the_sum(tmp_path: Path) -> None:

@@ -246,3 +246,22 @@ def test_the_schedule_is_megatrons(kind: str, decay: str) -> None:
     for step in range(1, 13):
         theirs.step(1)
         assert learning_rate(own, step, 12) == pytest.approx(optimizer.param_groups[0]["lr"]), step
+
+
+@pytest.mark.parametrize(
+    ("given", "backend", "minutes"),
+    [({}, "gloo", 30), ({"distributed_timeout_minutes": 7, "distributed_backend": "nccl"}, "nccl", 7)],
+)
+def test_ranks_wait_as_long_as_they_are_told(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], backend: str, minutes: int
+) -> None:
+    from quintet.training.megatron import groups
+
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(groups.dist, "is_initialized", lambda: False)
+    monkeypatch.setattr(groups.dist, "init_process_group", lambda name, **rest: told.update(rest, name=name))
+    groups._meet(MegatronConfig(**given))
+    assert (told["name"], told["timeout"].total_seconds()) == (backend, 60 * minutes)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    groups._meet(MegatronConfig(**given))
+    assert told["timeout"].total_seconds() == 60 * minutes

@@ -200,7 +200,7 @@ RLINF_EMBODIED_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         True,
         "Simulators free their GPU memory while nothing is played.",
-        pending=Capability.MEMORY,
+        pending=Capability.EMBODIED,
         noop=(False,),
         native="placement.offload_worlds",
     ),
@@ -357,8 +357,7 @@ RLINF_EMBODIED_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         True,
         "The generating model lies in CPU memory while nothing is played.",
-        pending=Capability.MEMORY,
-        noop=(False,),
+        proof="tests/unit/rollout/test_hf_engine.py::test_weights_of_its_own_are_elsewhere_while_it_sleeps",
         native="rollout.engine_options.offload",
     ),
     row(

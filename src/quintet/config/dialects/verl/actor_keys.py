@@ -100,8 +100,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "Activations that the backward pass needs wait in CPU memory.",
-        pending=Capability.MEMORY,
-        noop=(False,),
+        proof="tests/unit/training/test_offload.py::test_activations_that_were_moved_give_the_same_gradient",
         native="actor.memory.offload_activations",
     ),
     row(
@@ -126,8 +125,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         choice("fsdp", "fsdp2", "megatron"),
         "fsdp",
         "What shards the learner over GPUs.",
-        pending=Capability.MEGATRON,
-        noop=("fsdp", "fsdp2"),
+        proof="tests/unit/runtime/test_megatron.py::test_a_run_on_megatron_does_what_any_does",
         native=("actor.backend", "reference.backend"),
     ),
     row(
@@ -217,8 +215,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         True,
         "The learner's computation of entropy is compiled by torch: faster, same result.",
-        pending=Capability.SHARDING,
-        noop=(False,),
+        proof="tests/unit/runtime/test_learner_options.py::test_compiled_measures_are_the_same",
         native="actor.memory.torch_compile",
     ),
     row(
@@ -357,8 +354,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "The policy's weights and gradients lie in CPU memory while they aren't learnt.",
-        pending=Capability.MEMORY,
-        noop=(False,),
+        proof="tests/unit/training/test_offload.py::test_moving_changes_nothing_that_is_learnt",
         native="actor.memory.offload_parameters",
     ),
     row(
@@ -366,8 +362,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "The optimizer's moments lie in CPU memory between updates of the policy.",
-        pending=Capability.MEMORY,
-        noop=(False,),
+        proof="tests/unit/training/test_offload.py::test_moving_changes_nothing_that_is_learnt",
         native="actor.memory.offload_optimizer",
     ),
     row(
@@ -403,8 +398,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "Weights of the reference model lie in CPU memory while it isn't asked.",
-        pending=Capability.MEMORY,
-        noop=(False,),
+        proof="tests/unit/runtime/test_learner_options.py::test_each_learner_is_moved_as_its_own_section_says",
         native="reference.memory.offload_parameters",
     ),
     row(

@@ -253,7 +253,7 @@ VERL_TRAINER_KEYS: tuple[Row, ...] = (
         COUNT,
         0,
         "Parameters from which a module of the reward model becomes a sharding unit; 0 makes each layer one.",
-        pending=Capability.SHARDING,
+        pending=Capability.CLUSTER,
         noop=(0,),
         aliases=("reward_model.model.fsdp_config.wrap_policy.min_num_params",),
         native="reward.model.min_sharded_parameters",
