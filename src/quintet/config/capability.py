@@ -17,7 +17,6 @@ class Capability(StrEnum):
     MEMORY = "offloading and memory options of learners"
     BATCHING = "micro-batches by sequence or token budget over several ranks"
     MEGATRON = "the Megatron learner"
-    CHECKPOINTS = "checkpoints of sharded learners, chosen contents, other stores"
     CLUSTER = "Ray, several processes and placement on devices"
     LOGGERS = "further loggers and stored pictures"
     VISION = "images in turns and vision-language policies"

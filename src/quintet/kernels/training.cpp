@@ -254,16 +254,26 @@ struct Forward {
     }
 };
 
-template <class T>
-void attend_forward(const Forward<T>& pass) {
+// Calls with each cluster and kv head, and with a room that a thread keeps.
+template <class Room, class F>
+void each_cluster(const Shape& shape, F use) {
 #pragma omp parallel
     {
-        Panel panel;
-        Queries own;
+        Room room;
 #pragma omp for schedule(dynamic, 1)
-        for (index_t task = 0; task < pass.shape.count * pass.shape.kv_heads; ++task)
-            pass.cluster(task / pass.shape.kv_heads, task % pass.shape.kv_heads, panel, own);
+        for (index_t task = 0; task < shape.count * shape.kv_heads; ++task)
+            use(task / shape.kv_heads, task % shape.kv_heads, room);
     }
+}
+
+struct Room {
+    Panel panel;
+    Queries own;
+};
+
+template <class T>
+void attend_forward(const Forward<T>& pass) {
+    each_cluster<Room>(pass.shape, [&](index_t c, index_t head, Room& room) { pass.cluster(c, head, room.panel, room.own); });
 }
 
 // Scores and their slopes of a row's tokens from `at` on: chances in `scores`, and in `slopes` the loss by each score.
@@ -373,29 +383,73 @@ struct Backward {
     }
 };
 
-template <class T>
-void attend_backward(const Backward<T>& pass) {
-    const auto& shape = pass.shape;
+// Calls as `each_cluster` does, and with the thread's gradients of the prefix, which are put together at the end.
+template <class Room, class F>
+void each_cluster_back(const Shape& shape, float* found, F use) {
     const index_t part = shape.kv_heads * shape.prefix * shape.dim, width = shape.width();
     std::vector<float> shared;
 #pragma omp parallel
     {
-        Panel panel;
-        Queries own;
+        Room room;
 #pragma omp single
         shared.assign(2 * part * omp_get_num_threads(), 0.0f);
 #pragma omp for schedule(static, 1)
         for (index_t task = 0; task < shape.count * shape.kv_heads; ++task)
-            pass.cluster(task / shape.kv_heads, task % shape.kv_heads, panel, own,
-                         shared.data() + 2 * part * omp_get_thread_num());
+            use(task / shape.kv_heads, task % shape.kv_heads, room, shared.data() + 2 * part * omp_get_thread_num());
     }
     if (!part) return;
     for (index_t place = 0; place < index_t(shared.size()); ++place) {
         const index_t inner = place % (2 * part), token = inner / shape.dim % shape.prefix,
                       head = inner / (shape.dim * shape.prefix);
-        pass.found[token * width + (shape.heads + head) * shape.dim + inner % shape.dim] += shared[place];
+        found[token * width + (shape.heads + head) * shape.dim + inner % shape.dim] += shared[place];
     }
 }
+
+template <class T>
+void attend_backward(const Backward<T>& pass) {
+    each_cluster_back<Room>(pass.shape, pass.found, [&](index_t c, index_t head, Room& room, float* shared) {
+        pass.cluster(c, head, room.panel, room.own, shared);
+    });
+}
+
+}  // namespace
+
+#include "tiles.hpp"
+
+namespace {
+
+#ifdef QUINTET_TILES
+template <bool Back>
+struct Tiles : TileRoom {
+    Tiles() : TileRoom(Back) { open_tiles(); }
+    ~Tiles() { _tile_release(); }
+};
+
+template <>
+void attend_forward(const Forward<bfloat16>& pass) {
+    const auto& shape = pass.shape;
+    if (shape.dim % 32 || !tiles_allowed()) {
+        each_cluster<Room>(shape, [&](index_t c, index_t head, Room& room) { pass.cluster(c, head, room.panel, room.own); });
+        return;
+    }
+    const TileForward tiled{shape, pass.states, pass.out, pass.sums};
+    each_cluster<Tiles<false>>(shape, [&](index_t c, index_t head, TileRoom& room) { tiled.cluster(c, head, room); });
+}
+template <>
+void attend_backward(const Backward<bfloat16>& pass) {
+    const auto& shape = pass.shape;
+    if (shape.dim % 32 || !tiles_allowed()) {
+        each_cluster_back<Room>(shape, pass.found, [&](index_t c, index_t head, Room& room, float* shared) {
+            pass.cluster(c, head, room.panel, room.own, shared);
+        });
+        return;
+    }
+    const TileBackward tiled{shape, pass.states, pass.out, pass.sums, pass.grads, pass.found};
+    each_cluster_back<Tiles<true>>(shape, pass.found, [&](index_t c, index_t head, TileRoom& room, float* shared) {
+        tiled.cluster(c, head, room, shared);
+    });
+}
+#endif
 
 // ---------------------------------------------------------------------------------------------------------------------
 // One pass over rows each.

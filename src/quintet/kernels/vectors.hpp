@@ -70,10 +70,13 @@ inline float total_of(lanes x) {
     for (int i = 0; i < 4; ++i) x = pairs(x, x);
     return x[0];
 }
+inline lanes larger(lanes x, lanes y) { return y > x ? y : x; }
 inline float most_of(lanes x) {
-    float most = x[0];
-    for (index_t i = 1; i < LANES; ++i) most = x[i] > most ? x[i] : most;
-    return most;
+    x = larger(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    x = larger(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+    x = larger(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+    x = larger(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+    return x[0];
 }
 
 // e^x for x <= 88, to two units in the last place; 0 below -87, and not a number where x is none.

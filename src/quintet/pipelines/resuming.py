@@ -29,7 +29,7 @@ MAY_CHANGE = (
         "world.processes",
         "worlds.*.world.processes",
     ),
-    *("training.steps", "data.epochs", "data.max_steps", "validation.only"),
+    *("training.steps", "data.epochs", "data.max_steps", "validation.only", "sft.devices"),
     *("sft.name", "sft.project", "sft.loggers", "sft.output_dir", "sft.remote_dir", "sft.merge", "sft.epochs"),
 )
 """Keys, and sections, that a resumed run may set anew: they don't touch the numbers; more steps only
@@ -40,7 +40,7 @@ SPREADING = (
     *(f"sharding.{key}" for key in ("sync_every_micro_batch", "forward_prefetch", "backward_prefetch")),
     *(f"sharding.{key}" for key in ("limit_all_gathers", "keep_original_parameters")),
 )
-MAY_CHANGE += tuple(f"{part}.{key}" for part in ("actor", "critic", "reference") for key in SPREADING)
+ALLOWED = (*MAY_CHANGE, *(f"{part}.{key}" for part in ("actor", "critic", "reference") for key in SPREADING))
 """… nor does how weights lie over devices, but for rounding."""
 
 
@@ -85,9 +85,7 @@ def _newest(directory: RunDirectory, progress: Progress, remote: RemoteStore | N
 def _same_experiment(config: Experiment, checkpoint: Checkpoint) -> None:
     now, then = (_flat(part) for part in (config.model_dump(mode="json"), _as_now(checkpoint.state["experiment"])))
     changed = [
-        key
-        for key in sorted(now | then)
-        if now.get(key) != then.get(key) and not documented(key).startswith(MAY_CHANGE)
+        key for key in sorted(now | then) if now.get(key) != then.get(key) and not documented(key).startswith(ALLOWED)
     ]
     if changed:
         key = changed[0]

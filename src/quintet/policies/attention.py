@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from quintet.errors import MachineError
 from quintet.policies.attention_kernels import attention_kernel, computed_by, product
+from quintet.policies.varlen import Varlen, takes_flash
 
 __all__ = [
     "ATTENTION",
@@ -154,7 +155,7 @@ class PackedLayout:
         self._stems = None if stems is None else Rows(stems)
         self._branches = Rows(branches) if len(branches) else None
         self._parents = parents
-        self._spans = (prefix, stems, branches)
+        self._varlen: Varlen | None = None
         self._stem_mask = causal_mask(self._stems.width, prefix) if self._stems else None
         self._branch_mask = self._mask_of_branches(self._branches.width, prefix) if self._branches else None
         self.longest = self.structure.longest
@@ -171,7 +172,9 @@ class PackedLayout:
         return moved
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """See `Layout.attend`."""
+        """See `Layout.attend`. By flash-attn on a GPU where it is installed, else by torch's own attention of rows."""
+        if takes_flash(query):
+            return self._on(query.device).attend(query, key, value, scale)
         trunk, stems, branches = zip(*(torch.split(x, self._sizes) for x in (query, key, value)), strict=True)
         out: list[Tensor] = []
         before: list[tuple[Tensor, Tensor]] = []
@@ -187,18 +190,25 @@ class PackedLayout:
             out.append(attend_rows(self._branches, branches, before, self._branch_mask, scale))
         return torch.cat(out) if len(out) > 1 else out[0]
 
+    def _on(self, device: torch.device) -> Varlen:
+        """For flash-attn, made at the first layer and kept for the others."""
+        if self._varlen is None or self._varlen.queries.device != device:
+            whole = self.structure
+            self._varlen = Varlen.of(whole.prefix, whole.stems, whole.parents, whole.branches).to(device)
+        return self._varlen
+
     def words(self, heads: int, kv_heads: int, dim: int) -> Tensor:
         """The same for the kernels of training, int64: heads, kv_heads, dim, prefix, number of clusters, 0; of each
         cluster start and length of its stem and its branches' first and last but one number; of each branch start and
         length. The prefix is a cluster of its own, the first."""
-        prefix, stems, branches = self._spans
+        prefix, stems, branches = self.structure.prefix, self.structure.stems, self.structure.branches
         starts = prefix + (0 if stems is None else int(stems.sum())) + branches.cumsum(0) - branches
         spans = torch.stack([starts, branches], 1)
         ends = torch.arange(1, len(branches) + 1)
         clusters = torch.stack([torch.zeros_like(ends), torch.zeros_like(ends), ends - 1, ends], 1)
-        if stems is not None and self._parents is not None:
-            spans = spans[torch.argsort(self._parents, stable=True)]
-            counts = torch.bincount(self._parents, minlength=len(stems))
+        if stems is not None and (parents := self.structure.parents) is not None:
+            spans = spans[torch.argsort(parents, stable=True)]
+            counts = torch.bincount(parents, minlength=len(stems))
             ends = counts.cumsum(0)
             clusters = torch.stack([prefix + stems.cumsum(0) - stems, stems, ends - counts, ends], 1)
         if prefix:

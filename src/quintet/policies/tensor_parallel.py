@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     PrepareModuleInput,
+    PrepareModuleInputOutput,
     RowwiseParallel,
     parallelize_module,
 )
@@ -32,10 +33,12 @@ if TYPE_CHECKING:
 
 __all__ = ["FAMILIES", "full_weights", "refuse_split", "split_critic", "split_layers"]
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Kinds of decoders whose layers can be split, by `model_type`."""
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
+EXPERTS = "mlp.experts"
+"""Where a layer holds a mixture. It isn't split here: its experts are what `parallel.expert` shares out."""
 TOKENS, HEADS = 1, 2
 """Dimensions of activations, [1, tokens, heads, dim] or [1, tokens, hidden]."""
 
@@ -115,9 +118,9 @@ def _plan(layer: nn.Module, between: Placement) -> dict[str, ParallelStyle]:
     """How the parts of a layer lie; activations between layers lie as `between` says."""
     names = {name for name, _ in layer.named_modules()}
     plan: dict[str, ParallelStyle] = {}
-    for name in COLUMNS:
+    for name in filter(names.__contains__, COLUMNS):
         plan |= _columns(name) if f"{name}.base_layer" in names else {name: ColwiseParallel()}
-    for name in ROWS:
+    for name in filter(names.__contains__, ROWS):
         rows = RowwiseParallel(output_layouts=between)
         plan |= _rows(name, rows, between) if f"{name}.base_layer" in names else {name: rows}
     plan |= {name: _Everywhere(between) for name in ("input_layernorm", "post_attention_layernorm")}
@@ -126,6 +129,14 @@ def _plan(layer: nn.Module, between: Placement) -> dict[str, ParallelStyle]:
         input_kwarg_layouts={"hidden_states": between}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
     )
     plan["mlp"] = PrepareModuleInput(input_layouts=between, desired_input_layouts=Replicate())
+    if EXPERTS in names:
+        plan["mlp"] = PrepareModuleInputOutput(
+            input_layouts=between,
+            desired_input_layouts=Replicate(),
+            use_local_input=True,
+            output_layouts=Replicate(),
+            desired_output_layouts=between,
+        )
     return plan
 
 
@@ -169,7 +180,7 @@ def refuse_split(model: PreTrainedModel, ranks: int, component: str = "actor") -
             value=ranks,
             hint=f"leave them out of policy.lora.target_modules, or set {key}=1",
         )
-    for words, count in _counts(config):
+    for words, count in _counts(model, config):
         if count % ranks:
             near = nearest_divisor(count, ranks)
             raise ConfigError(
@@ -180,11 +191,12 @@ def refuse_split(model: PreTrainedModel, ranks: int, component: str = "actor") -
             )
 
 
-def _counts(config: Any) -> Iterator[tuple[str, int]]:
+def _counts(model: nn.Module, config: Any) -> Iterator[tuple[str, int]]:
     """What the ranks share out evenly."""
     yield "key-value heads", config.num_key_value_heads
     yield "attention heads", config.num_attention_heads
-    yield "hidden units", config.intermediate_size
+    if any(name.endswith("mlp.up_proj") for name, _ in model.named_modules()):
+        yield "hidden units", config.intermediate_size
 
 
 def full_weights(parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from quintet.errors import ConfigError
+from quintet.policies.file_names import in_files
 from quintet.records import Failure, Generation, Request, StopReason
 from quintet.rollout.engine import Engine, EngineFault, EngineSetup
 from quintet.rollout.sglang_options import KEY, Release, differing, installed, server_arguments
@@ -198,7 +199,8 @@ class SglangEngine:
         if "weights" in self._asleep:
             self._resume(["weights"])
         with self._held():
-            self._link.load(version, bundles(self._names.checked(weights), self._setup.dtype))
+            stream = self._names.checked(in_files(self._setup.model, weights))
+            self._link.load(version, bundles(stream, self._setup.dtype))
         self.weight_version = version
 
     def forget(self) -> None:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from quintet.policies.file_names import in_files
 from quintet.rollout.engine import EngineFault
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class WeightPlan:
     aliases: tuple[tuple[str, str], ...]
     """`(alias, name)` of tied weights. vLLM keeps a packed copy of a tied head: it must be sent under both names, or
     the head silently stays what it was."""
+    model: PreTrainedModel | None = None
+    """Whose files have the names that the engine reads."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> WeightPlan:
@@ -50,11 +53,11 @@ class WeightPlan:
             for name, parameter in model.named_parameters()
             if ".lora_" not in name
         }
-        return cls(shapes, tuple(aliases))
+        return cls(shapes, tuple(aliases), model)
 
     def take(self, stream: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """All weights of the stream but the aliases. Read to its end before the engine is touched, so that a stream
-        that isn't whole leaves the engine as it was.
+        """All weights of the stream but the aliases, under the names of the model's files. Read to its end before the
+        engine is touched, so that a stream that isn't whole leaves the engine as it was.
 
         Raises:
             EngineFault: a weight is missing, unknown, or of another shape.
@@ -70,7 +73,7 @@ class WeightPlan:
         if missing := [name for name in self.shapes if name not in weights]:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise EngineFault(f"the weights lack {missing[0]!r}{more}")
-        return weights
+        return weights if self.model is None else dict(in_files(self.model, weights.items()))
 
     def _fits(self, name: str, tensor: Tensor) -> None:
         if tuple(tensor.shape) != self.shapes[name]:

@@ -13,7 +13,6 @@ from torch import Tensor
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.objective import CriticObjective, PolicyLearning
 from quintet.config.native import Experiment, OptimizerConfig
-from quintet.errors import MachineError
 from quintet.policies.causal_lm import Packed, View
 from quintet.records import Batch
 from quintet.runtime.calls import Call, tell
@@ -21,7 +20,7 @@ from quintet.runtime.learners import Learners
 from quintet.runtime.performing import ACTOR, PRACTICE, REFERENCE, Performer, plain_aggregation, plain_objective
 from quintet.training.handles import Actor, Critic, Judge
 from quintet.training.learner import Viewed
-from quintet.training.meeting import Meeting
+from quintet.training.meeting import LostRank, Meeting, ended
 from quintet.training.saving import Write
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Conductor:
         """What the learner of this rank gives, once all have done their part.
 
         Raises:
-            MachineError: another rank has ended; the message names it.
+            LostRank: another rank has ended; the message names it.
         """
         call = Call(method, arguments, batch, mask)
         self._busy = True
@@ -59,23 +58,23 @@ class Conductor:
         """Faults inside that come of another rank's end are told as that.
 
         Raises:
-            MachineError: another rank has ended; the message names it.
+            LostRank: another rank has ended; the message names it.
         """
         try:
             yield
         except RuntimeError as error:
-            if gone := self._meeting.soon_gone():
-                raise _ended(gone) from error
+            if told := self._meeting.ended(error):
+                raise _ended(told) from error
             raise
 
     def check(self) -> None:
         """Whether all ranks are still there.
 
         Raises:
-            MachineError: one isn't; the message names it.
+            LostRank: one isn't; the message names it.
         """
         if gone := self._meeting.gone():
-            raise _ended(gone)
+            raise _ended(ended(gone))
 
     @property
     def others(self) -> int:
@@ -103,10 +102,9 @@ class Conductor:
             return
 
 
-def _ended(gone: list[int]) -> MachineError:
-    told = f"rank {gone[0]} has" if len(gone) == 1 else f"ranks {', '.join(map(str, gone))} have"
+def _ended(told: str) -> LostRank:
     hint = "what it said before stands above; the same command goes on from the last checkpoint"
-    return MachineError(f"{told} ended, and a run needs all of its ranks", hint)
+    return LostRank(f"{told}, and a run needs all of its ranks", hint)
 
 
 class ConductedLearners:

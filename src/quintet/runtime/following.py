@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from quintet.config.native import Experiment
-from quintet.errors import MachineError
 from quintet.runtime.calls import Call, hear
 from quintet.runtime.performing import Performer
-from quintet.training.meeting import Meeting
+from quintet.training.meeting import LostRank, Meeting
 
 __all__ = ["follow"]
 
@@ -20,7 +19,7 @@ def follow(config: Experiment, meeting: Meeting) -> None:
     the run as a whole.
 
     Raises:
-        MachineError: another rank has ended before that.
+        LostRank: another rank has ended before that.
     """
     performer = Performer(config, meeting.ranks)
     with _deaf(), _named(meeting):
@@ -52,9 +51,8 @@ def _named(meeting: Meeting) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if gone := meeting.soon_gone():
-            ended = ", ".join(map(str, gone))
-            raise MachineError(f"rank {rank} ends, because rank {ended} did") from error
+        if told := meeting.ended(error):
+            raise LostRank(f"rank {rank} ends: {told}") from error
         error.add_note(f"on rank {rank}")
         raise
     except BaseException as error:

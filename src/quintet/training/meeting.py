@@ -19,7 +19,7 @@ from quintet.config.started import Started
 from quintet.errors import MachineError
 from quintet.training.ranks import Ranks
 
-__all__ = ["Meeting", "Peer", "meet"]
+__all__ = ["LostRank", "Meeting", "Peer", "ended", "meet"]
 
 HANG_SECONDS = 1800.0
 """How long a rank waits inside a calculation for the others' parts: they compute at the same time."""
@@ -28,10 +28,16 @@ QUIET_DAYS = 365
 REAPED_SECONDS = 3.0
 """Time in which a dead process also goes from the system's list."""
 
+BROKEN = ("Connection closed", "Connection reset", "Broken pipe", "remote process exited")
+"""What gloo and NCCL say where the other side is no more."""
 OF_TORCHRUN = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
 )
+
+
+class LostRank(MachineError):
+    """Another rank isn't there any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +93,22 @@ class Meeting:
             time.sleep(0.05)
         return found
 
+    def ended(self, error: RuntimeError) -> str | None:
+        """Who has ended, where that is why there is this error, as it is told; None where it isn't."""
+        if gone := self.soon_gone():
+            return ended(gone)
+        if any(word in str(error) for word in BROKEN):
+            return f"the connection to another rank broke ({str(error).splitlines()[0]})"
+        return None
+
     def leave(self) -> None:
         """Part from the others."""
         dist.destroy_process_group()
+
+
+def ended(gone: list[int]) -> str:
+    """Those ranks, in words."""
+    return f"{_listed(gone)} {'has' if len(gone) == 1 else 'have'} ended"
 
 
 def meet(started: Started, told: str, timeout_seconds: float) -> Meeting:

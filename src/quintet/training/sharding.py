@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -218,6 +219,8 @@ class Shards(OnePass):
 def _fully_shard(
     module: nn.Module, mesh: Mesh, config: ShardingConfig, memory: MemoryConfig, types: Types, shared: Shared
 ) -> None:
+    # nothing is done in place with what a pass gives, of which torch warns in every run
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     reshard = False if config.policy == "shard_grad_op" else config.reshard_after_forward
     options: dict[str, Any] = {
         "mp_policy": MixedPrecisionPolicy(types.parameters, types.gradients),

@@ -30,6 +30,7 @@ from quintet.policies.token_split import TokenSplit
 from quintet.records import Batch
 from quintet.training.packing import Budget, MicroBatch, micro_batches
 from quintet.training.ranks import Ranks
+from quintet.training.sharding import clip_spread
 
 STEPS = 5
 RATE = 1e-3
@@ -71,6 +72,9 @@ def make_model(case: Case) -> Any:
         max_position_embeddings=128,
         tie_word_embeddings=case.tied,
         initializer_range=0.3,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
         sliding_window=None,
         use_sliding_window=False,
     )
@@ -147,9 +151,9 @@ def steps(module: nn.Module, case: Case, way: Way) -> dict[str, list[float]]:
             loss += float(part.detach())
         way.finish(module.parameters())
         loss = way.ranks.sum_values({"loss": loss})["loss"]
-        norm = torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        norm = clip_spread(module.parameters(), 1.0)
         told["loss"].append(loss)
-        told["norm"].append(float(norm.full_tensor() if isinstance(norm, DTensor) else norm))
+        told["norm"].append(float(norm))
         optimizer.step()
         optimizer.zero_grad()
     return told

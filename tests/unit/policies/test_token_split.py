@@ -10,6 +10,7 @@ from sharing_ranks import Case, gaps, same
 CASES = {
     "sharded × tensor": Case(data=2, tensor=2),
     "sharded × tensor by tokens": Case("qwen3", tied=False, data=2, tensor=2, sequence=True),
+    "sharded × tensor by tokens, mixture": Case("qwen3_moe", data=2, tensor=2, sequence=True),
     "sharded × Ulysses": Case(data=2, ulysses=2),
     "sharded × Ulysses, fewer passes than ranks": Case(data=2, ulysses=2, budget=None),
     "sharded × context": Case(data=2, context=2),
@@ -31,6 +32,6 @@ def test_five_steps_are_those_of_one_process(told: dict[str, dict[str, Any]], na
     same(told[name])
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.data > 1])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.data > 1 and case.family != "qwen3_moe"])
 def test_a_rank_keeps_a_quarter_of_the_weights(told: dict[str, dict[str, Any]], name: str) -> None:
     assert told[name]["kept"] < 0.26

@@ -22,7 +22,7 @@ WORDS = {
     "expert": "expert",
 }
 FOREIGN = {
-    "megatron": dict.fromkeys(("context", "ulysses"), "fsdp and fsdp2"),
+    "megatron": {"ulysses": "fsdp and fsdp2"},
     "fsdp": dict.fromkeys(("tensor", "pipeline", "expert"), "fsdp2 and megatron"),
 }
 """Ways to split that a backend doesn't have, and who has them."""
@@ -98,7 +98,7 @@ def nearest_size(split: Split, part: str, devices: int, shape: Shape | None) -> 
 def _backend(split: Split) -> Iterator[Problem]:
     for part, able in FOREIGN.get(split.backend, {}).items():
         if getattr(split, part) > 1:
-            what = {"ulysses": "sequences by heads", "context": "sequences"}.get(part, "a model")
+            what = "sequences by heads" if part == "ulysses" else "a model"
             yield part, f"only {able} can split {what} so, and the backend is {split.backend}"
     if split.virtual_pipeline > 1 and split.pipeline == 1:
         yield "virtual_pipeline", "without a pipeline there are no stages to cut"
