@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import random
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from grpo_step import clock
 from quintet.kernels.training import training_kernels
 from quintet.policies.attention import PackedLayout
 
@@ -107,12 +107,12 @@ def seconds_of(attend: Way, size: int, dtype: torch.dtype, times: int = 5) -> di
     inputs = [torch.randn(size, heads, DIM).to(dtype).requires_grad_() for heads in shapes]
     found: dict[str, list[float]] = {"forward": [], "backward": []}
     for _ in range(times + 2):
-        started = time.perf_counter()
+        started = clock()
         out = attend(*inputs)
-        middle = time.perf_counter()
+        middle = clock()
         torch.autograd.backward(out.sum())
         found["forward"].append(middle - started)
-        found["backward"].append(time.perf_counter() - middle)
+        found["backward"].append(clock() - middle)
     return {name: round(statistics.median(one[2:]), 5) for name, one in found.items()}
 
 
@@ -123,12 +123,12 @@ def kernel_seconds(layout: PackedLayout, size: int, dtype: torch.dtype, times: i
     states, words = torch.randn(size, (HEADS + 2 * KV_HEADS) * DIM).to(dtype), layout.words(HEADS, KV_HEADS, DIM)
     found: dict[str, list[float]] = {"forward": [], "backward": []}
     for _ in range(times + 2):
-        started = time.perf_counter()
+        started = clock()
         out, sums = kernels.attend(words, SCALE, states, HEADS, DIM)
-        middle = time.perf_counter()
+        middle = clock()
         kernels.attend_back(words, SCALE, states, out, sums, torch.ones_like(out))
         found["forward"].append(middle - started)
-        found["backward"].append(time.perf_counter() - middle)
+        found["backward"].append(clock() - middle)
     return {name: round(statistics.median(one[2:]), 5) for name, one in found.items()}
 
 

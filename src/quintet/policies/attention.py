@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.errors import MachineError
-from quintet.policies.attention_kernels import attention_kernel, computed_by, product
+from quintet.policies.attention_kernels import allows_flash, attention_kernel, computed_by, product
 from quintet.policies.varlen import Varlen, takes_flash
 
 __all__ = [
@@ -173,7 +173,7 @@ class PackedLayout:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """See `Layout.attend`. By flash-attn on a GPU where it is installed, else by torch's own attention of rows."""
-        if takes_flash(query):
+        if takes_flash(query) and allows_flash():
             return self._on(query.device).attend(query, key, value, scale)
         trunk, stems, branches = zip(*(torch.split(x, self._sizes) for x in (query, key, value)), strict=True)
         out: list[Tensor] = []

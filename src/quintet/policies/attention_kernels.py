@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from quintet.errors import ConfigError
 
-__all__ = ["attention_kernel", "computed_by", "product", "use_attention"]
+__all__ = ["allows_flash", "attention_kernel", "computed_by", "product", "use_attention"]
 
 KEY = "policy.attention"
 PLAIN, TORCH, FLASH = "eager", "sdpa", "flash_attention_2"
@@ -55,6 +55,11 @@ def computed_by(kind: str | None) -> Iterator[None]:
         yield
     finally:
         _named.reset(before)
+
+
+def allows_flash() -> bool:
+    """Whether nobody asked for another way."""
+    return _named.get() in (None, FLASH)
 
 
 def product(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:

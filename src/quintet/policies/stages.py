@@ -175,7 +175,8 @@ def _drop_ends(module: nn.Module, *, first: bool, last: bool) -> None:
 def _inputs(body: nn.Module) -> tuple[Tensor, Tensor, Layout]:
     weight = body.get_parameter("embed_tokens.weight")
     tokens = torch.arange(TRIAL_TOKENS, device=weight.device) * 7919 % len(weight)
-    return tokens, torch.arange(TRIAL_TOKENS, device=weight.device), PackedLayout(torch.tensor([TRIAL_TOKENS]))
+    layout = PackedLayout(torch.tensor([TRIAL_TOKENS])).to(weight.device)
+    return tokens, torch.arange(TRIAL_TOKENS, device=weight.device), layout
 
 
 def _trial(body: nn.Module) -> Tensor:

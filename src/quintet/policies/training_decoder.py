@@ -217,7 +217,15 @@ def _is_plain_layer(layer: Any) -> bool:
     turned = getattr(attention.config, "rope_parameters", None) or {}
     if dropped or turned.get("partial_rotary_factor", 1.0) != 1.0:
         return False
-    return bool(attention.head_dim % LANES == 0) and getattr(attention, "sliding_window", None) is None
+    return bool(attention.head_dim % LANES == 0) and not _slides(layer)
+
+
+def _slides(layer: Any) -> bool:
+    """Whether it looks back so far and no further: the modules refuse what is longer."""
+    own = getattr(layer.self_attn, "sliding_window", None)
+    if type(layer).__name__ == "MistralDecoderLayer":
+        own = getattr(layer.self_attn.config, "sliding_window", None)
+    return own is not None
 
 
 def _is_changed(module: nn.Module) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from quintet.kernels.build import compiler
 from quintet.policies import causal_lm
@@ -124,3 +124,10 @@ def test_models_that_recompute_or_are_of_another_type_keep_their_modules() -> No
 def test_without_kernels_the_modules_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quintet.policies.training_decoder.training_kernels", lambda _: None)
     assert takes_modules(shaken(qwen()))
+
+
+def test_a_window_is_left_to_the_modules_which_refuse_what_is_longer() -> None:
+    shape = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    assert takes_modules(shaken(MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=4))))
+    assert not takes_modules(shaken(MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=None))))
