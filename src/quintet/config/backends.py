@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from quintet.config.compose import Composed
+from quintet.config.engines import accelerators
 from quintet.config.faults import Fault
 from quintet.config.native import Experiment
 from quintet.config.native.learners import LearnerConfig
-from quintet.config.plan.values import fault, value
+from quintet.config.plan.values import fault
 
 __all__ = ["backend_faults"]
 
 MEGATRON = "megatron"
 ANYWHERE = ("pin", "remove_padding", "padding_side")
 """Options that change nothing of what is computed, whatever computes it."""
+MOVED = ("offload_parameters", "offload_optimizer", "offload_gradients", "offload_activations")
+"""What without a GPU is in main memory already."""
 DEGREES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
 """What Megatron keeps of its groups for the whole process."""
 
@@ -38,13 +41,14 @@ def backend_faults(composed: Composed) -> Iterator[Fault]:
 def _foreign(composed: Composed, name: str) -> Iterator[Fault]:
     """Options of the other backends that would do nothing."""
     own: LearnerConfig = getattr(composed.experiment, name)
+    nothing = ANYWHERE if accelerators() else (*ANYWHERE, *MOVED)
     for section in ("sharding", "memory"):
         given, plain = getattr(own, section), type(getattr(own, section))()
         for option in type(given).model_fields:
-            if option not in ANYWHERE and getattr(given, option) != getattr(plain, option):
+            if option not in nothing and getattr(given, option) != getattr(plain, option):
                 key = f"{name}.{section}.{option}"
                 yield fault(composed, key, "Megatron has no such option here", f"leave it out; or {name}.backend=fsdp2")
-    if getattr(own, "dtype", None) is not None:
+    if getattr(own, "dtype", None) not in (None, composed.experiment.policy.dtype):
         why, hint = "Megatron's learners all have the policy's type", "leave it out, and set policy.dtype"
         yield fault(composed, f"{name}.dtype", why, hint)
 
@@ -66,9 +70,9 @@ def _actor(composed: Composed) -> Iterator[Fault]:
     if config.rollout.engine_options.validate_weights:
         key, why = "rollout.engine_options.validate_weights", "it reads the plain learner's own model"
         yield fault(composed, key, why, f"leave it out; or {instead}")
-    for key, plain in (("actor.balance_ranks", False), ("policy.attention", None)):
-        if value(composed.experiment, key) != plain:
-            yield fault(composed, key, "Megatron's learner has no such option here", f"leave it out; or {instead}")
+    if config.policy.attention is not None:
+        why = "Megatron's layers have one kind of attention here"
+        yield fault(composed, "policy.attention", why, f"leave it out; or {instead}")
 
 
 def _degrees(composed: Composed, held: Mapping[str, LearnerConfig]) -> Iterator[Fault]:
