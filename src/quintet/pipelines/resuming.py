@@ -35,7 +35,7 @@ MAY_CHANGE = (
 """Keys, and sections, that a resumed run may set anew: they don't touch the numbers; more steps only
 stretch the schedules."""
 SPREADING = (
-    *("backend", "parallel.", "memory."),
+    *("backend", "parallel.", "memory.", "megatron"),
     *(f"sharding.{key}" for key in ("group_size", "policy", "min_parameters", "reshard_after_forward")),
     *(f"sharding.{key}" for key in ("sync_every_micro_batch", "forward_prefetch", "backward_prefetch")),
     *(f"sharding.{key}" for key in ("limit_all_gathers", "keep_original_parameters")),
@@ -84,8 +84,11 @@ def _newest(directory: RunDirectory, progress: Progress, remote: RemoteStore | N
 
 def _same_experiment(config: Experiment, checkpoint: Checkpoint) -> None:
     now, then = (_flat(part) for part in (config.model_dump(mode="json"), _as_now(checkpoint.state["experiment"])))
+    megatron = config.actor.megatron
+    kept = megatron is not None and megatron.use_checkpoint_opt_param_scheduler
+    allowed = (*ALLOWED, "actor.optimizer.") if kept else ALLOWED  # the checkpoint's schedule goes on
     changed = [
-        key for key in sorted(now | then) if now.get(key) != then.get(key) and not documented(key).startswith(ALLOWED)
+        key for key in sorted(now | then) if now.get(key) != then.get(key) and not documented(key).startswith(allowed)
     ]
     if changed:
         key = changed[0]

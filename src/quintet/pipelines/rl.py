@@ -13,6 +13,7 @@ from quintet.algorithms.advantages import critic_mask
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.objective import CriticObjective, PolicyObjective
 from quintet.config import Composed
+from quintet.config.native import Experiment
 from quintet.pipelines.beginning import begin, interrupted, open_prompts
 from quintet.pipelines.closing import closing_rows, config_summary, rich_table
 from quintet.pipelines.estimating import (
@@ -129,16 +130,14 @@ def learn(components: Components, batch: Batch, step: int, timings: Timings) -> 
     if rest:
         size = training.groups_per_step * training.samples_per_group // training.mini_batches
     made = step - components.schedule_from
-    optimizers = {"actor": config.actor.optimizer, "critic": config.critic.optimizer}
+    optimizers = {"actor": components.schedule or config.actor.optimizer, "critic": config.critic.optimizer}
     rates = {part: learning_rate(optimizer, made, training.steps) for part, optimizer in optimizers.items()}
     decays = {part: weight_decay(optimizer, made, training.steps) for part, optimizer in optimizers.items()}
     actor, critic = PolicyObjective(algorithm), CriticObjective(config.critic)
     aggregation = Aggregation.of(algorithm, config.longest_game)
     seen: list[dict[str, float]] = []
     for epoch in range(training.epochs):
-        order = None
-        if config.actor.shuffle:
-            order = torch.Generator().manual_seed(derive_seed(config.seed, "order", step, epoch))
+        order = order_of_games(config, step, epoch)
         for number, part in enumerate(mini_batches(batch, size, order, whole_groups=not rest)):
             if components.critic:
                 with timings.phase("update_critic"):
@@ -162,6 +161,14 @@ def learn(components: Components, batch: Batch, step: int, timings: Timings) -> 
                     )
                 seen.append(_named(update, "actor", gauge=not any("actor/pg_loss" in m for m in seen)))
     return _combine(seen)
+
+
+def order_of_games(config: Experiment, step: int, epoch: int) -> torch.Generator | None:
+    """What deals a step's games into mini-batches, the same on all ranks; None leaves them as they come."""
+    if not config.actor.shuffle:
+        return None
+    seed = config.seed if config.actor.shuffle_seed is None else config.actor.shuffle_seed
+    return torch.Generator().manual_seed(derive_seed(seed, "order", step, epoch))
 
 
 def _named(update: dict[str, float], part: str, *, gauge: bool = False) -> dict[str, float]:

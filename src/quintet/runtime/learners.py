@@ -26,6 +26,7 @@ from quintet.policies.causal_lm import (
     recompute_activations,
 )
 from quintet.policies.liger import use_liger
+from quintet.policies.routers import freeze_routers
 from quintet.rollout.agent_loop import derive_seed
 from quintet.runtime.engines import policy_dtype
 from quintet.runtime.megatron import (
@@ -301,6 +302,8 @@ class Learners:
         model = load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides)
         if config.policy.lora is not None:
             add_lora(model, config.policy.lora, seed=derive_seed(config.seed, "adapters"))
+        if config.policy.freeze_router:
+            freeze_routers(model)
         if config.actor.gradient_checkpointing:
             recompute_activations(model)
         actor = open_actor(config, model, config.actor.optimizer, config.rollout.temperature, ranks)

@@ -28,6 +28,7 @@ from quintet.runtime.storing import HF, contents_to_load
 from quintet.training.checkpoint import Checkpoint
 from quintet.training.handles import Actor, Critic, Judge
 from quintet.training.hf_directory import files_of, put_files
+from quintet.training.optimizer import fixed
 from quintet.training.saving import Write
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Components:
     kl: KlControl | None = None
     schedule_from: int = 0
     """The step at which learning rates begin their schedules."""
+    schedule: OptimizerConfig | None = None
+    """That of the policy, where it is a checkpoint's rather than the configuration's."""
     _words: dict[str, bytes] = field(default_factory=dict)
     """The tokenizer's files."""
 
@@ -142,7 +145,9 @@ class Components:
         if "extra" not in self.experiment.checkpoint.contents:
             return {}
         steered = {} if self.kl is None else {"kl_coefficient": self.kl.coefficient}
-        return {"starts": self.progress(), **steered, **self.learners.extra()}
+        own = self.schedule or fixed(self.experiment.actor.optimizer, self.experiment.training.steps)
+        schedule = own.model_dump(mode="json")
+        return {"starts": self.progress(), "actor_schedule": schedule, **steered, **self.learners.extra()}
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Take up what a checkpoint holds, as far as `checkpoint.load_contents` asks for it.
@@ -159,6 +164,9 @@ class Components:
             self._steer()
         if self.kl is not None and "kl_coefficient" in extra:
             self.kl.coefficient = float(extra["kl_coefficient"])
+        megatron = self.experiment.actor.megatron
+        if megatron is not None and megatron.use_checkpoint_opt_param_scheduler and "actor_schedule" in extra:
+            self.schedule = OptimizerConfig.model_validate(extra["actor_schedule"], strict=False)
         if "starts" in extra:
             self.starts.load(extra["starts"])
         else:

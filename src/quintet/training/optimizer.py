@@ -12,7 +12,7 @@ from torch import nn
 from quintet.config.native import OptimizerConfig
 from quintet.errors import ConfigError
 
-__all__ = ["MuonAndAdamW", "hidden_matrices", "learning_rate", "make_optimizer", "weight_decay"]
+__all__ = ["MuonAndAdamW", "fixed", "hidden_matrices", "learning_rate", "make_optimizer", "weight_decay"]
 
 HEADS = ("lm_head", "head")
 """What the last layers of policies and critics are called."""
@@ -33,6 +33,13 @@ def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
         return max(floor * peak, peak * math.sqrt(max(warmup, 1) / step))
     progress = min(1.0, (step - warmup) / max(1, end - warmup))
     return peak * (floor + (1.0 - floor) * _left(config, progress, step, end))
+
+
+def fixed(config: OptimizerConfig, total: int) -> OptimizerConfig:
+    """The same schedule, whose course no longer depends on how many steps there are in all."""
+    warmup = config.warmup_steps or int(config.warmup_ratio * total)
+    changed = {"decay_steps": config.decay_steps or total, "warmup_steps": warmup, "warmup_ratio": 0.0}
+    return config.model_copy(update=changed)
 
 
 def _left(config: OptimizerConfig, progress: float, step: int, end: int) -> float:

@@ -192,7 +192,7 @@ class ActorConfig(LearnerConfig):
     """Recompute activations in the backward pass: less memory, a third more time."""
     shuffle: bool = True
     """Games are dealt anew into mini-batches at each pass."""
-    shuffle_seed: Annotated[Count | None, Waits(Capability.MEGATRON)] = None
+    shuffle_seed: Count | None = None
     """Of that shuffling; null takes the run's."""
     balance_ranks: bool = False
     """Passes are cut so that all data-parallel ranks have as many of them, of about as many tokens. Changes the time

@@ -97,8 +97,9 @@ class MegatronConfig(Section):
     """Weights are gathered while the optimizer steps; needs a virtual pipeline."""
     optimizer_enable_pin: bool = False
     """The offloaded optimizer's memory is pinned; needs CUDA."""
-    use_checkpoint_opt_param_scheduler: Annotated[bool, Later] = False
-    """A resumed run takes its schedule from the checkpoint rather than from the configuration."""
+    use_checkpoint_opt_param_scheduler: bool = False
+    """A resumed run takes the policy's schedules of learning rate and weight decay from the checkpoint rather than from
+    the configuration."""
     bf16: bool = False
     """The optimizer's view of bfloat16 weights; follows `policy.dtype` in Megatron's own code."""
     fp16: bool = False

@@ -87,7 +87,7 @@ class PolicyConfig(Section):
     fastest there is. Engines have a key of their own."""
     low_memory_loading: bool = True
     """Weights are loaded one by one, never twice in memory. They are so without it, too."""
-    freeze_router: Annotated[bool, Waits(Capability.MEGATRON)] = False
+    freeze_router: bool = False
     """The router of a mixture of experts isn't trained."""
     lora: LoraConfig | None = None
     """null trains all weights."""

@@ -14,8 +14,10 @@ from quintet.config.native import ActorConfig, CriticConfig, Experiment, Optimiz
 from quintet.config.native.learners import ReferenceConfig
 from quintet.config.native.megatron import ConversionConfig, MegatronConfig
 from quintet.errors import ConfigError
+from quintet.policies.routers import no_routers
 from quintet.training.megatron.groups import open_groups
 from quintet.training.megatron.learner import MegatronActor, MegatronCritic, MegatronScorer
+from quintet.training.megatron.options import family
 from quintet.training.megatron.passes import Plan
 from quintet.training.megatron.store import Conversion, Pieces, convert, is_whole
 from quintet.training.megatron.stored import StoredWeights
@@ -76,9 +78,12 @@ def _plan(
     config: Experiment, learner: ActorConfig | CriticConfig | ReferenceConfig, policy: Path, *, recompute: bool = False
 ) -> Plan:
     options = learner.megatron or MegatronConfig()
+    hf = _hf_config(policy, config.policy.overrides)
+    if config.policy.freeze_router and not family(hf).experts:
+        raise no_routers()
     place = open_groups(learner.parallel, options, config.seed)
     return Plan(
-        hf=_hf_config(policy, config.policy.overrides),
+        hf=hf,
         options=options,
         parallel=learner.parallel,
         place=place,

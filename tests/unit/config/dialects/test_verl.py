@@ -615,9 +615,9 @@ def test_verl_has_no_worlds(tmp_path: Path) -> None:
 
 
 def test_what_waits_is_told_by_the_keys_that_ask_for_it(tmp_path: Path) -> None:
-    tree = changed(PPO, {"trainer.nnodes": 2, f"{ACTOR}.strategy": "megatron", f"{ROLLOUT}.temperature": 0.7})
+    tree = changed(PPO, {"trainer.nnodes": 2, f"{ROLLOUT}.temperature": 0.7})
     waits = {fault.key for fault in converted(tmp_path, "verl", tree).waits}
-    assert waits == {"trainer.nnodes", f"{ACTOR}.strategy"}
+    assert waits == {"trainer.nnodes"}
 
 
 def test_steps_beside_epochs_end_the_run_at_whichever_comes_first(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         optional(POSITIVE),
         None,
         "Weights whose gradients are summed over ranks in one message; null leaves the size to Megatron.",
-        proof="tests/unit/training/megatron/test_learner.py::test_five_steps_on_two_ranks_are_the_plain_learners",
+        proof="tests/unit/training/megatron/test_megatron_learner.py::test_five_steps_on_two_ranks_are_the_plain_learners",
         native="actor.megatron.ddp_bucket_size",
         only_if=("actor.training_backend", "megatron"),
     ),

@@ -267,7 +267,7 @@ _ACTOR_TRAIN: tuple[Row, ...] = (
         "What Megatron recomputes in the backward pass: whole layers, only the core of attention, or with null "
         "nothing.",
         native=("actor.megatron.recompute_granularity", "actor.gradient_checkpointing"),
-        proof="tests/unit/training/megatron/test_learner.py::test_five_steps_alone_are_the_plain_learners",
+        proof="tests/unit/training/megatron/test_megatron_learner.py::test_five_steps_alone_are_the_plain_learners",
         only_if=MEGATRON,
     ),
     row(
@@ -275,7 +275,7 @@ _ACTOR_TRAIN: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "Megatron recomputes layers of experts in the backward pass: less memory, more time.",
-        proof="tests/unit/training/megatron/test_learner.py::test_five_steps_alone_are_the_plain_learners",
+        proof="tests/unit/training/megatron/test_megatron_learner.py::test_five_steps_alone_are_the_plain_learners",
         native="actor.megatron.moe_layer_recompute",
         only_if=MEGATRON,
     ),
@@ -285,7 +285,7 @@ _ACTOR_TRAIN: tuple[Row, ...] = (
         "alltoall",
         "How Megatron's GPUs pass tokens to experts: each only where it goes, or every token to all. Has no effect on "
         "a model without experts.",
-        proof="tests/unit/training/megatron/test_learner.py::test_five_steps_on_two_ranks_are_the_plain_learners",
+        proof="tests/unit/training/megatron/test_megatron_learner.py::test_five_steps_on_two_ranks_are_the_plain_learners",
         native="actor.megatron.moe_token_dispatcher_type",
         only_if=MEGATRON,
     ),
@@ -313,7 +313,7 @@ _ACTOR_TRAIN: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "Megatron's distributed optimizer sums gradients over GPUs while the backward pass still runs.",
-        proof="tests/unit/training/megatron/test_learner.py::test_five_steps_on_two_ranks_are_the_plain_learners",
+        proof="tests/unit/training/megatron/test_megatron_learner.py::test_five_steps_on_two_ranks_are_the_plain_learners",
         native="actor.megatron.overlap_grad_reduce",
         only_if=MEGATRON,
     ),

@@ -83,8 +83,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "Routers of a mixture of experts get no gradient under Megatron.",
-        pending=Capability.MEGATRON,
-        noop=(False,),
+        proof="tests/unit/training/megatron/test_learner.py::test_routers_that_are_frozen_stay_as_they_are",
         native="policy.freeze_router",
     ),
     row(
@@ -252,8 +251,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         None,
         "Seed that keeps the order of mini-batches equal on all ranks of the Megatron learner, needed by `shuffle`; "
         "null leaves it to torch.",
-        pending=Capability.MEGATRON,
-        noop=(None,),
+        proof="tests/unit/pipelines/test_megatron_run.py::test_the_order_of_mini_batches_has_a_seed_of_its_own",
         native="actor.shuffle_seed",
     ),
     row(

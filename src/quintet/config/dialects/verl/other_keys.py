@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quintet.config.dialects.ledger import Capability, Row, row
+from quintet.config.dialects.ledger import Row, row
 from quintet.config.dialects.takes import (
     BOOLEAN,
     COUNT,
@@ -227,8 +227,7 @@ VERL_MEGATRON_OPTIM_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "The schedule is stored in checkpoints and resumed from them; false follows the configuration instead.",
-        pending=Capability.MEGATRON,
-        noop=(False,),
+        proof="tests/unit/pipelines/test_megatron_run.py::test_a_resumed_run_keeps_the_checkpoints_schedule_where_it_is_told_to",
         native="actor.megatron.use_checkpoint_opt_param_scheduler",
     ),
 )

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from quintet.algorithms.objective import CriticObjective
 from quintet.config.native import AlgorithmConfig, CriticConfig
 from quintet.policies.causal_lm import ValueModel, load_model
-from quintet.training.learner import ActorLearner, CriticLearner
+from quintet.training.learner import ActorLearner, CriticLearner, Scorer
 from quintet.training.megatron.opening import (
     open_megatron_actor,
     open_megatron_critic,
@@ -222,7 +222,8 @@ def test_the_full_divergence_is_measured_and_learnt_from(models: Path) -> None:
     config, given = experiment({}), batch(99)
     objective = PolicyObjective(AlgorithmConfig(kl=KlConfig(place="loss", estimator="full", coefficient=0.5)))
     ours, theirs = open_megatron_actor(config, models / "llama"), plain(models / "llama", {})
-    reference, known = open_megatron_reference(config, models / "llama"), theirs.scorer.frozen(Budget(60))
+    reference = open_megatron_reference(config, models / "llama")
+    known = Scorer(load_model(models / "llama"), budget=Budget(60))
     for _ in range(2):
         one = ours.update(given, objective, "token-mean", RATE, reference=reference)
         two = theirs.update(given, objective, "token-mean", RATE, reference=known)

@@ -1,0 +1,111 @@
+"""If these fail, a whole run on Megatron goes otherwise than others, or doesn't heed an option of such runs."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from quintet.config import load_experiment
+from quintet.config.native import Experiment
+from quintet.errors import ConfigError
+from quintet.pipelines.rl import order_of_games, train
+
+WORDS = (
+    "training.groups_per_step=2",
+    "training.samples_per_group=2",
+    "training.mini_batches=1",
+    "training.threads=1",
+    "warm_start={games: 20, updates: 2, turns_per_update: 8, until_success: null}",
+    "rollout.max_turns=2",
+    "validation.every_steps=-1",
+    "validation.before_training=false",
+    "checkpoint.every_steps=1",
+    "checkpoint.keep=5",
+    "tracking.loggers=[jsonl]",
+)
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Any:
+    pytest.importorskip("megatron.core", reason="pip install 'quintet[megatron]'")
+    from megatron.core import parallel_state
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+    if torch.distributed.is_initialized():
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
+
+
+def rows(directory: Path, *words: str, name: str = "run") -> list[dict[str, float]]:
+    given = (*WORDS, f"output_dir={directory}", f"name={name}", *words)
+    train(load_experiment(None, given), Console(file=io.StringIO()))
+    return [json.loads(line) for line in (directory / name / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_on_megatron_learns_as_any_other(tmp_path: Path) -> None:
+    ours = rows(tmp_path, "training.steps=2", "actor.backend=megatron", name="ours")
+    theirs = rows(tmp_path, "training.steps=2", name="theirs")
+    for one, two in zip(ours, theirs, strict=True):
+        for name in ("actor/pg_loss", "actor/grad_norm", "actor/entropy", "warm_start/loss", "actor/lr"):
+            if name in two:
+                assert one[name] == pytest.approx(two[name], rel=2e-3, abs=1e-4), name
+    from transformers import AutoModelForCausalLM
+
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "ours/checkpoints/global_step_2/hf")
+
+
+LINEAR = "actor.optimizer={schedule: linear, warmup_steps: 0, min_learning_rate_ratio: 0.0, learning_rate: %s}"
+KEPT = "actor.megatron={use_checkpoint_opt_param_scheduler: true}"
+
+
+@pytest.mark.parametrize(
+    ("words", "rate"),
+    [
+        ((KEPT, LINEAR % 5e-4), 1e-3 * 1 / 4),
+        (("actor.megatron={}", LINEAR % 1e-3), 1e-3 * 5 / 8),
+    ],
+)
+def test_a_resumed_run_keeps_the_checkpoints_schedule_where_it_is_told_to(
+    tmp_path: Path, words: tuple[str, str], rate: float
+) -> None:
+    """Down to nothing in four steps; gone on with for eight, and with half the rate."""
+    keep, later = words
+    common = ("actor.backend=megatron", keep)
+    rows(tmp_path, *common, "training.steps=4", LINEAR % 1e-3)
+    for step in (3, 4):
+        shutil.rmtree(tmp_path / f"run/checkpoints/global_step_{step}")
+    found = rows(tmp_path, *common, "training.steps=8", later)
+    (third,) = [row for row in found if row.get("training/global_step") == 3][-1:]
+    assert third["actor/lr"] == pytest.approx(rate, rel=1e-6)
+
+
+def test_another_rate_is_refused_without_that(tmp_path: Path) -> None:
+    rows(tmp_path, "training.steps=1", LINEAR % 1e-3)
+    with pytest.raises(ConfigError, match=r"actor\.optimizer\.learning_rate"):
+        rows(tmp_path, "training.steps=2", LINEAR % 5e-4)
+
+
+def test_the_order_of_mini_batches_has_a_seed_of_its_own() -> None:
+    def order(seed: int, own: int | None) -> list[int]:
+        run = Experiment.model_validate({"seed": seed, "actor": {"shuffle_seed": own}})
+        return torch.randperm(32, generator=order_of_games(run, 3, 0)).tolist()
+
+    assert order(1, 7) == order(2, 7) != order(1, None)
+    assert order(1, None) != order(2, None)
+    assert order(1, None) == order(5, 1)
+    assert order_of_games(Experiment.model_validate({"actor": {"shuffle": False}}), 3, 0) is None
+
+
+def test_a_model_without_experts_has_no_router_to_freeze(tmp_path: Path) -> None:
+    for backend in ("fsdp2", "megatron"):
+        with pytest.raises(ConfigError, match="no experts"):
+            rows(tmp_path, "policy.freeze_router=true", f"actor.backend={backend}", name=backend)
