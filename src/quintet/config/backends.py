@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from quintet.config.compose import Composed
+from quintet.config.engines import accelerators
 from quintet.config.faults import Fault
 from quintet.config.native import Experiment
 from quintet.config.native.learners import LearnerConfig
@@ -13,6 +14,10 @@ from quintet.config.plan.values import fault
 __all__ = ["backend_faults"]
 
 MEGATRON = "megatron"
+ANYWHERE = ("pin", "remove_padding", "padding_side")
+"""Options that change nothing of what is computed, whatever computes it."""
+MOVED = ("offload_parameters", "offload_optimizer", "offload_gradients", "offload_activations")
+"""What without a GPU is in main memory already."""
 DEGREES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
 """What Megatron keeps of its groups for the whole process."""
 
@@ -27,8 +32,25 @@ def backend_faults(composed: Composed) -> Iterator[Fault]:
         if name in held and getattr(config, name).optimizer.kind == "muon":
             why, hint = "Megatron has adamw and sgd", f"take one of them, or {name}.backend=fsdp2"
             yield fault(composed, f"{name}.optimizer.kind", why, hint)
+    for name in held:
+        yield from _foreign(composed, name)
     yield from _degrees(composed, held)
     yield from _divergence(composed, held)
+
+
+def _foreign(composed: Composed, name: str) -> Iterator[Fault]:
+    """Options of the other backends that would do nothing."""
+    own: LearnerConfig = getattr(composed.experiment, name)
+    nothing = ANYWHERE if accelerators() else (*ANYWHERE, *MOVED)
+    for section in ("sharding", "memory"):
+        given, plain = getattr(own, section), type(getattr(own, section))()
+        for option in type(given).model_fields:
+            if option not in nothing and getattr(given, option) != getattr(plain, option):
+                key = f"{name}.{section}.{option}"
+                yield fault(composed, key, "Megatron has no such option here", f"leave it out; or {name}.backend=fsdp2")
+    if getattr(own, "dtype", None) not in (None, composed.experiment.policy.dtype):
+        why, hint = "Megatron's learners all have the policy's type", "leave it out, and set policy.dtype"
+        yield fault(composed, f"{name}.dtype", why, hint)
 
 
 def _by_megatron(config: Experiment) -> dict[str, LearnerConfig]:
@@ -48,6 +70,9 @@ def _actor(composed: Composed) -> Iterator[Fault]:
     if config.rollout.engine_options.validate_weights:
         key, why = "rollout.engine_options.validate_weights", "it reads the plain learner's own model"
         yield fault(composed, key, why, f"leave it out; or {instead}")
+    if config.policy.attention is not None:
+        why = "Megatron's layers have one kind of attention here"
+        yield fault(composed, "policy.attention", why, f"leave it out; or {instead}")
 
 
 def _degrees(composed: Composed, held: Mapping[str, LearnerConfig]) -> Iterator[Fault]:
@@ -56,6 +81,9 @@ def _degrees(composed: Composed, held: Mapping[str, LearnerConfig]) -> Iterator[
         return
     first, own = next(iter(held.items()))
     for name, other in held.items():
+        if other.parallel.context > 1:
+            why = "Megatron shares out a sequence's tokens by Transformer Engine's attention, which isn't used here"
+            yield fault(composed, f"{name}.parallel.context", why, f"{name}.backend=fsdp2 shares them out")
         for degree in DEGREES:
             wanted = getattr(own.parallel, degree)
             if getattr(other.parallel, degree) != wanted:

@@ -18,7 +18,8 @@ from quintet.records import Batch
 from quintet.runtime.calls import Call, tell
 from quintet.runtime.learners import Learners
 from quintet.runtime.performing import ACTOR, PRACTICE, REFERENCE, Performer, plain_aggregation, plain_objective
-from quintet.training.learner import ActorLearner, CriticLearner, Scorer, Viewed
+from quintet.training.handles import Actor, Critic, Judge
+from quintet.training.learner import Viewed
 from quintet.training.meeting import LostRank, Meeting, ended
 from quintet.training.saving import Write
 
@@ -109,7 +110,7 @@ def _ended(told: str) -> LostRank:
 class ConductedLearners:
     """The learners of all ranks; see `Learners`."""
 
-    def __init__(self, conductor: Conductor, actor: ActorLearner) -> None:
+    def __init__(self, conductor: Conductor, actor: Actor) -> None:
         self._conductor = conductor
         self.actor = ConductedActor(conductor, ACTOR, actor)
         self.critic: ConductedCritic | None = None
@@ -158,7 +159,7 @@ class ConductedLearners:
 class ConductedJudge:
     """A policy on all ranks that says how likely words are; see `Scorer`."""
 
-    def __init__(self, conductor: Conductor, name: str, own: Scorer) -> None:
+    def __init__(self, conductor: Conductor, name: str, own: Judge) -> None:
         self._conductor = conductor
         self._name = name
         self._own = own
@@ -204,7 +205,7 @@ class ConductedJudge:
 class ConductedActor:
     """The policy's learner on all ranks; see `ActorLearner`."""
 
-    def __init__(self, conductor: Conductor, name: str, own: ActorLearner) -> None:
+    def __init__(self, conductor: Conductor, name: str, own: Actor) -> None:
         self._conductor = conductor
         self._name = name
         self._own = own
@@ -263,7 +264,7 @@ class ConductedActor:
 class ConductedCritic:
     """The critic on all ranks; see `CriticLearner`."""
 
-    def __init__(self, conductor: Conductor, own: CriticLearner) -> None:
+    def __init__(self, conductor: Conductor, own: Critic) -> None:
         self._conductor = conductor
         self._own = own
 

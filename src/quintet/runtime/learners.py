@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -29,9 +29,17 @@ from quintet.policies.liger import use_liger
 from quintet.policies.routers import freeze_routers
 from quintet.rollout.agent_loop import derive_seed
 from quintet.runtime.engines import policy_dtype
+from quintet.runtime.megatron import (
+    Gathering,
+    is_megatron,
+    open_megatron_policy,
+    open_megatron_reference,
+    open_megatron_values,
+)
 from quintet.runtime.memory import keep_freed_memory
 from quintet.runtime.stored_types import with_types
 from quintet.runtime.storing import Storing, restore
+from quintet.training.handles import Critic, Judge, OwnActor
 from quintet.training.kept import KeptPolicy
 from quintet.training.lay import TYPES, Lay, Whole, take_weights
 from quintet.training.learner import ActorLearner, CriticLearner, Scorer
@@ -174,7 +182,7 @@ def open_tuned_actor(config: Experiment, sft: SftConfig, model: PreTrainedModel,
     )
 
 
-def open_critic(config: Experiment, actor: ActorLearner, policy: Path, ranks: Ranks = ALONE) -> CriticLearner:
+def open_critic(config: Experiment, actor: OwnActor, policy: Path, ranks: Ranks = ALONE) -> CriticLearner:
     """A critic grown from the model that the configuration names, or from the policy as it is now, which began as the
     model at `policy`; adapters are merged, and all weights are trained."""
     path, trusted = config.critic.path, config.policy.trust_remote_code
@@ -201,11 +209,11 @@ def open_critic(config: Experiment, actor: ActorLearner, policy: Path, ranks: Ra
     )
 
 
-def open_reference(config: Experiment, actor: ActorLearner, policy: Path, ranks: Ranks = ALONE) -> Scorer:
+def open_reference(config: Experiment, actor: OwnActor, policy: Path, ranks: Ranks = ALONE) -> Scorer:
     """The model that the configuration names, or the policy as it is now, which stays as it is; the policy began as
     the model at `policy`. Where adapters alone are trained, it is the policy's own model with those of now."""
     own, budget = config.reference, Budget.of(config.reference.inference_budget, config.training)
-    if own.path is None and has_lora(actor.model):
+    if own.path is None and isinstance(actor, ActorLearner) and has_lora(actor.model):
         return KeptPolicy(actor.scorer, budget)
     trusted = config.policy.trust_remote_code
     model = load_model(own.path, trust_remote_code=trusted) if own.path else _plain(config, actor, policy)
@@ -249,9 +257,9 @@ def _refuse_other_shares(config: Experiment, ranks: Ranks) -> None:
             )
 
 
-def _plain(config: Experiment, actor: ActorLearner, policy: Path) -> PreTrainedModel:
+def _plain(config: Experiment, actor: OwnActor, policy: Path) -> PreTrainedModel:
     """The policy as it is now as a model of its own whose weights are whole; where they are so already, itself."""
-    if isinstance(actor.lay, Whole):
+    if isinstance(actor, ActorLearner) and isinstance(actor.lay, Whole):
         return actor.model
     trusted = config.policy.trust_remote_code
     model = load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides)
@@ -268,9 +276,9 @@ class Learners:
     policy: Path
     """The model that the policy began as."""
     ranks: Ranks
-    actor: ActorLearner
-    critic: CriticLearner | None = None
-    reference: Scorer | None = None
+    actor: OwnActor
+    critic: Critic | None = None
+    reference: Judge | None = None
     storing: Storing = field(default_factory=Storing)
     """Memory for copies of them, of which checkpoints are written."""
     parts: PartSaver | None = None
@@ -283,14 +291,13 @@ class Learners:
 
         Raises:
             MachineError: the directory isn't a model.
+            ConfigError: Megatron isn't installed, or can't do what is asked for.
         """
-        if config.actor.backend == "megatron":
-            from quintet.runtime.megatron import MegatronLearners
-
-            return MegatronLearners.open(config, policy, ranks)
         keep_freed_memory()
         torch.set_num_threads(config.training.threads or torch.get_num_threads())
         torch.manual_seed(derive_seed(config.seed, "torch"))
+        if is_megatron(config.actor):
+            return cls(config, policy, ranks, open_megatron_policy(config, policy, config.actor.optimizer))
         trusted = config.policy.trust_remote_code
         model = load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides)
         if config.policy.lora is not None:
@@ -305,21 +312,30 @@ class Learners:
     @property
     def whole(self) -> bool:
         """Every rank has all of the policy's weights."""
-        return isinstance(self.actor.lay, Whole)
+        return isinstance(self.actor, ActorLearner) and isinstance(self.actor.lay, Whole)
 
-    def actor_with(self, optimizer: OptimizerConfig) -> ActorLearner:
+    def actor_with(self, optimizer: OptimizerConfig) -> OwnActor:
         """The same policy under a fresh optimizer, scored as it is, whatever temperature play has."""
         return self.actor.under(optimizer)
 
-    def grow_critic(self) -> CriticLearner:
+    def grow_critic(self) -> Critic:
         """A critic from the policy as it is now."""
-        self.critic = open_critic(self.experiment, self.actor, self.policy, self.ranks)
+        config, policy = self.experiment, self.policy
+        if is_megatron(config.critic):
+            self.critic = open_megatron_values(config, self.actor.weights(), policy)
+        else:
+            self.critic = open_critic(config, self.actor, policy, self.ranks)
         return self.critic
 
-    def keep_reference(self) -> Scorer:
+    def keep_reference(self) -> Judge:
         """The policy as it is now becomes the reference, or the model that the configuration names does."""
-        if self.experiment.reference.path is None or self.reference is None:
-            self.reference = open_reference(self.experiment, self.actor, self.policy, self.ranks)
+        config, policy = self.experiment, self.policy
+        if config.reference.path is not None and self.reference is not None:
+            return self.reference
+        if is_megatron(config.reference):
+            self.reference = open_megatron_reference(config, self.actor.weights(), policy)
+        else:
+            self.reference = open_reference(config, self.actor, policy, self.ranks)
         return self.reference
 
     def save(self, directory: Path) -> Write:
@@ -335,8 +351,8 @@ class Learners:
 
     def extra(self) -> dict[str, Any]:
         """What besides tensors they go on by, for JSON: the same in all ranks."""
-        scales = {"actor_scale": self.actor.scale, "critic_scale": self.critic.scale if self.critic else None}
-        return {name: scale.state() for name, scale in scales.items() if scale}
+        scales = {name: _scale(learner) for name, learner in self._learning()}
+        return {name: scale for name, scale in scales.items() if scale}
 
     def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
         """Take up what a checkpoint holds, as far as `contents` names it, and what `extra` gave.
@@ -345,7 +361,28 @@ class Learners:
             MachineError: it is that of another model.
         """
         restore(self, directory, contents)
-        scales = {"actor_scale": self.actor.scale, "critic_scale": self.critic.scale if self.critic else None}
-        for name, scale in scales.items():
-            if scale and name in extra:
-                scale.load(extra[name])
+        for name, learner in self._learning():
+            if name in extra:
+                _load_scale(learner, extra[name])
+
+    def _learning(self) -> Iterator[tuple[str, object]]:
+        """What learns, by the name of its loss scale."""
+        yield "actor_scale", self.actor
+        if self.critic is not None:
+            yield "critic_scale", self.critic
+
+
+def _scale(learner: object) -> dict[str, float]:
+    """By what its losses are multiplied; empty where they aren't."""
+    if isinstance(learner, ActorLearner | CriticLearner):
+        return learner.scale.state() if learner.scale else {}
+    return cast("Gathering", learner).loss_scale()
+
+
+def _load_scale(learner: object, state: dict[str, float]) -> None:
+    """Of another backend's learner, whose scale goes by other rules, nothing is taken."""
+    if isinstance(learner, ActorLearner | CriticLearner):
+        if learner.scale and "factor" in state:
+            learner.scale.load(state)
+    elif "scale" in state:
+        cast("Gathering", learner).load_loss_scale(state)

@@ -1,197 +1,237 @@
-"""Learners on Megatron behind what a run knows of learners: how they are opened, grown, kept, stored and taken up."""
+"""Megatron's learners as parts of a run: opened in place of the plain ones, and stored as they are.
+
+Whatever its ranks have of a tensor, a checkpoint holds it whole and under its Hugging Face name, as the plain
+learners' checkpoints do: any backend goes on from any other's.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from quintet.config.native import Experiment, OptimizerConfig
-from quintet.errors import ConfigError, MachineError
-from quintet.rollout.agent_loop import derive_seed
-from quintet.runtime.learners import Learners
-from quintet.runtime.memory import keep_freed_memory
-from quintet.runtime.storing import ACTOR, CRITIC, HF, REFERENCE, Storing, link_as_verl
-from quintet.training.learner_files import MODEL, OPTIMIZER, copy_tensors
-from quintet.training.megatron.opening import (
-    open_megatron_actor,
-    open_megatron_critic,
-    open_megatron_reference,
-)
-from quintet.training.megatron.stored import StoredWeights
-from quintet.training.pieces import Stored
+from quintet.config.backends import backend_faults
+from quintet.config.compose import Composed
+from quintet.config.faults import raise_faults
+from quintet.errors import MachineError
+from quintet.training.learner_files import MODEL, OPTIMIZER, LearnerCopies
+from quintet.training.pieces import Held, Stored
 from quintet.training.ranks import Ranks
-from quintet.training.saving import Write
+from quintet.training.snapshot import HostMemory
 
 if TYPE_CHECKING:
-    from quintet.training.megatron.learner import MegatronActor, MegatronCritic
+    from quintet.config.native import Experiment
+    from quintet.config.native.learners import LearnerConfig, OptimizerConfig
+    from quintet.training.handles import Critic, Judge, OwnActor
 
-__all__ = ["MegatronLearners"]
+__all__ = [
+    "Gathering",
+    "Share",
+    "Weighing",
+    "copy_gathered",
+    "copy_weights",
+    "is_megatron",
+    "open_megatron_policy",
+    "open_megatron_reference",
+    "open_megatron_values",
+    "restore_from_directory",
+    "restore_gathered",
+    "restore_weights",
+]
 
-ALONE = Ranks()
+CRITIC = "critic"
 CRITIC_NAMES = {"model.": "body.", "value_head.": "head."}
-"""How tensors of a critic begin as Megatron's learner gives them, and as `ValueModel` does, under whose names they are
-stored."""
+"""How a critic's tensors begin as Megatron's learner gives them, and how in a checkpoint."""
+HUGGING_FACE_NAMES = {theirs: ours for ours, theirs in CRITIC_NAMES.items()}
 
 
-class MegatronLearners(Learners):
-    """Actor, critic and reference on Megatron, in each rank its part of them. All ranks call the same methods in the
-    same order."""
+def _changed(name: str, table: Mapping[str, str]) -> str:
+    begin = next((begin for begin in table if name.startswith(begin)), None)
+    return name if begin is None else table[begin] + name.removeprefix(begin)
+
+
+class Weighing(Protocol):
+    """Something of which full tensors can be had, and put back, under Hugging Face names; all ranks call it."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """One after the other, the same on all ranks."""
+        ...
+
+    def load_weights(self, given: Mapping[str, Tensor]) -> None:
+        """Raises KeyError where one is missing, RuntimeError where one has another shape."""
+        ...
+
+
+class Gathering(Weighing, Protocol):
+    """The same with an optimizer."""
+
+    def state(self) -> dict[str, Tensor]:
+        """As `<parameter>.<field>`."""
+        ...
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Put back what `state` gave."""
+        ...
+
+    def loss_scale(self) -> dict[str, float]:
+        """Of float16; empty for other types."""
+        ...
+
+    def load_loss_scale(self, state: Mapping[str, float]) -> None:
+        """Put back what `loss_scale` gave."""
+        ...
+
+
+def is_megatron(own: LearnerConfig) -> bool:
+    """Whether Megatron is to hold it."""
+    return own.backend == "megatron"
+
+
+def open_megatron_policy(config: Experiment, policy: Path, optimizer: OptimizerConfig) -> OwnActor:
+    """The actor of the policy at that directory, on all ranks.
+
+    Raises:
+        ConfigError: megatron-core isn't installed, or can't do what is asked for.
+    """
+    from quintet.training.megatron.opening import open_megatron_actor
+
+    raise_faults(backend_faults(Composed(config, {})))
+    with _quiet():
+        # a reference that it learns from is one of Megatron's own, which is seen to before a run
+        return cast("OwnActor", open_megatron_actor(config, policy, optimizer))
+
+
+def open_megatron_values(config: Experiment, weights: Iterable[tuple[str, Tensor]], policy: Path) -> Critic:
+    """A critic grown from the model that the configuration names, or else from those weights of the policy, which
+    began as the model at `policy`."""
+    from quintet.training.megatron.opening import open_megatron_critic
+
+    path = config.critic.path
+    with _quiet():
+        return open_megatron_critic(config, Path(path)) if path else open_megatron_critic(config, policy, dict(weights))
+
+
+def open_megatron_reference(config: Experiment, weights: Iterable[tuple[str, Tensor]], policy: Path) -> Judge:
+    """The model that the configuration names, or else those weights of the policy, which began as the model at
+    `policy`."""
+    from quintet.training.megatron import opening
+
+    path = config.reference.path
+    with _quiet():
+        judge = opening.open_megatron_reference(config, Path(path or policy))
+    if path is None:
+        judge.load_weights(dict(weights))
+    return cast("Judge", judge)  # only Megatron's learners view it, in their own way
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Megatron warns of Apex, and of its own defaults, at each model."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"megatron\.")
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which of the tensors, that all ranks get, this one writes."""
+
+    ranks: Ranks
+    each: bool = False
+    """Every rank writes as many; without it the first writes all."""
 
     @classmethod
-    def open(cls, config: Experiment, policy: Path, ranks: Ranks = ALONE) -> Learners:
-        """See `Learners.open`.
+    def of(cls, config: Experiment, ranks: Ranks) -> Share:
+        """As `use_dist_ckpt` of the actor has it."""
+        options = config.actor.megatron
+        return cls(ranks, options is not None and options.use_dist_ckpt)
 
-        Raises:
-            ConfigError: Megatron's learner can't do what is asked for; the message says why.
-        """
-        _refuse_unable(config)
-        keep_freed_memory()
-        torch.set_num_threads(config.training.threads or torch.get_num_threads())
-        torch.manual_seed(derive_seed(config.seed, "torch"))
-        actor: Any = open_megatron_actor(config, policy)
-        opened = cls(config, policy, ranks, actor)
-        opened.storing = _Storing()
-        return opened
+    def has(self, number: int) -> bool:
+        """Whether the tensor of that number is this rank's."""
+        return number % (self.ranks.size if self.each else 1) == self.ranks.rank
 
-    @property
-    def whole(self) -> bool:
-        """See `Learners.whole`."""
-        return False
+    def copies(
+        self, name: str, tensors: Mapping[str, Iterable[tuple[str, Tensor]]], memory: HostMemory
+    ) -> LearnerCopies:
+        """In main memory, one tensor after the other; of the stem that a file's name has."""
+        parts = {stem: self._held(given, f"{name}/{stem}", memory) for stem, given in tensors.items()}
+        return LearnerCopies(name, self.ranks, parts, gathered=not self.each)
 
-    def actor_with(self, optimizer: OptimizerConfig) -> Any:
-        """See `Learners.actor_with`."""
-        return self.actor.under(optimizer)
-
-    def grow_critic(self) -> Any:
-        """See `Learners.grow_critic`."""
-        path = self.experiment.critic.path
-        weights = None if path else {name: tensor.clone() for name, tensor in self.actor.weights()}
-        critic: Any = open_megatron_critic(self.experiment, Path(path) if path else self.policy, weights)
-        self.critic = critic
-        return critic
-
-    def keep_reference(self) -> Any:
-        """See `Learners.keep_reference`."""
-        path = self.experiment.reference.path
-        if path is None or self.reference is None:
-            reference: Any = open_megatron_reference(self.experiment, Path(path) if path else self.policy)
-            if path is None:
-                reference.load_weights({name: tensor.clone() for name, tensor in self.actor.weights()})
-            self.reference = reference
-        return self.reference
-
-    def extra(self) -> dict[str, Any]:
-        """See `Learners.extra`."""
-        actor: Any = self.actor
-        return {"actor_scale": scale} if (scale := actor.loss_scale()) else {}
-
-    def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
-        """See `Learners.load`."""
-        actor: Any = self.actor
-        _restore(actor, directory, ACTOR, contents)
-        if MODEL not in contents and "hf_model" in contents:
-            actor.load_weights(StoredWeights(directory / HF))
-        if self.experiment.needs_critic:
-            _restore(self.grow_critic(), directory, CRITIC, contents)
-        if self.experiment.needs_reference:
-            reference, stored = self.keep_reference(), Stored.at(directory, f"{REFERENCE}/{MODEL}")
-            if stored is not None and MODEL in contents:
-                reference.load_weights(_tensors(stored))
-        if "actor_scale" in extra:
-            actor.load_loss_scale(extra["actor_scale"])
+    def _held(self, tensors: Iterable[tuple[str, Tensor]], place: str, memory: HostMemory) -> list[Held]:
+        held = []
+        for number, (own, tensor) in enumerate(tensors):
+            if self.has(number):
+                name = _changed(own, CRITIC_NAMES) if place.startswith(CRITIC) else own
+                copied = memory.copy({name: tensor}, place)[name]
+                held.append(Held(name, tuple(tensor.shape), (0,) * tensor.dim(), copied))
+        return held
 
 
-class _Storing(Storing):
-    """Copies of Megatron's learners: whole tensors under the names that transformers gives them, so that any other
-    learner takes them up."""
-
-    def copies(self, learners: Learners) -> Write:
-        """See `Storing.copies`."""
-        ranks, contents, actor = learners.ranks, learners.experiment.checkpoint.contents, learners.actor
-        held = [self._copy(actor, ACTOR, learners)]
-        if learners.critic is not None:
-            held.append(self._copy(learners.critic, CRITIC, learners))
-        if MODEL in contents and learners.reference is not None and learners.experiment.reference.path is None:
-            reference: Any = learners.reference
-            own = {str(MODEL): self._share(reference.weights(), learners)}
-            held.append(copy_tensors(own, REFERENCE, self.memory, ranks))
-        model = self.model(actor, held[0], ranks)
-
-        def write(directory: Path) -> None:
-            there = model(directory)
-            for copies in held:
-                copies.write(directory, there)
-            if "hf_model" in contents and ranks.rank == 0:
-                link_as_verl(directory)
-
-        return write
-
-    def _copy(self, learner: Any, name: str, learners: Learners) -> Any:
-        contents = learners.experiment.checkpoint.contents
-        found: dict[str, Mapping[str, Tensor]] = {}
-        names = CRITIC_NAMES if name == CRITIC else {}
-        if MODEL in contents:
-            found[MODEL] = self._share(_renamed(learner.weights(), names), learners)
-        if "optimizer" in contents:
-            found[OPTIMIZER] = self._share(_renamed(learner.state().items(), names), learners)
-        return copy_tensors(found, name, self.memory, learners.ranks)
-
-    def _share(self, tensors: Iterable[tuple[str, Tensor]], learners: Learners) -> dict[str, Tensor]:
-        """What this rank writes of them: the first rank all, or with `use_dist_ckpt` each as many."""
-        options, ranks = learners.experiment.actor.megatron, learners.ranks
-        each = ranks.size if options is not None and options.use_dist_ckpt else 1
-        share: dict[str, Tensor] = {}
-        for number, (name, tensor) in enumerate(tensors):
-            if number % each == ranks.rank:
-                share[name] = tensor.contiguous().clone()
-        return share
+def copy_gathered(
+    learner: object, name: str, contents: Collection[str], memory: HostMemory, share: Share
+) -> LearnerCopies:
+    """Weights and optimizer, as far as `contents` names them, as they are now. All ranks call it."""
+    own, found = cast("Gathering", learner), {}
+    if MODEL in contents:
+        found[MODEL] = own.weights()
+    if "optimizer" in contents:
+        found[OPTIMIZER] = iter(own.state().items())
+    return share.copies(name, found, memory)
 
 
-def _restore(learner: MegatronActor | MegatronCritic, directory: Path, name: str, contents: Collection[str]) -> None:
-    """Take up what was stored of a learner, by this one or another."""
-    for content, stem in (("model", MODEL), ("optimizer", OPTIMIZER)):
-        if content not in contents:
-            continue
-        stored = Stored.at(directory, f"{name}/{stem}")
-        if stored is None:
-            raise MachineError(f"{directory} has no {name}/{stem}", "checkpoint.load_contents says what is read")
-        names = {ours: theirs for theirs, ours in CRITIC_NAMES.items()} if name == CRITIC else {}
-        tensors = dict(_renamed(_tensors(stored).items(), names))
-        if stem == MODEL:
-            learner.load_weights(tensors)
-        else:
-            learner.load_state(tensors)
+def copy_weights(judge: object, name: str, memory: HostMemory, share: Share) -> LearnerCopies:
+    """The same of what doesn't learn."""
+    return share.copies(name, {MODEL: cast("Weighing", judge).weights()}, memory)
 
 
-def _renamed(tensors: Iterable[tuple[str, Tensor]], names: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in tensors:
-        begin = next((one for one in names if name.startswith(one)), None)
-        yield (name if begin is None else f"{names[begin]}{name.removeprefix(begin)}"), tensor
+def restore_gathered(learner: object, checkpoint: Path, name: str, contents: Collection[str]) -> None:
+    """Take up what any backend's learner had stored, as far as `contents` names it; all ranks call it.
+
+    Raises:
+        MachineError: it isn't there, or it is that of another model.
+    """
+    own = cast("Gathering", learner)
+    if MODEL in contents:
+        restore_weights(own, checkpoint, name)
+    if "optimizer" in contents:
+        state = _read(checkpoint, f"{name}/{OPTIMIZER}")
+        with _of_this_model(checkpoint):
+            own.load_state(state)
 
 
-def _tensors(stored: Stored) -> dict[str, Tensor]:
-    tensors = {name: torch.empty(stored.shape(name), dtype=stored.dtype(name)) for name in stored.names}
-    stored.load_into(tensors)
-    return tensors
+def restore_weights(holder: object, checkpoint: Path, name: str) -> None:
+    """The weights alone; raises as `restore_gathered` does."""
+    given = _read(checkpoint, f"{name}/{MODEL}")
+    with _of_this_model(checkpoint):
+        cast("Weighing", holder).load_weights(given)
 
 
-def _refuse_unable(config: Experiment) -> None:
-    """Raises `ConfigError` for what goes with the other backends alone."""
-    if config.policy.lora is not None:
-        _refuse("policy.lora", "adapters aren't there under Megatron", "actor.backend=fsdp2, or policy.lora=null")
-    if config.needs_critic and config.critic.backend != "megatron":
-        _refuse("critic.backend", "the critic of a Megatron actor is on Megatron, too", "critic.backend=megatron")
-    if config.actor.parallel.context > 1:
-        _refuse(
-            "actor.parallel.context",
-            "Megatron shares out the tokens of a sequence by Transformer Engine's attention, which isn't used here",
-            "actor.backend=fsdp2 shares them out",
-        )
+def restore_from_directory(holder: object, directory: Path) -> None:
+    """Weights of a Hugging Face directory; raises as `restore_gathered` does."""
+    from quintet.training.megatron.stored import StoredWeights
+
+    with _of_this_model(directory):
+        cast("Weighing", holder).load_weights(StoredWeights(directory))
 
 
-def _refuse(key: str, reason: str, hint: str) -> None:
-    raise ConfigError(f"{key}: {reason}", key=key, hint=hint)
+def _read(checkpoint: Path, stem: str) -> dict[str, Tensor]:
+    stored = Stored.at(checkpoint, stem)
+    if stored is None:
+        raise MachineError(f"{checkpoint} has no {stem}", "checkpoint.load_contents says what is read")
+    state = {name: torch.empty(stored.shape(name), dtype=stored.dtype(name)) for name in stored.names}
+    stored.load_into(state)
+    return {_changed(name, HUGGING_FACE_NAMES): tensor for name, tensor in state.items()}
+
+
+@contextmanager
+def _of_this_model(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, RuntimeError) as error:
+        raise MachineError(f"{place} is of another model: {error}", "it was made with another model") from error

@@ -16,7 +16,7 @@ from quintet.records import Batch
 from quintet.runtime.calls import Call
 from quintet.runtime.learners import Learners
 from quintet.runtime.tuning import open_tuned
-from quintet.training.learner import ActorLearner, CriticLearner, Scorer
+from quintet.training.handles import Critic, Judge, OwnActor
 from quintet.training.ranks import Ranks
 
 __all__ = ["ACTOR", "PRACTICE", "REFERENCE", "Performer", "plain_aggregation", "plain_objective"]
@@ -32,7 +32,7 @@ class Performer:
         self._config = config
         self._ranks = ranks
         self._learners: Learners | None = None
-        self._practice: ActorLearner | None = None
+        self._practice: OwnActor | None = None
 
     @property
     def learners(self) -> Learners:
@@ -78,7 +78,7 @@ class Performer:
         given = call.arguments
         self.learners.load(Path(given["directory"]), given["contents"], given["extra"])
 
-    def _actor_with(self, call: Call) -> ActorLearner:
+    def _actor_with(self, call: Call) -> OwnActor:
         optimizer = OptimizerConfig.model_validate(call.arguments["optimizer"], strict=False)
         self._practice = self.learners.actor_with(optimizer)
         return self._practice
@@ -115,22 +115,22 @@ class Performer:
         swapped = bool(call.arguments["swapped"])
         return self._scorer(call).divergence(_batch(call), self._reference(), swapped=swapped)
 
-    def _actor(self, call: Call) -> ActorLearner:
+    def _actor(self, call: Call) -> OwnActor:
         if call.arguments["of"] == ACTOR:
             return self.learners.actor
         if self._practice is None:
             raise ValueError("the policy has no other optimizer now")
         return self._practice
 
-    def _scorer(self, call: Call) -> Scorer:
+    def _scorer(self, call: Call) -> Judge:
         return self._reference() if call.arguments["of"] == REFERENCE else self._actor(call).scorer
 
-    def _reference(self) -> Scorer:
+    def _reference(self) -> Judge:
         if self.learners.reference is None:
             raise ValueError("there is no reference yet")
         return self.learners.reference
 
-    def _critic(self) -> CriticLearner:
+    def _critic(self) -> Critic:
         if self.learners.critic is None:
             raise ValueError("there is no critic yet")
         return self.learners.critic

@@ -14,10 +14,20 @@ from torch import Tensor
 from quintet.errors import ConfigError, MachineError
 from quintet.policies.adapters import ADAPTER_DIRECTORY, has_lora, read_adapters, save_adapters
 from quintet.policies.causal_lm import load_model
+from quintet.runtime.megatron import (
+    Share,
+    copy_gathered,
+    copy_weights,
+    restore_from_directory,
+    restore_gathered,
+    restore_weights,
+)
 from quintet.training.checkpoint import Checkpoint
+from quintet.training.handles import Actor, Judge
 from quintet.training.hf_directory import HfDirectory, files_of, put_files
 from quintet.training.kept import KeptPolicy
 from quintet.training.lay import Whole
+from quintet.training.learner import ActorLearner, CriticLearner, Scorer
 from quintet.training.learner_files import MODEL, LearnerCopies, copy_learner, copy_tensors, restore_learner
 from quintet.training.pieces import Place, Stored
 from quintet.training.ranks import Ranks
@@ -27,7 +37,6 @@ from quintet.training.snapshot import HostMemory
 
 if TYPE_CHECKING:
     from quintet.runtime.learners import Learners
-    from quintet.training.learner import ActorLearner, Scorer
 
 __all__ = ["ACTOR", "HF", "Storing", "contents_to_load", "link_as_verl", "restore", "restore_actor"]
 
@@ -48,15 +57,16 @@ class Storing:
         """Everything of the learners that a checkpoint is to hold, as it is now; gives what writes it. Every rank
         calls it."""
         ranks, contents = learners.ranks, learners.experiment.checkpoint.contents
+        share = Share.of(learners.experiment, ranks)
         # what a fine-tuned model was before its adapters lies where it came from
         apart = learners.tuned and has_lora(learners.actor.model)
         own = [content for content in contents if content != MODEL or not apart]
-        actor = copy_learner(learners.actor, ACTOR, own, self.memory, ranks)
+        actor = self._learner(learners.actor, ACTOR, own, share)
         held = [actor]
         if learners.critic is not None:
-            held.append(copy_learner(learners.critic, CRITIC, contents, self.memory, ranks))
+            held.append(self._learner(learners.critic, CRITIC, contents, share))
         if MODEL in contents and learners.reference is not None and learners.experiment.reference.path is None:
-            held.append(copy_tensors({str(MODEL): _kept(learners.reference)}, REFERENCE, self.memory, ranks))
+            held.append(self._reference(learners.reference, share))
         model = self.model(learners.actor, actor, ranks)
         adapters = _adapter_files(learners) if MODEL in contents or not apart else {}
 
@@ -70,9 +80,17 @@ class Storing:
 
         return write
 
-    def model(
-        self, actor: ActorLearner, held: LearnerCopies, ranks: Ranks = ALONE
-    ) -> Callable[[Path], dict[int, Place]]:
+    def _learner(self, learner: object, name: str, contents: Collection[str], share: Share) -> LearnerCopies:
+        if isinstance(learner, ActorLearner | CriticLearner):
+            return copy_learner(learner, name, contents, self.memory, share.ranks)
+        return copy_gathered(learner, name, contents, self.memory, share)
+
+    def _reference(self, reference: Judge, share: Share) -> LearnerCopies:
+        if isinstance(reference, Scorer):
+            return copy_tensors({str(MODEL): _kept(reference)}, REFERENCE, self.memory, share.ranks)
+        return copy_weights(reference, REFERENCE, self.memory, share)
+
+    def model(self, actor: Actor, held: LearnerCopies, ranks: Ranks = ALONE) -> Callable[[Path], dict[int, Place]]:
         """The policy as it is now, adapters merged, of which some copies are `held` already; gives what writes `hf/`
         into a checkpoint and says where tensors lie there. Every rank calls it, and the first writes."""
         full = self._full_weights(actor, held, ranks)
@@ -81,9 +99,10 @@ class Storing:
         self._hf = self._hf or HfDirectory.of(actor.model)
         return partial(self._hf.write, name=HF, weights=full)
 
-    def _full_weights(self, actor: ActorLearner, held: LearnerCopies, ranks: Ranks) -> Mapping[str, Tensor]:
+    def _full_weights(self, actor: Actor, held: LearnerCopies, ranks: Ranks) -> Mapping[str, Tensor]:
         """In main memory; those that were copied already aren't copied again."""
-        if isinstance(actor.lay, Whole) and held.whole and not has_lora(actor.model):
+        whole = isinstance(actor.lay, Whole) if isinstance(actor, ActorLearner) else held.gathered
+        if whole and MODEL in held.parts and not has_lora(actor.model):
             return held.whole
         full: dict[str, Tensor] = {}
         for name, tensor in actor.weights():
@@ -141,15 +160,17 @@ def restore(learners: Learners, directory: Path, contents: Collection[str]) -> N
     """
     config = learners.experiment
     if learners.tuned:
+        if not isinstance(learners.actor, ActorLearner):
+            raise TypeError("a fine-tuned model's learner is never Megatron's")
         _restore_tuned(learners.actor, directory, contents)
         return
     restore_actor(learners.actor, directory, contents, trust_remote_code=config.policy.trust_remote_code)
     if config.needs_critic:
-        restore_learner(learners.grow_critic(), directory, CRITIC, contents)
+        _restore_learner(learners.grow_critic(), directory, CRITIC, contents)
     if config.needs_reference:
         reference, stored = learners.keep_reference(), Stored.at(directory, f"{REFERENCE}/{MODEL}")
         if stored is not None and MODEL in contents:
-            _put_back(reference, stored)
+            _put_back(reference, stored, directory)
 
 
 def _restore_tuned(actor: ActorLearner, directory: Path, contents: Collection[str]) -> None:
@@ -162,8 +183,17 @@ def _restore_tuned(actor: ActorLearner, directory: Path, contents: Collection[st
     restore_learner(actor, directory, ACTOR, [content for content in contents if content != MODEL])
 
 
-def _put_back(reference: Scorer, stored: Stored) -> None:
-    if isinstance(reference, KeptPolicy):
+def _restore_learner(learner: object, directory: Path, name: str, contents: Collection[str]) -> None:
+    if isinstance(learner, ActorLearner | CriticLearner):
+        restore_learner(learner, directory, name, contents)
+    else:
+        restore_gathered(learner, directory, name, contents)
+
+
+def _put_back(reference: Judge, stored: Stored, directory: Path) -> None:
+    if not isinstance(reference, Scorer):
+        restore_weights(reference, directory, REFERENCE)
+    elif isinstance(reference, KeptPolicy):
         state = {name: torch.empty(stored.shape(name), dtype=stored.dtype(name)) for name in stored.names}
         stored.load_into(state)
         reference.load_state(state)
@@ -171,16 +201,17 @@ def _put_back(reference: Scorer, stored: Stored) -> None:
         load_weights(reference.lay.module, stored)
 
 
-def restore_actor(
-    actor: ActorLearner, directory: Path, contents: Collection[str], *, trust_remote_code: bool = False
-) -> None:
+def restore_actor(actor: Actor, directory: Path, contents: Collection[str], *, trust_remote_code: bool = False) -> None:
     """The policy and its optimizer, as far as `contents` names them.
 
     Raises:
         MachineError: they aren't there, or are those of another model.
     """
-    restore_learner(actor, directory, ACTOR, contents)
+    _restore_learner(actor, directory, ACTOR, contents)
     if MODEL not in contents and "hf_model" in contents:
+        if not isinstance(actor, ActorLearner):
+            restore_from_directory(actor, directory / HF)
+            return
         if has_lora(actor.model):
             raise MachineError(
                 f"{directory / HF} has the adapters merged, and none by themselves to go on with",

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.objective import CriticObjective, PolicyLearning
+from quintet.config.native import OptimizerConfig
 from quintet.records import Batch
 from quintet.training.learner import Viewed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Actor", "Critic", "Judge"]
+__all__ = ["Actor", "Critic", "Judge", "OwnActor"]
 
 
 class Judge(Viewed, Protocol):
@@ -78,6 +79,14 @@ class Actor(Protocol):
 
     def adapters(self) -> Iterator[tuple[str, Tensor]]:
         """See `ActorLearner.adapters`."""
+        ...
+
+
+class OwnActor(Actor, Protocol):
+    """The part of it that lies in this process."""
+
+    def under(self, config: OptimizerConfig) -> OwnActor:
+        """See `ActorLearner.under`."""
         ...
 
 

@@ -17,7 +17,7 @@ from quintet.training.ranks import Ranks
 from quintet.training.sharded_state import load_moments, load_weights, moments, weights
 from quintet.training.snapshot import HostMemory
 
-__all__ = ["MODEL", "LearnerCopies", "copy_learner", "copy_tensors", "restore_learner"]
+__all__ = ["MODEL", "OPTIMIZER", "LearnerCopies", "copy_learner", "copy_tensors", "restore_learner"]
 
 MODEL, OPTIMIZER = "model", "optim"
 """In the names of files, as verl has them."""
@@ -40,6 +40,8 @@ class LearnerCopies:
     name: str
     ranks: Ranks
     parts: Mapping[str, list[Held]] = field(default_factory=dict)
+    gathered: bool = False
+    """The first rank has every tensor, and has it whole."""
 
     @property
     def whole(self) -> dict[str, Tensor]:

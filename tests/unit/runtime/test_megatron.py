@@ -15,7 +15,7 @@ from test_following import as_started, free_port
 
 from quintet.algorithms.objective import CriticObjective, Imitation
 from quintet.config.native import CriticConfig
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, MachineError
 from quintet.runtime.learners import Learners
 from quintet.training.saving import Saver
 
@@ -92,6 +92,7 @@ def test_a_checkpoint_goes_on_on_another_backend(policy_directory: Path, tmp_pat
     saver.save(1, {}, first.save)
     saver.wait()
     saver.close()
+    assert first.extra() == {}
     second.load(tmp_path / "global_step_1", ("model", "optimizer"), {})
     for _ in range(2):
         ours, theirs = (each.actor.update(sequences(), Imitation(), "token-mean", 1e-3) for each in (first, second))
@@ -103,11 +104,48 @@ def test_a_checkpoint_goes_on_on_another_backend(policy_directory: Path, tmp_pat
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["policy.lora={}"], "adapters aren't there under Megatron"),
-        (["critic.backend=fsdp2"], "the critic of a Megatron actor is on Megatron"),
+        (["policy.lora={rank: 2}"], "Megatron's layers have no adapters"),
+        (["actor.optimizer.kind=muon"], "Megatron has adamw and sgd"),
+        (["critic.parallel.tensor=2"], "all split alike"),
+        (["reference.backend=fsdp2"], "one of actor and reference is Megatron's"),
         (["actor.parallel.context=2"], "Transformer Engine's attention"),
+        (["actor.sharding.forward_prefetch=true"], "Megatron has no such option"),
+        (["critic.memory.liger=true"], "Megatron has no such option"),
+        (["reference.dtype=bfloat16"], "all have the policy's type"),
+        (["policy.attention=eager"], "one kind of attention"),
+        (["sft={}"], "supervised fine-tuning isn't there"),
     ],
 )
 def test_what_megatron_doesnt_do_here_is_refused(policy_directory: Path, words: list[str], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         Learners.open(experiment(*MEGATRON, *words), policy_directory)
+
+
+@pytest.mark.parametrize("words", [MEGATRON[:1], MEGATRON[1:]])
+def test_megatron_and_plain_learners_make_one_run(policy_directory: Path, words: tuple[str, ...]) -> None:
+    """A full divergence apart, which is measured inside one backend."""
+    kl = "algorithm.kl={place: loss, coefficient: 0.1, estimator: k3}"
+    told = [part(Learners.open(experiment(kl, *own), policy_directory)) for own in ((), words)]
+    same(told[1], told[0])
+
+
+def part(learners: Learners) -> dict[str, Any]:
+    """What critic and reference make of a policy that has learnt something."""
+    batch = sequences()
+    learners.actor.update(batch, Imitation(), "token-mean", 1e-3)
+    critic, reference = learners.grow_critic(), learners.keep_reference()
+    learners.actor.update(batch, Imitation(), "token-mean", 1e-3)
+    told = critic.update(batch, CriticObjective(CriticConfig()), "token-mean", 1e-2)
+    return {"critic": told, "values": critic.values(batch).tolist(), "kept": reference.logprobs(batch).tolist()}
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(policy_directory: Path, tmp_path: Path) -> None:
+    learners = Learners.open(experiment(*MEGATRON), policy_directory)
+    saver = Saver(tmp_path, keep=1, others=0)
+    saver.save(1, {}, learners.save)
+    saver.wait()
+    saver.close()
+    table = tmp_path / "global_step_1/actor/model_world_size_1_rank_0.json"
+    table.write_text(table.read_text().replace('"name": "model.norm.weight"', '"name": "model.other.weight"'))
+    with pytest.raises(MachineError, match="of another model"):
+        learners.load(tmp_path / "global_step_1", ("model",), {})

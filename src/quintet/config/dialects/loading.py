@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, cast
 
 from pydantic import ValidationError
 
+from quintet.config.backends import backend_faults
 from quintet.config.compose import Composed, flatten
 from quintet.config.dialects.checking import idle_keys, illegal_values, pending_defaults, pending_keys, unknown_keys
 from quintet.config.dialects.composition.reading import Given, Written, composed, reference_values
@@ -69,7 +70,7 @@ def load_given(given: Given, dialect: Dialect, *, unknown: Unknown = "refuse") -
         MachineError: a file is missing or can't be read.
     """
     found = convert(given, dialect, unknown=unknown, to_run=True)
-    raise_faults([*found.waits, *spread_faults(_with(found), started())])
+    raise_faults([*found.waits, *backend_faults(_with(found)), *spread_faults(_with(found), started())])
     tree = found.composed.experiment.model_dump()
     for key, value in found.replaced.items():
         _set(tree, key, value)
