@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from quintet.errors import ConfigError, MachineError
 from quintet.rollout.agent_loop import derive_seed
 from quintet.runtime.learners import Learners
 from quintet.runtime.memory import keep_freed_memory
+from quintet.runtime.stored_types import with_types
 from quintet.runtime.storing import ACTOR, CRITIC, HF, REFERENCE, Storing, link_as_verl
 from quintet.training.learner_files import MODEL, OPTIMIZER, copy_tensors
 from quintet.training.megatron.opening import (
@@ -27,11 +29,13 @@ from quintet.training.ranks import Ranks
 from quintet.training.saving import Write
 
 if TYPE_CHECKING:
+    from quintet.config.native.learners import MemoryConfig
     from quintet.training.megatron.learner import MegatronActor, MegatronCritic
 
 __all__ = ["MegatronLearners"]
 
 ALONE = Ranks()
+logger = logging.getLogger(__name__)
 CRITIC_NAMES = {"model.": "body.", "value_head.": "head."}
 """How tensors of a critic begin as Megatron's learner gives them, and as `ValueModel` does, under whose names they are
 stored."""
@@ -48,6 +52,7 @@ class MegatronLearners(Learners):
         Raises:
             ConfigError: Megatron's learner can't do what is asked for; the message says why.
         """
+        config = with_types(config)
         _refuse_unable(config)
         keep_freed_memory()
         torch.set_num_threads(config.training.threads or torch.get_num_threads())
@@ -70,7 +75,9 @@ class MegatronLearners(Learners):
         """See `Learners.grow_critic`."""
         path = self.experiment.critic.path
         weights = None if path else {name: tensor.clone() for name, tensor in self.actor.weights()}
-        critic: Any = open_megatron_critic(self.experiment, Path(path) if path else self.policy, weights)
+        critic: Any = open_megatron_critic(
+            _typed(self.experiment, "critic"), Path(path) if path else self.policy, weights
+        )
         self.critic = critic
         return critic
 
@@ -78,7 +85,9 @@ class MegatronLearners(Learners):
         """See `Learners.keep_reference`."""
         path = self.experiment.reference.path
         if path is None or self.reference is None:
-            reference: Any = open_megatron_reference(self.experiment, Path(path) if path else self.policy)
+            reference: Any = open_megatron_reference(
+                _typed(self.experiment, "reference"), Path(path) if path else self.policy
+            )
             if path is None:
                 reference.load_weights({name: tensor.clone() for name, tensor in self.actor.weights()})
             self.reference = reference
@@ -179,8 +188,20 @@ def _tensors(stored: Stored) -> dict[str, Tensor]:
     return tensors
 
 
+def _typed(config: Experiment, name: str) -> Experiment:
+    """The same with the type of that learner for its model, where it has one of its own."""
+    own = getattr(config, name).dtype
+    return (
+        config if own is None else config.model_copy(update={"policy": config.policy.model_copy(update={"dtype": own})})
+    )
+
+
 def _refuse_unable(config: Experiment) -> None:
     """Raises `ConfigError` for what goes with the other backends alone."""
+    if config.policy.attention not in (None, "sdpa"):
+        _refuse("policy.attention", "Megatron's attention is torch's here", "policy.attention=null, or sdpa")
+    for name in ("actor", "critic", "reference"):
+        _refuse_memory(name, getattr(config, name).memory)
     if config.policy.lora is not None:
         _refuse("policy.lora", "adapters aren't there under Megatron", "actor.backend=fsdp2, or policy.lora=null")
     if config.needs_critic and config.critic.backend != "megatron":
@@ -191,6 +212,21 @@ def _refuse_unable(config: Experiment) -> None:
             "Megatron shares out the tokens of a sequence by Transformer Engine's attention, which isn't used here",
             "actor.backend=fsdp2 shares them out",
         )
+
+
+def _refuse_memory(name: str, memory: MemoryConfig) -> None:
+    """What saves memory in the other learners: on a CPU there is nowhere to move to, which is said."""
+    for option in ("liger", "offload_activations", "sharded_offload"):
+        if getattr(memory, option):
+            _refuse(f"{name}.memory.{option}", "a Megatron learner has none", "set it to false, or take backend=fsdp2")
+    for option in ("offload_parameters", "offload_optimizer"):
+        if getattr(memory, option) and torch.cuda.is_available():
+            hint = "set it to false, or take backend=fsdp2"
+            _refuse(f"{name}.memory.{option}", "what a Megatron learner has stays on its GPU", hint)
+        if getattr(memory, option):
+            logger.info("%s.memory.%s: they are in main memory already", name, option)
+    if memory.torch_compile:
+        logger.info("%s.memory.torch_compile: Megatron's own functions compute log-probs", name)
 
 
 def _refuse(key: str, reason: str, hint: str) -> None:

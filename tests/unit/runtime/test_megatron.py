@@ -106,6 +106,9 @@ def test_a_checkpoint_goes_on_on_another_backend(policy_directory: Path, tmp_pat
         (["policy.lora={}"], "adapters aren't there under Megatron"),
         (["critic.backend=fsdp2"], "the critic of a Megatron actor is on Megatron"),
         (["actor.parallel.context=2"], "Transformer Engine's attention"),
+        (["policy.attention=eager"], "policy.attention"),
+        (["actor.memory.offload_activations=true"], "actor.memory.offload_activations"),
+        (["critic.memory.liger=true"], "critic.memory.liger"),
     ],
 )
 def test_what_megatron_doesnt_do_here_is_refused(policy_directory: Path, words: list[str], reason: str) -> None:
