@@ -98,7 +98,7 @@ def open_hf(setup: EngineSetup) -> HfEngine:
     """
     if setup.dtype is torch.float16 and setup.model.device.type == "cpu":
         raise ConfigError(
-            "the engine hf computes in float32 and bfloat16 on a CPU, and this model is stored in float16",
+            "the engine hf computes in float32 and bfloat16 on a CPU, and float16 is asked for",
             key="rollout.engine_options.dtype",
             hint="set rollout.engine_options.dtype=float32, or bfloat16",
         )

@@ -211,9 +211,10 @@ def open_critic(config: Experiment, actor: OwnActor, policy: Path, ranks: Ranks 
 
 def open_reference(config: Experiment, actor: OwnActor, policy: Path, ranks: Ranks = ALONE) -> Scorer:
     """The model that the configuration names, or the policy as it is now, which stays as it is; the policy began as
-    the model at `policy`. Where adapters alone are trained, it is the policy's own model with those of now."""
+    the model at `policy`. Where adapters alone are trained, it is the policy's own model with those of now, unless it
+    is to have another type."""
     own, budget = config.reference, Budget.of(config.reference.inference_budget, config.training)
-    if own.path is None and isinstance(actor, ActorLearner) and has_lora(actor.model):
+    if own.path is None and own.dtype is None and isinstance(actor, ActorLearner) and has_lora(actor.model):
         return KeptPolicy(actor.scorer, budget)
     trusted = config.policy.trust_remote_code
     model = load_model(own.path, trust_remote_code=trusted) if own.path else _plain(config, actor, policy)
