@@ -68,7 +68,7 @@ def share_out(
     if config.parallel.expert == 1:
         return Shared(pipeline)
     over, same = mesh.experts(config.parallel.expert)
-    return Shared(pipeline, split_experts(module, over, _dispatcher(config), component), same)
+    return Shared(pipeline, split_experts(module, over, _dispatcher(config, component), component), same)
 
 
 def _stages(
@@ -85,9 +85,12 @@ def _stages(
     return Pipeline(module, mesh.along("pipeline"), virtual, component=component, autocast=autocast)
 
 
-def _dispatcher(config: LearnerConfig) -> Dispatcher:
-    """How tokens reach experts on other ranks; of Megatron's ways, the other two are refused before a run."""
+def _dispatcher(config: LearnerConfig, component: str) -> Dispatcher:
+    """How tokens reach experts on other ranks."""
     named = config.megatron.moe_token_dispatcher_type if config.megatron else "alltoall"
+    if named in ("alltoall_seq", "flex"):
+        key = f"{component}.megatron.moe_token_dispatcher_type"
+        raise ConfigError(f"{key} = {named}: Megatron alone has it", key=key, value=named, hint=f"set {key}=alltoall")
     return "allgather" if named == "allgather" else "alltoall"
 
 
