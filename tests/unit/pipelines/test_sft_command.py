@@ -19,6 +19,7 @@ from quintet.errors import UserError
         (["sft.path=/nowhere", "sft.games={}"], ["sft.path", "/nowhere"]),
         (["sft.lora.path=/nowhere", "sft.games={}"], ["sft.lora.path", "/nowhere"]),
         (["sft.batch=1", "data.train_files=[nowhere.jsonl]"], ["nowhere.jsonl"]),
+        (["sft.optimizer.kind=lion", "sft.games={}"], ["sft.optimizer.kind"]),
         (["sft.epoch=3"], ["sft.epochs"]),
         (["sft.max_tokens=9", "data.train_files=[rows.jsonl]"], ["rows.jsonl, row 0 has", "sft.max_tokens = 9"]),
     ],
