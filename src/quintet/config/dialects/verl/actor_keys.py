@@ -83,7 +83,7 @@ VERL_ACTOR_KEYS: tuple[Row, ...] = (
         BOOLEAN,
         False,
         "Routers of a mixture of experts get no gradient under Megatron.",
-        proof="tests/unit/training/megatron/test_learner.py::test_routers_that_are_frozen_stay_as_they_are",
+        proof="tests/unit/training/megatron/test_megatron_learner.py::test_routers_that_are_frozen_stay_as_they_are",
         native="policy.freeze_router",
     ),
     row(
