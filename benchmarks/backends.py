@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -115,26 +116,68 @@ def of_one(directory: Path, place: Path) -> Any:
 
 def compare(cell: Cell, directory: Path, alone: Any, place: Path) -> dict[str, Any]:
     """Run one combination; gives the largest gaps, relative to the largest of their kind."""
-    from safetensors.torch import load_file
-    from test_sharding import spread
-
     room = place / cell.name.replace(" ", "_")
     room.mkdir()
-    case = json.dumps({"backend": cell.backend, "parallel": cell.parallel})
     try:
-        heard = spread(directory, [case], cell.ranks, room)[case]
+        found = (
+            on_megatron(cell, directory, room) if cell.backend == "megatron" else on_fsdp(cell, directory, room, alone)
+        )
     except AssertionError as error:
         said = [line for line in str(error).splitlines() if "Error: " in line]
         why = said[-1].partition("Error: ")[2] if said else str(error)[-300:]
         return {"state": "needs CUDA" if "CUDA" in why else "failed", "why": why}
-    told, weights = alone
+    largest = max(found.values())
+    return {"state": "equal" if largest <= LIMIT else "differs", "gap": largest, "gaps": found}
+
+
+def on_fsdp(cell: Cell, directory: Path, room: Path, alone: Any) -> dict[str, float]:
+    """Gaps of FSDP's and FSDP2's learners."""
+    from safetensors.torch import load_file
+    from test_sharding import spread
+
+    case = json.dumps({"backend": cell.backend, "parallel": cell.parallel})
+    heard, (told, weights) = spread(directory, [case], cell.ranks, room)[case], alone
     gaps = {name: max(relative(rank[name], told[name]) for rank in heard) for name in NUMBERS}
-    spread_weights = load_file(room / "case.safetensors")
-    gaps["weights"] = max(
-        float((spread_weights[key] - value).abs().max() / value.abs().max()) for key, value in weights.items()
-    )
-    largest = max(gaps.values())
-    return {"state": "equal" if largest <= LIMIT else "differs", "gap": largest, "gaps": gaps}
+    return gaps | {"weights": apart(load_file(room / "case.safetensors"), weights)}
+
+
+def on_megatron(cell: Cell, directory: Path, room: Path) -> dict[str, float]:
+    """Gaps of Megatron's learner: five steps of a policy."""
+    from five_steps import TOLD, batch, steps
+    from safetensors.torch import load_file
+    from test_megatron_learner import plain
+
+    settings = {"parallel": cell.parallel}
+    case, program = json.dumps([[directory.name, settings]]), ROOT / "tests/unit/training/megatron/five_steps.py"
+    words = [sys.executable, "-W", "ignore", str(program), str(directory.parent), str(room)]
+    ranks = [
+        subprocess.Popen([*words, str(rank), str(cell.ranks), str(room / "meeting"), case], stderr=subprocess.PIPE)
+        for rank in range(cell.ranks)
+    ]
+    try:
+        for rank in ranks:
+            _, said = rank.communicate(timeout=300)
+            assert rank.returncode == 0, said.decode()[-3000:]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    learner = plain(directory, settings)
+    given = batch(learner.model.config.vocab_size)
+    before, expected = learner.scorer.logprobs(given), steps(learner, given)
+    told = [json.loads((room / f"0.{rank}.json").read_text()) for rank in range(cell.ranks)]
+    weights = load_file(room / "0" / "weights.safetensors")
+    gaps = {"logprobs": relative(weights.pop("logprobs").tolist(), before.tolist())}
+    for name in TOLD[:3]:
+        theirs = [step[name] for step in expected]
+        gaps[name] = max(relative([step[name] for step in each], theirs) for each in told)
+    if directory.name != "mixture":  # transformers holds experts in one tensor, Megatron's learner one by one
+        gaps["weights"] = apart(weights, dict(learner.weights()))
+    return gaps
+
+
+def apart(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+    """Largest difference of a weight by the largest of its tensor."""
+    return max(float((ours[key] - value).abs().max() / value.abs().max()) for key, value in theirs.items())
 
 
 def relative(ours: list[float], theirs: list[float]) -> float:
