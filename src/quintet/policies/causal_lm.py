@@ -338,7 +338,8 @@ def _measures(
         divergence = (chances * (logprobs - other)).sum(-1)
     if squared_mass:
         squared = chances.detach().square().sum(-1)
-    return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy, divergence, squared
+    # a tensor of its own: FSDP's hooks warn of views
+    return logprobs.gather(-1, targets[:, None]).squeeze(-1).clone(), entropy, divergence, squared
 
 
 @cache
@@ -421,5 +422,5 @@ class ValueModel(nn.Module):
         own = share.packed if share else packed
         with self.keeping():
             hidden = hidden_states(self.body, own.tokens, own.positions, own.layout)
-        values = self.head(hidden.index_select(0, own.sources)).squeeze(-1).float()
+        values = self.head(hidden.index_select(0, own.sources)).squeeze(-1).float().clone()
         return share.whole(values) if share else values
