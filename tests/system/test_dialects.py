@@ -120,10 +120,10 @@ def test_a_vagen_script_trains_on_a_local_model(
 
 
 def test_what_waits_is_told_before_anything_begins(quintet: Command, tmp_path: Path) -> None:
-    (tmp_path / "verl.yaml").write_text("actor_rollout_ref: {actor: {strategy: megatron, stratgy: fsdp}}\n")
+    (tmp_path / "verl.yaml").write_text("trainer: {nnodes: 2}\nactor_rollout_ref: {actor: {stratgy: fsdp}}\n")
     done = quintet("train", "verl.yaml", check=False)
     assert done.returncode == 2
     assert "did you mean actor_rollout_ref.actor.strategy?" in done.stderr
-    assert "actor_rollout_ref.actor.strategy = 'megatron' (verl.yaml:1): waits for" in done.stderr
+    assert "trainer.nnodes = 2 (verl.yaml:1): waits for" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
