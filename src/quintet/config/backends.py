@@ -81,9 +81,6 @@ def _degrees(composed: Composed, held: Mapping[str, LearnerConfig]) -> Iterator[
         return
     first, own = next(iter(held.items()))
     for name, other in held.items():
-        if other.parallel.context > 1:
-            why = "Megatron shares out a sequence's tokens by Transformer Engine's attention, which isn't used here"
-            yield fault(composed, f"{name}.parallel.context", why, f"{name}.backend=fsdp2 shares them out")
         for degree in DEGREES:
             wanted = getattr(own.parallel, degree)
             if getattr(other.parallel, degree) != wanted:

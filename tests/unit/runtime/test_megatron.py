@@ -108,7 +108,6 @@ def test_a_checkpoint_goes_on_on_another_backend(policy_directory: Path, tmp_pat
         (["actor.optimizer.kind=muon"], "Megatron has adamw and sgd"),
         (["critic.parallel.tensor=2"], "all split alike"),
         (["reference.backend=fsdp2"], "one of actor and reference is Megatron's"),
-        (["actor.parallel.context=2"], "Transformer Engine's attention"),
         (["actor.sharding.forward_prefetch=true"], "Megatron has no such option"),
         (["critic.memory.liger=true"], "Megatron has no such option"),
         (["reference.dtype=bfloat16"], "all have the policy's type"),

@@ -6,12 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from quintet.config.capability import Capability, Waits
 from quintet.config.native.section import Count, Section
 
 __all__ = ["ConversionConfig", "MegatronConfig"]
-
-Later = Waits(Capability.MEGATRON)
 
 
 class ConversionConfig(Section):
@@ -114,8 +111,9 @@ class MegatronConfig(Section):
     """Silence after which a rank counts as lost."""
     tp_comm_bootstrap_backend: Literal["nccl", "mpi", "gloo"] | None = None
     """How tensor-parallel ranks find each other."""
-    tp_comm_overlap_cfg: Annotated[str | None, Later] = None
-    """File that says how tensor-parallel communication overlaps computation."""
+    tp_comm_overlap_cfg: str | None = None
+    """File that says how tensor-parallel communication overlaps computation; needs CUDA, Transformer Engine and passes
+    of one length."""
     ckpt_format: Literal["torch", "torch_dist", "zarr", "torch_dcp"] | None = None
     """How Megatron stores its own checkpoints. Quintet's are safetensors by pieces whatever is given; `torch`, which is
     unpickled, and `zarr` are refused."""

@@ -15,9 +15,10 @@ from quintet.config.native.learners import ReferenceConfig
 from quintet.config.native.megatron import ConversionConfig, MegatronConfig
 from quintet.errors import ConfigError
 from quintet.policies.routers import no_routers
-from quintet.training.megatron.groups import open_groups
+from quintet.training.megatron.groups import open_groups, overlap_communication
 from quintet.training.megatron.learner import MegatronActor, MegatronCritic, MegatronScorer
-from quintet.training.megatron.options import family
+from quintet.training.megatron.options import family, refuse_unable
+from quintet.training.megatron.package import device
 from quintet.training.megatron.passes import Plan
 from quintet.training.megatron.store import Conversion, Pieces, convert, is_whole
 from quintet.training.megatron.stored import StoredWeights
@@ -81,7 +82,9 @@ def _plan(
     hf = _hf_config(policy, config.policy.overrides)
     if config.policy.freeze_router and not family(hf).experts:
         raise no_routers()
+    refuse_unable(options, hosted=device().type == "cpu")
     place = open_groups(learner.parallel, options, config.seed)
+    overlap_communication(options, learner.parallel, hf.hidden_size)
     return Plan(
         hf=hf,
         options=options,

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import yaml
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from quintet.config.native.learners import ParallelConfig
 from quintet.config.native.megatron import MegatronConfig
 from quintet.errors import ConfigError
-from quintet.training.megatron.package import at_home
+from quintet.training.megatron.package import at_home, has_transformer_engine
 from quintet.training.ranks import Ranks
 
-__all__ = ["Place", "open_groups"]
+__all__ = ["Place", "open_groups", "overlap_communication"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,35 @@ def _divide(parallel: ParallelConfig, options: MegatronConfig, seed: int) -> Non
     )
     with torch.random.fork_rng(devices=[]), at_home():
         model_parallel_cuda_manual_seed(seed)
+
+
+def overlap_communication(options: MegatronConfig, parallel: ParallelConfig, hidden: int) -> None:
+    """Have Transformer Engine make the buffers through which tensor-parallel ranks talk while they compute, as the YAML
+    file `tp_comm_overlap_cfg` says; Megatron-LM does so before it builds a model.
+
+    Raises:
+        ConfigError: the file or a length that holds for all passes is missing, or Transformer Engine is.
+    """
+    path = options.tp_comm_overlap_cfg
+    if path is None:
+        return
+    key = "actor.megatron.tp_comm_overlap_cfg"
+    if not has_transformer_engine():
+        raise ConfigError(f"{key}: transformer_engine isn't installed", key=key, value=path, hint="leave it out")
+    if not Path(path).is_file():
+        raise ConfigError(f"{key}: no file {path}", key=key, value=path)
+    if options.variable_seq_lengths or options.seq_length is None:
+        hint = "set actor.megatron.variable_seq_lengths=false and actor.megatron.seq_length"
+        raise ConfigError(f"{key}: buffers are made for passes of one length", key=key, value=path, hint=hint)
+    import transformer_engine.pytorch as te
+
+    te.module.base.initialize_ub(
+        shape=[options.seq_length // parallel.context, hidden],
+        tp_size=parallel.tensor,
+        use_fp8=False,
+        ub_cfgs=yaml.safe_load(Path(path).read_text()),
+        bootstrap_backend=options.tp_comm_bootstrap_backend or "nccl",
+    )
 
 
 def _same(parallel: ParallelConfig) -> None:

@@ -19,6 +19,7 @@ from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
+    all_to_all,
     gather_from_sequence_parallel_region,
     set_tensor_model_parallel_attributes,
 )
@@ -67,11 +68,36 @@ class Attention(nn.Module):
         layout, tokens = packed_seq_params.layout, packed_seq_params.tokens
         if layout is None:
             raise ValueError("a pass of a PackedGPT has a layout")
-        q, k, v = (x[:tokens, 0] for x in (query, key, value))
-        if self.wide:
-            q, k, v = q.float(), k.float(), v.float()
-        out = layout.attend(self.layer, q, k, v, self.scale).flatten(1).to(query.dtype)
-        return F.pad(out, (0, 0, 0, len(query) - tokens))[:, None]
+        ranks = parallel_state.get_context_parallel_world_size()
+        q, k, v = (x[:, 0] for x in (query, key, value))
+        if ranks > 1:
+            q, k, v = (_by_heads(x, ranks) for x in (q, *_as_many(q, k, v, ranks)))
+        filled = len(q)
+        q, k, v = (x[:tokens].float() if self.wide else x[:tokens] for x in (q, k, v))
+        out = F.pad(layout.attend(self.layer, q, k, v, self.scale), (0, 0, 0, 0, 0, filled - tokens))
+        out = _by_tokens(out, ranks) if ranks > 1 else out
+        return out.flatten(1).to(query.dtype)[:, None]
+
+
+def _as_many(query: Tensor, key: Tensor, value: Tensor, ranks: int) -> tuple[Tensor, Tensor]:
+    """Keys and values that ranks can share out by heads, as queries are."""
+    each = query.shape[1] // key.shape[1]
+    if key.shape[1] % ranks == 0:
+        return key, value
+    return key.repeat_interleave(each, 1), value.repeat_interleave(each, 1)
+
+
+def _by_heads(mine: Tensor, ranks: int) -> Tensor:
+    """A part of the tokens with all heads, [P / ranks, heads, dim], to all tokens with a part of the heads."""
+    parts = mine.unflatten(1, (ranks, -1)).transpose(0, 1).flatten(0, 1)
+    own: Tensor = all_to_all(parallel_state.get_context_parallel_group(), parts.contiguous())
+    return own
+
+
+def _by_tokens(mine: Tensor, ranks: int) -> Tensor:
+    """The inverse of `_by_heads`."""
+    parts: Tensor = all_to_all(parallel_state.get_context_parallel_group(), mine.contiguous())
+    return parts.unflatten(0, (ranks, -1)).transpose(0, 1).flatten(1, 2)
 
 
 class Norm:
@@ -166,6 +192,10 @@ class PackedGPT(GPTModel):  # type: ignore[misc]
         total = max(width or 0, self.row(length))
         filled = F.pad(packed.tokens, (0, total - length))
         positions = F.pad(packed.positions, (0, total - length))
+        shares = self.config.context_parallel_size
+        if shares > 1:
+            rank = parallel_state.get_context_parallel_rank()
+            filled, positions = filled.chunk(shares)[rank], positions.chunk(shares)[rank]
         hidden = self._embedded(filled, positions) if self.pre_process else None
         angles = positions[:, None] * self.frequencies
         hidden = self.decoder(
@@ -178,6 +208,10 @@ class PackedGPT(GPTModel):  # type: ignore[misc]
             return cast(Tensor, hidden)
         if self.config.sequence_parallel:
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        if shares > 1:
+            group = parallel_state.get_context_parallel_group()
+            # all of them go on with the same loss, divided by their number: its gradients are summed here
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=True, group=group)
         states: Tensor = hidden[:, 0].index_select(0, packed.sources)
         return states
 
@@ -196,6 +230,7 @@ class PackedGPT(GPTModel):  # type: ignore[misc]
     def row(self, tokens: int) -> int:
         """Tokens of a row that can be shared out."""
         parts = self.config.tensor_model_parallel_size if self.config.sequence_parallel else 1
+        parts *= self.config.context_parallel_size
         return -(-tokens // parts) * parts
 
     def head(self, hidden: Tensor) -> Tensor:

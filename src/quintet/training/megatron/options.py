@@ -107,6 +107,13 @@ def transformer_config(
     if parallel.virtual_pipeline > 1 and parallel.pipeline == 2 and options.batch_p2p_comm:
         _refuse("batch_p2p_comm", True, "two stages of several parts can't tell their messages apart", "leave it out")
     _match(hf, kind, options)
+    if hf.num_attention_heads % (parallel.tensor * parallel.context):
+        raise ConfigError(
+            f"{hf.num_attention_heads} heads can't be shared out over {parallel.tensor} × {parallel.context} ranks",
+            key="actor.parallel.context",
+            value=parallel.context,
+            hint="take fewer",
+        )
     function, gated = ACTIVATIONS[options.activation.removeprefix("fast-")]
     heads = int(hf.num_attention_heads)
     values: dict[str, Any] = {

@@ -134,7 +134,7 @@ class Model:
             value, what = loss(micro, hidden)
             if counts:
                 told.append((micro, what))
-            return value * float(counts), torch.ones((), dtype=torch.int), None
+            return value * (float(counts) / self.plan.parallel.context), torch.ones((), dtype=torch.int), None
 
         return stage(micro.packed.to(device()), width), measure
 

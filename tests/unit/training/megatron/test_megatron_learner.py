@@ -34,6 +34,7 @@ RANKS = [
     ("qwen2", {"parallel": {"pipeline": 2}, "megatron": {"batch_p2p_comm": True}}),
     ("deep", {"parallel": {"pipeline": 2, "virtual_pipeline": 2}}),
     ("llama", {"parallel": {"pipeline": 2}, "megatron": {"variable_seq_lengths": False, "seq_length": 96}}),
+    ("llama", {"parallel": {"context": 2}}),
     ("experts", {"parallel": {"expert": 2}}),
     ("experts", {"parallel": {"expert": 2}, "megatron": {"moe_token_dispatcher_type": "allgather"}}),
 ]

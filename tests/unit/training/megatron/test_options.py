@@ -3,6 +3,9 @@ machine can't honour it."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -265,3 +268,36 @@ def test_ranks_wait_as_long_as_they_are_told(
     monkeypatch.setenv("WORLD_SIZE", "4")
     groups._meet(MegatronConfig(**given))
     assert told["timeout"].total_seconds() == 60 * minutes
+
+
+def test_communication_overlaps_as_the_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Megatron-LM calls Transformer Engine, which isn't here: what it would be given."""
+    from quintet.training.megatron import groups
+
+    told: dict[str, Any] = {}
+    base = SimpleNamespace(initialize_ub=lambda **given: told.update(given))
+    engine = ModuleType("transformer_engine.pytorch")
+    engine.module = SimpleNamespace(base=base)  # type: ignore[attr-defined]
+    parent = ModuleType("transformer_engine")
+    parent.pytorch = engine  # type: ignore[attr-defined]
+    file = tmp_path / "overlap.yaml"
+    file.write_text("qkv_fprop: {method: ring_exchange}\n")
+    given = {"tp_comm_overlap_cfg": str(file), "tp_comm_bootstrap_backend": "mpi"}
+    parallel = ParallelConfig(tensor=2, sequence=True)
+    with pytest.raises(ConfigError, match="isn't installed"):
+        groups.overlap_communication(MegatronConfig(**given), parallel, 32)
+    monkeypatch.setitem(sys.modules, "transformer_engine", parent)
+    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", engine)
+    monkeypatch.setattr(groups, "has_transformer_engine", lambda: True)
+    with pytest.raises(ConfigError, match="one length"):
+        groups.overlap_communication(MegatronConfig(**given), parallel, 32)
+    long = {"variable_seq_lengths": False, "seq_length": 64}
+    groups.overlap_communication(MegatronConfig(**given, **long), parallel, 32)
+    assert told == {
+        "shape": [64, 32],
+        "tp_size": 2,
+        "use_fp8": False,
+        "ub_cfgs": {"qkv_fprop": {"method": "ring_exchange"}},
+        "bootstrap_backend": "mpi",
+    }
+    assert transformer(given, {"tensor": 2, "sequence": True}).tp_comm_overlap

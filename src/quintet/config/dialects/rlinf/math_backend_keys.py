@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quintet.config.dialects.ledger import Capability, Row, row
+from quintet.config.dialects.ledger import Row, row
 from quintet.config.dialects.rlinf.words import DTYPES, PRECISION
 from quintet.config.dialects.takes import (
     BOOLEAN,
@@ -86,8 +86,7 @@ RLINF_MATH_BACKEND_KEYS: tuple[Row, ...] = (
         optional(TEXT),
         None,
         "YAML file that says how tensor-parallel sending overlaps with computing; null for the library's own settings.",
-        pending=Capability.MEGATRON,
-        noop=(None,),
+        proof="tests/unit/training/megatron/test_options.py::test_communication_overlaps_as_the_file_says",
         native="actor.megatron.tp_comm_overlap_cfg",
         only_if=("actor.training_backend", "megatron"),
     ),
