@@ -89,7 +89,7 @@ def _as_many(query: Tensor, key: Tensor, value: Tensor, ranks: int) -> tuple[Ten
 
 def _by_heads(mine: Tensor, ranks: int) -> Tensor:
     """A part of the tokens with all heads, [P / ranks, heads, dim], to all tokens with a part of the heads."""
-    parts = mine.unflatten(1, (ranks, -1)).transpose(0, 1).flatten(0, 1)
+    parts = mine.reshape(len(mine), ranks, -1, mine.shape[-1]).transpose(0, 1).flatten(0, 1)
     own: Tensor = all_to_all(parallel_state.get_context_parallel_group(), parts.contiguous())
     return own
 
@@ -97,7 +97,7 @@ def _by_heads(mine: Tensor, ranks: int) -> Tensor:
 def _by_tokens(mine: Tensor, ranks: int) -> Tensor:
     """The inverse of `_by_heads`."""
     parts: Tensor = all_to_all(parallel_state.get_context_parallel_group(), mine.contiguous())
-    return parts.unflatten(0, (ranks, -1)).transpose(0, 1).flatten(1, 2)
+    return parts.reshape(ranks, -1, *parts.shape[1:]).transpose(0, 1).flatten(1, 2)
 
 
 class Norm:
@@ -231,7 +231,7 @@ class PackedGPT(GPTModel):  # type: ignore[misc]
         """Tokens of a row that can be shared out."""
         parts = self.config.tensor_model_parallel_size if self.config.sequence_parallel else 1
         parts *= self.config.context_parallel_size
-        return -(-tokens // parts) * parts
+        return int(-(-tokens // parts) * parts)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Hidden states [m, hidden] to logits of `own_tokens`, [m, slice]."""
