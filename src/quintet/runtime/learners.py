@@ -28,6 +28,7 @@ from quintet.policies.causal_lm import (
 from quintet.policies.liger import use_liger
 from quintet.policies.routers import freeze_routers
 from quintet.rollout.agent_loop import derive_seed
+from quintet.runtime.device import compute_device
 from quintet.runtime.engines import policy_dtype
 from quintet.runtime.megatron import (
     Gathering,
@@ -62,13 +63,14 @@ logger = logging.getLogger(__name__)
 
 
 def _spread(own: LearnerConfig, ranks: Ranks) -> Mesh:
-    return Mesh.over(ranks, own.parallel, own.sharding.group_size)
+    return Mesh.over(ranks, own.parallel, own.sharding.group_size, compute_device().type)
 
 
 def _lay(config: Experiment, name: str, module: PolicyModule | ValueModel, mesh: Mesh) -> Lay:
     """How the weights of the learner called `name` lie, after layers and tokens are shared out, with what saves memory
-    in its passes. torch's sharding is loaded where there is something to shard."""
+    in its passes; on the device of this process. torch's sharding is loaded where there is something to shard."""
     own: LearnerConfig = getattr(config, name)
+    module.to(compute_device())
     _save_memory(module, own.memory, name)
     _name_attention(module, config.policy.attention, own)
     if mesh.devices is None:

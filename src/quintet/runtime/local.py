@@ -21,6 +21,7 @@ from quintet.rollout.prompts import PromptLoop
 from quintet.rollout.streaming import GameStream
 from quintet.rollout.supervision import Supervised
 from quintet.runtime.conducting import ConductedLearners, Conductor
+from quintet.runtime.device import compute_device
 from quintet.runtime.engines import engine_setup
 from quintet.runtime.judging import open_judge
 from quintet.runtime.learners import Learners
@@ -218,7 +219,8 @@ def _played(config: Experiment, policy: Path, learners: Learners | ConductedLear
     that gets them."""
     if learners.whole:
         return learners.actor.model
-    return load_model(policy, trust_remote_code=config.policy.trust_remote_code, overrides=config.policy.overrides)
+    trusted, overrides = config.policy.trust_remote_code, config.policy.overrides
+    return load_model(policy, trust_remote_code=trusted, overrides=overrides).to(compute_device())
 
 
 def _engine(

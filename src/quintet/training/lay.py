@@ -35,6 +35,11 @@ class Lay(Protocol):
     factor: float
     """Losses are multiplied by it, since gradients are averaged over so many ranks where a sum is wanted."""
 
+    @property
+    def device(self) -> torch.device:
+        """Where passes are computed."""
+        ...
+
     def parameters(self) -> list[nn.Parameter]:
         """What the optimizer steps on: this rank's part."""
         ...
@@ -96,6 +101,14 @@ def cast_buffers(module: nn.Module, dtype: torch.dtype) -> None:
 
 class OnePass:
     """Every rank makes whole passes, through all layers."""
+
+    module: Any
+
+    @property
+    def device(self) -> torch.device:
+        """See `Lay.device`."""
+        found: torch.device = next(self.module.parameters()).device
+        return found
 
     def accumulate(self, *, last: bool) -> AbstractContextManager[object]:
         """See `Lay.accumulate`."""

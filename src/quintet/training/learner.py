@@ -241,8 +241,8 @@ class Scorer:
         self, packed: Packed, other: Viewed | None = None, *, swapped: bool = False, squared_mass: bool = False
     ) -> TokenMeasures:
         """Log-probs, entropy and the rest at each predicted place, [M], on the CPU; see `token_measures`."""
-        with self.at_hand(), _precision(self.dtype, self.model.device):
-            there = packed.to(self.model.device)
+        with self.at_hand(), _precision(self.dtype, self.lay.device):
+            there = packed.to(self.lay.device)
             theirs = None if other is None else other.view(packed)
             found = self.lay.module(there, self._temperature, theirs, swapped=swapped, squared_mass=squared_mass)
         return TokenMeasures(*(column.cpu() for column in found))
@@ -254,7 +254,7 @@ class Scorer:
         if known is not None:
             return known
         with self.at_hand():
-            found: View = self.lay.module(packed.to(self.model.device), view_only=True)
+            found: View = self.lay.module(packed.to(self.lay.device), view_only=True)
         return found
 
     def expect(self, passes: Sequence[Packed]) -> None:
@@ -444,7 +444,7 @@ class CriticLearner(_Learning):
             return _measured(batch, self._inference_budget, self.lay, self._ranks, self._values)
 
     def _values(self, packed: Packed) -> Tensor:
-        there = packed.to(next(self.model.parameters()).device)
+        there = packed.to(self.lay.device)
         with _precision(self._dtype, there.tokens.device):
             values: Tensor = self.lay.module(there).float().cpu()
         return values

@@ -170,9 +170,15 @@ class Shards(OnePass):
         self.module: Any = module
         self.factor = float(mesh.copies.size)
         self._sync = config.sync_every_micro_batch
+        self._device = next(module.parameters()).device
         self._names = [own_name(name) for name, _ in module.named_parameters()]
         self._experts = shared.experts
         _fully_shard(module, mesh, config, memory, types, shared)
+
+    @property
+    def device(self) -> torch.device:
+        """See `Lay.device`; parts that are offloaded lie elsewhere."""
+        return self._device
 
     def parameters(self) -> list[nn.Parameter]:
         """See `Lay.parameters`."""
@@ -287,8 +293,14 @@ class FlatShards(OnePass):
         """See `lay_out`."""
         self.factor = float(mesh.copies.size)
         self._sync = config.sync_every_micro_batch
+        self._device = next(module.parameters()).device
         self._names = {own_name(name) for name, _ in module.named_parameters()}
         self.module: Any = FullyShardedDataParallel(module, **_flat_options(module, mesh, config, memory, types))
+
+    @property
+    def device(self) -> torch.device:
+        """See `Lay.device`; parts that are offloaded lie elsewhere."""
+        return self._device
 
     def parameters(self) -> list[nn.Parameter]:
         """See `Lay.parameters`."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from quintet.policies.causal_lm import Packed
@@ -31,6 +32,11 @@ class Staged:
         self._stage = stage
         self._pipeline = pipeline
         self._parts = parts
+
+    @property
+    def device(self) -> torch.device:
+        """See `Lay.device`."""
+        return self._stage.device
 
     def parameters(self) -> list[nn.Parameter]:
         """See `Lay.parameters`."""
