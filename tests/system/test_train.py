@@ -120,7 +120,7 @@ def wait_for(path: Path, process: subprocess.Popen[bytes], seconds: float = 120)
 
 STEERED = "algorithm.kl={place: reward, coefficient: 0.1, target: 0.01, horizon: 50, refresh_every_steps: 3}"
 
-STREAMED = "rollout.async_ratio=0.5;rollout.partial=true;checkpoint.every_steps=2"
+STREAMED = "rollout.async_ratio=0.5;rollout.partial=true;checkpoint.every_steps=2;training.steps=7"
 """Games outlast their step, and a stop falls between two checkpoints."""
 ADAPTED = "policy.lora={rank: 4, alpha: 8};algorithm.kl={coefficient: 0.01};policy.dtype=bfloat16"
 """Adapters alone are trained, and the reference is the same model with those of the beginning."""
