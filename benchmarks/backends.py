@@ -1,6 +1,6 @@
 """Every backend with every way to split a model: does it learn what one process learns?
 
-python benchmarks/backends.py --out benchmarks/results/backends.json     # runs them over gloo, some minutes
+python benchmarks/backends.py --out benchmarks/results/backends.json     # runs those that it lacks over gloo
 python benchmarks/backends.py --docs                                      # writes docs/backends.md from that
 
 Five optimizer steps of a policy (a loss of another kind in each, with a divergence from a reference over the whole
@@ -95,15 +95,16 @@ def measure(out: Path) -> None:
             "mixture": made_policy(place / "mixture", experts=4, layers=4),
         }
         alone = {model: of_one(path, place / f"{model}_alone") for model, path in models.items()}
-        found = []
-        for cell in cells():
+        found = json.loads(out.read_text())["combinations"] if out.exists() else []
+        known = {(one["backend"], one["split"], one["ranks"]) for one in found}
+        for cell in (cell for cell in cells() if (cell.backend, cell.split, cell.ranks) not in known):
             model = model_of(cell, models)
             entry: dict[str, Any] = {**asdict(cell), "model": model}
             why = refusal(cell, models[model])
             entry |= {"state": "refused", "why": why} if why else compare(cell, models[model], alone[model], place)
             print(cell.name, entry["state"], entry.get("gap", entry.get("why")), file=sys.stderr)
             found.append(entry)
-    out.write_text(json.dumps({"limit": LIMIT, "combinations": found}, indent=1, ensure_ascii=False) + "\n")
+            out.write_text(json.dumps({"limit": LIMIT, "combinations": found}, indent=1, ensure_ascii=False) + "\n")
 
 
 def of_one(directory: Path, place: Path) -> Any:
