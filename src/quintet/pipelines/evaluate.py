@@ -31,6 +31,7 @@ from quintet.rollout.engine import ENGINES, Engine
 from quintet.rollout.prompts import PromptLoop
 from quintet.rollout.rules import rules_of
 from quintet.rollout.supervision import Supervised
+from quintet.runtime.device import beside_engine
 from quintet.runtime.engines import engine_setup
 from quintet.runtime.judging import open_judge
 from quintet.runtime.local import end_tokens
@@ -467,6 +468,7 @@ def _loaded(config: Experiment) -> _Policy:
     if adapted:
         add_lora(model, adapted)
         merge(model)
+    beside_engine(model, config)
     tokenizer = load_tokenizer(
         config.policy.tokenizer or directory,
         trust_remote_code=trusted or config.policy.trust_tokenizer_code,

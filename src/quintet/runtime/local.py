@@ -21,7 +21,7 @@ from quintet.rollout.prompts import PromptLoop
 from quintet.rollout.streaming import GameStream
 from quintet.rollout.supervision import Supervised
 from quintet.runtime.conducting import ConductedLearners, Conductor
-from quintet.runtime.device import compute_device
+from quintet.runtime.device import beside_engine
 from quintet.runtime.engines import engine_setup
 from quintet.runtime.judging import open_judge
 from quintet.runtime.learners import Learners
@@ -220,7 +220,7 @@ def _played(config: Experiment, policy: Path, learners: Learners | ConductedLear
     if learners.whole:
         return learners.actor.model
     trusted, overrides = config.policy.trust_remote_code, config.policy.overrides
-    return load_model(policy, trust_remote_code=trusted, overrides=overrides).to(compute_device())
+    return beside_engine(load_model(policy, trust_remote_code=trusted, overrides=overrides), config)
 
 
 def _engine(

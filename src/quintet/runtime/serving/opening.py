@@ -13,6 +13,7 @@ from quintet.errors import ConfigError, MachineError
 from quintet.policies.causal_lm import load_model, load_tokenizer
 from quintet.rollout.engine import ENGINES
 from quintet.rollout.served import EngineThread
+from quintet.runtime.device import beside_engine
 from quintet.runtime.engines import engine_setup
 from quintet.runtime.local import end_tokens
 from quintet.runtime.memory import keep_freed_memory
@@ -66,7 +67,7 @@ def _model(config: Experiment, policy: Path) -> PreTrainedModel:
     """The model, or only its shape where the engine reads the weights itself."""
     trusted, options = config.policy.trust_remote_code, config.rollout.engine_options
     if config.rollout.engine not in LOAD_THEMSELVES or options.load_format == "dummy":
-        return load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides)
+        return beside_engine(load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides), config)
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     try:
