@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from quintet.config.native import Experiment, OptimizerConfig, SftConfig
+from quintet.config.native.learners import MemoryConfig
 from quintet.errors import ConfigError
 from quintet.kernels.build import compiler
 from quintet.policies.adapters import add_lora, has_lora, merge
@@ -54,7 +55,7 @@ from quintet.training.scaling import LossScale
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from quintet.config.native.learners import LearnerConfig, MemoryConfig
+    from quintet.config.native.learners import LearnerConfig
 
 __all__ = ["Learners", "open_actor", "open_critic", "open_reference", "open_tuned_actor"]
 
@@ -74,6 +75,7 @@ def _lay(config: Experiment, name: str, module: PolicyModule | ValueModel, mesh:
     _save_memory(module, own.memory, name)
     _name_attention(module, config.policy.attention, own)
     if mesh.devices is None:
+        _refuse_lone_offload(own, name, compute_device())
         return Whole.of(module, own.sharding)
     from quintet.training.sharding import lay_out
     from quintet.training.splitting import share_out
@@ -217,6 +219,10 @@ def open_reference(config: Experiment, actor: OwnActor, policy: Path, ranks: Ran
     is to have another type."""
     own, budget = config.reference, Budget.of(config.reference.inference_budget, config.training)
     if own.path is None and own.dtype is None and isinstance(actor, ActorLearner) and has_lora(actor.model):
+        if own.memory != MemoryConfig():
+            logger.warning(
+                "reference.memory: the reference has the policy's weights and moves as actor.memory says"
+            )
         return KeptPolicy(actor.scorer, budget)
     trusted = config.policy.trust_remote_code
     model = load_model(own.path, trust_remote_code=trusted) if own.path else _plain(config, actor, policy)
@@ -236,6 +242,17 @@ def open_reference(config: Experiment, actor: OwnActor, policy: Path, ranks: Ran
         lay=lay,
         offload=Offload.of(own.memory, lay.module, "reference"),
     )
+
+
+def _refuse_lone_offload(own: LearnerConfig, name: str, device: torch.device) -> None:
+    """
+    Raises:
+        ConfigError: shards are to lie on the CPU, and one process on a GPU has none.
+    """
+    if own.memory.sharded_offload and device.type != "cpu":
+        key = f"{name}.memory.sharded_offload"
+        hint = f"set it to false, and {name}.memory.offload_parameters=true where weights are to leave the GPU"
+        raise ConfigError(f"{key}: one process has no shards to keep on the CPU", key=key, value=True, hint=hint)
 
 
 def _refuse_other_shares(config: Experiment, ranks: Ranks) -> None:

@@ -11,12 +11,14 @@ import torch
 
 from quintet.config.dialects.dialect import DIALECTS
 from quintet.config.dialects.loading import load_foreign
-from quintet.config.native import Experiment
+from quintet.config.native import ActorConfig, Experiment
+from quintet.config.native.policy import LoraConfig
 from quintet.errors import ConfigError
+from quintet.policies.adapters import add_lora
 from quintet.policies.causal_lm import load_model
 from quintet.records import Batch
 from quintet.runtime import learners
-from quintet.runtime.learners import open_actor, open_critic, open_reference
+from quintet.runtime.learners import _refuse_lone_offload, open_actor, open_critic, open_reference
 from quintet.training.lay import Whole
 from quintet.training.mesh import Mesh
 from quintet.training.packing import micro_batches
@@ -125,3 +127,22 @@ def test_ranks_that_are_to_be_even_have_as_many_tokens(
 
     assert dealt(even=False) == [54, 0]
     assert dealt(even=True) == [27, 27]
+
+
+def test_what_a_lone_process_cant_offload_is_refused() -> None:
+    own = ActorConfig.model_validate({"memory": {"sharded_offload": True}})
+    _refuse_lone_offload(own, "actor", torch.device("cpu"))  # weights are there as it is
+    with pytest.raises(ConfigError, match="no shards to keep") as refused:
+        _refuse_lone_offload(own, "actor", torch.device("cuda"))
+    assert refused.value.key == "actor.memory.sharded_offload"
+
+
+def test_a_reference_that_is_the_policy_says_whose_memory_counts(
+    policy_directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = Experiment.model_validate({"reference": {"memory": {"offload_parameters": True}}})
+    model = load_model(policy_directory)
+    add_lora(model, LoraConfig(rank=2))
+    actor = open_actor(config, model, config.actor.optimizer)
+    open_reference(config, actor, policy_directory)
+    assert "moves as actor.memory says" in caplog.text
