@@ -126,6 +126,8 @@ def compare(cell: Cell, directory: Path, alone: Any, place: Path) -> dict[str, A
     except AssertionError as error:
         said = [line for line in str(error).splitlines() if "Error: " in line]
         why = said[-1].partition("Error: ")[2] if said else str(error)[-300:]
+        if said and "ConfigError: " in said[-1]:
+            return {"state": "refused", "why": why}
         return {"state": "needs CUDA" if "CUDA" in why else "failed", "why": why}
     largest = max(found.values())
     return {"state": "equal" if largest <= LIMIT else "differs", "gap": largest, "gaps": found}
