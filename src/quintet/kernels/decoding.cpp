@@ -37,27 +37,83 @@ constexpr int MOST_QUERIES = 4;
 // Have a line brought into the second-level cache: what is read per token and head is too short for the processor to
 // see by itself what comes next.
 inline void fetch(const void* place) { __builtin_prefetch(place, 0, 2); }
+// Q queries of 16 · C numbers, as their products with keys are added up.
+template <class T, int Q, int C>
+struct Queries {
+    static constexpr index_t dim = C * LANES;
+    static constexpr float after = 1.0f;  // what the sums are multiplied by
+    float own[Q * dim];
+
+    Queries(const T* query, index_t stride, float scale) {
+        for (int q = 0; q < Q; ++q)
+            for (index_t d = 0; d < dim; ++d) own[q * dim + d] = wide(query[q * stride + d]) * scale;
+    }
+    // Add 16 sums of products with a key for each query.
+    void add(const T* key, lanes* sums, index_t side) const {
+#pragma GCC unroll 8
+        for (index_t c = 0; c < C; ++c) {
+            const lanes part = load(key + c * LANES);
+#pragma GCC unroll 4
+            for (index_t q = 0; q < Q; ++q) sums[q * side] += load(own + q * dim + c * LANES) * part;
+        }
+    }
+};
+#ifdef __AVX512BF16__
+// Products of two numbers at a time, added up in float32.
+template <int Q, int C>
+struct PairedQueries {
+    const float after;
+    __m512bh own[Q][C / 2];
+
+    PairedQueries(const bfloat16* query, index_t stride, float scale) : after(scale) {
+        for (int q = 0; q < Q; ++q)
+            for (index_t c = 0; c < C / 2; ++c) std::memcpy(&own[q][c], query + q * stride + c * 2 * LANES, 64);
+    }
+    void add(const bfloat16* key, lanes* sums, index_t side) const {
+#pragma GCC unroll 4
+        for (index_t c = 0; c < C / 2; ++c) {
+            __m512bh part;
+            std::memcpy(&part, key + c * 2 * LANES, 64);
+#pragma GCC unroll 4
+            for (index_t q = 0; q < Q; ++q)
+                sums[q * side] = (lanes)_mm512_dpbf16_ps((__m512)sums[q * side], own[q][c], part);
+        }
+    }
+};
+template <int Q>
+struct Queries<bfloat16, Q, 2> : PairedQueries<Q, 2> {
+    using PairedQueries<Q, 2>::PairedQueries;
+};
+template <int Q>
+struct Queries<bfloat16, Q, 4> : PairedQueries<Q, 4> {
+    using PairedQueries<Q, 4>::PairedQueries;
+};
+template <int Q>
+struct Queries<bfloat16, Q, 8> : PairedQueries<Q, 8> {
+    using PairedQueries<Q, 8>::PairedQueries;
+};
+#endif
+
 // Scores of Q queries of 16 · C numbers against `length` keys, and against those that lie behind them up to a multiple
 // of 16: a slot's length is one. Sums of 16 products at a time are added up together. `soon` is what is read next.
 template <class T, int Q, int C>
-void score(const float* query, const T* keys, const T* soon, index_t length, float* scores, index_t stride) {
+void score(const Queries<T, Q, C>& queries, const T* keys, const T* soon, index_t length, float* scores,
+           index_t stride) {
     constexpr index_t dim = C * LANES, side = Q == 1 ? 16 : Q == 2 ? 8 : 4;
     for (index_t start = 0; start < length; start += side) {
         const T* key = keys + start * dim;
         lanes sums[LANES] = {};
 #pragma GCC unroll 16
-        for (index_t t = 0; t < side; ++t)
+        for (index_t t = 0; t < side; ++t) {
 #pragma GCC unroll 8
-            for (index_t c = 0; c < C; ++c) {
-                fetch(soon + (start + t) * dim + c * LANES);
-                const lanes part = load(key + t * dim + c * LANES);
-#pragma GCC unroll 4
-                for (index_t q = 0; q < Q; ++q) sums[q * side + t] += load(query + q * dim + c * LANES) * part;
-            }
+            for (index_t c = 0; c < C; ++c) fetch(soon + (start + t) * dim + c * LANES);
+            queries.add(key + t * dim, sums + t, side);
+        }
 #pragma GCC unroll 4
         for (index_t left = LANES / 2; left; left /= 2)
 #pragma GCC unroll 8
             for (index_t t = 0; t < left; ++t) sums[t] = pairs(sums[2 * t], sums[2 * t + 1]);
+        sums[0] *= queries.after;
         for (index_t q = 0; q < Q; ++q)
             std::memcpy(scores + q * stride + start, reinterpret_cast<float*>(sums) + q * side, side * sizeof(float));
     }
@@ -116,11 +172,9 @@ void attend_some(const View<T>& view, const T* query, index_t query_stride, floa
                  std::vector<float>& room) {
     constexpr index_t dim = C * LANES;
     const index_t stride = view.total + LANES;
-    float own[Q * dim];
+    const Queries<T, Q, C> own(query, query_stride, scale);
     room.resize(Q * stride);
     float* scores = room.data();
-    for (int q = 0; q < Q; ++q)
-        for (index_t d = 0; d < dim; ++d) own[q * dim + d] = wide(query[q * query_stride + d]) * scale;
     view.each([&](const T* keys, const T* values, const T*, index_t length, index_t at) {
         score<T, Q, C>(own, keys, values, length, scores + at, stride);
     });
@@ -278,19 +332,23 @@ void turn(index_t rows, index_t heads, index_t dim, T* x, index_t stride, const 
     }
 }
 
+// silu(gate) · up of rows [gate, up].
 template <class T>
-void gate(index_t count, T* x, const T* up) {
-    const index_t whole = count / LANES;
-#pragma omp parallel for schedule(static) if (count > 8192)
-    for (index_t block = 0; block < whole; ++block) {
-        T* here = x + block * LANES;
-        const lanes g = load(here);
-        store(g / (exponential(-g) + 1.0f), here);
-        store(load(here) * load(up + block * LANES), here);
-    }
-    for (index_t i = whole * LANES; i < count; ++i) {
-        const float g = wide(x[i]);
-        narrow(rounded<T>(g / (exponential(same(-g))[0] + 1.0f)) * wide(up[i]), x[i]);
+void gate(index_t rows, index_t width, const T* both, T* out) {
+#pragma omp parallel for schedule(static) if (rows * width > 8192)
+    for (index_t row = 0; row < rows; ++row) {
+        const T *x = both + row * 2 * width, *up = x + width;
+        T* y = out + row * width;
+        index_t i = 0;
+        for (; i + LANES <= width; i += LANES) {
+            const lanes g = load(x + i);
+            store(g * inverse(exponential(-g) + 1.0f), y + i);
+            store(load(y + i) * load(up + i), y + i);
+        }
+        for (; i < width; ++i) {
+            const float g = wide(x[i]);
+            narrow(rounded<T>(g / (exponential(same(-g))[0] + 1.0f)) * wide(up[i]), y[i]);
+        }
     }
 }
 
@@ -387,7 +445,7 @@ void draw(index_t rows, index_t vocabulary, float* logits, const float* temperat
                      const TYPE* sine) {                                                                              \
         turn(rows, heads, dim, x, stride, cosine, sine);                                                              \
     }                                                                                                                 \
-    void gate_##NAME(index_t count, TYPE* x, const TYPE* up) { gate(count, x, up); }
+    void gate_##NAME(index_t rows, index_t width, const TYPE* both, TYPE* out) { gate(rows, width, both, out); }
 
 extern "C" {
 BOTH(float, float32)

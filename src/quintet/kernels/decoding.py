@@ -21,7 +21,7 @@ _WHOLE, _REAL, _PLACE = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 _ATTEND = [*[_WHOLE] * 4, *[_PLACE] * 4, _REAL, _PLACE, _WHOLE, _PLACE, _PLACE]
 _NORM = [_WHOLE, _WHOLE, _WHOLE, _PLACE, _WHOLE, _PLACE, _REAL, _PLACE, _WHOLE]
 _TURN = [_WHOLE, _WHOLE, _WHOLE, _PLACE, _WHOLE, _PLACE, _PLACE]
-_GATE = [_WHOLE, _PLACE, _PLACE]
+_GATE = [_WHOLE, _WHOLE, _PLACE, _PLACE]
 _DRAW = [_WHOLE, _WHOLE, *[_PLACE] * 6]
 
 
@@ -94,10 +94,10 @@ class Kernels:
         n, count, dim = heads.shape
         self._turn(n, count, dim, heads.data_ptr(), heads.stride(0), cosine.data_ptr(), sine.data_ptr())
 
-    def gate(self, gate: Tensor, up: Tensor) -> Tensor:
-        """silu(gate) · up in place of `gate`; both without gaps."""
-        self._gate(gate.numel(), gate.data_ptr(), up.data_ptr())
-        return gate
+    def gate(self, both: Tensor, out: Tensor) -> Tensor:
+        """silu(gate) · up of [n, 2 · width], gates before ups, into [n, width]; both without gaps."""
+        self._gate(*out.shape, both.data_ptr(), out.data_ptr())
+        return out
 
     def draw(self, logits: Tensor, temperature: Tensor, draws: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens, int64 [n], their log-probs, float32 [n], and what the chances add up to, float64 [n]; see

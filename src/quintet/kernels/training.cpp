@@ -415,6 +415,7 @@ void attend_backward(const Backward<T>& pass) {
 }  // namespace
 
 #include "tiles.hpp"
+#include "tile_sums.hpp"
 
 namespace {
 
@@ -595,7 +596,7 @@ void gate_forward(index_t rows, index_t width, const T* both, T* out) {
         index_t d = 0;
         for (; d + LANES <= width; d += LANES) {
             const lanes g = load(gate + d);
-            store(g / (exponential(-g) + 1.0f) * load(side + d), y + d);
+            store(g * inverse(exponential(-g) + 1.0f) * load(side + d), y + d);
         }
         for (; d < width; ++d) {
             const float g = wide(gate[d]);
@@ -614,7 +615,7 @@ void gate_backward(index_t rows, index_t width, const T* both, const T* grad, T*
         index_t d = 0;
         for (; d + LANES <= width; d += LANES) {
             const lanes g = load(gate + d), u = load(side + d), s = load(slope + d);
-            const lanes chance = same(1.0f) / (exponential(-g) + 1.0f), silu = g * chance;
+            const lanes chance = inverse(exponential(-g) + 1.0f), silu = g * chance;
             store(s * u * (chance + silu * (1.0f - chance)), by_gate + d);
             store(s * silu, by_side + d);
             store(silu * u, y + d);
@@ -759,4 +760,9 @@ Shape shape_of(const index_t* words, float scale) {
 extern "C" {
 BOTH(float, float32)
 BOTH(bfloat16, bfloat16)
+
+int product_over_rows_bfloat16(index_t rows, index_t out, index_t in, const bfloat16* left, const bfloat16* right,
+                               float* found) {
+    return product_over_rows(rows, out, in, left, right, found);
+}
 }

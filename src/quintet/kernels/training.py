@@ -51,9 +51,21 @@ class TrainingKernels:
             function = getattr(found, f"{name}_{NAMES[dtype]}")
             function.argtypes, function.restype = arguments, None
             self._functions[name] = function
+        self._product = found.product_over_rows_bfloat16
+        self._product.argtypes, self._product.restype = [*[_WHOLE] * 3, *[_PLACE] * 3], ctypes.c_int
 
     def _call(self, name: str, *arguments: Tensor | float | None) -> None:
         self._functions[name](*[x.data_ptr() if isinstance(x, Tensor) else x for x in arguments])
+
+    def product(self, left: Tensor, right: Tensor) -> Tensor:
+        """leftᵀ · right of T [P, out] and [P, in], float32 [out, in]: a weight's gradient, not rounded in between where
+        the processor multiplies tiles of bfloat16."""
+        if self.dtype is torch.bfloat16:
+            found = left.new_empty(left.shape[1], right.shape[1], dtype=torch.float32)
+            places = (left.data_ptr(), right.data_ptr(), found.data_ptr())
+            if self._product(len(left), *found.shape, *places):
+                return found
+        return torch.mm(left.t(), right).float()
 
     def attend(self, words: Tensor, scale: float, states: Tensor, heads: int, dim: int) -> tuple[Tensor, Tensor]:
         """Attention of packed tokens: `states` T [P, (heads + 2 · kv_heads) · dim], queries before keys before values;

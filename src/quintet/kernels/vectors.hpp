@@ -5,6 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 namespace {
 
 using index_t = int64_t;
@@ -51,6 +55,10 @@ inline lanes load(const bfloat16* x) {
 }
 inline void store(lanes x, float* y) { std::memcpy(y, &x, 64); }
 inline void store(lanes x, bfloat16* y) {
+#ifdef __AVX512BF16__
+    const auto halves_of_x = _mm512_cvtneps_pbh((__m512)x);
+    std::memcpy(y, &halves_of_x, 32);
+#else
     typedef uint32_t words __attribute__((vector_size(64)));
     typedef uint16_t halves __attribute__((vector_size(32)));
     const words bits = reinterpret_cast<words>(x);
@@ -58,6 +66,7 @@ inline void store(lanes x, bfloat16* y) {
     const words found = (bits & 0x7fffffff) > 0x7f800000 ? words{} + 0x7fc0 : near;
     const halves low = __builtin_convertvector(found, halves);
     std::memcpy(y, &low, 32);
+#endif
 }
 inline lanes same(float x) { return lanes{} + x; }
 
@@ -79,8 +88,24 @@ inline float most_of(lanes x) {
     return x[0];
 }
 
+// e^r, r in [-ln 2 / 2, ln 2 / 2].
+inline lanes small_exponential(lanes r) {
+    lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    return p * r * r + r + 1.0f;
+}
+
 // e^x for x <= 88, to two units in the last place; 0 below -87, and not a number where x is none.
 inline lanes exponential(lanes given) {
+#ifdef __AVX512F__
+    const lanes n = (lanes)_mm512_roundscale_ps((__m512)(given * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
+    const lanes r = given - n * 0.693359375f - n * -2.12194440e-4f;
+    const __mmask16 there = _mm512_cmp_ps_mask((__m512)given, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+    return (lanes)_mm512_maskz_scalef_ps(there, (__m512)small_exponential(r), (__m512)n);
+#else
     const lanes low = same(-87.0f), high = same(88.0f), shift = same(12582912.0f);
     lanes x = given < low ? low : given;
     x = x > high ? high : x;
@@ -88,14 +113,21 @@ inline lanes exponential(lanes given) {
     const lanes n = (x * 1.44269504f + shift) - shift;
     lanes r = x - n * 0.693359375f;
     r -= n * -2.12194440e-4f;
-    lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
     const lanes power = reinterpret_cast<lanes>((__builtin_convertvector(n, whole_lanes) + 127) << 23);
-    return given < low ? lanes{} : p * power;
+    return given < low ? lanes{} : small_exponential(r) * power;
+#endif
+}
+
+// 1 / x for x >= 1, to two units in the last place.
+inline lanes inverse(lanes x) {
+#ifdef __AVX512F__
+    const lanes near = (lanes)_mm512_rcp14_ps((__m512)x);
+    // where x is infinite, the estimate is 0 and its product with x no number
+    const lanes better = near * (2.0f - x * near);
+    return better == better ? better : 1.0f / x;
+#else
+    return 1.0f / x;
+#endif
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ from quintet.policies.adapters import adapter_tables, is_adapted
 from quintet.policies.attention import Layout, PackedLayout
 from quintet.policies.causal_lm import hidden_states
 
-__all__ = ["InferenceDecoder"]
+__all__ = ["InferenceDecoder", "lay_together"]
 
 KNOWN = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
 ROOM_ROWS = 2048
@@ -59,6 +59,14 @@ class _Linear:
     def weight(self) -> Tensor:
         return self._table["weight"]  # type: ignore[return-value]
 
+    @property
+    def bias(self) -> Tensor | None:
+        return self._table["bias"]
+
+    @property
+    def is_adapted(self) -> bool:
+        return self._beside is not None
+
     def _across(self) -> Tensor:
         """The weight, [in, out]; a view, made once as long as the same memory is meant."""
         weight = self.weight
@@ -68,19 +76,13 @@ class _Linear:
 
     def into(self, inputs: Tensor, out: Tensor) -> Tensor:
         """[n, in] to [n, out], written where `out` lies."""
-        bias = self._table["bias"]
-        if bias is None:
-            torch.mm(inputs, self._across(), out=out)
-        else:
-            torch.addmm(bias, inputs, self._across(), out=out)
-        return self._adapt(inputs, out)
+        return self._adapt(inputs, _product(inputs, self._across(), self.bias, out))
 
     def add(self, inputs: Tensor, states: Tensor) -> None:
         """Add what [n, in] gives to [n, out]."""
         states.addmm_(inputs, self._across())
-        bias = self._table["bias"]
-        if bias is not None:
-            states.add_(bias)
+        if self.bias is not None:
+            states.add_(self.bias)
         self._adapt(inputs, states)
 
     def _adapt(self, inputs: Tensor, out: Tensor) -> Tensor:
@@ -91,6 +93,84 @@ class _Linear:
         return out
 
 
+class _Together:
+    """Linear layers of the same inputs: one product where their weights lie one below the other in memory, as
+    `lay_together` puts them."""
+
+    def __init__(self, *parts: _Linear) -> None:
+        self._parts = parts
+        self.widths = [part.width for part in parts]
+        self._addresses: tuple[int, ...] = ()
+        self._joined: tuple[Tensor, Tensor | None] | None = None
+
+    def into(self, inputs: Tensor, out: Tensor) -> None:
+        """[n, in] to [n, sum of widths], written where `out` lies."""
+        joined = self._look()
+        if joined is not None:
+            _product(inputs, *joined, out)
+            return
+        for part, place in zip(self._parts, torch.split(out, self.widths, 1), strict=True):
+            part.into(inputs, place)
+
+    def _look(self) -> tuple[Tensor, Tensor | None] | None:
+        """Their weights as one, [in, sum of widths], and their bias; anew where they have moved."""
+        addresses = tuple([part.weight.data_ptr() for part in self._parts])
+        if addresses != self._addresses:
+            self._addresses, self._joined = addresses, self._join()
+        return self._joined
+
+    def _join(self) -> tuple[Tensor, Tensor | None] | None:
+        weights, biases = [part.weight for part in self._parts], [part.bias for part in self._parts]
+        weight, bias = _as_one(weights), _as_one([bias for bias in biases if bias is not None])
+        if weight is None or any(part.is_adapted for part in self._parts):
+            return None
+        whole = bias is None if biases[0] is None else bias is not None and len(bias) == len(weight)
+        return (weight.t(), bias) if whole else None
+
+
+def _product(inputs: Tensor, across: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    if bias is None:
+        return torch.mm(inputs, across, out=out)
+    return torch.addmm(bias, inputs, across, out=out)
+
+
+def _as_one(parts: list[Tensor]) -> Tensor | None:
+    """Tensors that lie one behind the other in the same memory, as one; None where they don't."""
+    if not parts or any(part.untyped_storage().data_ptr() != parts[0].untyped_storage().data_ptr() for part in parts):
+        return None
+    place = parts[0].storage_offset()
+    for part in parts:
+        if part.storage_offset() != place or not part.is_contiguous() or part.shape[1:] != parts[0].shape[1:]:
+            return None
+        place += part.numel()
+    return parts[0].detach().as_strided((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].stride())
+
+
+def lay_together(body: nn.Module) -> None:
+    """Put the weights of layers that have the same inputs one below the other in memory, so that one product does for
+    them: queries, keys and values, gates and ups. For a body that nobody else has put somewhere: they stay the
+    parameters that they are, as views. Does nothing to layers of another kind, or with adapters."""
+    for layer in getattr(body, "layers", ()):
+        if type(layer).__name__ not in KNOWN:
+            continue
+        attention, transform = layer.self_attn, layer.mlp
+        for modules in (
+            (attention.q_proj, attention.k_proj, attention.v_proj),
+            (transform.gate_proj, transform.up_proj),
+        ):
+            if all(type(module) is nn.Linear for module in modules):
+                _lay([module.weight for module in modules])
+                _lay([module.bias for module in modules if module.bias is not None])
+
+
+def _lay(parameters: list[nn.Parameter]) -> None:
+    if not parameters or len({(one.dtype, one.device, one.shape[1:]) for one in parameters}) > 1:
+        return
+    joined = torch.cat([one.detach() for one in parameters])
+    for one, place in zip(parameters, torch.split(joined, [len(one) for one in parameters]), strict=True):
+        one.data = place
+
+
 class _Layer:
     """The parts of a decoder's layer."""
 
@@ -98,12 +178,10 @@ class _Layer:
         attention, transform = layer.get_submodule("self_attn"), layer.get_submodule("mlp")
         self.first = _Norm(layer.get_submodule("input_layernorm"))
         self.second = _Norm(layer.get_submodule("post_attention_layernorm"))
-        self.query, self.key, self.value, self.out = (
-            _Linear(attention.get_submodule(f"{name}_proj")) for name in ("q", "k", "v", "o")
-        )
-        self.gate, self.up, self.down = (
-            _Linear(transform.get_submodule(f"{name}_proj")) for name in ("gate", "up", "down")
-        )
+        self.inputs = _Together(*(_Linear(attention.get_submodule(f"{name}_proj")) for name in "qkv"))
+        self.out = _Linear(attention.get_submodule("o_proj"))
+        self.both = _Together(*(_Linear(transform.get_submodule(f"{name}_proj")) for name in ("gate", "up")))
+        self.down = _Linear(transform.get_submodule("down_proj"))
         self.of_heads = [_Norm(x) for name in ("q_norm", "k_norm") if (x := getattr(attention, name, None)) is not None]
         """Of queries and of keys, where there are norms of each head."""
         self.dim = int(attention.head_dim)  # type: ignore[arg-type]
@@ -115,44 +193,46 @@ class _Room:
 
     def __init__(self, layer: _Layer, states: Tensor) -> None:
         """For as many tokens as there are `states`, and layers of the same widths."""
-        split, count = layer.query.width, len(states)
-        self._both = states.new_empty(count, split + layer.key.width)
-        self._value = states.new_empty(count, layer.value.width)
-        self._rest = states.new_empty(3, count * max(layer.gate.width, states.shape[1]))
-        self._split, self._dim, self._widths = split, layer.dim, (states.shape[1], layer.gate.width)
-        self.capacity = count
+        self._dim, self._split, self._mlp = layer.dim, layer.inputs.widths, layer.both.widths[0]
+        self._widths = (states.shape[1], sum(self._split), 2 * self._mlp, self._mlp)
+        self.capacity = len(states)
+        self._memory = [states.new_empty(self.capacity * width) for width in self._widths]
 
     def fits(self, states: Tensor) -> bool:
         """Whether it is of their type and device."""
-        return self._value.dtype == states.dtype and self._value.device == states.device
+        return self._memory[0].dtype == states.dtype and self._memory[0].device == states.device
 
     def __call__(self, count: int) -> _Parts:
         """For that many tokens, the first of those that there is room for."""
-        both, value = self._both[:count], self._value[:count]
-        normed, gate, up = (
-            memory[: count * width].view(count, width)
-            for memory, width in zip(self._rest, (self._widths[0], self._widths[1], self._widths[1]), strict=True)
+        normed, mixed, both, gated = (
+            memory[: count * width].view(count, width) for memory, width in zip(self._memory, self._widths, strict=True)
         )
-        heads, split = both.view(count, -1, self._dim), self._split // self._dim
-        turned = [both[:, : self._split], both[:, self._split :], heads[:, :split], heads[:, split:]]
-        return _Parts(normed, gate, up, heads, value, value.view(count, -1, self._dim), *turned)
+        query, key, value = (part // self._dim for part in self._split)
+        heads = mixed.view(count, -1, self._dim)
+        turned = heads[:, : query + key]
+        return _Parts(
+            *(normed, mixed, both, both[:, : self._mlp], both[:, self._mlp :], gated),
+            *(turned, heads[:, :query], turned[:, query:], heads[:, -value:]),
+        )
 
 
 class _Parts(NamedTuple):
     """Views of a pass's memory."""
 
     normed: Tensor
+    mixed: Tensor
+    """[n, (heads + 2 · kv_heads) · dim], queries before keys before values."""
+    both: Tensor
+    """[n, 2 · mlp]: gate before up."""
     gate: Tensor
     up: Tensor
-    heads: Tensor
-    """[n, heads + kv_heads, dim], queries before keys."""
-    value: Tensor
-    values: Tensor
-    """[n, kv_heads, dim], the same memory."""
-    query: Tensor
-    key: Tensor
+    gated: Tensor
+    """[n, mlp]."""
+    turned: Tensor
+    """[n, heads + kv_heads, dim]: queries and keys in `mixed`."""
     queries: Tensor
     keys: Tensor
+    values: Tensor
 
 
 class InferenceDecoder:
@@ -201,20 +281,18 @@ class InferenceDecoder:
     ) -> None:
         """Add what attention gives to the states."""
         inputs = self._normed(layer.first, states, parts.normed)
-        layer.query.into(inputs, parts.query)
-        layer.key.into(inputs, parts.key)
-        layer.value.into(inputs, parts.value)
+        layer.inputs.into(inputs, parts.mixed)
         for norm, heads in zip(layer.of_heads, (parts.queries, parts.keys), strict=False):
             heads.copy_(self._normed(norm, heads, torch.empty_like(heads)))
-        self._turn(parts.heads, turn)
+        self._turn(parts.turned, turn)
         out = layout.attend(index, parts.queries, parts.keys, parts.values, layer.scale)
         layer.out.add(out.reshape(states.shape[0], -1), states)
 
     def _transform(self, layer: _Layer, states: Tensor, parts: _Parts) -> None:
         """Add what the feed-forward part gives to the states."""
         inputs = self._normed(layer.second, states, parts.normed)
-        gate, up = layer.gate.into(inputs, parts.gate), layer.up.into(inputs, parts.up)
-        layer.down.add(self._gated(gate, up), states)
+        layer.both.into(inputs, parts.both)
+        layer.down.add(self._gated(parts), states)
 
     def _memory(self, states: Tensor) -> _Parts:
         """Memory for a pass; for few tokens, that of the pass before."""
@@ -245,9 +323,11 @@ class InferenceDecoder:
         heads[..., :half].addcmul_(second, sine[..., :half], value=-1)
         heads[..., half:].addcmul_(first, sine[..., half:])
 
-    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
-        """silu(gate) · up; `gate` is used up."""
-        return self._kernels.gate(gate, up) if self._kernels else F.silu(gate, inplace=True).mul_(up)
+    def _gated(self, parts: _Parts) -> Tensor:
+        """silu(gate) · up, [n, mlp]."""
+        if self._kernels:
+            return self._kernels.gate(parts.both, parts.gated)
+        return torch.mul(F.silu(parts.gate), parts.up, out=parts.gated)
 
     def _gap(self) -> float:
         """Largest difference from what the modules give for a few tokens, relative to the largest state."""

@@ -94,13 +94,13 @@ class _Scores(torch.autograd.Function):
             grads = (by_logprobs[part].contiguous(), by_entropy[part].contiguous())
             ctx.kernels.measure_back(some, ctx.temperature, targets[part], sums[part], entropy[part], *grads)
             torch.mm(some, cast, out=by_hidden[part])
-            _add_product(by_weight, some, hidden[part])
+            _add_product(ctx.kernels, by_weight, some, hidden[part])
         return None, by_hidden, by_weight, None, None, None
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+def _add_product(kernels: TrainingKernels, total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add leftᵀ · right, of [m, out] and [m, in], to float32 [out, in]."""
     if left.dtype is torch.float32:
         total.addmm_(left.t(), right)
     else:
-        total.add_(torch.mm(left.t(), right))
+        total.add_(kernels.product(left, right))

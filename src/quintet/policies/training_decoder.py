@@ -82,7 +82,7 @@ class _Layer(torch.autograd.Function):
         before, normed, scales, mixed, attended, sums, middle, inner, inner_scales, both, first, second = saved[:12]
         cast = _Weights(*saved[12:])
         by_both, gated = kernels.gate_back(both, torch.mm(by_found, cast.down))
-        by_down = _product(by_found, gated)
+        by_down = kernels.product(by_found, gated)
         states, narrow, by_second = kernels.norm_back(
             torch.mm(by_both, cast.both), middle, second, inner_scales, by_middle
         )
@@ -90,7 +90,8 @@ class _Layer(torch.autograd.Function):
         by_mixed, by_bias = kernels.turn_back(
             by_states, shared.heads + shared.kv_heads, shared.dim, shared.cosine, shared.sine
         )
-        by_out, by_inputs, by_gates = _product(narrow, attended), _product(by_mixed, normed), _product(by_both, inner)
+        by_out, by_inputs = kernels.product(narrow, attended), kernels.product(by_mixed, normed)
+        by_gates = kernels.product(by_both, inner)
         states, narrow, by_first = kernels.norm_back(torch.mm(by_mixed, cast.attention), before, first, scales, states)
         parts = torch.split(by_inputs, ctx.sizes[2:5])
         biases = torch.split(by_bias, ctx.sizes[5:8]) if ctx.biased else (None, None, None)
@@ -118,11 +119,6 @@ class _Norm(torch.autograd.Function):
         kept, scales, weight = ctx.saved_tensors
         states, narrow, by_weight = ctx.kernels.norm_back(grad.contiguous(), kept, weight, scales, None)
         return None, None, states, narrow, by_weight
-
-
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """A weight's gradient, float32, from [P, out] and [P, in]."""
-    return torch.mm(left.t(), right).float()
 
 
 def _cast(weights: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None, _Weights]:

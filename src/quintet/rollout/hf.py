@@ -15,6 +15,7 @@ from torch import Tensor
 from quintet.errors import ConfigError
 from quintet.policies.adapters import has_lora, merge, plain_weights
 from quintet.policies.causal_lm import cast_weights
+from quintet.policies.inference import lay_together
 from quintet.records import Failure, Generation, Request, StopReason
 from quintet.rollout.cache import CacheShape, DecodeLayout, KeyValueStore, Shared
 from quintet.rollout.computed import Piece
@@ -156,6 +157,8 @@ class HfEngine:
         a longer one in pieces unless `whole_prompts`. While it sleeps its weights are on the device `rest_on`, where
         one is given."""
         self._model = model
+        if not shared:
+            lay_together(model.base_model)
         self._passes = Passes(model)
         self._slots = slots
         self._context = context
@@ -310,6 +313,7 @@ class HfEngine:
         """The cache comes back with the next request."""
         if self._rest_on is not None:
             self._model.to(self._awake_on)
+            lay_together(self._model.base_model)
 
     def close(self) -> None:
         """See `Engine.close`."""

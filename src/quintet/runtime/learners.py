@@ -220,9 +220,7 @@ def open_reference(config: Experiment, actor: OwnActor, policy: Path, ranks: Ran
     own, budget = config.reference, Budget.of(config.reference.inference_budget, config.training)
     if own.path is None and own.dtype is None and isinstance(actor, ActorLearner) and has_lora(actor.model):
         if own.memory != MemoryConfig():
-            logger.warning(
-                "reference.memory: the reference has the policy's weights and moves as actor.memory says"
-            )
+            logger.warning("reference.memory: the reference has the policy's weights and moves as actor.memory says")
         return KeptPolicy(actor.scorer, budget)
     trusted = config.policy.trust_remote_code
     model = load_model(own.path, trust_remote_code=trusted) if own.path else _plain(config, actor, policy)

@@ -127,19 +127,24 @@ def test_positions_are_turned_as_the_models_do(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("count", [1, 15, 16, 33, 20_001])
-def test_gates(dtype: torch.dtype, count: int) -> None:
+@pytest.mark.parametrize("width", [1, 15, 16, 33, 3001])
+def test_gates(dtype: torch.dtype, width: int) -> None:
     torch.manual_seed(0)
-    gate, up = (torch.randn(count) * 20).to(dtype), torch.randn(count).to(dtype)
-    expected = torch.nn.functional.silu(gate) * up
-    torch.testing.assert_close(of(dtype).gate(gate, up), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    both = torch.randn(5, 2 * width).to(dtype)
+    both[:, :width] *= 20
+    expected = torch.nn.functional.silu(both[:, :width]) * both[:, width:]
+    found = of(dtype).gate(both, both.new_empty(5, width))
+    torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-def test_gates_far_out() -> None:
-    gate = torch.tensor([-1000.0, -90.0, 0.0, 90.0, 1000.0, torch.nan])
-    found = of(torch.float32).gate(gate, torch.ones(6))
-    assert found[:5].tolist() == pytest.approx([0.0, 0.0, 0.0, 90.0, 1000.0], abs=1e-30)
-    assert math.isnan(found[5])
+@pytest.mark.parametrize("copies", [1, 16], ids=["one by one", "sixteen at a time"])
+def test_gates_far_out(copies: int) -> None:
+    gate = torch.tensor([-torch.inf, -1000.0, -90.0, 0.0, 90.0, 1000.0, torch.nan]).repeat_interleave(copies)
+    both = torch.cat([gate, torch.ones(len(gate))])[None]
+    found = of(torch.float32).gate(both, torch.empty(1, len(gate)))[0][::copies]
+    assert found[1:6].tolist() == pytest.approx([0.0, 0.0, 0.0, 90.0, 1000.0], abs=1e-30)
+    assert math.isnan(found[0]), "silu of minus infinity is 0 · infinity in torch too"
+    assert math.isnan(found[6])
 
 
 @given(st.lists(st.floats(-87, 0, width=32), min_size=1, max_size=150))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -125,3 +127,25 @@ def test_turns_come_back() -> None:
     back, total = kernels.turn_back(turned.clone(), 2, 16, cosine, sine)
     torch.testing.assert_close(back, states, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(total, states.sum(0), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("rows", "out", "inputs"),
+    [(1, 32, 32), (31, 64, 96), (257, 96, 32), (700, 32, 352), (700, 352, 32), (40, 33, 32), (40, 32, 48), (0, 32, 32)],
+)
+def test_a_weights_gradient_is_the_sum_over_rows(dtype: torch.dtype, rows: int, out: int, inputs: int) -> None:
+    """Whatever doesn't fill the tiles, and whichever side is the broader one; NaN in memory that is used again must not
+    come in."""
+    torch.manual_seed(0)
+    left, right = torch.randn(rows, out).to(dtype), torch.randn(rows, inputs).to(dtype)
+    torch.full((out, inputs), torch.nan)
+    found = of(dtype).product(left, right)
+    assert (found.dtype, found.shape) == (torch.float32, (out, inputs))
+    torch.testing.assert_close(found.double(), left.double().t() @ right.double(), atol=rows * 5e-3, rtol=1e-2)
+    if dtype is torch.bfloat16 and not (out % 32 or inputs % 32) and tiles_here():
+        torch.testing.assert_close(found.double(), left.double().t() @ right.double(), atol=1e-4, rtol=1e-5)
+
+
+def tiles_here() -> bool:
+    return "amx_bf16" in Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else False

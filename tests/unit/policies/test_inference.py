@@ -14,7 +14,7 @@ from quintet.policies import inference
 from quintet.policies.adapters import add_lora
 from quintet.policies.attention import PackedLayout, register_attention
 from quintet.policies.causal_lm import hidden_states, load_model
-from quintet.policies.inference import InferenceDecoder
+from quintet.policies.inference import InferenceDecoder, lay_together
 
 SHAPE = {
     "vocab_size": 90,
@@ -70,6 +70,45 @@ def test_it_computes_what_the_modules_compute(family: str) -> None:
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
     again, _ = both(decoder, body)
     assert torch.equal(ours, again)
+
+
+def products(decoder: InferenceDecoder, body: nn.Module, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often matrices are multiplied in a pass."""
+    calls, multiply = [0], inference._product
+
+    def counted(*arguments: Tensor) -> Tensor:
+        calls[0] += 1
+        return multiply(*arguments)
+
+    monkeypatch.setattr(inference, "_product", counted)
+    both(decoder, body)
+    monkeypatch.setattr(inference, "_product", multiply)
+    return calls[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_that_lie_together_make_one_product_of_the_same_numbers(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And they stay the parameters that they are: what is written into them is seen, and one that moves is found."""
+    body = body_of(family)
+    decoder = InferenceDecoder.of(body)
+    assert decoder is not None
+    before, _ = both(decoder, body)
+    kept = {name: parameter.clone() for name, parameter in body.named_parameters()}
+    apart = products(decoder, body, monkeypatch)
+    lay_together(body)
+    assert all(torch.equal(parameter, kept[name]) for name, parameter in body.named_parameters())
+    assert (apart, products(decoder, body, monkeypatch)) == (10, 4)
+    torch.testing.assert_close(both(decoder, body)[0], before, atol=2e-5, rtol=1e-4)
+    with torch.no_grad():
+        for parameter in body.parameters():
+            parameter.mul_(1.5)
+    ours, theirs = both(decoder, body)
+    torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=1e-4)
+    body.layers[0].self_attn.k_proj.weight.data = torch.zeros_like(kept["layers.0.self_attn.k_proj.weight"])  # type: ignore[index, union-attr]
+    ours, theirs = both(decoder, body)
+    torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=1e-4)
 
 
 @pytest.mark.usefixtures("_kernels")
