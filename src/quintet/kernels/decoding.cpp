@@ -109,13 +109,10 @@ void score(const Queries<T, Q, C>& queries, const T* keys, const T* soon, index_
             for (index_t c = 0; c < C; ++c) fetch(soon + (start + t) * dim + c * LANES);
             queries.add(key + t * dim, sums + t, side);
         }
-#pragma GCC unroll 4
-        for (index_t left = LANES / 2; left; left /= 2)
-#pragma GCC unroll 8
-            for (index_t t = 0; t < left; ++t) sums[t] = pairs(sums[2 * t], sums[2 * t + 1]);
-        sums[0] *= queries.after;
+        const lanes found = totals_of(sums) * queries.after;
         for (index_t q = 0; q < Q; ++q)
-            std::memcpy(scores + q * stride + start, reinterpret_cast<float*>(sums) + q * side, side * sizeof(float));
+            std::memcpy(scores + q * stride + start, reinterpret_cast<const float*>(&found) + q * side,
+                        side * sizeof(float));
     }
 }
 

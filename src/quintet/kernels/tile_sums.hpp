@@ -3,6 +3,8 @@
 // the sums.
 #pragma once
 
+#include <memory>
+
 #include "tiles.hpp"
 
 #ifdef QUINTET_TILES
@@ -31,9 +33,9 @@ inline void put_tile(const __m512i* words, half* tile) {
 
 // Memory that begins where a line of the cache does.
 struct Lines {
-    std::vector<half> memory;
-    explicit Lines(index_t count) : memory(count + 32) {}
-    half* data() { return memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64 / 2; }
+    std::unique_ptr<half[]> memory;
+    explicit Lines(index_t count) : memory(new half[count + 32]) {}
+    half* data() { return memory.get() + (64 - reinterpret_cast<uintptr_t>(memory.get()) % 64) % 64 / 2; }
 };
 
 // The left side for 32 columns of `narrow` and DEEP rows: tiles [2, DEEP / 32] of columns x row pairs.
@@ -59,19 +61,18 @@ inline void lay_right(const bfloat16* from, index_t stride, index_t count, index
         }
 }
 
-// 32 x 32 sums, begun or gone on with.
-inline void add_tiles(index_t deep, const half* left, const half* right, float* sums, index_t stride, bool begins) {
-    float* below = sums + 16 * stride;
+// 32 x 32 sums, four tiles one behind the other, begun or gone on with.
+inline void add_tiles(index_t deep, const half* left, const half* right, float* sums, bool begins) {
     if (begins) {
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
         _tile_zero(3);
     } else {
-        _tile_loadd(0, sums, stride * 4);
-        _tile_loadd(1, sums + 16, stride * 4);
-        _tile_loadd(2, below, stride * 4);
-        _tile_loadd(3, below + 16, stride * 4);
+        _tile_loadd(0, sums, 64);
+        _tile_loadd(1, sums + 256, 64);
+        _tile_loadd(2, sums + 512, 64);
+        _tile_loadd(3, sums + 768, 64);
     }
     for (index_t k = 0; k < deep; ++k) {
         _tile_loadd(4, left + k * TILE, 64);
@@ -83,15 +84,26 @@ inline void add_tiles(index_t deep, const half* left, const half* right, float* 
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(0, sums, stride * 4);
-    _tile_stored(1, sums + 16, stride * 4);
-    _tile_stored(2, below, stride * 4);
-    _tile_stored(3, below + 16, stride * 4);
+    _tile_stored(0, sums, 64);
+    _tile_stored(1, sums + 256, 64);
+    _tile_stored(2, sums + 512, 64);
+    _tile_stored(3, sums + 768, 64);
 }
 
-// `sums` [few, many] from `narrow` [rows, few] and `broad` [rows, many].
+// 32 x 32 sums to where they belong, or the other way round.
+inline void give_tiles(const float* sums, float* to, index_t stride, bool turned) {
+    for (index_t tile = 0; tile < 4; ++tile) {
+        __m512i some[16];
+        for (index_t r = 0; r < 16; ++r) some[r] = _mm512_loadu_si512(sums + tile * 256 + r * 16);
+        if (turned) turn_words(some);
+        const index_t below = turned ? tile % 2 : tile / 2, beside = turned ? tile / 2 : tile % 2;
+        for (index_t r = 0; r < 16; ++r) _mm512_storeu_si512(to + (below * 16 + r) * stride + beside * 16, some[r]);
+    }
+}
+
+// `found` [few, many] from `narrow` [rows, few] and `broad` [rows, many]; [many, few] where it is `turned`.
 inline void sum_tiles(index_t rows, index_t few, index_t many, const bfloat16* narrow, const bfloat16* broad,
-                      float* sums) {
+                      float* found, bool turned) {
     Lines left(few * DEEP);
     half* laid = left.data();
 #pragma omp parallel
@@ -99,7 +111,8 @@ inline void sum_tiles(index_t rows, index_t few, index_t many, const bfloat16* n
         open_tiles();
         const Share share(many / 32);
         const index_t first = share.from * 32, columns = (share.to - share.from) * 32;
-        Lines right(columns * DEEP);
+        Lines right(columns * DEEP), sums(2 * few * columns);
+        auto* own = reinterpret_cast<float*>(sums.data());
         for (index_t row = 0; row < rows; row += DEEP) {
             const index_t count = std::min(DEEP, rows - row), deep = up(count, 32) / 32;
 #pragma omp for schedule(static) nowait
@@ -108,23 +121,16 @@ inline void sum_tiles(index_t rows, index_t few, index_t many, const bfloat16* n
 #pragma omp barrier
             for (index_t n = 0; n < columns; n += 32)
                 for (index_t m = 0; m < few; m += 32)
-                    add_tiles(deep, laid + m * DEEP, right.data() + n * DEEP, sums + m * many + first + n, many, row == 0);
+                    add_tiles(deep, laid + m * DEEP, right.data() + n * DEEP, own + n * few + m * 32, row == 0);
 #pragma omp barrier
         }
         _tile_release();
+        for (index_t n = 0; n < columns; n += 32)
+            for (index_t m = 0; m < few; m += 32) {
+                float* to = turned ? found + (first + n) * few + m : found + m * many + first + n;
+                give_tiles(own + n * few + m * 32, to, turned ? few : many, turned);
+            }
     }
-}
-
-// found [columns, rows] from [rows, columns], multiples of 16 both.
-inline void transpose(index_t rows, index_t columns, const float* from, float* found) {
-#pragma omp parallel for schedule(static)
-    for (index_t row = 0; row < rows; row += 16)
-        for (index_t column = 0; column < columns; column += 16) {
-            __m512i some[16];
-            for (index_t r = 0; r < 16; ++r) some[r] = _mm512_loadu_si512(from + (row + r) * columns + column);
-            turn_words(some);
-            for (index_t r = 0; r < 16; ++r) _mm512_storeu_si512(found + (column + r) * rows + row, some[r]);
-        }
 }
 
 }  // namespace
@@ -137,13 +143,10 @@ inline bool product_over_rows(index_t rows, index_t out, index_t in, const bfloa
                               float* found) {
 #ifdef QUINTET_TILES
     if (!rows || out % 32 || in % 32 || !tiles_allowed()) return false;
-    if (out <= in) {
-        sum_tiles(rows, out, in, left, right, found);
-        return true;
-    }
-    std::vector<float> sums(in * out);
-    sum_tiles(rows, in, out, right, left, sums.data());
-    transpose(in, out, sums.data(), found);
+    if (out <= in)
+        sum_tiles(rows, out, in, left, right, found, false);
+    else
+        sum_tiles(rows, in, out, right, left, found, true);
     return true;
 #else
     return false;

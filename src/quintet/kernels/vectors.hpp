@@ -75,6 +75,38 @@ inline lanes pairs(lanes x, lanes y) {
     return __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
            __builtin_shufflevector(x, y, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 }
+#ifdef __AVX512F__
+// Sums of lanes that lie `step` apart: of x where a lane's number lacks that bit, of y where it has it.
+template <int step>
+inline lanes fold(lanes x, lanes y) {
+    constexpr __mmask16 has = step == 1 ? 0xaaaa : step == 2 ? 0xcccc : step == 4 ? 0xf0f0 : 0xff00;
+    const __m512 own = _mm512_mask_blend_ps(has, (__m512)x, (__m512)y), other = _mm512_mask_blend_ps(has, (__m512)y, (__m512)x);
+    __m512 turned;
+    if constexpr (step == 1) turned = _mm512_permute_ps(other, 0xb1);
+    if constexpr (step == 2) turned = _mm512_permute_ps(other, 0x4e);
+    if constexpr (step == 4) turned = _mm512_shuffle_f32x4(other, other, 0xb1);
+    if constexpr (step == 8) turned = _mm512_shuffle_f32x4(other, other, 0x4e);
+    return (lanes)_mm512_add_ps(own, turned);
+}
+#endif
+// The totals of 16 vectors, which are used up, each in its lane.
+inline lanes totals_of(lanes* x) {
+#ifdef __AVX512F__
+#pragma GCC unroll 8
+    for (int t = 0; t < 8; ++t) x[t] = fold<1>(x[2 * t], x[2 * t + 1]);
+#pragma GCC unroll 4
+    for (int t = 0; t < 4; ++t) x[t] = fold<2>(x[2 * t], x[2 * t + 1]);
+#pragma GCC unroll 2
+    for (int t = 0; t < 2; ++t) x[t] = fold<4>(x[2 * t], x[2 * t + 1]);
+    return fold<8>(x[0], x[1]);
+#else
+#pragma GCC unroll 4
+    for (index_t left = LANES / 2; left; left /= 2)
+#pragma GCC unroll 8
+        for (index_t t = 0; t < left; ++t) x[t] = pairs(x[2 * t], x[2 * t + 1]);
+    return x[0];
+#endif
+}
 inline float total_of(lanes x) {
     for (int i = 0; i < 4; ++i) x = pairs(x, x);
     return x[0];

@@ -35,6 +35,8 @@ __all__ = ["HfEngine", "open_hf"]
 PREFILL_TOKENS = 8192
 """Tokens of prompts in one forward pass, where nothing else is asked for."""
 LOG_EVERY_STEPS = 100
+NUMBERS_AHEAD = 16
+"""Steps for which random numbers are made at once."""
 
 
 @dataclass(eq=False, slots=True)
@@ -65,6 +67,15 @@ class _Draw:
     temperature: Tensor
     special: list[int]
     """Rows with more than a temperature."""
+    _ahead: list[Tensor] = field(default_factory=list)
+
+    def numbers(self, written: Tensor) -> Tensor:
+        """Uniform numbers for the tokens that rows write next, float64 [n]; made for some steps at once, as each row
+        writes one token a step."""
+        if not self._ahead:
+            steps = torch.arange(NUMBERS_AHEAD, device=written.device)[:, None]
+            self._ahead = list(uniform(self.seeds, written + steps).flip(0))
+        return self._ahead.pop()
 
     def changes(self, running: Sequence[_Running], rows: WrittenRows, vocabulary: int) -> Changed | None:
         """What changes the draws of special rows this time."""
@@ -430,7 +441,7 @@ class HfEngine:
         tokens, logprobs = sample(
             logits,
             draw.temperature,
-            uniform(draw.seeds, self._sent(rows.written[: rows.count])),
+            draw.numbers(self._sent(rows.written[: rows.count])),
             draw.changes(self._running, rows, self._vocabulary),
         )
         rows.append(tokens.cpu().numpy(), logprobs.cpu().numpy())
