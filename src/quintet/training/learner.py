@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from quintet.algorithms.aggregation import Aggregation
-from quintet.algorithms.drift import token_gaps, tolerated
-from quintet.algorithms.losses import PolicyTargets
-from quintet.algorithms.objective import (
-    CriticObjective,
-    PolicyLearning,
-    PolicyObjective,
-    ValueTargets,
-    batch_targets,
-)
-from quintet.config.native import KlConfig, OptimizerConfig
+from quintet.algorithms.objective import CriticObjective, PolicyLearning
+from quintet.config.native import OptimizerConfig
 from quintet.policies.adapters import has_lora, is_adapter, merge_stream, scales
 from quintet.policies.causal_lm import Packed, PolicyModule, TokenMeasures, ValueModel, View
 from quintet.records import Batch
@@ -31,6 +22,7 @@ from quintet.training.optimizer import hidden_matrices, make_optimizer
 from quintet.training.packing import Budget, MicroBatch, micro_batches
 from quintet.training.ranks import Ranks
 from quintet.training.scaling import LossScale
+from quintet.training.update import PolicyUpdate, ValueUpdate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -66,20 +58,6 @@ class Viewed(Protocol):
 
 def _precision(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
     return nullcontext() if dtype is torch.float32 else torch.autocast(device.type, dtype=dtype)
-
-
-def _parts(batch: Batch, budget: Budget, aggregation: Aggregation) -> Tensor | None:
-    """The number of each own token's micro-batch, int64 [N], where the aggregation depends on it."""
-    if aggregation.exact:
-        return None
-    part = torch.zeros(len(batch.tokens), dtype=torch.long)
-    for number, micro in enumerate(micro_batches(batch, budget)):
-        part[micro.index] = number
-    return part
-
-
-def _aggregation(given: Aggregation | str) -> Aggregation:
-    return Aggregation(given) if isinstance(given, str) else given
 
 
 def _never(metrics: Mapping[str, float]) -> bool:
@@ -373,38 +351,25 @@ class ActorLearner(_Learning):
         Raises:
             ValueError: the divergence is to be `full` and there is no reference.
         """
-        policy = objective if isinstance(objective, PolicyObjective) else None
-        full = policy.full_divergence if policy else None
-        if full and reference is None:
-            raise ValueError("the full divergence needs the reference itself: update(…, reference=…)")
-        targets = self._targets(batch, objective, _aggregation(aggregation), seed)
-        place = batch.loss_mask.cumsum(0) - 1
-        engine = batch.logprobs if batch.rollout_logprobs is None else batch.rollout_logprobs
-        largest, limit = [0.0], tolerated(self.scorer.dtype)
+        update = PolicyUpdate(
+            batch,
+            objective,
+            aggregation,
+            micro_batches(batch, self._budget),
+            logprobs=self.scorer.logprobs,
+            dtype=self.scorer.dtype,
+            referred=reference is not None,
+            seed=seed,
+        )
+        full = update.full
 
         def loss_of(micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
-            some = targets.at(place[micro.index])
-            measures = self._measures(micro.packed, full, reference)
-            some = replace(some, divergence=measures.divergence) if full else some
-            gaps = token_gaps(measures.logprobs.detach(), engine[micro.index], limit)
-            largest.append(float(gaps["probs_diff"].max()))
-            loss, metrics = objective(measures.logprobs, measures.entropy, some)
-            return loss, metrics | {f"{name}_mean": gap.sum() / len(targets.weights) for name, gap in gaps.items()}
+            packed, scorer = micro.packed, self.scorer
+            measures = scorer.measures(packed, reference, swapped=full.swapped) if full else scorer.measures(packed)
+            return update.loss(micro, measures)
 
-        refused = policy.stops if policy else _never
-        metrics = self._step(batch, rate, loss_of, refused, decay, reference if full else None)
-        if policy and policy.config.stop_ratio is not None:
-            metrics["actor/stopped_updates"] = float(policy.stops(metrics))
-        return metrics | {"probs_diff_max": self._ranks.largest(self.lay.agree(max(largest)))}
-
-    def _measures(self, packed: Packed, full: KlConfig | None, reference: Viewed | None) -> TokenMeasures:
-        return self.scorer.measures(packed, reference, swapped=full.swapped) if full else self.scorer.measures(packed)
-
-    def _targets(self, batch: Batch, objective: PolicyLearning, aggregation: Aggregation, seed: int) -> PolicyTargets:
-        part = _parts(batch, self._budget, aggregation)
-        if isinstance(objective, PolicyObjective):
-            return objective.targets(batch, aggregation, part=part, logprobs=self.scorer.logprobs, seed=seed)
-        return batch_targets(batch, aggregation, part)
+        metrics = self._step(batch, rate, loss_of, update.stops, decay, reference if full else None)
+        return update.told(metrics, self._ranks.largest(self.lay.agree(update.largest_gap)))
 
 
 class CriticLearner(_Learning):
@@ -465,17 +430,9 @@ class CriticLearner(_Learning):
         Raises:
             ValueError: the batch has no values or no returns.
         """
-        if batch.values is None or batch.returns is None:
-            raise ValueError("the critic learns from a batch with values and returns")
-        old, returns = batch.values, batch.returns
-        if mask is not None:
-            batch = replace(batch, loss_mask=batch.loss_mask & mask)
-        aggregation = _aggregation(aggregation)
-        part = _parts(batch, self._budget, aggregation)
-        weights = aggregation.weights(batch.loss_mask, batch.token_trajectory, part)
+        update = ValueUpdate(batch, objective, aggregation, lambda own: micro_batches(own, self._budget), mask)
 
         def loss_of(micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
-            i = micro.index
-            return objective(self._values(micro.packed), ValueTargets(weights[i], old[i], returns[i]))
+            return update.loss(micro, self._values(micro.packed))
 
-        return self._step(batch, rate, loss_of, decay=decay)
+        return self._step(update.batch, rate, loss_of, decay=decay)

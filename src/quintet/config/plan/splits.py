@@ -42,6 +42,8 @@ class Split:
     expert: int = 1
     group: int | None = None
     """Devices that share one copy under FSDP; None for all."""
+    sequence: bool = False
+    """Whether devices that share layers share tokens between them too."""
 
     @property
     def devices_per_copy(self) -> int:
@@ -66,6 +68,7 @@ def learner_split(backend: str, parallel: ParallelConfig, group: int | None) -> 
         ulysses=parallel.ulysses,
         expert=parallel.expert,
         group=None if backend == "megatron" else group,
+        sequence=parallel.sequence,
     )
 
 
@@ -157,6 +160,8 @@ def _heads(split: Split, shape: Shape) -> Iterator[Problem]:
 
 
 def _experts(split: Split, shape: Shape) -> Iterator[Problem]:
+    if split.backend == "megatron" and shape.experts and split.tensor > 1 and not split.sequence:
+        yield "tensor", "Megatron splits layers of a mixture of experts only with parallel.sequence=true"
     if split.expert == 1:
         return
     if shape.experts is None:

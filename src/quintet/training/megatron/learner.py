@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,15 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from quintet.algorithms.aggregation import Aggregation
-from quintet.algorithms.drift import token_gaps, tolerated
-from quintet.algorithms.losses import PolicyTargets
-from quintet.algorithms.objective import (
-    CriticObjective,
-    PolicyLearning,
-    PolicyObjective,
-    ValueTargets,
-    batch_targets,
-)
+from quintet.algorithms.objective import CriticObjective, PolicyLearning
 from quintet.config.native import OptimizerConfig
 from quintet.records import Batch
 from quintet.training.megatron.moments import Moments, chained, clip
@@ -33,6 +24,7 @@ from quintet.training.megatron.package import at_home
 from quintet.training.megatron.passes import Model
 from quintet.training.megatron.weights import Directory, numbered_parameters, own_part, put_weights
 from quintet.training.packing import Budget, MicroBatch, micro_batches
+from quintet.training.update import PolicyUpdate, ValueUpdate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -325,42 +317,29 @@ class MegatronActor(_Trained):
         Raises:
             ValueError: the divergence is to be `full` and there is no reference.
         """
-        policy = objective if isinstance(objective, PolicyObjective) else None
-        full = policy.full_divergence if policy else None
-        if full and reference is None:
-            raise ValueError("the full divergence needs the reference itself: update(…, reference=…)")
         micros = list(micro_batches(batch, self._budget))
-        aggregation = Aggregation(aggregation) if isinstance(aggregation, str) else aggregation
-        targets = self._targets(batch, objective, aggregation, micros, seed)
-        place = batch.loss_mask.cumsum(0) - 1
-        engine = batch.logprobs if batch.rollout_logprobs is None else batch.rollout_logprobs
+        update = PolicyUpdate(
+            batch,
+            objective,
+            aggregation,
+            micros,
+            logprobs=self.scorer.logprobs,
+            dtype=self.scorer.dtype,
+            referred=reference is not None,
+            seed=seed,
+        )
+        full = update.full
         theirs = reference.held.hidden(micros) if full and reference else {}
-        largest, limit = [0.0], tolerated(self.scorer.dtype)
 
         def loss_of(micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             other = (reference.held, theirs[id(micro)]) if full and reference else None
             measures = self._model.measures(
                 micro.packed, hidden, self.scorer.temperature, other, swapped=bool(full and full.swapped)
             )
-            some = targets.at(place[micro.index])
-            some = replace(some, divergence=measures.divergence) if full else some
-            gaps = token_gaps(measures.logprobs.detach(), engine[micro.index], limit)
-            largest.append(float(gaps["probs_diff"].max()))
-            loss, metrics = objective(measures.logprobs, measures.entropy, some)
-            return loss, metrics | {f"{name}_mean": gap.sum() / len(targets.weights) for name, gap in gaps.items()}
+            return update.loss(micro, measures)
 
-        metrics = self._step(rate, loss_of, micros, policy.stops if policy else _never, decay)
-        if policy and policy.config.stop_ratio is not None:
-            metrics["actor/stopped_updates"] = float(policy.stops(metrics))
-        return metrics | {"probs_diff_max": self._place.world.largest(max(largest))}
-
-    def _targets(
-        self, batch: Batch, objective: PolicyLearning, aggregation: Aggregation, micros: list[MicroBatch], seed: int
-    ) -> PolicyTargets:
-        part = _parts(batch, micros, aggregation)
-        if isinstance(objective, PolicyObjective):
-            return objective.targets(batch, aggregation, part=part, logprobs=self.scorer.logprobs, seed=seed)
-        return batch_targets(batch, aggregation, part)
+        metrics = self._step(rate, loss_of, micros, update.stops, decay)
+        return update.told(metrics, self._place.world.largest(update.largest_gap))
 
 
 class MegatronCritic(_Trained):
@@ -391,33 +370,14 @@ class MegatronCritic(_Trained):
         Raises:
             ValueError: the batch has no values or no returns.
         """
-        if batch.values is None or batch.returns is None:
-            raise ValueError("the critic learns from a batch with values and returns")
-        old, returns = batch.values, batch.returns
-        if mask is not None:
-            batch = replace(batch, loss_mask=batch.loss_mask & mask)
-        aggregation = Aggregation(aggregation) if isinstance(aggregation, str) else aggregation
-        micros = list(micro_batches(batch, self._budget))
-        part = _parts(batch, micros, aggregation)
-        weights = aggregation.weights(batch.loss_mask, batch.token_trajectory, part)
+        update = ValueUpdate(batch, objective, aggregation, lambda own: micro_batches(own, self._budget), mask)
 
         def loss_of(micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            i = micro.index
-            return objective(self._value(hidden), ValueTargets(weights[i], old[i], returns[i]))
+            return update.loss(micro, self._value(hidden))
 
-        return self._step(rate, loss_of, micros, decay=decay)
+        return self._step(rate, loss_of, list(micro_batches(update.batch, self._budget)), decay=decay)
 
     def _value(self, hidden: Tensor) -> Tensor:
         """Hidden states [M, hidden] to values [M]."""
         values: Tensor = self._model.chunks[-1].value_head(hidden)
         return values.squeeze(-1).float()
-
-
-def _parts(batch: Batch, micros: list[MicroBatch], aggregation: Aggregation) -> Tensor | None:
-    """The number of each own token's micro-batch, int64 [N], where the aggregation depends on it."""
-    if aggregation.exact:
-        return None
-    part = torch.zeros(len(batch.tokens), dtype=torch.long)
-    for number, micro in enumerate(micros):
-        part[micro.index] = number
-    return part

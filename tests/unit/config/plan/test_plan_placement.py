@@ -178,8 +178,13 @@ def test_the_cpu_has_no_device(tmp_path: Path) -> None:
         ),
         (
             "Mixtral-8x7B",
-            [*MEGATRON, "actor.parallel.expert=8", "actor.parallel.tensor=4"],
+            [*MEGATRON, "actor.parallel.expert=8", "actor.parallel.tensor=4", "actor.parallel.sequence=true"],
             ["actor.parallel.expert = 8", "tensor 4 × expert 8", "nearest: actor.parallel.expert=4"],
+        ),
+        (
+            "Mixtral-8x7B",
+            [*MEGATRON, "actor.parallel.tensor=4"],
+            ["actor.parallel.tensor = 4", "only with parallel.sequence=true", "nearest: actor.parallel.tensor=1"],
         ),
         (
             "Qwen2.5-7B",
