@@ -80,6 +80,7 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
     """The loop: play, estimate advantages, learn, hand the weights over."""
     config = run.config
     first, steps = (run.checkpoint.step if run.checkpoint else 0), config.training.steps
+    saving = Timings()
     with run.progress.phase("learning", steps, done=first) as progress:
         for step in range(first + 1, steps + 1):
             timings = Timings()
@@ -108,11 +109,13 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
                 run.progress.note("\n".join(reply_lines(played.trajectories, step=step)))
             if _due(step, config.tracking.trajectories_every_steps):
                 store(run, step, "train", played.trajectories)
-            run.log(step, {**metrics, **timings.metrics, "training/global_step": step})
+            run.log(step, {**metrics, **timings.metrics, **saving.metrics, "training/global_step": step})
+            saving = Timings()
             # games in flight are given up for a checkpoint: one out of turn would change what comes after it
             early = bool(stop) and components.stream is None
             if _due(step, config.checkpoint.every_steps) or step == steps or early:
-                run.save(step, components)
+                with saving.phase("save_checkpoint"):
+                    run.save(step, components)
             progress.advance(metrics)
             if stop and step < steps:
                 run.wait()

@@ -86,7 +86,7 @@ RLINF_MATH_ACTOR_KEYS: tuple[Row, ...] = (
         False,
         "True counts floating-point operations and logs teraflops a second for each GPU.",
         native="tracking.flops",
-        proof="tests/unit/pipelines/test_flops_of_a_step.py::test_operations_are_logged_where_they_are_asked_for",
+        proof="tests/unit/pipelines/test_costs_of_a_step.py::test_operations_are_logged_where_they_are_asked_for",
     ),
     row(
         "actor.model.precision",

@@ -1,4 +1,4 @@
-"""If this fails, who asked for floating-point operations looks for them in vain."""
+"""If these fail, who asks what a step costs is told nothing, or something else."""
 
 from __future__ import annotations
 
@@ -47,3 +47,11 @@ def test_operations_are_logged_where_they_are_asked_for(tmp_path: Path) -> None:
     operations = told["perf/tflops/actor"] * 1e12 * told["timing_s/update_actor"]
     # about six for each of a million weights and each token
     assert 3e6 < operations / told["perf/total_num_tokens"] < 9e6
+
+
+def test_what_a_checkpoint_took_from_the_loop_is_told_a_step_later(tmp_path: Path) -> None:
+    words = (f"output_dir={tmp_path}", "name=run", "training.steps=3", "checkpoint.every_steps=2")
+    train(load_experiment(None, (*WORDS, *words)), Console(file=io.StringIO()))
+    steps = {line["step"]: line for line in map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())}
+    assert [step for step in (1, 2, 3) if "timing_s/save_checkpoint" in steps[step]] == [3]
+    assert steps[3]["timing_s/save_checkpoint"] > 0
