@@ -1,9 +1,10 @@
-"""A forward and backward pass of Megatron's learner beside the learner `fsdp2`'s, on a GPU.
+"""Updates of a policy of 0.5 B parameters on a GPU: the learner `fsdp2` and Megatron's.
 
-    python benchmarks/megatron_gpu.py --out benchmarks/results/megatron_gpu.json [--rounds 5] [--layers 24]
+    python benchmarks/learner_gpu.py --out benchmarks/results/learner_gpu.json [--rounds 5] [--layers 24]
 
 A Qwen2.5 of 0.5 B parameters with random weights in bfloat16, one packed mini-batch of ragged sequences: seconds of
-an update (the first isn't counted), the largest memory, loss and gradient norm of both. Each learner has a process of
+an update (the first isn't counted), tokens a second and the share of the device's peak by the median, the largest
+memory, loss and gradient norm of both. Each learner has a process of
 its own, by turns. It measures; it asserts nothing. On a machine without a GPU it runs with `--tiny` alone, to see that
 it runs.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -74,6 +76,7 @@ def measure(backend: str, policy: Path, rounds: int, *, tiny: bool) -> dict[str,
     from quintet.algorithms.objective import Imitation
     from quintet.config.native import Experiment
     from quintet.runtime.learners import Learners
+    from quintet.training.flops import training_flops, utilisation
 
     config = Experiment.model_validate(
         {
@@ -91,9 +94,13 @@ def measure(backend: str, policy: Path, rounds: int, *, tiny: bool) -> dict[str,
         _wait()
         seconds.append(time.perf_counter() - begun)
     memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
+    usual = statistics.median(seconds[1:])
+    operations = training_flops(actor.model.config, batch.lengths, int(batch.loss_mask.sum()))
     return {
         "seconds": seconds[1:],
-        "tokens_per_second": len(batch.tokens) / min(seconds[1:]),
+        "tokens": len(batch.tokens),
+        "tokens_per_second": len(batch.tokens) / usual,
+        **utilisation(operations, usual),
         "memory_gib": memory,
         "told": {name: value for name, value in told.items() if isinstance(value, float)},
     }
