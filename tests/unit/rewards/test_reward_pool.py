@@ -37,9 +37,10 @@ def kinds(verdicts: list[Verdict]) -> dict[int, str]:
     return {verdict.id: verdict.failure.kind for verdict in verdicts if verdict.failure is not None}
 
 
-@pytest.fixture(scope="module")
-def judge() -> Iterator[PoolJudge]:
-    made = make_judge(RewardConfig(manager="prime", workers=2, timeout_seconds=TIMEOUT), 100, ["lighteval/MATH"])
+@pytest.fixture(scope="module", params=[TIMEOUT])
+def judge(request: pytest.FixtureRequest) -> Iterator[PoolJudge]:
+    config = RewardConfig(manager="prime", workers=2, timeout_seconds=request.param)
+    made = make_judge(config, 100, ["lighteval/MATH"])
     assert isinstance(made, PoolJudge)
     yield made
     made.close()
@@ -67,6 +68,7 @@ def test_answers_without_end_are_killed_and_hold_up_no_others(judge: PoolJudge) 
     assert time.monotonic() - started < TIMEOUT + 3
 
 
+@pytest.mark.parametrize("judge", [60.0], indirect=True, ids=["patient"])
 def test_all_kinds_of_rows_go_through_one_judge(judge: PoolJudge) -> None:
     entry = {"question": "1 + 2 =", "answer": "3", "metadata": {"source_dataset": "chain_sum"}}
     rows = [
