@@ -8,6 +8,7 @@ any other.
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ __all__ = [
     "ADAPTER_DIRECTORY",
     "adapter_tables",
     "add_lora",
+    "base_of",
     "has_lora",
     "head_weight",
     "is_adapted",
@@ -289,6 +291,22 @@ def save_adapters(
     stored = stored_adapters(model.named_parameters() if weights is None else weights)
     tensors = {name: tensor.contiguous() for name, tensor in stored.items()}
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+
+
+def base_of(directory: Path) -> Path | None:
+    """The model that stored adapters belong to, as peft's file beside them says; None where there are none.
+
+    Raises:
+        MachineError: it doesn't say.
+    """
+    path = directory / SETTINGS
+    if not path.is_file():
+        return None
+    try:
+        named = json.loads(path.read_text())["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MachineError(f"{path} doesn't say to which model the adapters belong: {error!r}") from error
+    return Path(str(named))
 
 
 def load_adapters(model: nn.Module, directory: Path) -> None:

@@ -300,6 +300,8 @@ class Learners:
     storing: Storing = field(default_factory=Storing)
     """Memory for copies of them, of which checkpoints are written."""
     parts: PartSaver | None = None
+    base: Path | None = None
+    """The model that its adapters belong to, where that isn't `policy`: a checkpoint's `hf/` has them in it already."""
     tuned: bool = False
     """They are those of supervised fine-tuning, which has neither critic nor reference."""
 

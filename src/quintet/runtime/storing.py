@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quintet.errors import ConfigError, MachineError
-from quintet.policies.adapters import ADAPTER_DIRECTORY, has_lora, read_adapters, save_adapters
+from quintet.policies.adapters import ADAPTER_DIRECTORY, base_of, has_lora, read_adapters, save_adapters
 from quintet.policies.causal_lm import load_model
 from quintet.runtime.megatron import (
     Share,
@@ -123,7 +123,8 @@ def _adapter_files(learners: Learners) -> dict[str, bytes]:
     adapters = dict(learners.actor.adapters())
     if learners.ranks.rank:
         return {}
-    return files_of(lambda place: save_adapters(learners.actor.model, place, learners.policy, adapters.items()))
+    base = (learners.base or learners.policy).absolute()
+    return files_of(lambda place: save_adapters(learners.actor.model, place, base, adapters.items()))
 
 
 def link_as_verl(checkpoint: Path) -> None:
@@ -165,6 +166,8 @@ def restore(learners: Learners, directory: Path, contents: Collection[str]) -> N
         _restore_tuned(learners.actor, directory, contents)
         return
     restore_actor(learners.actor, directory, contents, trust_remote_code=config.policy.trust_remote_code)
+    if MODEL in contents and has_lora(learners.actor.model):
+        learners.base = base_of(directory / ADAPTER_DIRECTORY)
     if config.needs_critic:
         _restore_learner(learners.grow_critic(), directory, CRITIC, contents)
     if config.needs_reference:
