@@ -188,7 +188,7 @@ def _store(run: Run, stage: Stage, reached: Progressing, step: int) -> None:
 
         return write
 
-    run.store(step, copy, reached=reached.state())
+    run.store(step, copy, reached=reached.state(), **({"base": stage.base_digest} if stage.has_lora else {}))
     if reached.best is not None:
         reached.best_at = run.directory.checkpoints / f"global_step_{step}"
 

@@ -9,7 +9,7 @@ from typing import Any
 from quintet.algorithms.objective import Imitation
 from quintet.config.native import Experiment, OptimizerConfig, SftConfig
 from quintet.data.conversations import Conversations
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, MachineError
 from quintet.policies.adapters import ADAPTER_DIRECTORY, save_adapters
 from quintet.policies.causal_lm import load_tokenizer
 from quintet.records import Batch
@@ -17,7 +17,7 @@ from quintet.runtime.conducting import ConductedLearners, Conductor
 from quintet.runtime.learners import Learners
 from quintet.runtime.storing import HF, contents_to_load
 from quintet.runtime.tuning import open_tuned
-from quintet.training.checkpoint import Checkpoint
+from quintet.training.checkpoint import Checkpoint, weights_digest
 from quintet.training.handles import Actor
 from quintet.training.hf_directory import HfDirectory, files_of, put_files
 from quintet.training.optimizer import learning_rate, weight_decay
@@ -66,6 +66,8 @@ class Stage:
     learners: Learners | ConductedLearners
     base: Path
     """The model that it began with."""
+    base_digest: str | None = None
+    """A hash of that model's weights, where checkpoints hold adapters to it alone."""
     _words: dict[str, bytes] = field(default_factory=dict)
     """The tokenizer's files."""
 
@@ -127,8 +129,15 @@ class Stage:
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Take up what a checkpoint holds, as far as `checkpoint.load_contents` asks for it: with LoRA the adapters
-        alone, since merged weights are rounded."""
+        alone, since merged weights are rounded.
+
+        Raises:
+            MachineError: it is that of another model, or the model that its adapters belong to isn't what it was.
+        """
         contents = contents_to_load(checkpoint, self.config.checkpoint.load_contents)
+        if checkpoint.state.get("base", self.base_digest) != self.base_digest and "model" in contents:
+            told = f"the weights at {self.base} aren't those that the adapters in {checkpoint.directory} belong to"
+            raise MachineError(told, "put those back, or start anew with resume=never")
         self.learners.load(checkpoint.directory, contents, {})
 
 
@@ -141,7 +150,7 @@ def build_stage(config: Experiment, base: Path, tokenizer: Any, conductor: Condu
     """
     learners = conductor.open(base, tuned=True) if conductor else open_tuned(config, base)
     _fits(config, tokenizer, learners.actor.model.config.vocab_size)
-    return Stage(config, tokenizer, learners, base)
+    return Stage(config, tokenizer, learners, base, weights_digest(base) if sft_of(config).lora else None)
 
 
 def _fits(config: Experiment, tokenizer: Any, vocabulary: int) -> None:

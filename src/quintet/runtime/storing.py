@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 __all__ = ["ACTOR", "HF", "Storing", "contents_to_load", "link_as_verl", "restore", "restore_actor"]
 
 HF, ACTOR, CRITIC, REFERENCE = "hf", "actor", "critic", "reference"
+HF_MODEL = "hf_model"
+"""That content's name."""
 VERL_LINK = "huggingface"
 """Where verl has the model in its own format, in `actor`."""
 ALONE = Ranks()
@@ -75,7 +77,7 @@ class Storing:
             for copies in held:
                 copies.write(directory, there)
             put_files(directory / ADAPTER_DIRECTORY, adapters)
-            if "hf_model" in contents and ranks.rank == 0:
+            if HF_MODEL in contents and ranks.rank == 0:
                 link_as_verl(directory)
 
         return write
@@ -141,7 +143,7 @@ def contents_to_load(checkpoint: Checkpoint, asked: Collection[str] | None) -> t
         ConfigError: it doesn't hold what is asked for.
     """
     saved = checkpoint.state["contents"]
-    there = tuple(dict.fromkeys((*saved, "hf_model")))
+    there = tuple(dict.fromkeys((*saved, HF_MODEL)))
     if asked is None:
         return tuple(saved) if MODEL in saved else there
     for content in asked:
@@ -181,6 +183,8 @@ def _restore_tuned(actor: ActorLearner, directory: Path, contents: Collection[st
     if not has_lora(actor.model):
         restore_actor(actor, directory, contents)
         return
+    if MODEL not in contents and HF_MODEL in contents:
+        raise _merged_alone(directory)
     if MODEL in contents:
         actor.lay.load(read_adapters(actor.lay.weights(), directory / ADAPTER_DIRECTORY))
     restore_learner(actor, directory, ACTOR, [content for content in contents if content != MODEL])
@@ -204,6 +208,13 @@ def _put_back(reference: Judge, stored: Stored, directory: Path) -> None:
         load_weights(reference.lay.module, stored)
 
 
+def _merged_alone(checkpoint: Path) -> MachineError:
+    return MachineError(
+        f"{checkpoint / HF} has the adapters merged, and none by themselves to go on with",
+        "name model in checkpoint.load_contents; a checkpoint that was saved without it can't be gone on from",
+    )
+
+
 def restore_actor(actor: Actor, directory: Path, contents: Collection[str], *, trust_remote_code: bool = False) -> None:
     """The policy and its optimizer, as far as `contents` names them.
 
@@ -211,14 +222,11 @@ def restore_actor(actor: Actor, directory: Path, contents: Collection[str], *, t
         MachineError: they aren't there, or are those of another model.
     """
     _restore_learner(actor, directory, ACTOR, contents)
-    if MODEL not in contents and "hf_model" in contents:
+    if MODEL not in contents and HF_MODEL in contents:
         if not isinstance(actor, ActorLearner):
             restore_from_directory(actor, directory / HF)
             return
         if has_lora(actor.model):
-            raise MachineError(
-                f"{directory / HF} has the adapters merged, and none by themselves to go on with",
-                "checkpoint.load_contents=[model, …] takes weights and adapters apart",
-            )
+            raise _merged_alone(directory)
         saved = load_model(directory / HF, trust_remote_code=trust_remote_code)
         actor.lay.load(saved.named_parameters())

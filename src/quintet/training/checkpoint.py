@@ -37,6 +37,7 @@ __all__ = [
     "save_checkpoint",
     "stage",
     "staging_directory",
+    "weights_digest",
 ]
 
 MANIFEST = "manifest.json"
@@ -166,6 +167,14 @@ def _sweep(root: Path) -> None:
     """Remove what an interrupted save left."""
     for rest in root.glob(f"{STAGING}*"):
         shutil.rmtree(rest)
+
+
+def weights_digest(directory: Path) -> str:
+    """One hash of all files with weights that lie in a model's directory."""
+    found = hashlib.sha256()
+    for path in sorted(path for path in directory.iterdir() if path.suffix in (".safetensors", ".bin")):
+        found.update(f"{path.name} {_digest(path)}\n".encode())
+    return found.hexdigest()
 
 
 def _manifest(directory: Path) -> dict[str, dict[str, Any]]:

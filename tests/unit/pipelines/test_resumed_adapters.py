@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import io
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from rich.console import Console
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from quintet.config import load_experiment
+from quintet.errors import MachineError
 from quintet.pipelines.export import export
 from quintet.pipelines.rl import train
+from quintet.pipelines.sft import fine_tune
 from quintet.policies.adapters import base_of
 
 SMALL = (
@@ -41,3 +47,41 @@ def test_adapters_of_a_run_that_went_on_belong_to_the_model_it_began_with(tmp_pa
     merged = load_file(newest / "hf/model.safetensors")
     for name, tensor in load_file(tmp_path / "out/model.safetensors").items():
         torch.testing.assert_close(tensor, merged[name], atol=1e-6, rtol=1e-6)
+
+
+@pytest.fixture
+def tune(tmp_path: Path, policy_directory: Path) -> Callable[..., Path]:
+    """A stage of fine-tuning with LoRA on a model that the test may change; gives its directory."""
+    rows = [{"prompt": f"user {number}", "response": "<answer> Up </answer>"} for number in range(8)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    shutil.copytree(policy_directory, tmp_path / "base")
+    words = (
+        *(f"sft.path={tmp_path}/base", f"data.train_files=[{tmp_path}/rows.jsonl]", "sft.batch=8", "sft.lora={rank: 2}"),
+        *("tracking.loggers=[jsonl]", "training.threads=1", f"output_dir={tmp_path}", "name=tuned"),
+    )
+
+    def run(*more: str) -> Path:
+        fine_tune(load_experiment(None, (*words, *more)), Console(file=io.StringIO()))
+        return tmp_path / "tuned"
+
+    return run
+
+
+def test_adapters_arent_added_to_a_model_that_was_changed(tune: Callable[..., Path], tmp_path: Path) -> None:
+    tune("sft.epochs=1")
+    path = tmp_path / "base/model.safetensors"
+    before, weights = path.read_bytes(), load_file(path)
+    save_file({**weights, "model.norm.weight": weights["model.norm.weight"] * 1.01}, path, metadata={"format": "pt"})
+    with pytest.raises(MachineError, match=r"base aren't those that the adapters in .*global_step_1 belong to"):
+        tune("sft.epochs=2")
+    path.write_bytes(before)
+    assert (tune("sft.epochs=2") / "checkpoints/global_step_2").is_dir()
+
+
+@pytest.mark.parametrize("saved", ["[optimizer, extra]", "[hf_model]"])
+def test_a_run_whose_adapters_werent_saved_doesnt_go_on_with_fresh_ones(
+    tune: Callable[..., Path], saved: str
+) -> None:
+    tune("sft.epochs=1", f"checkpoint.contents={saved}")
+    with pytest.raises(MachineError, match=r"has the adapters merged.*\n.*checkpoint\.load_contents"):
+        tune("sft.epochs=2", f"checkpoint.contents={saved}")
