@@ -65,9 +65,10 @@ class Storing:
         own = [content for content in contents if content != MODEL or not apart]
         actor = self._learner(learners.actor, ACTOR, own, share)
         held = [actor]
+        # critic and reference have no form like `hf/`, from which they could come instead
         if learners.critic is not None:
-            held.append(self._learner(learners.critic, CRITIC, contents, share))
-        if MODEL in contents and learners.reference is not None and learners.experiment.reference.path is None:
+            held.append(self._learner(learners.critic, CRITIC, {*contents, MODEL}, share))
+        if learners.reference is not None and learners.experiment.reference.path is None:
             held.append(self._reference(learners.reference, share))
         model = self.model(learners.actor, actor, ranks)
         adapters = _adapter_files(learners) if MODEL in contents or not apart else {}
@@ -170,11 +171,13 @@ def restore(learners: Learners, directory: Path, contents: Collection[str]) -> N
     restore_actor(learners.actor, directory, contents, trust_remote_code=config.policy.trust_remote_code)
     if MODEL in contents and has_lora(learners.actor.model):
         learners.base = base_of(directory / ADAPTER_DIRECTORY)
+    weights = MODEL in contents or HF_MODEL in contents
     if config.needs_critic:
-        _restore_learner(learners.grow_critic(), directory, CRITIC, contents)
+        beside = {*contents, MODEL} if weights else contents
+        _restore_learner(learners.grow_critic(), directory, CRITIC, beside)
     if config.needs_reference:
         reference, stored = learners.keep_reference(), Stored.at(directory, f"{REFERENCE}/{MODEL}")
-        if stored is not None and MODEL in contents:
+        if stored is not None and weights:
             _put_back(reference, stored, directory)
 
 

@@ -134,6 +134,16 @@ def test_weights_from_the_model_that_others_read(run: Run) -> None:
     assert error.value.key == "checkpoint.load_contents"
 
 
+def test_critic_and_reference_come_back_where_the_policy_comes_from_the_model_that_others_read(run: Run) -> None:
+    kept = ("checkpoint.contents=[optimizer, extra]", "checkpoint.keep=9", "algorithm.kl={coefficient: 0.1}")
+    whole = run(*kept)
+    again = run(*kept, f"resume={checkpoint(whole, 1)}", name="again")
+    for stem in ("critic/model", "critic/optim", "reference/model"):
+        held = [load_file(checkpoint(place, 2) / f"{stem}_world_size_1_rank_0.safetensors") for place in (whole, again)]
+        assert equal(*held), stem
+    assert metrics(again)[-1] == metrics(whole)[-1]
+
+
 def far(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     """The largest difference of two weights."""
     return max(float((tensor - other[name]).abs().max()) for name, tensor in one.items())

@@ -67,8 +67,8 @@ class CheckpointConfig(Section):
     keep: PositiveInt = 2
     """Older ones are removed."""
     contents: Contents = ALL
-    """What is saved beside `hf/`, the model as transformers reads it, which always is: the weights as the learner
-    holds them, the optimizer's moments, and what else a run goes on by (how far it has drawn, where its schedules
+    """What is saved beside `hf/`, the model as transformers reads it, and the weights of critic and reference, which
+    always are: the policy's weights as the learner holds them, the optimizer's moments, and what else a run goes on by (how far it has drawn, where its schedules
     are). `hf_model` links `hf/` under verl's name for it, `actor/huggingface`."""
     load_contents: Contents | None = None
     """What is read when a run goes on; null takes all that was saved. Without `optimizer` its moments begin anew,
