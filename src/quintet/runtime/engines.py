@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quintet.config.native import Experiment
-from quintet.errors import ConfigError
 from quintet.rollout.agent_loop import derive_seed
 from quintet.rollout.engine import EngineSetup
 from quintet.rollout.memory import slots_within
-from quintet.runtime.stored_types import with_types
+from quintet.runtime.stored_types import stored_type, with_types
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,24 +28,18 @@ def policy_dtype(config: Experiment) -> torch.dtype:
 
 
 def engine_dtype(config: Experiment, policy: Path) -> torch.dtype:
-    """The engine's own type; without one, that of the policy. `auto` is what the model at that directory names.
+    """The engine's own type; without one, that of the policy. `auto` is what the model names that the run began with:
+    the one at `policy.path`, or that made at `policy`. A checkpoint's own says how learners hold it.
 
     Raises:
         ConfigError: the model names a type that no engine is known to take.
+        MachineError: that model isn't there any more.
     """
     named = config.rollout.engine_options.dtype
     if named is None:
         return policy_dtype(config)
     if named == "auto":
-        stored = json.loads((policy / "config.json").read_text())
-        named = stored.get("dtype") or stored.get("torch_dtype") or "float32"
-    if str(named) not in TYPES:
-        raise ConfigError(
-            f"the model at {policy} is stored in {named}",
-            key="rollout.engine_options.dtype",
-            value="auto",
-            hint=f"name the engine's type instead: {', '.join(TYPES)}",
-        )
+        named = stored_type(config.policy.path or policy, "rollout.engine_options.dtype")
     return TYPES[str(named)]
 
 

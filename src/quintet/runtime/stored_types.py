@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from quintet.config.native import Experiment
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, MachineError
 
 __all__ = ["stored_type", "with_types"]
 
@@ -38,14 +38,19 @@ def _asked(config: Experiment) -> set[str | None]:
 
 
 def stored_type(directory: str | Path | None, key: str) -> str:
-    """The type in which a model's weights are stored, as its `config.json` says; float32 where it says nothing.
+    """The type in which a model's weights are stored, as its `config.json` says; float32 where it says nothing, or
+    where there is no directory. `key` is what was left to it.
 
     Raises:
-        ConfigError: no learner computes in that type.
+        ConfigError: no learner and no engine computes in that type.
+        MachineError: there is no model.
     """
-    path = None if directory is None else Path(directory) / "config.json"
-    if path is None or not path.is_file():
+    if directory is None:
         return "float32"
+    path = Path(directory) / "config.json"
+    if not path.is_file():
+        told = f"{key} = auto is the type of the model that the run began with, and there is no {path}"
+        raise MachineError(told, "put that file back, also where the run goes on from a checkpoint")
     stored = json.loads(path.read_text())
     named = str(stored.get("dtype") or stored.get("torch_dtype") or "float32")
     if named not in NARROW:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from quintet.config import load_experiment
-from quintet.errors import ConfigError
-from quintet.runtime.engines import engine_dtype
+from quintet.errors import ConfigError, MachineError
+from quintet.runtime.engines import engine_dtype, policy_dtype
 
 
 def test_the_type_is_the_engines_own_the_policys_or_the_models(tmp_path: Path) -> None:
@@ -25,3 +25,18 @@ def test_the_type_is_the_engines_own_the_policys_or_the_models(tmp_path: Path) -
     assert found("bfloat16", auto) is torch.bfloat16
     with pytest.raises(ConfigError, match="float8_e4m3fn"):
         found("float8_e4m3fn", auto)
+
+
+def test_a_run_that_goes_on_computes_in_the_type_it_began_with(tmp_path: Path) -> None:
+    began, checkpoint = tmp_path / "model", tmp_path / "global_step_3/hf"
+    for place, stored in ((began, "bfloat16"), (checkpoint, "float32")):
+        place.mkdir(parents=True)
+        (place / "config.json").write_text(json.dumps({"dtype": stored}))
+    words = [f"policy.path={began}", "policy.preset=null", "rollout.engine_options.dtype=auto", "policy.dtype=auto"]
+    config = load_experiment(None, words).experiment
+    assert engine_dtype(config, began) is engine_dtype(config, checkpoint) is torch.bfloat16
+    assert policy_dtype(config) is torch.bfloat16
+    (began / "config.json").unlink()
+    for told in (lambda: engine_dtype(config, checkpoint), lambda: policy_dtype(config)):
+        with pytest.raises(MachineError, match=r"dtype = auto is the type .* there is no .*model/config\.json"):
+            told()
