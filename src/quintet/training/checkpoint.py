@@ -1,7 +1,7 @@
 """Checkpoints: directories made whole elsewhere and renamed in, with a manifest of hashes.
 
 checkpoints/
-  latest_checkpointed_iteration.txt   the newest one's step, written last
+  latest_checkpointed_iteration.txt   the newest one's step, written once that is whole and before older ones go
   global_step_20/
     hf/              model, configuration and tokenizer, as transformers loads them
     actor/ critic/   weights and optimizer as the ranks hold them: safetensors, and tables of what is where
@@ -88,11 +88,11 @@ def complete(root: Path, step: int, state: dict[str, Any], *, keep: int, without
     (staging / STATE).write_text(json.dumps({"step": step, **state}, indent=1, sort_keys=True))
     (staging / MANIFEST).write_text(json.dumps(_manifest(staging), indent=1))
     final = put_in_place(root, staging, step)
+    _note_latest(root, step)
     for old in _superseded(root, step, keep):
         shutil.rmtree(old)
     if without is not None and without != final and without.is_dir():
         shutil.rmtree(without)
-    _note_latest(root, step)
     return final
 
 
@@ -140,7 +140,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     Raises:
         MachineError: it isn't there, or it is damaged; the message says which file and how.
     """
-    if not directory.is_dir():
+    if not directory.is_dir() or not (directory.name.startswith(NAME) or (directory / MANIFEST).exists()):
         raise MachineError(f"no checkpoint at {directory}", "resume=PATH names a global_step_N directory")
     if found := fault(directory):
         raise MachineError(f"the checkpoint {directory} is damaged: {found}", "give the one before it, or resume=auto")
@@ -196,16 +196,28 @@ def fault(directory: Path) -> str | None:
     """What is wrong with a checkpoint; None when every file has its size and hash."""
     try:
         manifest = json.loads((directory / MANIFEST).read_text())
-    except (OSError, ValueError):
+        expected = {name: (row["size"], row["sha256"]) for name, row in manifest.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "its manifest is missing or unreadable"
-    for name, expected in manifest.items():
-        path = directory / name
+    if STATE not in expected:
+        return f"its manifest doesn't name {STATE}"
+    return next(
+        (found for name, (size, digest) in expected.items() if (found := _unlike(directory, name, size, digest))), None
+    )
+
+
+def _unlike(directory: Path, name: str, size: object, digest: object) -> str | None:
+    """In what a file differs from what the manifest says of it."""
+    path = directory / name
+    try:
         if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != expected["size"]:
-            return f"{name} has {path.stat().st_size} bytes, not {expected['size']}"
-        if _digest(path) != expected["sha256"]:
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} bytes, not {size}"
+        if _digest(path) != digest:
             return f"{name} doesn't match its hash"
+    except OSError as error:
+        return f"{name} can't be read: {error.strerror or error}"
     return None
 
 

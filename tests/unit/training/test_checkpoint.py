@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,55 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_used(tmp_pat
     assert [name for name, _ in rejected] == ["global_step_2"]
     with pytest.raises(MachineError, match="damaged"):
         open_checkpoint(tmp_path / "global_step_2")
+
+
+@pytest.mark.parametrize(
+    "manifest", ["[]", "null", "{}", '{"state.json": 3}', '{"state.json": {"sizf": 1, "sha256": ""}}', "\0"]
+)
+def test_a_manifest_with_other_bits_is_refused_like_any_damage(tmp_path: Path, manifest: str) -> None:
+    save(tmp_path, 1)
+    (save(tmp_path, 2) / "manifest.json").write_text(manifest)
+    rejected: list[tuple[str, str]] = []
+    found = find_checkpoint(tmp_path, lambda path, reason: rejected.append((path.name, reason)))
+    assert found is not None
+    assert found.step == 1
+    assert "its manifest" in rejected[0][1]
+
+
+def test_a_file_that_the_disk_doesnt_give_back_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+    bad = save(tmp_path, 2) / "hf/model.safetensors"
+    opened = Path.open
+
+    def refuse(path: Path, *given: Any, **named: Any) -> Any:
+        if path == bad:
+            raise OSError(5, "Input/output error")
+        return opened(path, *given, **named)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    rejected: list[str] = []
+    found = find_checkpoint(tmp_path, lambda path, reason: rejected.append(reason))
+    assert found is not None
+    assert found.step == 1
+    assert rejected == ["hf/model.safetensors can't be read: Input/output error"]
+
+
+def test_scripts_never_find_a_step_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1, keep=1)
+
+    def die(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("quintet.training.checkpoint.shutil.rmtree", die)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 2, keep=1)
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "2"
+
+
+def test_a_runs_directory_isnt_taken_for_a_damaged_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path / "checkpoints", 1)
+    with pytest.raises(MachineError, match="global_step_N"):
+        open_checkpoint(tmp_path)
 
 
 def test_an_interrupted_save_leaves_the_last_good_one(tmp_path: Path) -> None:
