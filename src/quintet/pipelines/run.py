@@ -142,6 +142,7 @@ def open_run(composed: Composed, console: Console, conductor: Conductor | None =
             keep=config.checkpoint.keep,
             others=conductor.others if conductor else 0,
             publish=remote.put if remote else None,
+            check=conductor.check if conductor else None,
         )
         beginning = starting_point(config, directory, progress, remote)
         run = Run(composed, directory, progress, saver, beginning, conductor)

@@ -7,10 +7,11 @@ of them must reach; the first makes the manifest once the others are through.
 
 from __future__ import annotations
 
-import json
+import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,8 @@ Write = Callable[[Path], None]
 """Puts files into a checkpoint's staging directory."""
 LOOK_SECONDS = 0.02
 PARTS = ".parts"
-"""Directory of the other ranks' words, beside what they wrote."""
+"""Directory of the other ranks' words, beside what they wrote: `<rank>.written` or `<rank>.failed`, which says why.
+They lie there from the beginning under another name, so that a full disk can't keep them back."""
 
 
 class Saver:
@@ -39,15 +41,17 @@ class Saver:
         others: int = 0,
         publish: Callable[[Path], None] | None = None,
         timeout_seconds: float = 1800.0,
+        check: Callable[[], None] | None = None,
     ) -> None:
         """`others` are the ranks that write parts of their own, and `timeout_seconds` is how long they are waited for
-        once this one's are written; `publish(directory)` is called with each whole checkpoint, in the background
-        too."""
+        once this one's are written, unless `check` raises: one has ended. `publish(directory)` is called with each
+        whole checkpoint, in the background too."""
         self._root = root
         self._keep = keep
         self._others = others
         self._publish = publish
         self._timeout = timeout_seconds
+        self._check = check
         self._writer = _Writer()
 
     def save(
@@ -80,10 +84,15 @@ class Saver:
 
     def _write(self, step: int, state: dict[str, Any], write: Write, without: Path | None) -> None:
         staging = staging_directory(self._root, step)
-        write(staging)
-        if self._others:
-            self._gather_parts(staging / PARTS)
-        final = complete(self._root, step, state, keep=self._keep, without=without)
+        try:
+            write(staging)
+            if self._others:
+                self._gather_parts(staging / PARTS)
+            final = complete(self._root, step, state, keep=self._keep, without=without)
+        except BaseException:
+            if not self._others:  # they may be writing there still
+                shutil.rmtree(staging, ignore_errors=True)
+            raise
         if self._publish is not None:
             self._publish(final)
 
@@ -95,15 +104,17 @@ class Saver:
         """
         end = time.monotonic() + self._timeout
         for rank in range(1, self._others + 1):
-            word = parts / f"{rank}.json"
-            while not word.exists():
+            written, failed = (parts / f"{rank}.{word}" for word in ("written", "failed"))
+            while not written.exists():
+                if failed.exists():
+                    raise MachineError(f"rank {rank} couldn't write its part of the checkpoint: {failed.read_text()}")
+                if self._check is not None:
+                    self._check()
                 if time.monotonic() > end:
                     hint = "is it alive, and is the checkpoints' directory the same for all ranks?"
                     raise MachineError(f"rank {rank} hasn't written its part within {self._timeout:g} s", hint)
                 time.sleep(LOOK_SECONDS)
-            if not json.loads(word.read_text())["written"]:
-                raise MachineError(f"rank {rank} couldn't write its part of the checkpoint", "see its own message")
-            word.unlink()
+            written.unlink()
         parts.rmdir()
 
 
@@ -132,14 +143,16 @@ class PartSaver:
         self._writer.wait()
 
     def _write(self, staging: Path, write: Write) -> None:
-        written = False
+        word = staging / PARTS / f".{self._rank}"
+        word.touch()
         try:
             write(staging)
-            written = True
-        finally:
-            word = staging / PARTS / f".{self._rank}"
-            word.write_text(json.dumps({"written": written}))
-            word.rename(staging / PARTS / f"{self._rank}.json")
+        except BaseException as error:
+            with suppress(OSError):
+                word.write_text(f"{type(error).__name__}: {error}")
+            word.rename(word.with_name(f"{self._rank}.failed"))
+            raise
+        word.rename(word.with_name(f"{self._rank}.written"))
 
 
 class _Writer:

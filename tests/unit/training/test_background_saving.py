@@ -155,14 +155,61 @@ def test_a_rank_that_cant_write_is_named_and_leaves_no_checkpoint(tmp_path: Path
         return file_with("mine")(directory)
 
     first.save(1, {}, both)
-    with pytest.raises(MachineError, match="rank 1"):
+    with pytest.raises(MachineError, match="rank 1") as told:
         first.wait()
     with pytest.raises(OSError, match="No space"):
         second.wait()
     assert find_checkpoint(tmp_path, never) is None
+    assert "No space left" in str(told.value), "nobody else tells it"
     silent = Saver(tmp_path, keep=2, others=1, timeout_seconds=0.05)
     silent.save(1, {}, file_with("mine"))
     with pytest.raises(MachineError, match=r"rank 1 hasn't written its part within 0.05 s"):
         silent.wait()
     for saver in (first, silent):
         saver.close()
+
+
+def test_a_disk_too_full_for_a_word_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Saver(tmp_path, keep=2, others=1, timeout_seconds=20), PartSaver(1)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def both(directory: Path) -> Write:
+        monkeypatch.setattr(Path, "write_text", full)
+        second.save(directory, full)
+        return lambda place: None
+
+    begun = time.monotonic()
+    first.save(1, {}, both)
+    with pytest.raises(MachineError, match="rank 1 couldn't write"):
+        first.wait()
+    assert time.monotonic() - begun < 10
+    with pytest.raises(OSError, match="No space"):
+        second.wait()
+    first.close()
+
+
+def test_a_rank_that_has_ended_isnt_waited_for(tmp_path: Path) -> None:
+    def check() -> None:
+        raise MachineError("rank 1 has ended")
+
+    saver = Saver(tmp_path, keep=2, others=1, timeout_seconds=20, check=check)
+    begun = time.monotonic()
+    saver.save(1, {}, file_with("mine"))
+    with pytest.raises(MachineError, match="rank 1 has ended"):
+        saver.wait()
+    saver.close()
+    assert time.monotonic() - begun < 10
+
+
+def test_what_a_failed_write_left_doesnt_fill_the_disk(saver: Saver, tmp_path: Path) -> None:
+    def fail(directory: Path) -> None:
+        (directory / "half").write_bytes(bytes(1000))
+        raise OSError(28, "No space left on device")
+
+    saver.save(1, {}, file_with("good"))
+    saver.save(2, {}, held(fail))
+    with pytest.raises(OSError, match="No space"):
+        saver.wait()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_1", "latest_checkpointed_iteration.txt"]
