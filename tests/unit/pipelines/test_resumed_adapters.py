@@ -56,7 +56,12 @@ def tune(tmp_path: Path, policy_directory: Path) -> Callable[..., Path]:
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     shutil.copytree(policy_directory, tmp_path / "base")
     words = (
-        *(f"sft.path={tmp_path}/base", f"data.train_files=[{tmp_path}/rows.jsonl]", "sft.batch=8", "sft.lora={rank: 2}"),
+        *(
+            f"sft.path={tmp_path}/base",
+            f"data.train_files=[{tmp_path}/rows.jsonl]",
+            "sft.batch=8",
+            "sft.lora={rank: 2}",
+        ),
         *("tracking.loggers=[jsonl]", "training.threads=1", f"output_dir={tmp_path}", "name=tuned"),
     )
 
@@ -79,9 +84,7 @@ def test_adapters_arent_added_to_a_model_that_was_changed(tune: Callable[..., Pa
 
 
 @pytest.mark.parametrize("saved", ["[optimizer, extra]", "[hf_model]"])
-def test_a_run_whose_adapters_werent_saved_doesnt_go_on_with_fresh_ones(
-    tune: Callable[..., Path], saved: str
-) -> None:
+def test_a_run_whose_adapters_werent_saved_doesnt_go_on_with_fresh_ones(tune: Callable[..., Path], saved: str) -> None:
     tune("sft.epochs=1", f"checkpoint.contents={saved}")
     with pytest.raises(MachineError, match=r"has the adapters merged.*\n.*checkpoint\.load_contents"):
         tune("sft.epochs=2", f"checkpoint.contents={saved}")

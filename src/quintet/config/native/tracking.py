@@ -68,8 +68,9 @@ class CheckpointConfig(Section):
     """Older ones are removed."""
     contents: Contents = ALL
     """What is saved beside `hf/`, the model as transformers reads it, and the weights of critic and reference, which
-    always are: the policy's weights as the learner holds them, the optimizer's moments, and what else a run goes on by (how far it has drawn, where its schedules
-    are). `hf_model` links `hf/` under verl's name for it, `actor/huggingface`."""
+    always are: the policy's weights as the learner holds them, the optimizer's moments, and what else a run goes on by
+    (how far it has drawn, where its schedules are). `hf_model` links `hf/` under verl's name for it,
+    `actor/huggingface`."""
     load_contents: Contents | None = None
     """What is read when a run goes on; null takes all that was saved. Without `optimizer` its moments begin anew,
     without `extra` schedules and draws do; without `model` the weights are those of `hf/` where `hf_model` is named,
