@@ -57,6 +57,7 @@ def train(composed: Composed, console: Console, conductor: Conductor | None = No
     with open_run(composed, console, conductor) as run, stop_on_signals(check) as stop, ExitStack() as opened:
         book = open_prompts(run, opened)
         if _is_finished(run):
+            run.wait()
             run.progress.note(f"{run.directory.path} is finished: {run.config.training.steps} steps. Nothing to do.")
             return 0
         components = begin(run, book, stop, opened)

@@ -134,7 +134,7 @@ def open_run(composed: Composed, console: Console, conductor: Conductor | None =
     config = composed.experiment
     directory = RunDirectory.of(config)
     directory.create(_needed_bytes(composed))
-    remote = RemoteStore.of(config.checkpoint.remote_dir) if config.checkpoint.remote_dir else None
+    remote = _store(config, directory)
     with directory.lock():
         progress = open_progress(console)
         saver = Saver(
@@ -146,11 +146,28 @@ def open_run(composed: Composed, console: Console, conductor: Conductor | None =
         )
         beginning = starting_point(config, directory, progress, remote)
         run = Run(composed, directory, progress, saver, beginning, conductor)
+        if beginning and remote:
+            _catch_up(saver, remote, beginning, directory)
         _prepare(run)
         try:
             yield run
         finally:
             run.close()
+
+
+def _store(config: Experiment, directory: RunDirectory) -> RemoteStore | None:
+    """Where copies of checkpoints go."""
+    if config.checkpoint.remote_dir is None:
+        return None
+    store = RemoteStore.of(config.checkpoint.remote_dir)
+    store.refuse_own(directory.checkpoints)
+    return store
+
+
+def _catch_up(saver: Saver, remote: RemoteStore, checkpoint: Checkpoint, directory: RunDirectory) -> None:
+    """Have the run's own checkpoint copied where an earlier process couldn't, or was killed over it."""
+    if checkpoint.directory.parent == directory.checkpoints and not remote.has(checkpoint.directory):
+        saver.publish(checkpoint.directory)
 
 
 def _needed_bytes(composed: Composed) -> int:

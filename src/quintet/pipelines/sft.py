@@ -71,6 +71,7 @@ def fine_tune(composed: Composed, console: Console, conductor: Conductor | None 
     check = conductor.check if conductor else None
     with open_run(composed, console, conductor) as run, stop_on_signals(check) as stop:
         if run.checkpoint and _is_finished(run):
+            run.wait()
             run.progress.note(f"{run.directory.path} is finished: {run.checkpoint.step} steps. Nothing to do.")
             return 0
         stage, lessons = _begin(run)
@@ -88,12 +89,15 @@ def start_from_sft(composed: Composed, console: Console, conductor: Conductor | 
     """
     config = composed.experiment
     sft = sft_of(config)
-    home = RunDirectory.of(config).path
+    home, remote_dir = RunDirectory.of(config).path, config.checkpoint.remote_dir
+    # its steps have the same names as those of the reinforcement learning
+    apart = {"remote_dir": remote_dir and f"{remote_dir.rstrip('/')}/sft"}
     stage = config.model_copy(
         update={
             "sft": sft.model_copy(update={"then_reinforce": False}),
             "name": "sft",
             "output_dir": str(home),
+            "checkpoint": config.checkpoint.model_copy(update=apart),
             "resume": "auto",
         }
     )

@@ -1,6 +1,7 @@
 """Checkpoints in another store: any address that fsspec knows, such as `hdfs://…`, `s3://…` or a path.
 
-A copy's manifest is written last: without one it isn't there. Nothing is ever removed from such a store.
+A copy's manifest is written last, and then its step beside all of them: without a manifest a copy isn't there, and
+copies of later steps than that one are an earlier run's. Nothing is ever removed from such a store.
 """
 
 from __future__ import annotations
@@ -78,6 +79,31 @@ class RemoteStore:
                 self.system.put_file(str(directory / name), place)
             self.system.pipe_file(f"{self.path}/{LATEST}", directory.name.removeprefix(NAME).encode())
 
+    def has(self, directory: Path) -> bool:
+        """Whether that very checkpoint lies there as a whole.
+
+        Raises:
+            MachineError: the store can't be read.
+        """
+        manifest = f"{self.path}/{directory.name}/{MANIFEST}"
+        with self._errors("read"):
+            there: bytes | None = self.system.cat_file(manifest) if self.system.exists(manifest) else None
+        return there == (directory / MANIFEST).read_bytes()
+
+    def refuse_own(self, root: Path, key: str = "checkpoint.remote_dir") -> None:
+        """See that copies don't take the place of what is copied.
+
+        Raises:
+            ConfigError: the address is that of the checkpoints themselves.
+        """
+        if self._is_local and Path(self.path).resolve() == root.resolve():
+            hint = f"name another place, or leave {key} out: the run's own checkpoints lie there in any case"
+            raise ConfigError(f"{key} = {self.url}: that is {root} itself", key=key, value=self.url, hint=hint)
+
+    @property
+    def _is_local(self) -> bool:
+        return "file" in ((kind,) if isinstance(kind := self.system.protocol, str) else kind)
+
     def fetch(self, root: Path, reject: Callable[[Path, str], None]) -> Checkpoint | None:
         """The newest checkpoint that comes whole, copied into `root`; `reject(directory, reason)` hears of every newer
         one. None where there is none.
@@ -97,12 +123,15 @@ class RemoteStore:
         return None
 
     def _steps(self) -> list[int]:
-        """Newest first."""
+        """Newest first, but those beyond the one that was copied last: another run's that began anew here."""
         with self._errors("read"):
             listed = self.system.ls(self.path, detail=False) if self.system.exists(self.path) else []
+            latest = f"{self.path}/{LATEST}"
+            last = self.system.cat_file(latest).decode().strip() if self.system.exists(latest) else ""
         names = (str(path).rstrip("/").rpartition("/")[2] for path in listed)
         numbers = (name.removeprefix(NAME) for name in names if name.startswith(NAME))
-        return sorted((int(number) for number in numbers if number.isdigit()), reverse=True)
+        steps = sorted((int(number) for number in numbers if number.isdigit()), reverse=True)
+        return [step for step in steps if step <= int(last)] if last.isdigit() else steps
 
     def _copy(self, source: str, target: Path) -> str | None:
         """Copy what its manifest names; what was wrong with that."""
@@ -126,6 +155,9 @@ class RemoteStore:
     def _errors(self, doing: str) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError, ImportError) as error:
+        except Exception as error:
+            # stores have exceptions of their own, such as botocore's; Python's others are defects of ours
+            if type(error).__module__ == "builtins" and not isinstance(error, OSError | ValueError | ImportError):
+                raise
             told = f"can't {doing} {self.url}: {type(error).__name__}: {error}"
             raise MachineError(told, "mend that and give the same command again, or leave the address out") from error

@@ -70,6 +70,16 @@ class Saver:
             (staging / PARTS).mkdir()
         self._writer.begin(partial(self._write, step, deepcopy(state), copy(staging), without))
 
+    def publish(self, directory: Path) -> None:
+        """Begin to hand a whole checkpoint on that wasn't, in an earlier run.
+
+        Raises:
+            Exception: what went wrong with the checkpoint before.
+        """
+        self.wait()
+        if self._publish is not None:
+            self._writer.begin(partial(self._publish, directory))
+
     def wait(self) -> None:
         """Until the checkpoint that is being written is whole.
 

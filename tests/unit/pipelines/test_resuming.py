@@ -227,3 +227,46 @@ def test_names_in_a_store_cant_reach_outside_a_checkpoint(run: Run, store: str, 
     with pytest.raises(MachineError, match="lies elsewhere"):
         run(*words)
     assert not list(tmp_path.rglob("escaped"))
+
+
+def test_copies_dont_take_the_place_of_the_checkpoints(run: Run, tmp_path: Path) -> None:
+    words = ("training.steps=1", "checkpoint.keep=1")
+    before = policy(run(*words), 1)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    for address in (f"{tmp_path}/a/checkpoints/", f"file://{tmp_path}/link/checkpoints"):
+        with pytest.raises(ConfigError, match=r"checkpoint\.remote_dir = .* that is .*a/checkpoints itself"):
+            run(*words, "training.steps=2", f"checkpoint.remote_dir={address}")
+    assert equal(policy(tmp_path / "a", 1), before)
+
+
+@pytest.mark.parametrize("error", [OSError("broken pipe"), type("Unsigned", (Exception,), {})("no credentials")])
+def test_a_copy_that_failed_is_made_by_the_same_command(
+    run: Run, store: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    system, path = fsspec.core.url_to_fs(store)
+    put = type(system).put_file
+
+    def refuse(self: Any, source: str, target: str, **named: Any) -> Any:
+        if "global_step_2/hf/model" in target:
+            raise error
+        return put(self, source, target, **named)
+
+    monkeypatch.setattr(type(system), "put_file", refuse)
+    words = (f"checkpoint.remote_dir={store}", "checkpoint.keep=1")
+    with pytest.raises(MachineError, match=r"can't copy .*global_step_2 to memory"):
+        run(*words)
+    assert not system.exists(f"{path}/global_step_2/manifest.json")
+    monkeypatch.undo()
+    own = run(*words)
+    assert system.cat_file(f"{path}/global_step_2/manifest.json") == (checkpoint(own, 2) / "manifest.json").read_bytes()
+    system.rm(f"{path}/global_step_2", recursive=True)
+    assert "Nothing to do" in said(run(*words))
+    assert system.exists(f"{path}/global_step_2/manifest.json"), "a finished run's, too"
+
+
+def test_an_earlier_runs_copies_arent_taken_for_those_of_one_that_began_anew(run: Run, store: str) -> None:
+    words = (f"checkpoint.remote_dir={store}", "checkpoint.keep=1")
+    run(*words)
+    anew = run(*words, "resume=never", "training.steps=1")
+    shutil.rmtree(anew)
+    assert "fetched global_step_1" in said(run(*words, "training.steps=1"))
