@@ -60,6 +60,8 @@ def train(composed: Composed, console: Console, conductor: Conductor | None = No
             run.wait()
             run.progress.note(f"{run.directory.path} is finished: {run.config.training.steps} steps. Nothing to do.")
             return 0
+        if not run.config.validation.only:
+            run.reopen()
         components = begin(run, book, stop, opened)
         if not run.config.validation.only:
             reinforce(run, components, stop)

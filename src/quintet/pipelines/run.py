@@ -94,6 +94,11 @@ class Run:
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         self._logger.log(step, self.seconds, {**metrics, "perf/max_memory_rss_gb": memory})
 
+    def reopen(self) -> None:
+        """A run that was finished and has more to do now is running again, under the configuration of now."""
+        if self.directory.read_state().get("status") == "finished":
+            _note_running(self)
+
     def save(self, step: int, components: Components) -> None:
         """Begin the checkpoint of this step; see `store`."""
         self.store(step, components.save, **components.extra())
@@ -133,7 +138,7 @@ def open_run(composed: Composed, console: Console, conductor: Conductor | None =
     """
     config = composed.experiment
     directory = RunDirectory.of(config)
-    directory.create(_needed_bytes(composed))
+    directory.create(_needed_bytes(composed, directory.checkpoints))
     remote = _store(config, directory)
     with directory.lock():
         progress = open_progress(console)
@@ -170,17 +175,22 @@ def _catch_up(saver: Saver, remote: RemoteStore, checkpoint: Checkpoint, directo
         saver.publish(checkpoint.directory)
 
 
-def _needed_bytes(composed: Composed) -> int:
-    """A lower bound of what a run writes: checkpoints of weights and their two Adam moments, in float32.
+def _needed_bytes(composed: Composed, checkpoints: Path) -> int:
+    """A lower bound of what a run still writes: checkpoints of weights and, where all are trained and kept, their two
+    Adam moments, in float32.
 
-    One more than are kept, because the new one is whole before the oldest goes; no more than are made.
+    One more than are kept, because the new one is whole before the oldest goes; no more than are made. What lies there
+    already takes no more room.
     """
     config = composed.experiment
     kept = min(config.checkpoint.keep + 1, plan(composed).checkpoints)
     given = config.sft.path if config.sft and config.sft.path else config.policy.path
     path = Path(given) if given else None
     weights = sum(file.stat().st_size for file in path.glob("*.safetensors")) if path else MADE_POLICY_BYTES
-    return 3 * weights * kept + LOG_BYTES
+    adapted = config.policy.lora or (config.sft and config.sft.lora)
+    copies = 3 if "optimizer" in config.checkpoint.contents and not adapted else 1
+    there = sum(file.stat().st_size for file in checkpoints.rglob("*") if file.is_file() and not file.is_symlink())
+    return max(0, copies * weights * kept - there) + LOG_BYTES
 
 
 def _copy_config(run: Run) -> None:
@@ -199,6 +209,10 @@ def _prepare(run: Run) -> None:
     if run.checkpoint is None:
         run.directory.forget()
     if run.directory.read_state().get("status") != "finished":
-        run.directory.write_text(run.directory.config.name, dump_config(run.composed))
-        _copy_config(run)
-        run.directory.write_state("running")
+        _note_running(run)
+
+
+def _note_running(run: Run) -> None:
+    run.directory.write_text(run.directory.config.name, dump_config(run.composed))
+    _copy_config(run)
+    run.directory.write_state("running")

@@ -74,6 +74,7 @@ def fine_tune(composed: Composed, console: Console, conductor: Conductor | None 
             run.wait()
             run.progress.note(f"{run.directory.path} is finished: {run.checkpoint.step} steps. Nothing to do.")
             return 0
+        run.reopen()
         stage, lessons = _begin(run)
         reached = imitate(run, stage, lessons, stop)
         _finish(run, stage, lessons, reached)

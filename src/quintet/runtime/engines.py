@@ -35,12 +35,12 @@ def engine_dtype(config: Experiment, policy: Path) -> torch.dtype:
         ConfigError: the model names a type that no engine is known to take.
         MachineError: that model isn't there any more.
     """
-    named = config.rollout.engine_options.dtype
+    named: str | None = config.rollout.engine_options.dtype
     if named is None:
         return policy_dtype(config)
     if named == "auto":
         named = stored_type(config.policy.path or policy, "rollout.engine_options.dtype")
-    return TYPES[str(named)]
+    return TYPES[named]
 
 
 def engine_setup(

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -17,7 +18,9 @@ from safetensors.torch import load_file
 
 from quintet.config import load_experiment
 from quintet.errors import ConfigError, MachineError
+from quintet.pipelines import rl
 from quintet.pipelines.rl import train
+from quintet.pipelines.run import LOG_BYTES, MADE_POLICY_BYTES
 from quintet.tracking.metrics import reproducible
 
 Run = Callable[..., Path]
@@ -270,3 +273,32 @@ def test_an_earlier_runs_copies_arent_taken_for_those_of_one_that_began_anew(run
     anew = run(*words, "resume=never", "training.steps=1")
     shutil.rmtree(anew)
     assert "fetched global_step_1" in said(run(*words, "training.steps=1"))
+
+
+def test_a_run_that_goes_on_asks_for_the_room_that_it_still_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run("training.steps=1")
+    held = sum(file.stat().st_size for file in (first / "checkpoints").rglob("*") if file.is_file())
+    # one checkpoint beside the two that are kept
+    free = LOG_BYTES + 3 * 3 * MADE_POLICY_BYTES - held
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=free))
+    run()
+    assert steps(first) == [1, 2]
+    with pytest.raises(MachineError, match="disk full"):
+        run(name="b")
+
+
+def test_a_finished_run_that_gets_more_steps_is_running_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = run("training.steps=1")
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rl, "_finish", die)
+    with pytest.raises(KeyboardInterrupt):
+        run("training.steps=2")
+    assert json.loads((place / "run.json").read_text())["status"] == "running"
+    assert "\n  steps: 2 " in (place / "config.yaml").read_text()
+    monkeypatch.undo()
+    (place / "report.html").unlink()
+    run("training.steps=2")
+    assert (place / "report.html").is_file(), "it wasn't through"
