@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -20,10 +22,12 @@ from quintet.errors import MachineError
 from quintet.pipelines.closing import config_summary
 from quintet.pipelines.evaluate import find_model
 from quintet.pipelines.sft_export import put
+from quintet.policies.adapters import base_of
 from quintet.tracking.loggers import read_metrics
 from quintet.tracking.run_directory import RunDirectory
-from quintet.training.checkpoint import Checkpoint, read_checkpoint
-from quintet.training.tensor_files import write_tensors
+from quintet.training.checkpoint import NAME, Checkpoint, open_checkpoint, read_checkpoint
+from quintet.training.hf_directory import HfDirectory
+from quintet.training.tensor_files import stored_sizes, write_tensors
 
 __all__ = ["DTYPES", "Exported", "export"]
 
@@ -58,25 +62,51 @@ def export(source: str, target: Path, dtype: str | None = None) -> Exported:
         raise MachineError(f"{target} is there already", "name another directory, or remove it")
     wanted = DTYPES[dtype] if dtype else None
     place = Path(source).expanduser()
+    given = _checkpoint_around(place)
     if (place / ADAPTER).is_file():
-        put(target, lambda directory: _merge(place, directory, wanted))
+        with _readable(place):
+            put(target, lambda directory: _merge(place, directory, wanted))
         return _told(place, target, None)
     model = find_model(source).policy
-    checkpoint = read_checkpoint(model.parent) if (model.parent / "state.json").is_file() else None
+    if not any(model.glob("*.safetensors")):
+        raise MachineError(f"{model} has no weights in safetensors", "save it once more by transformers")
+    checkpoint = given if model == place else read_checkpoint(model.parent)
 
     def write(directory: Path) -> None:
         _convert(model, directory, wanted)
         if checkpoint is not None:
             (directory / CARD).write_text(_card(checkpoint, dtype))
 
-    put(target, write)
+    with _readable(model):
+        put(target, write)
     return _told(model, target, checkpoint.step if checkpoint else None)
 
 
 def _told(source: Path, target: Path, step: int | None) -> Exported:
-    held = [tensor for file in target.glob("*.safetensors") for tensor in load_file(file).values()]
-    size = sum(tensor.numel() * tensor.element_size() for tensor in held)
-    return Exported(source, target, step, sum(tensor.numel() for tensor in held), size)
+    sizes = [stored_sizes(file) for file in target.glob("*.safetensors")]
+    return Exported(source, target, step, sum(count for count, _ in sizes), sum(size for _, size in sizes))
+
+
+def _checkpoint_around(place: Path) -> Checkpoint | None:
+    """The checkpoint that a directory with a model or with adapters is part of.
+
+    Raises:
+        MachineError: it is damaged.
+    """
+    around = place.resolve().parent
+    return open_checkpoint(around) if around.name.startswith(NAME) and place.is_dir() else None
+
+
+@contextmanager
+def _readable(place: Path) -> Iterator[None]:
+    """
+    Raises:
+        MachineError: weights are torn.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        raise MachineError(f"can't read the weights at {place}: {error}", "take another copy of them") from error
 
 
 def _converted(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -86,7 +116,8 @@ def _converted(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 def _convert(source: Path, target: Path, dtype: torch.dtype | None) -> None:
     """Copy a model's directory, one file with weights after the other."""
     size = 0
-    for path in sorted(source.iterdir()):
+    # what begins with a point is no part of the model, and may be the very directory that is written
+    for path in sorted(path for path in source.iterdir() if not path.name.startswith(".")):
         if path.suffix == ".safetensors":
             tensors = {name: _converted(tensor, dtype) for name, tensor in load_file(path).items()}
             size += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
@@ -106,7 +137,7 @@ def _change(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _merge(adapters: Path, target: Path, dtype: torch.dtype | None) -> None:
-    """The model that the adapters belong to, with them in it.
+    """The model that the adapters belong to, with them in it; in that model's type where none is named.
 
     Raises:
         MachineError: that model isn't here.
@@ -114,13 +145,18 @@ def _merge(adapters: Path, target: Path, dtype: torch.dtype | None) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    base = Path(str(json.loads((adapters / ADAPTER).read_text())["base_model_name_or_path"]))
-    if not (base / "config.json").is_file() or not (adapters / "adapter_model.safetensors").is_file():
+    base = base_of(adapters)
+    if base is None or not (base / "config.json").is_file() or not (adapters / "adapter_model.safetensors").is_file():
         hint = f"put it there, or set base_model_name_or_path in {adapters / ADAPTER}"
         raise MachineError(f"the adapters at {adapters} belong to {base}, and there is no model", hint)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, local_files_only=True)
     merged = PeftModel.from_pretrained(model, adapters).merge_and_unload()
-    merged.to(dtype or torch.float32).save_pretrained(target)
+    stored = json.loads((base / "config.json").read_text())
+    merged.to(dtype or DTYPES.get(str(stored.get("dtype") or stored.get("torch_dtype")), torch.float32))
+    # of tied weights the first name, as everywhere
+    named = reversed(merged.state_dict(keep_vars=True).items())
+    held = {id(tensor): (name, tensor.detach()) for name, tensor in named}
+    HfDirectory.of(merged).write(target.parent, target.name, dict(held.values()))
     words = adapters if (adapters / "tokenizer_config.json").is_file() else base
     AutoTokenizer.from_pretrained(words, local_files_only=True).save_pretrained(target)
     (target / CARD).write_text(_head({}) + f"\n# {adapters.resolve().parent.name}\n\nAdapters merged into `{base}`.\n")
@@ -178,7 +214,7 @@ def _results(run: RunDirectory, step: int) -> list[str]:
     found: dict[str, list[tuple[int, float]]] = {}
     for line in lines:
         for name, value in line.items():
-            if name.startswith("val/"):
+            if name.startswith("val/") and value is not None:
                 found.setdefault(name, []).append((int(line["step"]), float(value)))
     if not found:
         return []

@@ -61,7 +61,11 @@ def put(place: Path, write: Callable[[Path], object]) -> None:
         for rest in (staging, old):
             shutil.rmtree(rest, ignore_errors=True)
         staging.mkdir()
-        write(staging)
+        try:
+            write(staging)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
         if place.exists():
             place.rename(old)
         staging.rename(place)

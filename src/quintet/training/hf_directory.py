@@ -47,7 +47,8 @@ class HfDirectory:
                 custom_object_save(model, place, config=model.config)
             model.config.save_pretrained(place)
             if model.generation_config is not None:
-                model.generation_config.save_pretrained(place)
+                # its `save_pretrained` refuses settings that many models are published with
+                model.generation_config.to_json_file(place / "generation_config.json")
 
         return cls(model, files_of(save))
 

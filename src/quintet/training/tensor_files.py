@@ -8,6 +8,7 @@ themselves, which lets the lock go.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["DTYPES", "write_tensors"]
+__all__ = ["DTYPES", "stored_sizes", "write_tensors"]
 
 DTYPES = {
     torch.float64: "F64",
@@ -54,6 +55,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
             file.write(_bytes(tensors[name]))
         file.flush()
         os.fsync(file.fileno())
+
+
+def stored_sizes(path: Path) -> tuple[int, int]:
+    """How many elements a safetensors file holds, and in how many bytes; only its header is read."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    rows = [row for name, row in header.items() if name != "__metadata__"]
+    return sum(math.prod(row["shape"]) for row in rows), max((row["data_offsets"][1] for row in rows), default=0)
 
 
 def _header(tensors: Mapping[str, Tensor]) -> bytes:

@@ -21,6 +21,7 @@ from quintet.pipelines.export import export
 from quintet.policies.adapters import add_lora, merged_weights, save_adapters
 from quintet.policies.causal_lm import load_model, load_tokenizer
 from quintet.training.checkpoint import save_checkpoint
+from quintet.training.hf_directory import HfDirectory
 
 
 @pytest.fixture
@@ -85,6 +86,61 @@ def test_a_damaged_checkpoint_isnt_given_away(run: Path, tmp_path: Path) -> None
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("part", ["hf", "actor/huggingface", "lora_adapter"])
+def test_a_part_of_a_damaged_checkpoint_isnt_given_away(run: Path, tmp_path: Path, part: str) -> None:
+    def write(directory: Path) -> None:
+        shutil.copytree(run / "checkpoints/global_step_5/hf", directory / "hf")
+        (directory / "actor").mkdir()
+        (directory / "actor/huggingface").symlink_to("../hf")
+        (directory / "lora_adapter").mkdir()
+        (directory / "lora_adapter/adapter_config.json").write_text("{}")
+
+    state = json.loads((run / "checkpoints/global_step_5/state.json").read_text())
+    newest = save_checkpoint(run / "checkpoints", 6, state | {"step": 6}, write, keep=9)
+    if part == "hf":
+        assert export(str(newest / part), tmp_path / "whole").step == 6
+    weights = newest / "hf/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    with pytest.raises(MachineError, match="global_step_6 is damaged: hf/model"):
+        export(str(newest / part), tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_weights_that_cant_be_read_are_a_users_fault_and_leave_nothing(policy_directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(policy_directory, tmp_path / "torn")
+    (tmp_path / "torn/model.safetensors").write_bytes(b"torn")
+    with pytest.raises(MachineError, match=r"can't read the weights at .*torn"):
+        export(str(tmp_path / "torn"), tmp_path / "out")
+    (tmp_path / "torn/model.safetensors").rename(tmp_path / "torn/pytorch_model.bin")
+    with pytest.raises(MachineError, match="no weights in safetensors"):
+        export(str(tmp_path / "torn"), tmp_path / "out", "bfloat16")
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_a_model_can_be_written_into_its_own_directory(policy_directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(policy_directory, tmp_path / "model")
+    export(str(tmp_path / "model"), tmp_path / "model/narrow", "bfloat16")
+    names = {path.name for path in policy_directory.iterdir()}
+    assert {path.name for path in (tmp_path / "model/narrow").iterdir()} == names
+
+
+def test_results_that_are_no_numbers_are_left_out_of_the_card(run: Path, tmp_path: Path) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 5, "seconds": 1.0, "val/loss": None}) + "\n")
+    export(str(run), tmp_path / "out")
+    assert "val/loss" not in (tmp_path / "out/README.md").read_text().split("## Results")[1].split("##")[0]
+
+
+def test_a_model_with_settings_that_transformers_doesnt_write_again_is_written(
+    policy_directory: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(policy_directory, tmp_path / "model")
+    settings = {"temperature": 0.6, "top_p": 0.9, "eos_token_id": 1}
+    (tmp_path / "model/generation_config.json").write_text(json.dumps(settings))
+    files = HfDirectory.of(load_model(tmp_path / "model")).files
+    assert settings.items() <= json.loads(files["generation_config.json"]).items()
+
+
 def test_what_lies_at_the_target_stays(run: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(MachineError, match="is there already"):
@@ -121,6 +177,14 @@ def test_adapters_are_merged(tmp_path: Path, policy_directory: Path) -> None:
         torch.testing.assert_close(found[name], tensor, atol=1e-6, rtol=1e-6)
     assert AutoTokenizer.from_pretrained(tmp_path / "out").encode("hello")
     settings = json.loads((tmp_path / "adapters/adapter_config.json").read_text())
+    narrow = AutoModelForCausalLM.from_pretrained(policy_directory, dtype=torch.bfloat16)
+    narrow.save_pretrained(tmp_path / "narrow")
+    load_tokenizer(policy_directory).save_pretrained(tmp_path / "narrow")
+    settings["base_model_name_or_path"] = str(tmp_path / "narrow")
+    (tmp_path / "adapters/adapter_config.json").write_text(json.dumps(settings))
+    export(str(tmp_path / "adapters"), tmp_path / "as they were")
+    kinds = {tensor.dtype for tensor in load_file(tmp_path / "as they were/model.safetensors").values()}
+    assert kinds == {torch.bfloat16}
     settings["base_model_name_or_path"] = "/nowhere"
     (tmp_path / "adapters/adapter_config.json").write_text(json.dumps(settings))
     with pytest.raises(MachineError, match="belong to /nowhere"):
