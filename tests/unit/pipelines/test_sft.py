@@ -364,3 +364,15 @@ def test_reinforcement_begins_with_the_stages_model_which_is_made_once(
     apart = load_experiment(None, [*words, "sft.lora={rank: 1}", "sft.merge=false"])
     with pytest.raises(ConfigError, match="a whole model"):
         sft.start_from_sft(apart, Console(file=said))
+
+
+def test_copies_of_a_first_stage_lie_apart_from_those_of_what_follows(
+    tmp_path: Path, policy_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their steps have the same names: on a fresh machine neither would know its own."""
+    seen: list[str | None] = []
+    monkeypatch.setattr(sft, "fine_tune", lambda composed, *_: seen.append(composed.experiment.checkpoint.remote_dir))
+    words = [f"sft.path={policy_directory}", f"output_dir={tmp_path}", "sft.then_reinforce=true"]
+    for more in ([], ["checkpoint.remote_dir=memory://runs/mine/"]):
+        sft.start_from_sft(load_experiment(None, [*words, *more]), Console(file=io.StringIO()), None)
+    assert seen == [None, "memory://runs/mine/sft"]
