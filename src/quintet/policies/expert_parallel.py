@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from quintet.errors import ConfigError
+from quintet.policies.spread import spread_tensor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -241,7 +242,7 @@ def in_whole(part: Tensor, places: DeviceMesh) -> Tensor:
     local = part.to_local() if isinstance(part, DTensor) else part
     shape = torch.Size((part.shape[0] * int(places.size(0)), *part.shape[1:]))
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(local.detach(), places, [Shard(0), Shard(0)], run_check=False, shape=shape, stride=stride)
+    return spread_tensor(local.detach(), places, [Shard(0), Shard(0)], shape, stride)
 
 
 def split_experts(

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from quintet.policies.spread import spread_tensor
+
 __all__ = ["LocalStep"]
 
 BY_NUMBER = (torch.optim.AdamW, torch.optim.SGD)
@@ -68,8 +70,7 @@ class LocalStep:
         if known is not None and known[0].data_ptr() == part.data_ptr() and known[0].shape == part.shape:
             return known[1]
         mesh, placements = parameter.device_mesh, parameter.placements
-        shape, stride = parameter.shape, parameter.stride()
-        whole = DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)
+        whole = spread_tensor(part, mesh, placements, parameter.shape, parameter.stride())
         self._spread[parameter][name] = (part, whole)
         return whole
 

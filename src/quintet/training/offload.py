@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from quintet.config.native.learners import MemoryConfig
+from quintet.policies.spread import spread_tensor
 
 __all__ = ["Offload", "activations_away", "keeping_activations", "moved"]
 
@@ -140,9 +141,7 @@ def moved(tensor: Tensor, device: torch.device, *, pin: bool = False) -> Tensor:
     """A copy there; of a sharded tensor this rank's part is moved."""
     if isinstance(tensor, DTensor):
         local = moved(tensor.to_local(), device, pin=pin)
-        return DTensor.from_local(
-            local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-        )
+        return spread_tensor(local, tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride())
     there = torch.empty_like(tensor, device=device, pin_memory=pin and device.type == "cpu")
     there.copy_(tensor, non_blocking=False)
     return there
