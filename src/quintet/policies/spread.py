@@ -22,5 +22,5 @@ def spread_tensor(
     part in main memory.
     """
     meta = TensorMeta(torch.Size(shape), tuple(stride), part.dtype)
-    whole: DTensor = DTensor(part, DTensorSpec(mesh, tuple(placements), tensor_meta=meta), requires_grad=False)
-    return whole
+    spec = DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
+    return DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call]
