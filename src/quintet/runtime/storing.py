@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ from quintet.training.learner_files import MODEL, LearnerCopies, copy_learner, c
 from quintet.training.pieces import Place, Stored
 from quintet.training.ranks import Ranks
 from quintet.training.saving import Write
-from quintet.training.sharded_state import load_weights, weights
+from quintet.training.sharded_state import is_flat, load_weights, weights
 from quintet.training.snapshot import HostMemory
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ class Storing:
 
     def _reference(self, reference: Judge, share: Share) -> LearnerCopies:
         if isinstance(reference, Scorer):
-            return copy_tensors({str(MODEL): _kept(reference)}, REFERENCE, self.memory, share.ranks)
+            with reference.at_hand() if is_flat(reference.lay.module) else nullcontext():
+                return copy_tensors({str(MODEL): _kept(reference)}, REFERENCE, self.memory, share.ranks)
         return copy_weights(reference, REFERENCE, self.memory, share)
 
     def model(self, actor: Actor, held: LearnerCopies, ranks: Ranks = ALONE) -> Callable[[Path], dict[int, Place]]:
@@ -189,7 +191,8 @@ def _restore_tuned(actor: ActorLearner, directory: Path, contents: Collection[st
     if MODEL not in contents and HF_MODEL in contents:
         raise _merged_alone(directory)
     if MODEL in contents:
-        actor.lay.load(read_adapters(actor.lay.weights(), directory / ADAPTER_DIRECTORY))
+        with actor.at_hand():
+            actor.lay.load(read_adapters(actor.lay.weights(), directory / ADAPTER_DIRECTORY))
     restore_learner(actor, directory, ACTOR, [content for content in contents if content != MODEL])
 
 
@@ -208,7 +211,8 @@ def _put_back(reference: Judge, stored: Stored, directory: Path) -> None:
         stored.load_into(state)
         reference.load_state(state)
     else:
-        load_weights(reference.lay.module, stored)
+        with reference.at_hand():
+            load_weights(reference.lay.module, stored)
 
 
 def _merged_alone(checkpoint: Path) -> MachineError:
@@ -232,4 +236,5 @@ def restore_actor(actor: Actor, directory: Path, contents: Collection[str], *, t
         if has_lora(actor.model):
             raise _merged_alone(directory)
         saved = load_model(directory / HF, trust_remote_code=trust_remote_code)
-        actor.lay.load(saved.named_parameters())
+        with actor.at_hand():
+            actor.lay.load(saved.named_parameters())

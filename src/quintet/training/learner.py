@@ -101,6 +101,10 @@ class _Learning:
         with self._offload.at_hand():
             yield from self.lay.weights()
 
+    def at_hand(self) -> AbstractContextManager[None]:
+        """Has weights and moments where they compute: moments that come up inside belong there."""
+        return self._offload.at_hand(optimizer=True)
+
     def _step(
         self,
         batch: Batch,

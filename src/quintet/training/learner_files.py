@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +15,7 @@ from quintet.errors import MachineError
 from quintet.training.lay import Lay
 from quintet.training.pieces import Held, Place, Stored, held_pieces, write_pieces
 from quintet.training.ranks import Ranks
-from quintet.training.sharded_state import load_moments, load_weights, moments, weights
+from quintet.training.sharded_state import is_flat, load_moments, load_weights, moments, weights
 from quintet.training.snapshot import HostMemory
 
 __all__ = ["MODEL", "OPTIMIZER", "LearnerCopies", "copy_learner", "copy_tensors", "restore_learner"]
@@ -31,6 +32,7 @@ class _Learner(Protocol):
     def lay(self) -> Lay: ...
     @property
     def optimizer(self) -> torch.optim.Optimizer: ...
+    def at_hand(self) -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,12 @@ def copy_learner(
     """Weights and optimizer, as far as `contents` names them, as they are now. All `ranks` call it, those of every
     mesh dimension."""
     found: dict[str, Mapping[str, Tensor]] = {}
-    if "model" in contents:
-        found[MODEL] = weights(learner.lay.module)
-    if "optimizer" in contents:
-        found[OPTIMIZER] = moments(learner.lay.module, learner.optimizer)
-    return copy_tensors(found, name, memory, ranks)
+    with learner.at_hand() if is_flat(learner.lay.module) else nullcontext():
+        if "model" in contents:
+            found[MODEL] = weights(learner.lay.module)
+        if "optimizer" in contents:
+            found[OPTIMIZER] = moments(learner.lay.module, learner.optimizer)
+        return copy_tensors(found, name, memory, ranks)
 
 
 def copy_tensors(
@@ -85,10 +88,11 @@ def restore_learner(learner: _Learner, checkpoint: Path, name: str, contents: Co
     Raises:
         MachineError: it isn't there, or it is that of another model.
     """
-    if "model" in contents:
-        load_weights(learner.lay.module, _stored(checkpoint, f"{name}/{MODEL}"))
-    if "optimizer" in contents:
-        load_moments(learner.lay.module, learner.optimizer, _stored(checkpoint, f"{name}/{OPTIMIZER}"))
+    with learner.at_hand():
+        if "model" in contents:
+            load_weights(learner.lay.module, _stored(checkpoint, f"{name}/{MODEL}"))
+        if "optimizer" in contents:
+            load_moments(learner.lay.module, learner.optimizer, _stored(checkpoint, f"{name}/{OPTIMIZER}"))
 
 
 def _stored(checkpoint: Path, stem: str) -> Stored:

@@ -21,15 +21,20 @@ from quintet.policies.stages import copied_names
 from quintet.training.lay import own_name
 from quintet.training.pieces import Stored
 
-__all__ = ["load_moments", "load_weights", "moments", "weights"]
+__all__ = ["is_flat", "load_moments", "load_weights", "moments", "weights"]
 
 FLAT = dcp.StateDictOptions(flatten_optimizer_state_dict=True)
 STATE = "state."
 
 
+def is_flat(module: nn.Module) -> bool:
+    """Whether FSDP has its weights in flat parts, which it takes apart only where they compute."""
+    return any(isinstance(part, FullyShardedDataParallel) for part in module.modules())
+
+
 def weights(module: nn.Module) -> dict[str, Tensor]:
     """Parameters and stored buffers by name, tied ones once; nothing is copied."""
-    if _is_fsdp1(module):
+    if is_flat(module):
         return _flat_weights(module)[0]
     places, copied = expert_places(module), copied_names(module)
     return {own_name(copied.get(name, name)): _placed(tensor, tensor, places) for name, tensor in _held(module).items()}
@@ -39,7 +44,7 @@ def moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
     """The optimizer's tensors as `<parameter>.<field>`; empty before its first step. Every rank calls it."""
     if not optimizer.state:
         return {}
-    if _is_fsdp1(module):
+    if is_flat(module):
         return {own_name(name.removeprefix(STATE)): value for name, value in _flat_moments(module, optimizer).items()}
     places, copied = expert_places(module), copied_names(module)
     return {
@@ -56,7 +61,7 @@ def load_weights(module: nn.Module, stored: Stored) -> None:
     Raises:
         MachineError: they are those of another model.
     """
-    if not _is_fsdp1(module):
+    if not is_flat(module):
         stored.load_into(weights(module))
         return
     own, names = _flat_weights(module)
@@ -75,7 +80,7 @@ def load_moments(module: nn.Module, optimizer: torch.optim.Optimizer, stored: St
     names = set(stored.names)
     if not names:
         return
-    if _is_fsdp1(module):
+    if is_flat(module):
         _load_flat_moments(module, optimizer, stored)
         return
     wanted: dict[str, Tensor] = {}
@@ -114,10 +119,6 @@ def _held(module: nn.Module) -> dict[str, Tensor]:
             seen.add(id(tensor))
             held[name] = tensor
     return held
-
-
-def _is_fsdp1(module: nn.Module) -> bool:
-    return any(isinstance(part, FullyShardedDataParallel) for part in module.modules())
 
 
 def _flat_weights(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -6,6 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from quintet.config.native.learners import MemoryConfig
 from quintet.config.native.policy import LoraConfig
 from quintet.policies.adapters import add_lora
 from quintet.policies.causal_lm import PolicyModule, ValueModel, load_model, recompute_activations
+from quintet.training import learner_files
 from quintet.training import offload as module_of_offload
 from quintet.training.kept import KeptPolicy
 from quintet.training.lay import Whole
@@ -99,6 +101,32 @@ def test_a_critic_and_its_moments_move_too(policy_directory: Path, tmp_path: Pat
         again.update(ragged_batch(), CriticObjective(CriticConfig()), "token-mean", 1e-3)
         told.append((critic.values(ragged_batch()), again.values(ragged_batch())))
     assert all(torch.equal(one, other) for one, other in zip(*told, strict=True))
+
+
+def test_what_is_read_back_belongs_where_weights_compute(
+    policy_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Moments that nobody moves, made beside weights that are away, would be on another device than those at the next
+    step."""
+    first = actor_of(policy_directory)
+    first.update(ragged_batch(), PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
+    copy_learner(first, "actor", ("model", "optimizer"), HostMemory()).write(tmp_path, {})
+    second = actor_of(policy_directory, lambda module: Offload(module, parameters=True, home=CPU, away=CPU))
+    there: list[int] = []
+    for name in ("load_weights", "load_moments"):
+        load = getattr(learner_files, name)
+
+        def seen(*given: Any, load: Callable[..., None] = load) -> None:
+            there.append(second._offload._needed["parameters"])
+            load(*given)
+
+        monkeypatch.setattr(learner_files, name, seen)
+    restore_learner(second, tmp_path, "actor", ("model", "optimizer"))
+    assert there == [1, 1]
+    assert second._offload._needed["parameters"] == 0
+    assert all(
+        torch.equal(one, other) for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True)
+    )
 
 
 def test_memory_is_given_back_between_calls(policy_directory: Path) -> None:
