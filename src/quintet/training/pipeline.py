@@ -111,14 +111,16 @@ class Pipeline:
         autocast: torch.dtype = torch.float32,
         component: str = "actor",
     ) -> None:
-        """Takes the module apart, in place, before its weights are sharded; see `split_stages`. States and their
-        gradients travel in `dtype`; products of all but the last part are computed in `autocast`.
+        """Takes the module apart, in place, before its weights are sharded; see `split_stages`. Passes are computed
+        where they lie now, also if shards of them are kept elsewhere later. States and their gradients travel in
+        `dtype`; products of all but the last part are computed in `autocast`.
 
         Raises:
             ConfigError: the layers can't be shared out that way.
             MachineError: the model does something besides its layers.
         """
         self._hidden = _width(module)
+        self._device = next(module.parameters()).device
         split_stages(module, mesh, virtual, component)
         self.module: Any = module
         self.ranks = Ranks(mesh.get_local_rank(), mesh.size(), mesh.get_group())
@@ -201,12 +203,12 @@ class Pipeline:
         """What this rank computes of a pass, on its device."""
         split = self.module.split
         own: Packed = split.share(packed).packed if split else packed
-        return own.to(next(self.module.parameters()).device)
+        return own.to(self._device)
 
     def _precision(self) -> AbstractContextManager[object]:
         if self._autocast is torch.float32:
             return nullcontext()
-        return torch.autocast(next(self.module.parameters()).device.type, dtype=self._autocast)
+        return torch.autocast(self._device.type, dtype=self._autocast)
 
     def _empty(self, packed: Packed) -> Tensor:
         return packed.tokens.new_empty((len(packed.tokens), self._hidden), dtype=self._dtype)
@@ -268,8 +270,7 @@ class Pipeline:
     def _broadcast(self, owner: int, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         if self.ranks.size == 1:
             return tensor
-        device = next(self.module.parameters()).device
-        mine = owner == self.ranks.rank
+        mine, device = owner == self.ranks.rank, self._device
         whole = tensor.detach().to(device).contiguous() if mine else torch.empty(shape, dtype=dtype, device=device)
         dist.broadcast(whole, group=self.ranks.group, group_src=owner)
         return whole

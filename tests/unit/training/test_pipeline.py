@@ -132,6 +132,19 @@ def test_a_pipeline_of_one_is_the_model(policy_directory: Path, by_itself: Devic
             assert torch.equal(ours, whole(one).logprobs)
 
 
+def test_passes_are_where_a_stage_computes_whatever_is_kept_elsewhere(
+    policy_directory: Path, by_itself: DeviceMesh
+) -> None:
+    """Shards in main memory are fetched by passes on a GPU; another kind of device stands for main memory here."""
+    module = PolicyModule(load_model(policy_directory))
+    pipeline = Pipeline(module, by_itself, autocast=torch.bfloat16)
+    module.to("meta")
+    packed = split_ranks.passes()[0].packed
+    assert pipeline._here(packed).tokens.device.type == "cpu"
+    with pipeline._precision():
+        assert torch.is_autocast_enabled("cpu")
+
+
 def test_a_stage_holds_its_layers_under_their_own_names(deep_directory: Path) -> None:
     module = PolicyModule(load_model(deep_directory))
     stages.split_stages(module, Some(2, 1), virtual=2)  # type: ignore[arg-type]
