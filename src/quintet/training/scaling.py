@@ -32,7 +32,8 @@ class LossScale:
     @torch.no_grad()
     def undo(self, parameters: Iterable[nn.Parameter]) -> None:
         """Divide the gradients by it."""
-        torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], 1.0 / self.factor)
+        if grads := [p.grad for p in parameters if p.grad is not None]:
+            torch._foreach_mul_(grads, 1.0 / self.factor)
 
     def update(self, *, finite: bool) -> None:
         """After a step that was made, or skipped because its gradient wasn't finite."""

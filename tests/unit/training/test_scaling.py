@@ -9,11 +9,11 @@ import pytest
 import torch
 from loss_grid import ragged_batch
 
-from quintet.algorithms.objective import Imitation
-from quintet.config.native import OptimizerConfig
+from quintet.algorithms.objective import CriticObjective, Imitation
+from quintet.config.native import CriticConfig, OptimizerConfig
 from quintet.config.native.learners import ShardingConfig
-from quintet.policies.causal_lm import load_model
-from quintet.training.learner import ActorLearner
+from quintet.policies.causal_lm import ValueModel, load_model
+from quintet.training.learner import ActorLearner, CriticLearner
 from quintet.training.packing import Budget
 from quintet.training.scaling import LossScale
 
@@ -55,6 +55,15 @@ def test_a_scaled_loss_learns_the_same(policy_directory: Path) -> None:
     theirs = dict(scaled.weights())
     for name, value in plain.weights():
         torch.testing.assert_close(theirs[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_nothing_to_learn_is_no_fault(policy_directory: Path) -> None:
+    """Of a critic's mini-batch whose tokens are all masked out nothing is left that has a gradient."""
+    model, batch = ValueModel(load_model(policy_directory)), ragged_batch()
+    batch = replace(batch, values=batch.advantages, returns=batch.advantages)
+    critic = CriticLearner(model, OptimizerConfig(), budget=Budget(60), scale=LossScale(1024.0))
+    told = critic.update(batch, CriticObjective(CriticConfig()), "token-mean", 1e-3, torch.zeros_like(batch.loss_mask))
+    assert (told["grad_norm"], told["skipped"]) == (0.0, 0.0)
 
 
 def test_an_overflow_is_skipped_and_halves_the_factor(policy_directory: Path) -> None:
