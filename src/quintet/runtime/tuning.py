@@ -11,6 +11,7 @@ from quintet.policies.adapters import add_lora
 from quintet.policies.causal_lm import load_model, recompute_activations
 from quintet.policies.liger import use_liger
 from quintet.rollout.agent_loop import derive_seed
+from quintet.runtime.device import compute_device
 from quintet.runtime.learners import Learners, open_tuned_actor
 from quintet.runtime.memory import keep_freed_memory
 from quintet.training.ranks import Ranks
@@ -36,5 +37,7 @@ def open_tuned(config: Experiment, base: Path, ranks: Ranks = ALONE) -> Learners
     if sft.gradient_checkpointing:
         recompute_activations(model, "sft.gradient_checkpointing")
     if sft.liger:
+        # its kernels are put into a model that is where it will learn
+        model.to(compute_device())  # type: ignore[arg-type]
         use_liger(model, "sft.liger")
     return Learners(config, base.absolute(), ranks, open_tuned_actor(config, sft, model, ranks), tuned=True)

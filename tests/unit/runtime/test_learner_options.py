@@ -17,7 +17,7 @@ from quintet.config.native import AlgorithmConfig, CriticConfig, Experiment
 from quintet.errors import ConfigError
 from quintet.policies.causal_lm import load_model
 from quintet.records import Batch
-from quintet.runtime import learners
+from quintet.runtime import learners, tuning
 from quintet.runtime.engines import policy_dtype
 from quintet.runtime.learners import Learners, open_reference
 from quintet.runtime.stored_types import with_types
@@ -53,6 +53,22 @@ def multiplied_in(module: nn.Module) -> list[torch.dtype]:
     layer = next(part for part in module.modules() if isinstance(part, nn.Linear))
     layer.register_forward_hook(lambda _module, _inputs, out: seen.append(out.dtype))
     return seen
+
+
+def test_liger_gets_a_tuned_model_where_it_will_learn(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels refuse a model on the CPU, where every model is loaded; another kind of device stands for a GPU."""
+
+    class Asked(Exception):
+        """Far enough."""
+
+    def ask(model: nn.Module, key: str) -> None:
+        raise Asked(key, next(model.parameters()).device.type)
+
+    monkeypatch.setattr(tuning, "use_liger", ask)
+    monkeypatch.setattr(tuning, "compute_device", lambda: torch.device("meta"))
+    with pytest.raises(Asked) as asked:
+        tuning.open_tuned(experiment(policy_directory, sft={"liger": True}), policy_directory)
+    assert asked.value.args == ("sft.liger", "meta")
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
