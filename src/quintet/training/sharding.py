@@ -230,7 +230,7 @@ def _fully_shard(
     reshard = False if config.policy == "shard_grad_op" else config.reshard_after_forward
     options: dict[str, Any] = {
         "mp_policy": MixedPrecisionPolicy(types.parameters, types.gradients),
-        "offload_policy": CPUOffloadPolicy(pin_memory=memory.pin) if memory.sharded_offload else OffloadPolicy(),
+        "offload_policy": _offload_policy(memory),
     }
     within = options | {"reshard_after_forward": True if reshard is None else reshard}
     if shared.experts and shared.same_experts:
@@ -240,6 +240,12 @@ def _fully_shard(
         fully_shard(part, mesh=mesh.weights, **within)
     fully_shard(module, mesh=mesh.weights, reshard_after_forward=reshard, **options)
     _prefetch(parts, config)
+
+
+def _offload_policy(memory: MemoryConfig) -> OffloadPolicy:
+    if not memory.sharded_offload:
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=memory.pin and torch.cuda.is_available())
 
 
 def _prefetch(parts: list[Any], config: ShardingConfig) -> None:
@@ -290,10 +296,15 @@ class FlatShards(OnePass):
     def __init__(
         self, module: nn.Module, mesh: Mesh, config: ShardingConfig, memory: MemoryConfig, types: Types
     ) -> None:
-        """See `lay_out`."""
+        """See `lay_out`.
+
+        Raises:
+            ConfigError: gradients are to be added up in a way in which FSDP loses some.
+        """
         self.factor = float(mesh.copies.size)
         self._sync = config.sync_every_micro_batch
         self._device = next(module.parameters()).device
+        _refuse_lost_gradients(config, memory, self._device)
         self._names = {own_name(name) for name, _ in module.named_parameters()}
         self.module: Any = FullyShardedDataParallel(module, **_flat_options(module, mesh, config, memory, types))
 
@@ -340,6 +351,23 @@ class FlatShards(OnePass):
         """See `Lay.load`."""
         with FullyShardedDataParallel.summon_full_params(self.module, writeback=True):
             take_weights(self.module, ((name, tensor) for name, tensor in weights if name in self._names))
+
+
+def _refuse_lost_gradients(config: ShardingConfig, memory: MemoryConfig, device: torch.device) -> None:
+    """Shards in main memory and sums after each micro-batch: FSDP doesn't add a gradient that lies there to the next
+    one, and goes on with the last alone (torch 2.13, `FlatParamHandle.prepare_gradient_for_backward`).
+
+    Raises:
+        ConfigError: that is asked for.
+    """
+    if config.sync_every_micro_batch and memory.sharded_offload and device.type != "cpu":
+        raise ConfigError(
+            "sharding.sync_every_micro_batch with memory.sharded_offload: FSDP would learn from the last micro-batch "
+            "alone",
+            key="sharding.sync_every_micro_batch",
+            value=True,
+            hint="set it to false, or take backend=fsdp2",
+        )
 
 
 def _is_inside(unit: nn.Module, name: str) -> bool:

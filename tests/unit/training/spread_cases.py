@@ -50,7 +50,7 @@ CASES: dict[str, Case] = {
     "fsdp2 prefetch": Case(
         sharding={"forward_prefetch": True, "backward_prefetch": "pre", "reshard_after_forward": True}
     ),
-    "fsdp2 offload": Case(memory={"sharded_offload": True}),
+    "fsdp2 offload": Case(memory={"sharded_offload": True, "pin": True}),
     "fsdp2 moved": Case(memory=MOVED),
     "fsdp moved": Case("fsdp", memory=MOVED),
     "fsdp original, moved": Case("fsdp", {"keep_original_parameters": True}, MOVED),
