@@ -8,13 +8,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from typing import TYPE_CHECKING
 
 from quintet import __version__
 from quintet.config import Composed
 from quintet.config.native import Experiment
 from quintet.config.started import Started, started
-from quintet.errors import UserError
+from quintet.errors import MachineError, UserError
 
 if TYPE_CHECKING:
     from quintet.runtime.conducting import Conductor
@@ -67,15 +68,23 @@ def _among(here: Started, config: Experiment, run: Callable[[Conductor | None], 
 
     meeting = meet(here, _told(config), config.placement.join_timeout_seconds)
     try:
-        if here.rank:
-            return _following(lambda: follow(config, meeting), here.rank)
-        conductor = Conductor(config, meeting)
-        try:
-            return run(conductor)
-        finally:
-            conductor.stop()
+        with meeting.watched(partial(_give_up, here.rank)):
+            if here.rank:
+                return _following(lambda: follow(config, meeting), here.rank)
+            conductor = Conductor(config, meeting)
+            try:
+                return run(conductor)
+            finally:
+                conductor.stop()
     finally:
         meeting.leave()
+
+
+def _give_up(rank: int, told: str) -> None:
+    """End this process as it stands, which waits for a rank that is no more: nothing else gets through to it."""
+    said = f"{told}, and a run needs all of its ranks" if rank == 0 else f"rank {rank} ends: {told}"
+    print(f"quintet: {said}", file=sys.__stderr__, flush=True)
+    os._exit(MachineError.exit_status)
 
 
 def _following(run: Callable[[], None], rank: int) -> int:

@@ -38,6 +38,6 @@ def open_tuned(config: Experiment, base: Path, ranks: Ranks = ALONE) -> Learners
         recompute_activations(model, "sft.gradient_checkpointing")
     if sft.liger:
         # its kernels are put into a model that is where it will learn
-        model.to(compute_device())  # type: ignore[arg-type]
+        model.to(compute_device())
         use_liger(model, "sft.liger")
     return Learners(config, base.absolute(), ranks, open_tuned_actor(config, sft, model, ranks), tuned=True)

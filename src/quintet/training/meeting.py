@@ -6,9 +6,15 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +31,8 @@ HANG_SECONDS = 1800.0
 """How long a rank waits inside a calculation for the others' parts: they compute at the same time."""
 QUIET_DAYS = 365
 """How long a follower waits for the next call, which is as long as games last. Who dies is noticed at once."""
+LOOK_SECONDS, GRACE_SECONDS = 1.0, 10.0
+"""How often a rank looks whether the others are there, and how long it then has to end in its own way."""
 REAPED_SECONDS = 3.0
 """Time in which a dead process also goes from the system's list."""
 
@@ -52,7 +60,7 @@ class Peer:
     @property
     def gone(self) -> bool:
         """It is known to have ended: of a process on another machine nothing is known."""
-        if self.host != socket.gethostname():
+        if self.host != _machine():
             return False
         try:
             os.kill(self.process, 0)
@@ -61,6 +69,15 @@ class Peer:
         except PermissionError:
             return False
         return _is_zombie(self.process)
+
+
+@cache
+def _machine() -> str:
+    """Where processes are counted as here: this machine since it was started, and of containers this one."""
+    told = [socket.gethostname()]
+    with suppress(OSError):  # a system without /proc has no containers either
+        told += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+    return " ".join(told)
 
 
 def _is_zombie(process: int) -> bool:
@@ -101,6 +118,25 @@ class Meeting:
             return f"the connection to another rank broke ({str(error).splitlines()[0]})"
         return None
 
+    @contextmanager
+    def watched(self, give_up: Callable[[str], None]) -> Iterator[None]:
+        """Inside, `give_up` is called in a thread and told who has ended, where this rank is still there
+        `GRACE_SECONDS` later: one that waits on its GPU for a rank that is no more, or for that one's part of a
+        checkpoint, doesn't notice by itself."""
+        left = threading.Event()
+
+        def watch() -> None:
+            while not left.wait(LOOK_SECONDS):
+                if (gone := self.gone()) and not left.wait(GRACE_SECONDS):
+                    give_up(ended(gone))
+                    return
+
+        threading.Thread(target=watch, name="ranks", daemon=True).start()
+        try:
+            yield
+        finally:
+            left.set()
+
     def leave(self) -> None:
         """Part from the others."""
         dist.destroy_process_group()
@@ -117,13 +153,14 @@ def meet(started: Started, told: str, timeout_seconds: float) -> Meeting:
     the same.
 
     Raises:
-        MachineError: some don't come in time, or have another configuration; the message names them.
+        MachineError: some don't come in time, have another configuration, or no GPU to themselves; the message names
+            them.
     """
     if started.one_machine:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     backend = "gloo"
     if torch.cuda.is_available():
-        torch.cuda.set_device(started.local_rank)
+        torch.cuda.set_device(_own_gpu(started, torch.cuda.device_count()))
         backend = "cpu:gloo,cuda:nccl"
     store = _meeting_place(started, timeout_seconds)
     peers = _introduced(store, started, told, timeout_seconds)
@@ -137,6 +174,44 @@ def meet(started: Started, told: str, timeout_seconds: float) -> Meeting:
     line = dist.new_group(backend="gloo", timeout=timedelta(days=QUIET_DAYS))
     _forget_torchrun()
     return Meeting(Ranks(started.rank, started.size), line, peers)
+
+
+def _own_gpu(started: Started, visible: int) -> int:
+    """Which of the visible GPUs is this process's: the one of its local rank, or the only one that its starter lets it
+    see, as Slurm does.
+
+    Raises:
+        MachineError: there are fewer than processes.
+    """
+    if started.local_rank < visible:
+        return started.local_rank
+    if visible == 1:
+        return 0
+    raise _too_few_gpus(f"rank {started.rank} is process {started.local_rank} of its machine, which has {visible} GPUs")
+
+
+def _gpu_name() -> str | None:
+    """Of the GPU in use, the same in all processes; None where there is none."""
+    if not torch.cuda.is_available():
+        return None
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+
+
+def _refuse_shared_gpus(cards: list[dict[str, Any]]) -> None:
+    """
+    Raises:
+        MachineError: two ranks have the same GPU, of which NCCL would say that something is wrong with it.
+    """
+    first: dict[str, int] = {}
+    for rank, card in enumerate(cards):
+        owner = rank if card["gpu"] is None else first.setdefault(card["gpu"], rank)
+        if owner != rank:
+            raise _too_few_gpus(f"{_listed([owner, rank])} have the same GPU")
+
+
+def _too_few_gpus(told: str) -> MachineError:
+    hint = "start one process for each GPU: torchrun --nproc-per-node N …; CUDA_VISIBLE_DEVICES= runs all on the CPU"
+    return MachineError(told, hint)
 
 
 def _forget_torchrun() -> None:
@@ -171,7 +246,7 @@ def _meeting_place(started: Started, timeout_seconds: float) -> Store:
 
 def _introduced(store: Store, started: Started, told: str, timeout_seconds: float) -> tuple[Peer, ...]:
     """Who came, by rank."""
-    card = {"host": socket.gethostname(), "process": os.getpid(), "told": told}
+    card = {"host": _machine(), "process": os.getpid(), "told": told, "gpu": _gpu_name()}
     store.set(f"card/{started.rank}", json.dumps(card))
     names = [f"card/{rank}" for rank in range(started.size)]
     try:
@@ -184,6 +259,7 @@ def _introduced(store: Store, started: Started, told: str, timeout_seconds: floa
     if other := [peer.rank for peer in peers if peer.told != peers[0].told]:
         hint = "start all of them with the same words, files and version"
         raise MachineError(f"{_listed(other)} of {started.size}: another configuration than that of rank 0", hint)
+    _refuse_shared_gpus(cards)
     return peers
 
 
