@@ -4,6 +4,7 @@ the next, through files."""
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -97,7 +98,7 @@ def split(module: Wrapped, mesh: DeviceMesh) -> None:
 def learner(kind: str, meshes: dict[str, DeviceMesh], *, tied: bool) -> Any:
     module = arranged(Wrapped(tied=tied), kind, meshes)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, weight_decay=0.1, fused=kind != "fsdp")
-    return SimpleNamespace(lay=Whole(module), optimizer=optimizer)
+    return SimpleNamespace(lay=Whole(module), optimizer=optimizer, at_hand=nullcontext)
 
 
 def step(one: Any) -> None:
