@@ -74,8 +74,9 @@ def _lay(config: Experiment, name: str, module: PolicyModule | ValueModel, mesh:
     module.to(compute_device())
     _save_memory(module, own.memory, name)
     _name_attention(module, config.policy.attention, own)
+    if mesh.devices is None or own.sharding.policy == "no_shard":
+        _refuse_whole_offload(own, name, compute_device(), lone=mesh.devices is None)
     if mesh.devices is None:
-        _refuse_lone_offload(own, name, compute_device())
         return Whole.of(module, own.sharding)
     from quintet.training.sharding import lay_out
     from quintet.training.splitting import share_out
@@ -242,15 +243,16 @@ def open_reference(config: Experiment, actor: OwnActor, policy: Path, ranks: Ran
     )
 
 
-def _refuse_lone_offload(own: LearnerConfig, name: str, device: torch.device) -> None:
+def _refuse_whole_offload(own: LearnerConfig, name: str, device: torch.device, *, lone: bool) -> None:
     """
     Raises:
-        ConfigError: shards are to lie on the CPU, and one process on a GPU has none.
+        ConfigError: shards are to lie on the CPU, and a process on a GPU has the whole: a `lone` one, or each.
     """
     if own.memory.sharded_offload and device.type != "cpu":
         key = f"{name}.memory.sharded_offload"
         hint = f"set it to false, and {name}.memory.offload_parameters=true where weights are to leave the GPU"
-        raise ConfigError(f"{key}: one process has no shards to keep on the CPU", key=key, value=True, hint=hint)
+        why = "one process has" if lone else f"with {name}.sharding.policy=no_shard there are"
+        raise ConfigError(f"{key}: {why} no shards to keep on the CPU", key=key, value=True, hint=hint)
 
 
 def _refuse_other_shares(config: Experiment, ranks: Ranks) -> None:

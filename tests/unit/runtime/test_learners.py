@@ -18,7 +18,7 @@ from quintet.policies.adapters import add_lora
 from quintet.policies.causal_lm import load_model
 from quintet.records import Batch
 from quintet.runtime import learners
-from quintet.runtime.learners import _refuse_lone_offload, open_actor, open_critic, open_reference
+from quintet.runtime.learners import _refuse_whole_offload, open_actor, open_critic, open_reference
 from quintet.training.lay import Whole
 from quintet.training.mesh import Mesh
 from quintet.training.packing import micro_batches
@@ -129,11 +129,13 @@ def test_ranks_that_are_to_be_even_have_as_many_tokens(
     assert dealt(even=True) == [27, 27]
 
 
-def test_what_a_lone_process_cant_offload_is_refused() -> None:
+@pytest.mark.parametrize("lone", [True, False], ids=["one process", "whole in each"])
+def test_what_has_no_shards_cant_offload_them(lone: bool) -> None:
     own = ActorConfig.model_validate({"memory": {"sharded_offload": True}})
-    _refuse_lone_offload(own, "actor", torch.device("cpu"))  # weights are there as it is
+    _refuse_whole_offload(own, "actor", torch.device("cpu"), lone=lone)  # weights are there as it is
     with pytest.raises(ConfigError, match="no shards to keep") as refused:
-        _refuse_lone_offload(own, "actor", torch.device("cuda"))
+        _refuse_whole_offload(own, "actor", torch.device("cuda"), lone=lone)
+    assert ("no_shard" in str(refused.value)) != lone
     assert refused.value.key == "actor.memory.sharded_offload"
 
 
