@@ -47,6 +47,11 @@ def test_validations_at_the_edges(steps: int, every: int, times: int) -> None:
         (["training.samples_per_group=1"], ["training.samples_per_group = 1", "at least 2", "advantage.name=gae"]),
         (["rollout.max_prompt_tokens=4000"], ["= 4000 (command line)", "2048 tokens", "max_prompt_tokens=2024"]),
         (["rollout.max_response_tokens=4000"], ["= 4000 (command line)", "max_response_tokens=1536"]),
+        (
+            ["actor.optimizer.warmup_ratio=0.1"],
+            ["warmup_ratio = 0.1 (command line)", "warmup_steps = 5 (default) goes before it", "warmup_steps=0"],
+        ),
+        (["warm_start.optimizer.warmup_ratio=0.1"], ["set warm_start.optimizer.warmup_steps=0"]),
         (["policy.preset=grid-1n"], ["policy.preset = 'grid-1n'", "did you mean grid-1m?", "grid-3m"]),
     ],
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from quintet.config.faults import Fault, raise_faults
 from quintet.config.plan.mixture import mixture_faults
 from quintet.config.plan.shapes import PRESET_CONTEXTS
-from quintet.config.plan.values import divisors, fault, nearest_number, source, told
+from quintet.config.plan.values import divisors, fault, nearest_number, source, told, value
 from quintet.errors import nearest
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def plan(composed: Composed, steps: int | None = None) -> Plan:
         ConfigError: something doesn't divide or doesn't fit; one message names every such key and the
             nearest legal values.
     """
-    checks = (mixture_faults, _division, _groups, _teacher, _files, _preset, _context)
+    checks = (mixture_faults, _division, _groups, _teacher, _files, _preset, _context, _warmups)
     raise_faults(fault for check in checks for fault in check(composed))
     config = composed.experiment
     training = config.training
@@ -157,3 +157,13 @@ def _context(composed: Composed) -> Iterator[Fault]:
     hint += f", or policy.preset={larger[0]}" if larger else ", or give a larger model as policy.path"
     message = f"{told(composed, key)} and {told(composed, other)} {problem}"
     yield Fault(key, prompt, source(composed, key), message, hint)
+
+
+def _warmups(composed: Composed) -> Iterator[Fault]:
+    """A share of all steps that a number of steps would go before."""
+    for section in ("actor", "critic", "warm_start", "sft"):
+        own = value(composed.experiment, f"{section}.optimizer")
+        if own is not None and own.warmup_ratio and own.warmup_steps:
+            key, steps = f"{section}.optimizer.warmup_ratio", f"{section}.optimizer.warmup_steps"
+            problem = f"{told(composed, steps)} goes before it"
+            yield fault(composed, key, problem, f"set {steps}=0, or leave {key} out")
