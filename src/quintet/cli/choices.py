@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from quintet.config import Composed
 from quintet.config.faults import Fault, raise_faults
+from quintet.config.keys import show
 from quintet.config.native import Experiment
 from quintet.config.native.advantages import OutsideAdvantageConfig
+from quintet.config.native.learners import LearnerConfig
 from quintet.config.native.losses import OutsideLossConfig
 from quintet.config.native.worlds import CustomWorldConfig
+from quintet.config.plan.steps import fine_tuning
 from quintet.errors import ConfigError, nearest
 from quintet.registry import Registry, load_outside
 
@@ -101,13 +105,40 @@ def _data_files(composed: Composed) -> Iterator[Fault]:
 
 
 def missing_packages(composed: Composed) -> Iterator[Fault]:
-    """Every registered name that needs a package which isn't installed."""
+    """Every registered name, and every learner, that needs a package which isn't installed."""
     for key, name, registry in _named(composed):
         entry = next((entry for entry in registry if entry.name == name), None)
         if entry is not None and (missing := entry.missing()):
-            source = composed.provenance.get(key, "default")
-            message = f"{key} = {name!r} ({source}) needs {', '.join(missing)}, not installed here"
-            yield Fault(key, name, source, message, entry.guide)
+            yield _lacking(composed, key, name, ", ".join(missing), entry.guide)
+    for name in _learners(composed.experiment):
+        own: LearnerConfig = getattr(composed.experiment, name)
+        if own.backend == "megatron" and not _is_installed("megatron.core"):
+            yield _lacking(composed, f"{name}.backend", own.backend, "megatron-core", "pip install 'quintet[megatron]'")
+        if own.memory.liger and not _is_installed("liger_kernel"):
+            key = f"{name}.memory.liger"
+            yield _lacking(composed, key, True, "liger-kernel", f"pip install liger-kernel, or {key}=false")
+
+
+def _lacking(composed: Composed, key: str, name: object, package: str, guide: str) -> Fault:
+    source = composed.provenance.get(key, "default")
+    return Fault(key, name, source, f"{key} = {show(name)} ({source}) needs {package}, not installed here", guide)
+
+
+def _learners(config: Experiment) -> list[str]:
+    """Those that the run has."""
+    if config.evaluation is not None:
+        return []
+    reinforced = fine_tuning(config) is None
+    there = {"critic": config.needs_critic, "reference": config.needs_reference}
+    return ["actor", *(name for name, needed in there.items() if needed and reinforced)]
+
+
+def _is_installed(package: str) -> bool:
+    """Whether it could be imported, of which nothing but what lies above it is."""
+    try:
+        return find_spec(package) is not None
+    except ImportError:
+        return False
 
 
 def _named(composed: Composed) -> Iterator[tuple[str, str, Registry[Any]]]:

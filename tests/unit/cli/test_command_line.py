@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from quintet import __version__
+from quintet.cli import choices
 from quintet.cli import main as command
 from quintet.cli.choices import check_choices
 from quintet.config import load_experiment
@@ -220,3 +221,29 @@ def test_modules_from_outside_are_imported_before_names_are_looked_up(
     check_choices(composed)
     with pytest.raises(ConfigError, match=r"external_libs = 'my_logger' \(command line\) can't be imported"):
         check_choices(load_experiment(None, ["external_libs=[my_logger]"]))
+
+
+@pytest.mark.parametrize(
+    ("word", "package"),
+    [
+        ("actor.backend=megatron", "megatron-core"),
+        ("critic.backend=megatron", "megatron-core"),
+        ("actor.memory.liger=true", "liger-kernel"),
+    ],
+)
+def test_a_learner_without_its_package_is_refused_before_anything_begins(
+    monkeypatch: pytest.MonkeyPatch, word: str, package: str
+) -> None:
+    """Else games are solved, or ranks started, for a run that can't be."""
+    monkeypatch.setattr(choices, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as error:
+        check_choices(load_experiment(None, ["algorithm.advantage.name=gae", word]))
+    key, _, _ = word.partition("=")
+    assert f"{key} = " in str(error.value)
+    assert f"(command line) needs {package}, not installed here" in str(error.value)
+    assert "pip install" in str(error.value)
+
+
+def test_a_learner_that_the_run_has_not_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "find_spec", lambda name: None)
+    check_choices(load_experiment(None, ["critic.memory.liger=true"]))
