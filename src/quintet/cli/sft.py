@@ -8,6 +8,7 @@ from quintet.cli.choices import check_choices
 from quintet.cli.configuration import compose
 from quintet.cli.ranks import on_all_ranks
 from quintet.config import Composed
+from quintet.config.plan.placement import refuse_misplaced
 from quintet.config.started import started
 from quintet.errors import ConfigError
 
@@ -23,6 +24,7 @@ def run_composed(composed: Composed) -> int:
     """The same for a configuration that is composed already."""
     _check(composed)
     check_choices(composed)
+    refuse_misplaced(composed)
     from quintet.tracking.run_directory import RunDirectory
 
     if started().rank == 0:

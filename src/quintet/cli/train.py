@@ -7,6 +7,7 @@ import os
 from quintet.cli.choices import check_choices
 from quintet.cli.configuration import compose
 from quintet.cli.ranks import on_all_ranks
+from quintet.config.plan.placement import refuse_misplaced
 from quintet.config.started import started
 
 __all__ = ["run"]
@@ -21,6 +22,7 @@ def run(config: str | None, overrides: list[str], dialect: str | None, unknown_k
 
         return run_composed(composed)
     check_choices(composed)
+    refuse_misplaced(composed)
     from quintet.tracking.run_directory import RunDirectory
 
     if started().rank == 0:

@@ -146,8 +146,8 @@ def test_what_cant_work_is_refused_by_the_foreign_key(
     (tmp_path / "base.yaml").write_text(json.dumps(RAGEN | {"system": {"n_gpus": 6}}))
     assert call(monkeypatch, str(tmp_path / "base.yaml")) == 2
     message = capsys.readouterr().err
-    assert "can't be shared out evenly among the 6 data-parallel ranks of actor" in message
-    assert "training.ppo_batch_size" in message
+    assert "system.n_gpus" in message
+    assert "system.cuda_visible_devices" in message
 
 
 def test_what_doesnt_fit_is_refused_only_where_a_size_is_given(

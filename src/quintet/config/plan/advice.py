@@ -11,7 +11,7 @@ from quintet.config.plan.batches import Data, budget_of, longest
 from quintet.config.plan.fit import gib, remedies
 from quintet.config.plan.memory import Memory
 from quintet.config.plan.models import Models
-from quintet.config.plan.placement import Placement, ranges
+from quintet.config.plan.placement import Placement, nearest_batches, ranges
 from quintet.config.plan.steps import fine_tuning
 from quintet.config.plan.values import told
 
@@ -45,7 +45,19 @@ def advice(planned: Planned) -> tuple[str, ...]:
     config = planned.composed.experiment
     if fine_tuning(config) is not None or config.evaluation is not None:
         return (*_devices(planned), *_tight(planned), *_family(planned))
-    checks = (_rate, _warmup, _divergence, _context, _history, _validation, _budgets, _recompute, _cache, _devices)
+    checks = (
+        _rate,
+        _warmup,
+        _divergence,
+        _context,
+        _history,
+        _validation,
+        _budgets,
+        _uneven,
+        _recompute,
+        _cache,
+        _devices,
+    )
     return tuple(line for check in (*checks, _tight, _family) for line in check(planned))
 
 
@@ -113,6 +125,20 @@ def _budgets(planned: Planned) -> Iterator[str]:
     if budget.tokens is not None and budget.tokens < longest(config):
         at = told(planned.composed, budget.key)
         yield f"{at} is less than the longest sequence, {longest(config):,} tokens, which then is a pass by itself"
+
+
+def _uneven(planned: Planned) -> Iterator[str]:
+    """Losses are means over all tokens of a mini-batch, whoever has them: what is uneven costs time alone."""
+    training = planned.composed.experiment.training
+    games, parts = planned.numbers.games_per_step, training.mini_batches
+    for component in filter(None, map(planned.placement.of, ("actor", "critic"))):
+        if planned.numbers.games_per_mini_batch % component.copies:
+            yield (
+                f"{told(planned.composed, 'training.mini_batches')}: its {games // parts} games can't be shared out "
+                f"evenly among the {component.copies} data-parallel ranks of {component.name}, so that some wait for "
+                f"others; {nearest_batches(training.groups_per_step, games, parts, component.copies)}"
+            )
+            return
 
 
 def _recompute(planned: Planned) -> Iterator[str]:

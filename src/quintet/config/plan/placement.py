@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quintet.config.faults import Fault
-from quintet.config.plan.models import Models
+from quintet.config.faults import Fault, raise_faults
+from quintet.config.plan.models import Models, find_models
 from quintet.config.plan.splits import Split, engine_split, learner_split, nearest_size, problems
 from quintet.config.plan.steps import fine_tuning
 from quintet.config.plan.values import divisors, fault, nearest_number, told
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from quintet.config.compose import Composed
     from quintet.config.native import Experiment
 
-__all__ = ["Component", "Placement", "place", "placement_faults", "ranges"]
+__all__ = ["Component", "Placement", "nearest_batches", "place", "placement_faults", "ranges", "refuse_misplaced"]
 
 LEARNERS = ("actor", "reference", "critic")
+STARTED = "several devices are started by torchrun, see docs/ranks.md"
 MOST = 1 << 16
 """Devices of the largest cluster that is believed."""
 
@@ -140,7 +141,7 @@ def _split(config: Experiment, name: str) -> Split:
 
 
 def placement_faults(composed: Composed, placement: Placement, models: Models) -> Iterator[Fault]:
-    """What can't work: devices that aren't there, splits that don't divide, mini-batches that don't."""
+    """What can't work: devices that aren't there, splits that don't divide."""
     yield from _cluster(composed)
     for component in placement.components:
         beyond = list(_beyond(composed, placement, component))
@@ -148,7 +149,17 @@ def placement_faults(composed: Composed, placement: Placement, models: Models) -
         if not beyond and component.devices:
             yield from _workers(composed, component)
             yield from _splits(composed, component, models)
-    yield from _mini_batches(composed, placement)
+
+
+def refuse_misplaced(composed: Composed) -> None:
+    """Let a run begin only where its learners can be split over its devices as it says, of which `quintet plan` says
+    the same.
+
+    Raises:
+        ConfigError: they can't; one message names every such key and the nearest legal values.
+    """
+    config = composed.experiment
+    raise_faults(placement_faults(composed, place(config), find_models(config)))
 
 
 def _cluster(composed: Composed) -> Iterator[Fault]:
@@ -189,7 +200,8 @@ def _splits(composed: Composed, component: Component, models: Models) -> Iterato
     for part, problem in problems(component.split, count, shape):
         key = _key(component.name, part)
         size = nearest_size(component.split, part, count, shape)
-        yield fault(composed, key, problem, f"nearest: {key}={size}" if size else None)
+        hint = f"nearest: {key}={size}" if size else None
+        yield fault(composed, key, problem, f"{hint}; {STARTED}" if count == 1 and hint else hint)
 
 
 def _key(component: str, part: str) -> str:
@@ -199,25 +211,8 @@ def _key(component: str, part: str) -> str:
     return f"{component}.sharding.group_size" if part == "group" else f"{component}.parallel.{part}"
 
 
-def _mini_batches(composed: Composed, placement: Placement) -> Iterator[Fault]:
-    """The games of a mini-batch must be shared out evenly among data-parallel ranks."""
-    config = composed.experiment
-    training = config.training
-    games, parts = training.groups_per_step * training.samples_per_group, training.mini_batches
-    for name in ("actor", "critic"):
-        component = placement.of(name)
-        if component is None or fine_tuning(config) or (games // parts) % component.copies == 0:
-            continue
-        ranks = component.copies
-        problem = (
-            f"its {games // parts} games can't be shared out evenly among the {ranks} data-parallel ranks of {name}"
-        )
-        yield fault(composed, "training.mini_batches", problem, _fitting(training.groups_per_step, games, parts, ranks))
-        return
-
-
-def _fitting(groups: int, games: int, parts: int, ranks: int) -> str:
-    """The nearest numbers of mini-batches and of groups with which every rank has as much to do."""
+def nearest_batches(groups: int, games: int, parts: int, ranks: int) -> str:
+    """The numbers of mini-batches and of groups nearest to these with which every rank has as many games."""
     legal = [part for part in divisors(games) if games // part % ranks == 0]
     unit = parts * ranks // math.gcd(parts * ranks, games // groups)
     multiples = [number for number in (groups - groups % unit, groups - groups % unit + unit) if number]

@@ -112,12 +112,24 @@ def _devices(split: Split, devices: int) -> Iterator[Problem]:
     for names in (("tensor", "pipeline", "context", "ulysses"), ("tensor", "pipeline", "expert")):
         sizes = {name: getattr(split, name) for name in names}
         needed = math.prod(sizes.values())
+        there = f"the {devices} devices" if devices > 1 else "one device"
         if devices % needed and ("expert" not in names or split.expert > 1):
             told = " × ".join(f"{WORDS[name]} {size}" for name, size in sizes.items() if size > 1)
-            yield _to_blame(sizes, devices), f"{told} doesn't divide the {devices} devices"
+            yield _to_blame(sizes, devices), f"{told} doesn't divide {there}"
             break
-    if split.group is not None and devices % split.group:
-        yield "group", f"groups of {split.group} don't fill the {devices} devices"
+    yield from _groups(split, devices)
+
+
+def _groups(split: Split, devices: int) -> Iterator[Problem]:
+    """Sharding groups are cut out of the devices that compute with the same weights; a larger one takes them all."""
+    sharing, within = devices // (split.tensor * split.pipeline), split.context * split.ulysses
+    if split.group is None or split.group >= sharing:
+        return
+    if sharing % split.group:
+        told = "" if sharing == devices else " that compute with the same weights"
+        yield "group", f"groups of {split.group} don't fill the {sharing} devices{told}"
+    elif split.group % within:
+        yield "group", f"groups of {split.group} cut through the {within} devices that share a sequence"
 
 
 def _to_blame(sizes: Mapping[str, int], devices: int) -> str:

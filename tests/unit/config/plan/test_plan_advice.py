@@ -49,6 +49,17 @@ def test_a_well_made_run_on_a_cluster_is_well(tmp_path: Path) -> None:
         ),
         (["actor.budget.tokens=100"], "actor.budget.tokens = 100 (command line) is less than the longest sequence"),
         (["placement.actor.devices=[0,1]", "placement.rollout.devices=[2,3]"], "devices 4-7 stand idle"),
+        (
+            ["training.groups_per_step=6", "training.samples_per_group=4", "training.mini_batches=2"],
+            "training.mini_batches = 2 (command line): its 12 games can't be shared out evenly among the 8 "
+            "data-parallel ranks of actor, so that some wait for others; nearest: training.mini_batches=1, or "
+            "training.groups_per_step=4 or 8",
+        ),
+        (
+            ["training.groups_per_step=5", "training.samples_per_group=3", "training.mini_batches=1"],
+            "15 games can't be shared out evenly among the 8 data-parallel ranks of actor, so that some wait for "
+            "others; nearest: training.groups_per_step=8",
+        ),
         (["placement.colocated=false"], "yet components share devices"),
     ],
 )
@@ -97,3 +108,8 @@ def test_a_device_that_is_nearly_full_is_told(tmp_path: Path) -> None:
 def test_a_model_that_isnt_known_is_told_to_be_guessed(tmp_path: Path) -> None:
     composed = on(tmp_path, "Qwen2.5-7B", 1, 8, RATE, VLLM, "policy.overrides={model_type: novel}")
     assert any("models of type 'novel' are counted as if they were Llama" in line for line in survey(composed).warnings)
+
+
+def test_devices_that_share_a_sequence_are_one_rank_of_a_mini_batch(tmp_path: Path) -> None:
+    words = ["training.groups_per_step=6", "training.samples_per_group=4", "training.mini_batches=2"]
+    assert not any("evenly" in line for line in warned(tmp_path, *words, "actor.parallel.ulysses=2"))

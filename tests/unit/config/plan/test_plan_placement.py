@@ -10,7 +10,7 @@ from models_of_tests import on
 from quintet.config import Composed, load_experiment
 from quintet.config.faults import raise_faults
 from quintet.config.plan.models import find_models
-from quintet.config.plan.placement import place, placement_faults, ranges
+from quintet.config.plan.placement import place, placement_faults, ranges, refuse_misplaced
 from quintet.errors import ConfigError
 
 MEGATRON = ("actor.backend=megatron",)
@@ -237,31 +237,34 @@ def test_an_unknown_model_is_placed_by_what_is_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["actor.sharding.group_size=3"], "actor.sharding.group_size = 3 (command line): groups of 3 don't fill the 8"),
         (
-            ["training.groups_per_step=6", "training.samples_per_group=4", "training.mini_batches=2"],
-            [
-                "training.mini_batches = 2 (command line)",
-                "12 games",
-                "8 data-parallel ranks of actor",
-                "mini_batches=1, or training.groups_per_step=4 or 8",
-            ],
+            ["actor.sharding.group_size=3", "actor.parallel.tensor=2"],
+            "groups of 3 don't fill the 4 devices that compute with the same weights",
         ),
         (
-            ["training.groups_per_step=5", "training.samples_per_group=3", "training.mini_batches=1"],
-            ["15 games", "nearest: training.groups_per_step=8"],
+            ["actor.sharding.group_size=2", "actor.parallel.ulysses=4"],
+            "groups of 2 cut through the 4 devices that share a sequence",
         ),
     ],
 )
-def test_ranks_must_share_a_mini_batch_evenly(tmp_path: Path, words: list[str], told: list[str]) -> None:
-    """Else some ranks wait for others, or gradients are averaged over unequal parts."""
-    message = refusal(on(tmp_path, "Qwen2.5-7B", 1, 8, *words))
-    for part in told:
-        assert part in message, message
+def test_sharding_groups_are_cut_out_of_devices_with_the_same_weights(
+    tmp_path: Path, words: list[str], told: str
+) -> None:
+    """Else a plan says yes to what the start refuses, minutes later."""
+    assert told in refusal(on(tmp_path, "Qwen2.5-7B", 1, 8, *words))
 
 
-def test_devices_that_share_a_sequence_are_one_rank(tmp_path: Path) -> None:
-    words = ["training.groups_per_step=6", "training.samples_per_group=4", "training.mini_batches=2"]
-    accepted(on(tmp_path, "Qwen2.5-7B", 1, 8, *words, "actor.parallel.ulysses=2"))
+def test_a_sharding_group_of_more_devices_than_there_are_takes_them_all(tmp_path: Path) -> None:
+    """As in verl, where `fsdp_size` may be that of a larger machine."""
+    accepted(on(tmp_path, "Qwen2.5-7B", 1, 4, "actor.sharding.group_size=8"))
+
+
+def test_one_device_is_not_split_in_silence() -> None:
+    """A run of one process would train unsplit, whatever its configuration says."""
+    composed = load_experiment(None, ["actor.parallel.tensor=2"])
+    with pytest.raises(ConfigError, match=r"actor\.parallel\.tensor = 2 \(command line\).*one device\n.*torchrun"):
+        refuse_misplaced(composed)
 
 
 def test_everything_that_cant_work_comes_in_one_message(tmp_path: Path) -> None:
