@@ -11,6 +11,7 @@ from typing import Any
 from quintet.cli.configuration import compose
 from quintet.cli.opening import NATIVE, check_dialect, opened
 from quintet.config.compose import flatten
+from quintet.config.dialects.called import by_their_names
 from quintet.config.dialects.composition.reading import Written, composed
 from quintet.config.dialects.dialect import DIALECTS, Dialect
 from quintet.config.dialects.ledger import Row
@@ -158,7 +159,7 @@ def _print_found(name: str, dialect: str | None, entries: list[Entry], *, as_jso
     foreign = [entry for entry in entries if name in (entry[2].key, *entry[2].aliases)]
     if not native and not foreign:
         legal = [key.name for key in keys()] if dialect in (None, NATIVE) else []
-        near = meant(name, legal) or meant(name, {row.key for _, _, row in entries})
+        near = by_their_names(name, legal) or meant(name, legal) or meant(name, {row.key for _, _, row in entries})
         hint = f"did you mean {' or '.join(near)}?" if near else "`quintet explain world` shows a section"
         raise ConfigError(f"unknown key {name}", key=name, hint=hint)
     for key in native:

@@ -118,12 +118,20 @@ def legal_keys(tree: Mapping[str, Any]) -> list[Key]:
 
 
 def nearest_keys(name: str, legal: list[Key]) -> list[str]:
-    """What somebody who wrote `name` may have meant: a sibling, else the same word elsewhere, else a close one."""
+    """What somebody who wrote `name` may have meant: what another framework calls so there, else a sibling, else the
+    same word elsewhere, else what another framework calls so anywhere, else a close one."""
+    from quintet.config.dialects.called import by_their_names
+
     section, _, last = name.rpartition(".")
+    names = {key.name for key in legal}
+    if called := by_their_names(name, names):
+        return called
     siblings = [key.name.rpartition(".")[2] for key in legal if key.name.rpartition(".")[0] == section]
     if close := nearest(last, siblings):
         return [f"{section}.{close}" if section else close]
     words = [key.name.rpartition(".")[2] for key in legal]
+    if last not in words and (called := by_their_names(name, names, anywhere=True)):
+        return called
     meant = last if last in words else nearest(last, words)
     return sorted({key.name for key, word in zip(legal, words, strict=True) if word == meant})[:3]
 

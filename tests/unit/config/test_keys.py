@@ -55,3 +55,20 @@ def test_ranges_are_told_in_words(name: str, takes: str) -> None:
 )
 def test_the_nearest_key_is_a_sibling_then_the_same_word_elsewhere(name: str, meant: list[str]) -> None:
     assert nearest_keys(name, legal_keys({})) == meant
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("actor.optimizer.lr", ["actor.optimizer.learning_rate"]),
+        ("actor.optimizer.lr_warmup_steps_ratio", ["actor.optimizer.warmup_ratio"]),
+        ("actor.strategy", ["actor.backend"]),
+        ("actor.sharding.fsdp_size", ["actor.sharding.group_size"]),
+        ("actor.sharding.param_offload", ["actor.memory.offload_parameters"]),
+        ("actor.parallel.tensor_model_parallel_size", ["actor.parallel.tensor"]),
+        ("rollout.n", ["training.samples_per_group", "validation.sampling.samples"]),
+    ],
+)
+def test_another_frameworks_word_finds_the_key_that_it_means(name: str, meant: list[str]) -> None:
+    """Who comes from verl writes `lr` and not `learning_rate`; spelling alone would lead to `lora`."""
+    assert nearest_keys(name, legal_keys({})) == meant
