@@ -85,7 +85,9 @@ def unknown_choices(composed: Composed) -> Iterator[Fault]:
     }
     for key, path in paths.items():
         yield from _directory(composed, key, path, "a directory with config.json and weights")
-    yield from _directory(composed, "resume", _resume_path(config.resume), "a global_step_N directory")
+    if config.policy.lora is not None:
+        yield from _directory(composed, "policy.lora.path", config.policy.lora.path, "a directory with adapters")
+    yield from _checkpoint(composed, config.resume)
 
 
 def _data_files(composed: Composed) -> Iterator[Fault]:
@@ -157,16 +159,30 @@ def _named(composed: Composed) -> Iterator[tuple[str, str, Registry[Any]]]:
     yield from (("tracking.loggers", name, LOGGERS) for name in config.tracking.loggers)
 
 
-def _resume_path(resume: str) -> str | None:
-    return None if resume in ("auto", "never") else resume
+def _checkpoint(composed: Composed, resume: str) -> Iterator[Fault]:
+    """A place to go on from that isn't there, or is something else, such as the run's directory."""
+    words, wanted = ("auto", "never"), "a global_step_N directory"
+    if resume in words:
+        return
+    if not os.path.isdir(resume):
+        close = nearest(resume, words)
+        yield from _directory(composed, "resume", resume, wanted, f"did you mean {close}?" if close else None)
+    elif not any(os.path.isfile(os.path.join(resume, name)) for name in ("state.json", "manifest.json")):
+        source = composed.provenance.get("resume", "default")
+        places = [*Path(resume).glob("checkpoints/global_step_*"), *Path(resume).glob("global_step_*")]
+        near = sorted(places, key=lambda path: (len(path.name), path.name))
+        hint = f"did you mean {near[-1]}?" if near else f"resume names {wanted}, auto or never"
+        yield Fault("resume", resume, source, f"resume = {resume!r} ({source}): that isn't a checkpoint", hint)
 
 
-def _directory(composed: Composed, key: str, value: str | None, wanted: str) -> Iterator[Fault]:
+def _directory(
+    composed: Composed, key: str, value: str | None, wanted: str, instead: str | None = None
+) -> Iterator[Fault]:
     if value is None or os.path.isdir(value):
         return
     path, source = Path(value), composed.provenance.get(key, "default")
     close = nearest(path.name, _directories(path.parent))
-    hint = f"did you mean {path.parent / close}?" if close else f"{key} names {wanted}"
+    hint = instead or (f"did you mean {path.parent / close}?" if close else f"{key} names {wanted}")
     yield Fault(key, value, source, f"{key} = {value!r} ({source}): no such directory", hint)
 
 

@@ -247,3 +247,22 @@ def test_a_learner_without_its_package_is_refused_before_anything_begins(
 def test_a_learner_that_the_run_has_not_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "find_spec", lambda name: None)
     check_choices(load_experiment(None, ["critic.memory.liger=true"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["resume=atuo"], "resume = 'atuo' (command line): no such directory\n  did you mean auto?"),
+        (["resume={run}"], "that isn't a checkpoint\n  did you mean {run}/checkpoints/global_step_10?"),
+        (["resume={run}/checkpoints"], "that isn't a checkpoint\n  did you mean {run}/checkpoints/global_step_10?"),
+        (["resume={run}/policy"], "that isn't a checkpoint\n  resume names a global_step_N directory, auto or never"),
+        (["policy.lora.path=/nowhere"], "policy.lora.path = '/nowhere' (command line): no such directory"),
+    ],
+)
+def test_where_a_run_goes_on_is_looked_at_before_anything_begins(tmp_path: Path, words: list[str], told: str) -> None:
+    """A run's directory in place of its checkpoint isn't a damaged one, and games aren't solved before that is said."""
+    for name in ("checkpoints/global_step_9", "checkpoints/global_step_10", "policy"):
+        (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(ConfigError) as error:
+        check_choices(load_experiment(None, [word.format(run=tmp_path) for word in words]))
+    assert told.format(run=tmp_path) in str(error.value)
