@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -227,6 +228,9 @@ def _fully_shard(
 ) -> None:
     # nothing is done in place with what a pass gives, of which torch warns in every run
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    # with layers split over devices, too, norms and weights come together in two rounds: the same on all ranks, each
+    # of which would tell people that it might not be
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     reshard = False if config.policy == "shard_grad_op" else config.reshard_after_forward
     options: dict[str, Any] = {
         "mp_policy": MixedPrecisionPolicy(types.parameters, types.gradients),
