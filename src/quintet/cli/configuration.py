@@ -10,6 +10,7 @@ from quintet.cli.opening import NATIVE, Opened, opened
 from quintet.config import Composed, load_experiment
 from quintet.config.dialects.dialect import DIALECTS
 from quintet.config.faults import Fault
+from quintet.config.spread import as_asked
 from quintet.config.waiting import on_these_ranks, refuse_waiting, waiting_faults
 from quintet.errors import ConfigError, nearest
 
@@ -70,10 +71,10 @@ def _asked(given: Opened, unknown: Literal["refuse", "warn"]) -> Asked:
     if given.dialect == NATIVE:
         path = None if given.path is None else str(given.path)
         native = load_experiment(path, given.words, given.places)
-        return Asked(native, NATIVE, tuple(waiting_faults(native)))
+        return Asked(native, NATIVE, tuple(waiting_faults(native, as_asked(native.experiment))))
     from quintet.config.dialects.loading import convert
 
-    foreign = convert(_composed(given), DIALECTS[given.dialect], unknown=unknown)
+    foreign = convert(_composed(given), DIALECTS[given.dialect], unknown=unknown, to_plan=True)
     return Asked(foreign.composed, given.dialect, foreign.waits, foreign.remarks)
 
 

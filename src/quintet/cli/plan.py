@@ -12,6 +12,7 @@ from quintet.config.faults import Fault, raise_faults
 from quintet.config.plan.memory import GIB
 from quintet.config.plan.models import is_hub_name
 from quintet.config.plan.survey import survey
+from quintet.config.spread import start
 from quintet.config.waiting import waiting
 
 __all__ = ["run"]
@@ -35,11 +36,12 @@ def run(
     missing = _missing(asked)
     found = survey(asked.composed, None if device_memory is None else int(device_memory * GIB))
     remarks = (*asked.composed.remarks, *asked.remarks)
+    begun = start(asked.composed.experiment)
     if as_json:
-        listed = {"not_yet": _told(asked.waits), "not_here": _told(missing), "remarks": list(remarks)}
+        listed = {"start": begun, "not_yet": _told(asked.waits), "not_here": _told(missing), "remarks": list(remarks)}
         print(json.dumps(found.as_json() | listed, indent=1))
     else:
-        print_survey(found, waits=asked.waits, missing=missing, remarks=remarks)
+        print_survey(found, start=begun, waits=asked.waits, missing=missing, remarks=remarks)
 
 
 def _told(faults: Sequence[Fault]) -> list[dict[str, object]]:

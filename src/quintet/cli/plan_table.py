@@ -55,9 +55,14 @@ def section(out: Console, title: str) -> None:
 
 
 def print_survey(
-    found: Survey, *, waits: Sequence[Fault] = (), missing: Sequence[Fault] = (), remarks: Sequence[str] = ()
+    found: Survey,
+    *,
+    start: str | None = None,
+    waits: Sequence[Fault] = (),
+    missing: Sequence[Fault] = (),
+    remarks: Sequence[str] = (),
 ) -> None:
-    """Print it all."""
+    """Print it all; `start` is how torchrun starts it, where it does."""
     with page() as out:
         _print_run(out, found)
         if rows := list(_arithmetic(found)):
@@ -66,6 +71,8 @@ def print_survey(
         if found.placement.components:
             section(out, "Placement")
             _print_placement(out, found.placement)
+            if start is not None:
+                out.print(f"  Start: {start}", style="dim", markup=False, highlight=False)
             section(out, "Memory of one device, estimated")
             _print_memory(out, found)
         _print_lines(out, "Warnings", found.warnings, "yellow")

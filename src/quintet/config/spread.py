@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from quintet.config.native import Experiment
 from quintet.config.plan.placement import place
 from quintet.config.plan.steps import fine_tuning
-from quintet.config.started import Started
+from quintet.config.started import Started, started
 
-__all__ = ["COUNTS", "Spread", "as_started", "command", "ready_keys", "spreads"]
+__all__ = ["COUNTS", "Spread", "as_asked", "as_started", "command", "ready_keys", "spreads", "start"]
 
 COUNTS = ("placement.nodes", "placement.devices_per_node")
 """Keys that say how many devices there are."""
@@ -46,6 +46,17 @@ def ready_keys(config: Experiment, here: Started) -> frozenset[str]:
     return frozenset(found)
 
 
+def as_asked(config: Experiment) -> Started:
+    """As it would be started on the devices that it asks for, which is how a plan looks at it; as this process was
+    where torchrun started it, or where no number of processes is that of all stages."""
+    here, counts = started(), {spread.devices for spread in spreads(config)}
+    if here.size > 1 or len(counts) != 1:
+        return here
+    devices = counts.pop()
+    nodes = 1 if fine_tuning(config) else config.placement.nodes
+    return Started(0, devices, 0, devices if devices % nodes else devices // nodes)
+
+
 def as_started(config: Experiment, here: Started, asked: Callable[[str], bool]) -> Iterator[tuple[str, int]]:
     """Keys that nobody `asked` for and what they have to be, so that the devices are the processes."""
     for spread in spreads(config):
@@ -64,3 +75,10 @@ def command(config: Experiment, devices: int) -> str:
     machines = f"--nnodes {nodes} " if nodes > 1 and devices % nodes == 0 else ""
     each = devices // nodes if machines else devices
     return f"`torchrun {machines}--nproc-per-node {each} -m quintet {'sft' if fine_tuning(config) else 'train'} …`"
+
+
+def start(config: Experiment) -> str | None:
+    """How torchrun starts a run that needs several processes and nothing else; None for one that doesn't."""
+    asked = as_asked(config)
+    placed = fine_tuning(config) is not None or ready_keys(config, asked).issuperset(COUNTS)
+    return command(config, asked.size).strip("`") if asked.size > 1 and placed else None

@@ -53,10 +53,10 @@ def waiting(section: Section, prefix: str = "") -> Iterator[Waiting]:
                 yield from waiting(part, f"{key}.{own}.") if isinstance(part, Section) else ()
 
 
-def waiting_faults(composed: Composed) -> Iterator[Fault]:
+def waiting_faults(composed: Composed, here: Started | None = None) -> Iterator[Fault]:
     """The same as they are told to people, with the place where each was asked for; options of another engine; and
-    where other than as many processes run as there are to be devices."""
-    config, here = composed.experiment, started()
+    where other than as many processes run as there are to be devices. `here` is as what this process counts."""
+    config, here = composed.experiment, here or started()
     ready = ready_keys(config, here)
     for each in waiting(config):
         if each.key in ready:

@@ -114,16 +114,37 @@ def test_json_has_what_the_table_has(
     }
     own = ((7_615_616_512 - 2 * 152064 * 3584) // 2 + 152064 * 3584) // 2
     assert found["memory"]["components"]["actor"]["weights"] == 2 * own
-    assert {one["key"] for one in found["not_yet"]} >= {"placement.nodes"}
+    assert found["start"] == "torchrun --nnodes 2 --nproc-per-node 8 -m quintet train …"
+    assert found["not_yet"] == []
 
 
 def test_what_waits_is_listed_and_not_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A plan is for runs of tomorrow, too."""
-    shown = lines(monkeypatch, capsys, *cluster(tmp_path))
+    shown = lines(monkeypatch, capsys, *cluster(tmp_path), "placement.offload_worlds=true")
     assert "Not yet: this version can't run it because" in shown
-    assert any("placement.nodes = 2 (command line): waits for Ray" in line for line in shown)
+    assert any("placement.offload_worlds = true (command line): waits for" in line for line in shown)
+
+
+def test_devices_wait_for_nothing_where_torchrun_starts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else a plan says that this version can't run what it runs."""
+    shown = lines(monkeypatch, capsys, *cluster(tmp_path))
+    assert "  Start: torchrun --nnodes 2 --nproc-per-node 8 -m quintet train …" in shown
+    assert not any("waits for" in line for line in shown)
+    apart = lines(monkeypatch, capsys, *cluster(tmp_path), "placement.colocated=false")
+    assert any("placement.nodes = 2 (command line): waits for Ray" in line for line in apart)
+    assert not any("Start:" in line for line in apart)
+
+
+def test_devices_of_fine_tuning_are_those_that_it_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`torchrun --nproc-per-node 2 -m quintet sft` begins nowhere else."""
+    shown = lines(monkeypatch, capsys, "sft.devices=2", "sft.games={}")
+    assert "  Start: torchrun --nproc-per-node 2 -m quintet sft …" in shown
 
 
 def test_a_foreign_configuration_is_planned_with_what_waits_of_it(
@@ -134,7 +155,7 @@ def test_a_foreign_configuration_is_planned_with_what_waits_of_it(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     found = planned(monkeypatch, capsys, str(tmp_path / "base.yaml"))
     assert found["arithmetic"]["games_per_step"] == 128
-    assert "trainer.nnodes" in {one["key"] for one in found["not_yet"]}
+    assert found["start"] == "torchrun --nnodes 2 --nproc-per-node 1 -m quintet train …"
     assert found["memory"]["unknown"]["policy.path"]["hint"] == "hf download some/model config.json"
     assert found["memory"]["components"] == {}
     assert found["not_here"] == []

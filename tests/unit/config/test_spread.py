@@ -100,3 +100,11 @@ def test_devices_of_a_foreign_trainer_are_processes(begun: Begin, tmp_path: Path
     # nobody says how many GPUs each machine has
     free = written(tmp_path, {"trainer": {"nnodes": 1}})
     assert compose(free, [], "ragen", "refuse").experiment.placement.devices_per_node == 4
+
+
+def test_a_foreign_file_for_many_devices_says_how_it_is_started() -> None:
+    """verl's own files ask for 8 or 32 devices: "set it to 1" alone isn't what to do."""
+    script = Path(__file__).parents[3] / "examples/verl/run_grpo_fsdp2_qwen2.5-14b_sp4.sh"
+    told = refusal(config=str(script), dialect="verl")
+    assert "trainer.n_gpus_per_node = 8" in told
+    assert "start it with `torchrun --nnodes 4 --nproc-per-node 8 -m quintet train …`" in told

@@ -26,8 +26,8 @@ from quintet.config.keys import show
 from quintet.config.native import Experiment
 from quintet.config.plan import plan
 from quintet.config.plan.values import with_value
-from quintet.config.spread import as_started, ready_keys
-from quintet.config.started import started
+from quintet.config.spread import as_asked, as_started, command, ready_keys
+from quintet.config.started import Started, started
 from quintet.config.waiting import Waiting, spread_faults, waiting
 
 __all__ = ["Converted", "convert", "load_foreign", "load_given", "written_over_reference"]
@@ -89,8 +89,11 @@ def _with(found: Converted) -> Composed:
     return replace(found.composed, experiment=config)
 
 
-def convert(given: Given, dialect: Dialect, *, unknown: Unknown = "refuse", to_run: bool = False) -> Converted:
-    """Check every key and convert. `to_run` tells beside what is wrong also what waits, all in one message.
+def convert(
+    given: Given, dialect: Dialect, *, unknown: Unknown = "refuse", to_run: bool = False, to_plan: bool = False
+) -> Converted:
+    """Check every key and convert. `to_run` tells beside what is wrong also what waits, all in one message; `to_plan`
+    takes as many processes to be started as the configuration asks for.
 
     Raises:
         ConfigError: everything that is wrong, in one message, in the dialect's own words.
@@ -115,7 +118,8 @@ def convert(given: Given, dialect: Dialect, *, unknown: Unknown = "refuse", to_r
     told = (*remarks, *left_out, *idle_keys(written, here), *native.remarks, *model_remarks(written, here))
     provenance = {key: source_of(key, sources) for key in flatten(experiment.model_dump())}
     done = Composed(experiment, provenance, told)
-    return _what_waits(done, native, written, here)
+    started_as = as_asked(experiment) if to_plan else started()
+    return _what_waits(done, native, written, here, started_as)
 
 
 def written_over_reference(given: Given, dialect: Dialect) -> tuple[Written, Dialect, tuple[str, ...]]:
@@ -135,12 +139,11 @@ def _natively(written: Written, dialect: Dialect) -> Native:
     return native
 
 
-def _what_waits(done: Composed, native: Native, written: Written, dialect: Dialect) -> Converted:
+def _what_waits(done: Composed, native: Native, written: Written, dialect: Dialect, here: Started) -> Converted:
     """What was asked for and can't be done, told by the keys that asked for it; and what nobody asked for."""
-    here = started()
     ready = ready_keys(done.experiment, here)
     pending = (fault for fault in pending_keys(written, dialect) if not _is_ready(fault.key, dialect, ready))
-    faults = {fault.key: fault for fault in pending}
+    faults = {fault.key: _or_by_torchrun(fault, done.experiment, dialect) for fault in pending}
     replaced: dict[str, Any] = {}
     remarks = []
     for each in waiting(done.experiment):
@@ -166,6 +169,14 @@ def _what_waits(done: Composed, native: Native, written: Written, dialect: Diale
         if not any(told.split(" = ")[0] in native.origins_of(key) for key in native.origins):
             remarks.append(f"nobody set it, and the reference's {told}")
     return Converted(done, tuple(faults.values()), replaced, tuple(dict.fromkeys(remarks)))
+
+
+def _or_by_torchrun(fault: Fault, config: Experiment, dialect: Dialect) -> Fault:
+    """What wouldn't wait if as many processes were started as there are to be devices says how they are."""
+    asked = as_asked(config)
+    if started().size > 1 or not _is_ready(fault.key, dialect, ready_keys(config, asked)):
+        return fault
+    return replace(fault, hint="; or ".join(filter(None, [fault.hint, f"start it with {command(config, asked.size)}"])))
 
 
 def _is_ready(key: str, dialect: Dialect, ready: Collection[str]) -> bool:

@@ -88,7 +88,9 @@ def place(config: Experiment) -> Placement:
     """Put every component on its devices, whether that can work or not."""
     placement = config.placement
     components = tuple(Component(name, _devices(config, name), _split(config, name)) for name in _present(config))
-    per_node = max(placement.devices_per_node, _of_the_engine(config))
+    # fine-tuning by itself has as many devices as its own key says
+    tuned = 0 if (stage := fine_tuning(config)) is None else -(-stage.devices // placement.nodes)
+    per_node = max(placement.devices_per_node, _of_the_engine(config), tuned)
     return Placement(placement.nodes, per_node, placement.colocated, components)
 
 
