@@ -12,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from quintet.config.faults import describe_faults, raise_faults, source_of
+from quintet.config.idle import idle_keys
 from quintet.config.keys import NAMED, chosen, documented, keys
 from quintet.config.native import Experiment
 from quintet.config.plan import plan
@@ -28,7 +29,8 @@ class Composed:
     experiment: Experiment
     provenance: Mapping[str, str]
     remarks: tuple[str, ...] = ()
-    """What the run does otherwise than its configuration would elsewhere, each as it is told to people."""
+    """What the run does otherwise than its configuration would elsewhere, and what has no effect, each as it is told to
+    people."""
 
 
 def load_experiment(path: str | None, overrides: Sequence[str] = (), places: Sequence[str] = ()) -> Composed:
@@ -49,7 +51,9 @@ def load_experiment(path: str | None, overrides: Sequence[str] = (), places: Seq
     except ValidationError as error:
         raise_faults(describe_faults(error, tree, sources))
         raise
-    composed = Composed(experiment, {key: source_of(key, sources) for key in flatten(experiment.model_dump())})
+    values = flatten(experiment.model_dump())
+    provenance = {key: source_of(key, sources) for key in values}
+    composed = Composed(experiment, provenance, tuple(idle_keys(values, provenance)))
     plan(composed)
     return composed
 

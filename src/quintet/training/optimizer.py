@@ -30,7 +30,7 @@ def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
         return config.warmup_start + (peak - config.warmup_start) * step / warmup
     floor = config.min_learning_rate_ratio
     if config.schedule == "inverse_square_root":
-        return max(floor * peak, peak * math.sqrt(max(warmup, 1) / step))
+        return max(floor * peak, peak * math.sqrt(max(warmup, 1) / step)) if step <= end else floor * peak
     progress = min(1.0, (step - warmup) / max(1, end - warmup))
     return peak * (floor + (1.0 - floor) * _left(config, progress, step, end))
 

@@ -181,6 +181,7 @@ def test_the_schedule_by_hand() -> None:
         ({"schedule": "cosine", "cycles": 1.0}, {5: 0.0, 10: 1.0}),
         ({"schedule": "linear", "decay_steps": 4}, {2: 0.5, 4: 0.0, 9: 0.0}),
         ({"schedule": "inverse_square_root", "warmup_steps": 4}, {4: 1.0, 16: 0.5}),
+        ({"schedule": "inverse_square_root", "warmup_steps": 4, "decay_steps": 16}, {16: 0.5, 17: 0.1}),
         ({"schedule": "wsd", "stable_decay_steps": 4}, {6: 1.0, 8: 2 * 0.5**0.5 - 1, 10: 0.0}),
         ({"schedule": "wsd", "stable_decay_steps": 4, "stable_decay": "minus_sqrt"}, {7: 0.5, 10: 0.0}),
         ({"schedule": "wsd", "stable_decay_steps": 4, "stable_decay": "cosine"}, {8: 0.5, 10: 0.0}),
