@@ -118,8 +118,9 @@ def test_two_processes_are_one_run_also_when_they_are_stopped_and_go_on(place: P
 
 
 def test_megatron_on_two_processes_is_the_run_of_one(place: Path) -> None:
+    """Fine-tuning, warm start and reinforcement learning."""
     pytest.importorskip("megatron.core", reason="pip install 'quintet[megatron]'")
-    words = ["sft=null", "training.steps=2", "algorithm.advantage={name: gae}", "algorithm.kl={place: loss}"]
+    words = ["training.steps=2", "algorithm.advantage={name: gae}", "algorithm.kl={place: loss}"]
     sections = ("actor", "critic", "reference")
     split = [f"{name}.{word}" for name in sections for word in ("backend=megatron", "parallel.tensor=2")]
     alone = start(place, "plain", ONE, *words)
@@ -129,8 +130,10 @@ def test_megatron_on_two_processes_is_the_run_of_one(place: Path) -> None:
         assert two.wait(timeout=240) == 0, log(place, "megatron")
     finally:
         two.kill()
-    for ours, theirs in zip(metrics(place / "runs/plain"), metrics(place / "runs/megatron"), strict=True):
-        assert theirs == pytest.approx(ours, rel=1e-4, abs=1e-5)
+    for run in ("", "/sft"):
+        pairs = zip(metrics(place / f"runs/plain{run}"), metrics(place / f"runs/megatron{run}"), strict=True)
+        for ours, theirs in pairs:
+            assert theirs == pytest.approx(ours, rel=1e-4, abs=1e-5)
     on = start(place, "megatron", ONE, *words, "training.steps=3")
     assert on.wait(timeout=240) == 0, log(place, "megatron")
     assert "going on from" in log(place, "megatron")

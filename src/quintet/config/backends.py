@@ -9,6 +9,7 @@ from quintet.config.engines import accelerators
 from quintet.config.faults import Fault
 from quintet.config.native import Experiment
 from quintet.config.native.learners import LearnerConfig
+from quintet.config.plan.steps import fine_tuning
 from quintet.config.plan.values import fault
 
 __all__ = ["backend_faults"]
@@ -28,10 +29,10 @@ def backend_faults(composed: Composed) -> Iterator[Fault]:
     held = _by_megatron(config)
     if "actor" in held:
         yield from _actor(composed)
+        yield from _fine_tuned(composed)
     for name in ("actor", "critic"):
         if name in held and getattr(config, name).optimizer.kind == "muon":
-            why, hint = "Megatron has adamw and sgd", f"take one of them, or {name}.backend=fsdp2"
-            yield fault(composed, f"{name}.optimizer.kind", why, hint)
+            yield _muon(composed, f"{name}.optimizer.kind", name)
     for name in held:
         yield from _foreign(composed, name)
     yield from _degrees(composed, held)
@@ -55,15 +56,14 @@ def _foreign(composed: Composed, name: str) -> Iterator[Fault]:
 
 def _by_megatron(config: Experiment) -> dict[str, LearnerConfig]:
     """Those of the run that it holds."""
-    there = {"actor": True, "critic": config.needs_critic, "reference": config.needs_reference}
+    more = fine_tuning(config) is None
+    there = {"actor": True, "critic": more and config.needs_critic, "reference": more and config.needs_reference}
     sections: Mapping[str, LearnerConfig] = {name: getattr(config, name) for name, needed in there.items() if needed}
     return {name: own for name, own in sections.items() if own.backend == MEGATRON}
 
 
 def _actor(composed: Composed) -> Iterator[Fault]:
     config, instead = composed.experiment, "actor.backend=fsdp2 does it"
-    if config.sft is not None:
-        yield fault(composed, "actor.backend", "supervised fine-tuning isn't there on Megatron", "take fsdp2")
     if config.policy.lora is not None:
         why = "Megatron's layers have no adapters here"
         yield fault(composed, "policy.lora.rank", why, f"train all weights: policy.lora=null; or {instead}")
@@ -73,6 +73,30 @@ def _actor(composed: Composed) -> Iterator[Fault]:
     if config.policy.attention is not None:
         why = "Megatron's layers have one kind of attention here"
         yield fault(composed, "policy.attention", why, f"leave it out; or {instead}")
+
+
+def _fine_tuned(composed: Composed) -> Iterator[Fault]:
+    """What the stage of supervised fine-tuning asks of the same learner."""
+    sft, options = composed.experiment.sft, composed.experiment.actor.megatron
+    if sft is None:
+        return
+    if sft.lora is not None:
+        why = "Megatron's layers have no adapters here"
+        yield fault(composed, "sft.lora.rank", why, "train all weights: sft.lora=null; or actor.backend=fsdp2 does it")
+    if sft.liger:
+        yield fault(composed, "sft.liger", "its kernels go into the layers of transformers", "set it to false")
+    if sft.optimizer.kind == "muon":
+        yield _muon(composed, "sft.optimizer.kind", "actor")
+    if sft.path is None or options is None:
+        return
+    for key, path in {"checkpoint": options.checkpoint, "conversion.source": options.conversion.source}.items():
+        if path is not None:
+            why = f"fine-tuning starts from sft.path = {sft.path}"
+            yield fault(composed, f"actor.megatron.{key}", why, "give one of the two")
+
+
+def _muon(composed: Composed, key: str, name: str) -> Fault:
+    return fault(composed, key, "Megatron has adamw and sgd", f"take one of them, or {name}.backend=fsdp2")
 
 
 def _degrees(composed: Composed, held: Mapping[str, LearnerConfig]) -> Iterator[Fault]:
@@ -90,7 +114,7 @@ def _degrees(composed: Composed, held: Mapping[str, LearnerConfig]) -> Iterator[
 
 def _divergence(composed: Composed, held: Mapping[str, LearnerConfig]) -> Iterator[Fault]:
     """Over the whole vocabulary two policies are compared pass by pass, inside one backend."""
-    kl = composed.experiment.algorithm.kl
+    kl = composed.experiment.algorithm.kl if fine_tuning(composed.experiment) is None else None
     if kl is not None and kl.estimator == "full" and ("actor" in held) != ("reference" in held):
         key, why = "algorithm.kl.estimator", "one of actor and reference is Megatron's, and the other isn't"
         yield fault(composed, key, why, "give both the same backend, or take k3")

@@ -193,7 +193,8 @@ def _store(run: Run, stage: Stage, reached: Progressing, step: int) -> None:
 
         return write
 
-    run.store(step, copy, reached=reached.state(), **({"base": stage.base_digest} if stage.has_lora else {}))
+    base = {"base": stage.base_digest} if stage.has_lora else {}
+    run.store(step, copy, reached=reached.state(), **base, **stage.extra())
     if reached.best is not None:
         reached.best_at = run.directory.checkpoints / f"global_step_{step}"
 

@@ -127,6 +127,10 @@ class Stage:
 
         return write
 
+    def extra(self) -> dict[str, Any]:
+        """What besides tensors a later run goes on by, for JSON."""
+        return self.learners.extra() if "extra" in self.config.checkpoint.contents else {}
+
     def load(self, checkpoint: Checkpoint) -> None:
         """Take up what a checkpoint holds, as far as `checkpoint.load_contents` asks for it: with LoRA the adapters
         alone, since merged weights are rounded.
@@ -138,7 +142,9 @@ class Stage:
         if checkpoint.state.get("base", self.base_digest) != self.base_digest and "model" in contents:
             told = f"the weights at {self.base} aren't those that the adapters in {checkpoint.directory} belong to"
             raise MachineError(told, "put those back, or start anew with resume=never")
-        self.learners.load(checkpoint.directory, contents, {})
+        extra = checkpoint.state if "extra" in contents else {}
+        scales = {name: value for name, value in extra.items() if name.endswith("_scale")}
+        self.learners.load(checkpoint.directory, contents, scales)
 
 
 def build_stage(config: Experiment, base: Path, tokenizer: Any, conductor: Conductor | None = None) -> Stage:

@@ -19,7 +19,9 @@ from torch import Tensor
 from quintet.config.backends import backend_faults
 from quintet.config.compose import Composed
 from quintet.config.faults import raise_faults
+from quintet.config.native.megatron import ConversionConfig, MegatronConfig
 from quintet.errors import MachineError
+from quintet.runtime.stored_types import with_types
 from quintet.training.learner_files import MODEL, OPTIMIZER, LearnerCopies
 from quintet.training.pieces import Held, Stored
 from quintet.training.ranks import Ranks
@@ -93,8 +95,11 @@ def is_megatron(own: LearnerConfig) -> bool:
     return own.backend == "megatron"
 
 
-def open_megatron_policy(config: Experiment, policy: Path, optimizer: OptimizerConfig) -> OwnActor:
-    """The actor of the policy at that directory, on all ranks.
+def open_megatron_policy(
+    config: Experiment, policy: Path, optimizer: OptimizerConfig, *, tuned: bool = False
+) -> OwnActor:
+    """The actor of the policy at that directory, on all ranks; `tuned` is that of supervised fine-tuning, after which
+    the policy is the stage's and no longer what `actor.megatron` starts from.
 
     Raises:
         ConfigError: megatron-core isn't installed, or can't do what is asked for.
@@ -102,9 +107,16 @@ def open_megatron_policy(config: Experiment, policy: Path, optimizer: OptimizerC
     from quintet.training.megatron.opening import open_megatron_actor
 
     raise_faults(backend_faults(Composed(config, {})))
+    begun = config if tuned or config.sft is None else _from_the_stage(config)
     with _quiet():
         # a reference that it learns from is one of Megatron's own, which is seen to before a run
-        return cast("OwnActor", open_megatron_actor(config, policy, optimizer))
+        return cast("OwnActor", open_megatron_actor(with_types(begun), policy, optimizer))
+
+
+def _from_the_stage(config: Experiment) -> Experiment:
+    options = config.actor.megatron or MegatronConfig()
+    started = options.model_copy(update={"checkpoint": None, "conversion": ConversionConfig()})
+    return config.model_copy(update={"actor": config.actor.model_copy(update={"megatron": started})})
 
 
 def open_megatron_values(config: Experiment, weights: Iterable[tuple[str, Tensor]], policy: Path) -> Critic:
@@ -112,7 +124,7 @@ def open_megatron_values(config: Experiment, weights: Iterable[tuple[str, Tensor
     began as the model at `policy`."""
     from quintet.training.megatron.opening import open_megatron_critic
 
-    path = config.critic.path
+    path, config = config.critic.path, with_types(config)
     with _quiet():
         return open_megatron_critic(config, Path(path)) if path else open_megatron_critic(config, policy, dict(weights))
 
@@ -124,7 +136,7 @@ def open_megatron_reference(config: Experiment, weights: Iterable[tuple[str, Ten
 
     path = config.reference.path
     with _quiet():
-        judge = opening.open_megatron_reference(config, Path(path or policy))
+        judge = opening.open_megatron_reference(with_types(config), Path(path or policy))
     if path is None:
         judge.load_weights(dict(weights))
     return cast("Judge", judge)  # only Megatron's learners view it, in their own way

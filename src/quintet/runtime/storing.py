@@ -165,13 +165,14 @@ def restore(learners: Learners, directory: Path, contents: Collection[str]) -> N
         MachineError: it isn't there, or it is that of another model.
     """
     config = learners.experiment
-    if learners.tuned:
-        if not isinstance(learners.actor, ActorLearner):
-            raise TypeError("a fine-tuned model's learner is never Megatron's")
-        _restore_tuned(learners.actor, directory, contents)
+    actor, trusted = learners.actor, config.policy.trust_remote_code
+    if learners.tuned and isinstance(actor, ActorLearner) and has_lora(actor.model):
+        _restore_adapters(actor, directory, contents)
         return
-    restore_actor(learners.actor, directory, contents, trust_remote_code=config.policy.trust_remote_code)
-    if MODEL in contents and has_lora(learners.actor.model):
+    restore_actor(actor, directory, contents, trust_remote_code=trusted)
+    if learners.tuned:
+        return
+    if MODEL in contents and has_lora(actor.model):
         learners.base = base_of(directory / ADAPTER_DIRECTORY)
     weights = MODEL in contents or HF_MODEL in contents
     if config.needs_critic:
@@ -183,11 +184,8 @@ def restore(learners: Learners, directory: Path, contents: Collection[str]) -> N
             _put_back(reference, stored, directory)
 
 
-def _restore_tuned(actor: ActorLearner, directory: Path, contents: Collection[str]) -> None:
-    """With LoRA the adapters alone, since merged weights are rounded."""
-    if not has_lora(actor.model):
-        restore_actor(actor, directory, contents)
-        return
+def _restore_adapters(actor: ActorLearner, directory: Path, contents: Collection[str]) -> None:
+    """Of a model that is fine-tuned with LoRA the adapters alone, since merged weights are rounded."""
     if MODEL not in contents and HF_MODEL in contents:
         raise _merged_alone(directory)
     if MODEL in contents:

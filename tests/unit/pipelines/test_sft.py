@@ -316,6 +316,7 @@ def test_rows_of_which_cutting_leaves_nothing_are_left_out(tune: Run, tmp_path: 
         (["data.response_key=answer"], "data.response_key", "answer"),
         (["sft.liger=true"], "sft.liger", "pip install liger-kernel"),
         (["sft.lora={target_modules: [x]}"], "sft.lora.target_modules", "no such layers"),
+        (["policy.freeze_router=true"], "policy.freeze_router", "no experts"),
     ],
 )
 def test_what_cant_be_is_refused_by_its_key(tune: Run, words: list[str], key: str, told: str) -> None:

@@ -112,7 +112,11 @@ def test_a_checkpoint_goes_on_on_another_backend(policy_directory: Path, tmp_pat
         (["critic.memory.liger=true"], "Megatron has no such option"),
         (["reference.dtype=bfloat16"], "all have the policy's type"),
         (["policy.attention=eager"], "one kind of attention"),
-        (["sft={}"], "supervised fine-tuning isn't there"),
+        (["sft.lora={rank: 2}"], "sft.lora.rank = 2 .*adapters"),
+        (["sft.liger=true"], "layers of transformers"),
+        (["sft.optimizer.kind=muon"], "sft.optimizer.kind = 'muon' .*adamw and sgd"),
+        (["sft.path=a", "actor.megatron.checkpoint=b"], "starts from sft.path = a"),
+        (["sft.path=a", "actor.megatron.conversion.source=b"], "starts from sft.path = a"),
     ],
 )
 def test_what_megatron_doesnt_do_here_is_refused(policy_directory: Path, words: list[str], reason: str) -> None:

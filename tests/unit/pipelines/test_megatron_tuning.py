@@ -1,0 +1,176 @@
+"""If these fail, `quintet sft` on Megatron learns, measures or stores something else than on one plain process."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from quintet.config import load_experiment
+from quintet.errors import InterruptedRun
+from quintet.pipelines import sft
+from quintet.pipelines.rl import train
+from quintet.pipelines.sft_stage import Stage
+from quintet.runtime.learners import Learners
+from quintet.runtime.tuning import open_tuned
+
+Run = Callable[..., Path]
+COMMON = (
+    "sft.batch=8",
+    "sft.epochs=2",
+    "sft.optimizer={learning_rate: 0.01, weight_decay: 0.0}",
+    "tracking.loggers=[jsonl]",
+    "training.threads=1",
+)
+MEGATRON = "actor.backend=megatron"
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Any:
+    """No groups and no threads left behind."""
+    pytest.importorskip("megatron.core", reason="pip install 'quintet[megatron]'")
+    from megatron.core import parallel_state
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+    if torch.distributed.is_initialized():
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def tune(tmp_path: Path, policy_directory: Path) -> Run:
+    """A whole run on twenty rows and six held-out ones; gives its directory. What it said lies in `said`."""
+    words = ["Up", "Down", "Left", "Right"]
+    for name, numbers in {"train": range(20), "held": range(20, 26)}.items():
+        talks = [{"prompt": f"user {n}", "response": f"<answer> {words[n % 4]} </answer>"} for n in numbers]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, talks)))
+
+    def run(*words: str, name: str = "a") -> Path:
+        rows = f"data.train_files=[{tmp_path}/train.jsonl]", f"data.validation_files=[{tmp_path}/held.jsonl]"
+        given = (f"sft.path={policy_directory}", f"output_dir={tmp_path}", f"name={name}", *rows, *COMMON, *words)
+        said = io.StringIO()
+        try:
+            sft.fine_tune(load_experiment(None, given), Console(file=said, width=200))
+        finally:
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "said").write_text(said.getvalue())
+        return tmp_path / name
+
+    return run
+
+
+def losses(run: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name.startswith(("train/", "val/"))} for line in lines]
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(directory / "model.safetensors")
+
+
+def equal(one: Path, other: Path) -> bool:
+    left, right = weights(one), weights(other)
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def same_losses(one: Path, other: Path) -> None:
+    for ours, theirs in zip(losses(one), losses(other), strict=True):
+        assert ours.keys() == theirs.keys()
+        for name in ("train/loss", "val/loss", "train/lr", "train/token_accuracy"):
+            if name in theirs:
+                assert ours[name] == pytest.approx(theirs[name], abs=1e-5), name
+
+
+@pytest.mark.parametrize("word", ["sft.sequences_per_pass=3", "sft.gradient_checkpointing=true"])
+def test_losses_and_final_weights_are_the_plain_learners(tune: Run, word: str) -> None:
+    ours, theirs = tune(MEGATRON, word), tune(word, name="plain")
+    same_losses(ours, theirs)
+    found, expected = weights(ours / "model"), weights(theirs / "model")
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, atol=2e-4, rtol=1e-3)
+    assert equal(ours / "model", ours / "checkpoints/global_step_4/hf")
+    assert AutoModelForCausalLM.from_pretrained(ours / "model")
+    assert AutoTokenizer.from_pretrained(ours / "model")
+
+
+def test_the_temperature_of_play_doesnt_divide_what_is_learnt(tune: Run) -> None:
+    same_losses(tune(MEGATRON, "rollout.temperature=0.5"), tune(name="plain"))
+
+
+@pytest.mark.parametrize("backend", ["megatron", "fsdp2"])
+def test_a_run_that_was_stopped_goes_on_where_it_was_on_either_backend(
+    tune: Run, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    words = ("sft.choose=best", "sft.epochs=3")
+    whole = tune(MEGATRON, *words, name="whole")
+    real = Stage.learn
+
+    def until_then(stage: Stage, batch: Any, step: int, steps: int) -> dict[str, float]:
+        if step == 4:
+            raise InterruptedRun("pulled the plug")
+        return real(stage, batch, step, steps)
+
+    monkeypatch.setattr(Stage, "learn", until_then)
+    with pytest.raises(InterruptedRun):
+        tune(MEGATRON, *words)
+    monkeypatch.undo()
+    run = tune(f"actor.backend={backend}", *words)
+    assert "going on from" in (run / "said").read_text()
+    same_losses(run, whole)
+    if backend == "megatron":
+        assert equal(run / "model", whole / "model")
+        assert losses(run) == losses(whole)
+
+
+def test_the_scale_of_float16_losses_goes_on_with_the_run(tune: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (MEGATRON, "policy.dtype=float16", "actor.megatron={fp16: true, loss_scale_window: 1}", "sft.epochs=1")
+    run = tune(*words)
+    (state,) = [json.loads(path.read_text()) for path in run.glob("checkpoints/global_step_2/state.json")]
+    assert state["actor_scale"]["scale"] > 2.0**16  # it has grown
+    taken: list[Any] = []
+    monkeypatch.setattr(Learners, "load", lambda *given: taken.append(given[3]))
+    tune(*words, "sft.epochs=2")
+    assert taken == [{"actor_scale": state["actor_scale"]}]
+
+
+def test_weights_of_megatrons_own_are_the_stages_alone(tmp_path: Path, policy_directory: Path) -> None:
+    """Reinforcement learning afterwards begins with what the stage left, not with what it began with."""
+    from quintet.training.megatron.store import Conversion, convert
+
+    convert(Conversion(policy_directory, tmp_path / "converted"))
+    given = (MEGATRON, f"actor.megatron.checkpoint={tmp_path / 'converted'}", "sft.then_reinforce=true")
+    config = load_experiment(None, [*given, "policy.preset=null", f"policy.path={policy_directory}"]).experiment
+    model = AutoModelForCausalLM.from_pretrained(policy_directory)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(3.0)
+    model.save_pretrained(tmp_path / "tuned")
+    for opened, expected in ((open_tuned, 1.0), (Learners.open, 3.0)):
+        found = dict(opened(config, tmp_path / "tuned").actor.weights())["model.norm.weight"]
+        assert found.unique().tolist() == [expected]
+
+
+def test_reinforcement_follows_on_the_same_backend(tmp_path: Path) -> None:
+    words = (
+        *("sft={games: {games: 12, validation_games: 4}, batch: 8, max_tokens: 400, then_reinforce: true}", MEGATRON),
+        f"sft.games.directory={tmp_path}/games",
+        *("training.steps=1", "training.groups_per_step=2", "training.samples_per_group=2", "training.mini_batches=1"),
+        *("training.threads=1", "warm_start=null", "rollout.max_turns=2", "policy.preset=grid-1m"),
+        *("validation.games=2", "tracking.loggers=[jsonl]", f"output_dir={tmp_path}", "name=run"),
+    )
+    train(load_experiment(None, words), Console(file=io.StringIO()))
+    run = tmp_path / "run"
+    measured = [line["val/loss"] for line in losses(run / "sft") if "val/loss" in line]
+    assert measured[-1] < measured[0]
+    assert equal(run / "sft/model", run / "checkpoints/global_step_0/hf")
+    assert (run / "checkpoints/global_step_1/hf/model.safetensors").is_file()
