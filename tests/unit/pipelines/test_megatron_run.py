@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 
 from quintet.config import load_experiment
 from quintet.config.native import Experiment
@@ -61,6 +62,33 @@ def test_a_run_on_megatron_learns_as_any_other(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "ours/checkpoints/global_step_2/hf")
+
+
+def test_a_mixture_of_experts_learns_as_elsewhere_and_goes_on_there(tmp_path: Path) -> None:
+    """Beside the embedded engine, which gets the weights after each step; then on other backends, and back."""
+    common = ("policy.preset=grid-moe", "algorithm.kl={place: loss, estimator: k3}", "algorithm.advantage={name: gae}")
+    megatron = tuple(f"{name}.backend=megatron" for name in ("actor", "critic", "reference"))
+    ours = rows(tmp_path, *common, *megatron, "training.steps=2", name="ours")
+    theirs = rows(tmp_path, *common, "training.steps=2", name="theirs")
+    same(ours, theirs)
+    assert all(row["training/rollout_probs_diff_max"] < 1e-5 for row in ours if "training/global_step" in row)
+    same(rows(tmp_path, *common, "training.steps=3", name="ours"), rows(tmp_path, *common, "training.steps=3"))
+    rows(tmp_path, *common, *megatron, "training.steps=3", name="theirs")
+    one, two = (dict(tensors(tmp_path / f"{name}/checkpoints/global_step_3/hf")) for name in ("ours", "theirs"))
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, two[name], atol=1e-3, rtol=1e-3)
+
+
+def same(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> None:
+    for one, two in zip(ours, theirs, strict=True):
+        for name in ("actor/pg_loss", "actor/grad_norm", "actor/entropy", "critic/vf_loss", "actor/kl_loss"):
+            if name in two:
+                assert one[name] == pytest.approx(two[name], rel=2e-3, abs=1e-4), name
+
+
+def tensors(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(directory / "model.safetensors")
 
 
 LINEAR = "actor.optimizer={schedule: linear, warmup_steps: 0, min_learning_rate_ratio: 0.0, learning_rate: %s}"

@@ -60,10 +60,36 @@ def test_a_run_on_megatron_does_what_any_does(policy_directory: Path, tmp_path: 
 
 
 def test_a_run_on_two_ranks_does_too(policy_directory: Path, tmp_path: Path, plain: dict[str, Any]) -> None:
-    split = [f"{name}.parallel.tensor=2" for name in ("actor", "critic", "reference")]
-    words = [*MEGATRON, *split, "actor.megatron={use_dist_ckpt: true}"]
+    same(on_two_ranks(policy_directory, tmp_path / "two", *split_by("tensor")), plain)
+    stored = sorted(path.name for path in (tmp_path / "two").rglob("model_world_size_2_*.safetensors"))
+    assert {name.rpartition("_")[2] for name in stored} == {"0.safetensors", "1.safetensors"}
+
+
+def test_experts_on_two_ranks_do_what_those_of_one_do(mixture_directory: Path, tmp_path: Path) -> None:
+    """And what they stored goes on in learners that hold them otherwise."""
+    before = torch.get_num_threads()
+    plain = Learners.open(experiment(), mixture_directory)
+    told = work(plain, tmp_path / "plain")
+    torch.set_num_threads(before)
+    same(on_two_ranks(mixture_directory, tmp_path / "two", *split_by("expert")), told)
+    first, second = (_goes_on(plain, tmp_path / name / "global_step_1") for name in ("plain", "two"))
+    same(second, first)
+
+
+def _goes_on(learners: Learners, checkpoint: Path) -> dict[str, float]:
+    learners.load(checkpoint, ("model", "optimizer"), {})
+    return learners.actor.update(sequences(), Imitation(), "token-mean", 1e-3)
+
+
+def split_by(way: str) -> list[str]:
+    split = [f"{name}.parallel.{way}=2" for name in ("actor", "critic", "reference")]
+    return [*MEGATRON, *split, "actor.megatron={use_dist_ckpt: true}"]
+
+
+def on_two_ranks(policy: Path, directory: Path, *words: str) -> Any:
+    """What learners do that two processes share."""
     program = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("following_ranks.py"))]
-    command, port = [*program, str(policy_directory), str(tmp_path / "two"), *words], free_port()
+    command, port = [*program, str(policy), str(directory), *words], free_port()
     ranks = [
         subprocess.Popen(command, env=as_started(rank, 2, port), stdout=subprocess.PIPE, text=True) for rank in range(2)
     ]
@@ -73,14 +99,17 @@ def test_a_run_on_two_ranks_does_too(policy_directory: Path, tmp_path: Path, pla
     finally:
         for rank in ranks:
             rank.kill()
-    same(json.loads(answers[0].splitlines()[-1]), plain)
-    stored = sorted(path.name for path in (tmp_path / "two").rglob("model_world_size_2_*.safetensors"))
-    assert {name.rpartition("_")[2] for name in stored} == {"0.safetensors", "1.safetensors"}
+    return json.loads(answers[0].splitlines()[-1])
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-def test_a_checkpoint_goes_on_on_another_backend(policy_directory: Path, tmp_path: Path, backwards: bool) -> None:
-    ways = [Learners.open(experiment(*words), policy_directory) for words in (MEGATRON, ())]
+@pytest.mark.parametrize("kind", ["policy_directory", "mixture_directory"])
+def test_a_checkpoint_goes_on_on_another_backend(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, backwards: bool
+) -> None:
+    """Of a mixture of experts, too."""
+    policy = request.getfixturevalue(kind)
+    ways = [Learners.open(experiment(*words), policy) for words in (MEGATRON, ())]
     first, second = reversed(ways) if backwards else ways
     values = CriticObjective(CriticConfig())
     for learners in (first, second):

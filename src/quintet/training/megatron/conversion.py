@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Entry", "Shape", "cut", "entries", "entry_of", "from_hugging_face", "join", "to_hugging_face"]
+__all__ = ["Entry", "Shape", "cut", "entries", "entry_of", "from_hugging_face", "join", "stack_of", "to_hugging_face"]
 
 Kind = Literal["whole", "rows", "columns", "qkv", "gated", "vocabulary"]
 
@@ -88,6 +88,10 @@ FUSED_NORMS = {
 }
 """Where Transformer Engine keeps norms, inside the linear layers that follow them."""
 
+STACKS = {"linear_fc1.weight": "gate_up_proj", "linear_fc2.weight": "down_proj"}
+"""What transformers calls the tensor in which it holds an expert's with those of all experts of the layer: [experts,
+out, in], each as Megatron has it whole."""
+
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")
 
@@ -110,6 +114,16 @@ def entry_of(name: str) -> Entry:
         if entry.megatron == rest:
             return Entry(name, tuple(f"{prefix}{own}" for own in entry.hugging_face), entry.kind)
     return _unknown(name)
+
+
+def stack_of(name: str) -> tuple[str, int] | None:
+    """The tensor in which transformers, in memory, has an expert's Megatron tensor beside the other experts', and its
+    number there; None of what is no expert's. In files each expert has its own, as `entry_of` says."""
+    layer = LAYER.fullmatch(name)
+    expert = EXPERT.fullmatch(layer[2]) if layer else None
+    if layer is None or expert is None:
+        return None
+    return f"model.layers.{layer[1]}.mlp.experts.{STACKS[expert[2]]}", int(expert[1])
 
 
 def _names(table: tuple[Entry, ...]) -> set[str]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.objective import CriticObjective, PolicyLearning
 from quintet.config.native import OptimizerConfig
+from quintet.policies.file_names import in_files
 from quintet.records import Batch
 from quintet.training.megatron.moments import Moments, chained, clip
 from quintet.training.megatron.options import ddp_config, optimizer_config
@@ -115,6 +116,8 @@ class _Trained:
             return
         self._steps = int(next(value for key, value in state.items() if key.endswith(".step")))
         for name, parameter in numbered_parameters(self._model.chunks):
+            if not parameter.requires_grad:
+                continue  # other backends keep nothing of what is frozen
             moments = {field: own_part(name, _field(state, field), self._model.shape) for field in ADAM}
             self._moments.put_moments(parameter, moments, float(self._steps))
 
@@ -139,7 +142,7 @@ class _Trained:
 
     def save_pretrained(self, directory: Path) -> None:
         """Write configuration and weights as transformers reads them; all ranks call it, the first one writes."""
-        weights = {name: tensor.contiguous().clone() for name, tensor in self.weights()}
+        weights = {name: tensor.contiguous().clone() for name, tensor in in_files(self._model.shell, self.weights())}
         if self._place.world.rank:
             return
         directory.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -11,7 +12,16 @@ from megatron.core import parallel_state
 from torch import Tensor, nn
 
 from quintet.errors import MachineError
-from quintet.training.megatron.conversion import Entry, Shape, cut, entry_of, from_hugging_face, join, to_hugging_face
+from quintet.training.megatron.conversion import (
+    Entry,
+    Shape,
+    cut,
+    entry_of,
+    from_hugging_face,
+    join,
+    stack_of,
+    to_hugging_face,
+)
 from quintet.training.megatron.model import PackedGPT
 from quintet.training.megatron.package import device
 from quintet.training.ranks import Ranks
@@ -57,13 +67,17 @@ def _sharers(name: str) -> tuple[int, int]:
 
 
 def own_part(name: str, given: Mapping[str, Tensor], shape: Shape) -> Tensor:
-    """This process's part of the named tensor, from Hugging Face's.
+    """This process's part of the named tensor, from Hugging Face's: of experts one by one, as in files, or stacked, as
+    transformers has them in memory.
 
     Raises:
         KeyError: one of those is missing.
     """
-    entry = _entry(name, given)
-    whole = from_hugging_face([given[part] for part in entry.hugging_face], entry.kind, shape)
+    entry, stack = _entry(name, given), stack_of(name)
+    if stack is not None and stack[0] in given:
+        whole = given[stack[0]][stack[1]]
+    else:
+        whole = from_hugging_face([given[part] for part in entry.hugging_face], entry.kind, shape)
     return cut(whole, entry.kind, *_sharers(name))
 
 
@@ -111,10 +125,12 @@ class Directory:
             rank, name = told.split(" ")
             self.source.setdefault(name, int(rank))
         self._everywhere = len(set(self.source.values())) == 1
+        self._stacks = Counter(stack[0] for stack in map(stack_of, self.source) if stack is not None)
 
     def gathered(self, shape: Shape, field: Field) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors under Hugging Face names on every process, one after the other, by layer; all processes call
-        it. What a process gets may be its own memory."""
+        """Whole tensors under Hugging Face names on every process, one after the other, by layer, a layer's experts
+        stacked as in other learners' models; all processes call it. What a process gets may be its own memory."""
+        stacked: dict[str, list[Tensor]] = {}
         for name in sorted(self.source, key=_order):
             part = field(self.own[name]) if name in self.own else None
             whole = None if part is None else _over_tensor(name, part)
@@ -122,12 +138,18 @@ class Directory:
                 whole = _told(whole, self.source[name])
             if whole is None:
                 raise AssertionError(f"nobody has {name}")
-            entry = entry_of(name)
+            entry, stack = entry_of(name), stack_of(name)
+            if stack is not None:
+                experts = stacked.setdefault(stack[0], [])
+                experts.append(whole)
+                if len(experts) == self._stacks[stack[0]]:
+                    yield stack[0], torch.stack(stacked.pop(stack[0]))
+                continue
             yield from zip(entry.hugging_face, to_hugging_face(whole, entry.kind, shape), strict=True)
 
 
 def _order(name: str) -> tuple[int, ...]:
-    """Embedding, layers, head."""
+    """Embedding, layers with their experts in order, head."""
     numbers = tuple(int(number) for number in re.findall(r"\.(\d+)\.", name))
     return (1, *numbers) if numbers else (0 if name.startswith("embedding") else 2,)
 
