@@ -72,10 +72,10 @@ def _asked(given: Opened, unknown: Literal["refuse", "warn"]) -> Asked:
         path = None if given.path is None else str(given.path)
         native = load_experiment(path, given.words, given.places)
         return Asked(native, NATIVE, tuple(waiting_faults(native, as_asked(native.experiment))))
-    from quintet.config.dialects.loading import convert
+    from quintet.config.dialects.loading import convert, what_waits
 
     foreign = convert(_composed(given), DIALECTS[given.dialect], unknown=unknown, to_plan=True)
-    return Asked(foreign.composed, given.dialect, foreign.waits, foreign.remarks)
+    return Asked(foreign.composed, given.dialect, what_waits(foreign), foreign.remarks)
 
 
 def _composed(given: Opened) -> Given:

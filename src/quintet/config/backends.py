@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from quintet.config.compose import Composed
 from quintet.config.engines import accelerators
 from quintet.config.faults import Fault
+from quintet.config.megatron import at_odds, unable
 from quintet.config.native import Experiment
 from quintet.config.native.learners import LearnerConfig
+from quintet.config.native.megatron import MegatronConfig
 from quintet.config.plan.steps import fine_tuning
 from quintet.config.plan.values import fault
 
-__all__ = ["backend_faults"]
+__all__ = ["backend_faults", "option_faults"]
 
 MEGATRON = "megatron"
 ANYWHERE = ("pin", "remove_padding", "padding_side")
@@ -33,6 +35,7 @@ def backend_faults(composed: Composed) -> Iterator[Fault]:
     for name in ("actor", "critic"):
         if name in held and getattr(config, name).optimizer.kind == "muon":
             yield _muon(composed, f"{name}.optimizer.kind", name)
+    yield from option_faults(composed)
     for name in held:
         yield from _foreign(composed, name)
     yield from _degrees(composed, held)
@@ -52,6 +55,15 @@ def _foreign(composed: Composed, name: str) -> Iterator[Fault]:
     if getattr(own, "dtype", None) not in (None, composed.experiment.policy.dtype):
         why, hint = "Megatron's learners all have the policy's type", "leave it out, and set policy.dtype"
         yield fault(composed, f"{name}.dtype", why, hint)
+
+
+def option_faults(composed: Composed) -> Iterator[Fault]:
+    """Of each of Megatron's own options that can't be honoured, on this machine or beside the others."""
+    hosted, dtype = not accelerators(), composed.experiment.policy.dtype
+    for name, own in _by_megatron(composed.experiment).items():
+        options = own.megatron or MegatronConfig()
+        for each in (*unable(options, hosted=hosted), *at_odds(options, own.parallel, dtype)):
+            yield fault(composed, f"{name}.megatron.{each.option}", each.why, each.hint)
 
 
 def _by_megatron(config: Experiment) -> dict[str, LearnerConfig]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, cast
 
 from pydantic import ValidationError
 
-from quintet.config.backends import backend_faults
+from quintet.config.backends import backend_faults, option_faults
 from quintet.config.compose import Composed, flatten
 from quintet.config.dialects.checking import idle_keys, illegal_values, pending_defaults, pending_keys, unknown_keys
 from quintet.config.dialects.composition.reading import Given, Written, composed, reference_values
@@ -24,13 +24,14 @@ from quintet.config.dialects.spelling import respelt
 from quintet.config.faults import Fault, describe_faults, raise_faults, source_of
 from quintet.config.keys import show
 from quintet.config.native import Experiment
+from quintet.config.native.megatron import MegatronConfig
 from quintet.config.plan import plan
 from quintet.config.plan.values import with_value
 from quintet.config.spread import as_asked, as_started, command, ready_keys
 from quintet.config.started import Started, started
 from quintet.config.waiting import Waiting, spread_faults, waiting
 
-__all__ = ["Converted", "convert", "load_foreign", "load_given", "written_over_reference"]
+__all__ = ["Converted", "convert", "load_foreign", "load_given", "what_waits", "written_over_reference"]
 
 Unknown = Literal["refuse", "warn"]
 
@@ -70,7 +71,7 @@ def load_given(given: Given, dialect: Dialect, *, unknown: Unknown = "refuse") -
         MachineError: a file is missing or can't be read.
     """
     found = convert(given, dialect, unknown=unknown, to_run=True)
-    raise_faults([*found.waits, *backend_faults(_with(found)), *spread_faults(_with(found), started())])
+    raise_faults([*what_waits(found), *spread_faults(_with(found), started())])
     tree = found.composed.experiment.model_dump()
     for key, value in found.replaced.items():
         _set(tree, key, value)
@@ -81,12 +82,20 @@ def load_given(given: Given, dialect: Dialect, *, unknown: Unknown = "refuse") -
     return ready
 
 
+def what_waits(found: Converted) -> tuple[Fault, ...]:
+    """All that this version, or its learners on this machine, can't do of it."""
+    return (*found.waits, *backend_faults(_with(found)))
+
+
 def _with(found: Converted) -> Composed:
     """What a run has in place of what nobody asked for."""
-    config = found.composed.experiment
-    for key, value in found.replaced.items():
+    return replace(found.composed, experiment=_replaced(found.composed.experiment, found.replaced))
+
+
+def _replaced(config: Experiment, values: Mapping[str, Any]) -> Experiment:
+    for key, value in values.items():
         config = with_value(config, key, value)
-    return replace(found.composed, experiment=config)
+    return config
 
 
 def convert(
@@ -165,6 +174,11 @@ def _what_waits(done: Composed, native: Native, written: Written, dialect: Diale
     faults |= engines.faults
     replaced |= engines.replaced
     remarks += engines.remarks
+    for fault in option_faults(replace(done, experiment=_replaced(done.experiment, replaced))):
+        origins = native.origins_of(fault.key)
+        if origins and not any(map(native.values.given, origins)):
+            replaced[fault.key] = MegatronConfig.model_fields[fault.key.rpartition(".")[2]].default
+            remarks.append(f"nobody set it, and the reference's {fault.message}: left out")
     for told in pending_defaults(written, dialect):
         if not any(told.split(" = ")[0] in native.origins_of(key) for key in native.origins):
             remarks.append(f"nobody set it, and the reference's {told}")

@@ -13,10 +13,11 @@ import yaml
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
+from quintet.config.megatron import has_transformer_engine
 from quintet.config.native.learners import ParallelConfig
 from quintet.config.native.megatron import MegatronConfig
 from quintet.errors import ConfigError
-from quintet.training.megatron.package import at_home, has_transformer_engine
+from quintet.training.megatron.package import at_home
 from quintet.training.ranks import Ranks
 
 __all__ = ["Place", "open_groups", "overlap_communication"]

@@ -27,11 +27,12 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from torch import Tensor, nn
 
+from quintet.config.megatron import has_transformer_engine
 from quintet.config.native.megatron import MegatronConfig
 from quintet.errors import ConfigError
 from quintet.policies.attention import Layout
 from quintet.policies.causal_lm import Packed
-from quintet.training.megatron.package import at_home, device, has_transformer_engine
+from quintet.training.megatron.package import at_home, device
 
 __all__ = ["PackedGPT", "block_spec", "build_chunks", "padded_vocabulary"]
 

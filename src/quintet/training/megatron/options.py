@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,10 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.transformer import TransformerConfig
 
+from quintet.config.megatron import Unable, at_odds, has_transformer_engine, unable
 from quintet.config.native.learners import OptimizerConfig, ParallelConfig
 from quintet.config.native.megatron import MegatronConfig
 from quintet.errors import ConfigError
-from quintet.training.megatron.package import has_transformer_engine
 
 __all__ = ["Family", "ddp_config", "family", "optimizer_config", "refuse_unable", "transformer_config"]
 
@@ -32,17 +32,6 @@ ACTIVATIONS: dict[str, tuple[Callable[..., torch.Tensor], bool]] = {
 
 GATED = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
 """What `hidden_act` of a gated Hugging Face model is called."""
-
-NEEDS = {
-    "apply_rope_fusion": "Transformer Engine's rotary kernel",
-    "persist_layer_norm": "Apex's persistent norm kernel",
-    "gradient_accumulation_fusion": "Apex's kernel for weight gradients",
-    "moe_grouped_gemm": "the grouped_gemm kernels",
-    "moe_shared_expert_overlap": "CUDA streams",
-    "optimizer_enable_pin": "memory pinned for CUDA",
-    "tp_comm_overlap_cfg": "Transformer Engine's communication buffers",
-}
-"""Options that only a GPU can run, and what of it they need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +93,7 @@ def transformer_config(
     """
     kind = family(hf)
     refuse_unable(options, hosted=hosted)
-    if parallel.virtual_pipeline > 1 and parallel.pipeline == 2 and options.batch_p2p_comm:
-        _refuse("batch_p2p_comm", True, "two stages of several parts can't tell their messages apart", "leave it out")
+    _refuse_first(at_odds(options, parallel, str(dtype).removeprefix("torch.")), options)
     _match(hf, kind, options)
     if hf.num_attention_heads % (parallel.tensor * parallel.context):
         raise ConfigError(
@@ -209,23 +197,12 @@ def refuse_unable(options: MegatronConfig, *, hosted: bool) -> None:
         ConfigError: on a machine without a GPU, an option that needs one; Transformer Engine's layers without it;
             a format of checkpoints that is read by unpickling.
     """
-    for name, kernel in NEEDS.items():
-        if hosted and getattr(options, name):
-            _refuse(name, getattr(options, name), f"needs {kernel}, and this machine has no GPU", "leave it out")
-    if hosted and options.distributed_backend == "nccl":
-        _refuse("distributed_backend", "nccl", "NCCL joins GPUs, and this machine has none", "take gloo")
-    if hosted and options.moe_token_dispatcher_type == "flex":  # noqa: S105
-        _refuse("moe_token_dispatcher_type", "flex", "needs DeepEP and GPUs", "take alltoall or allgather")
-    if options.spec_name == "te_gpt" and not has_transformer_engine():
-        _refuse("spec_name", "te_gpt", "transformer_engine isn't installed", "take local_gpt or decoder_gpt")
-    if not options.mcore_gpt:
-        _refuse("mcore_gpt", False, "only Megatron Core's model is there", "leave it out")
-    if options.encoder_seq_length is not None:
-        _refuse("encoder_seq_length", options.encoder_seq_length, "the model has no encoder", "leave it out")
-    if options.ckpt_format == "torch":
-        _refuse("ckpt_format", "torch", "its files are unpickled, and a pickle can run code", "leave it out")
-    if options.ckpt_format == "zarr":
-        _refuse("ckpt_format", "zarr", "Megatron Core has dropped it", "leave it out")
+    _refuse_first(unable(options, hosted=hosted), options)
+
+
+def _refuse_first(found: Iterator[Unable], options: MegatronConfig) -> None:
+    for each in found:
+        _refuse(each.option, getattr(options, each.option), each.why, each.hint)
 
 
 def _refuse(name: str, value: Any, reason: str, hint: str) -> None:
@@ -267,14 +244,9 @@ def optimizer_config(
     Raises:
         ConfigError: options that exclude each other, or that aren't of the policy's type.
     """
-    for flag, meant in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
-        if getattr(options, flag) and dtype is not meant:
-            _refuse(flag, True, f"policy.dtype is {str(dtype).removeprefix('torch.')}", "give both the same type")
+    _refuse_first(at_odds(options, ParallelConfig(), str(dtype).removeprefix("torch.")), options)
     if own.kind not in ("adamw", "sgd"):
         raise ConfigError("Megatron has adamw and sgd here", key="actor.optimizer.kind", value=own.kind)
-    if options.overlap_param_gather and not (options.use_distributed_optimizer and options.overlap_grad_reduce):
-        hint = "set use_distributed_optimizer and overlap_grad_reduce, too"
-        _refuse("overlap_param_gather", True, "only the distributed optimizer gathers weights", hint)
     clip = 0.0 if math.isinf(own.max_grad_norm) else own.max_grad_norm
     return MegatronOptimizerConfig(
         optimizer="adam" if own.kind == "adamw" else own.kind,

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from quintet.errors import ConfigError
 
-__all__ = ["at_home", "device", "has_transformer_engine", "require_megatron"]
+__all__ = ["at_home", "device", "require_megatron"]
 
 
 def require_megatron() -> None:
@@ -37,11 +37,6 @@ def require_megatron() -> None:
         from megatron.core.transformer.moe import moe_utils
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None  # 0.16.1 asks for it where Transformer Engine is absent, and forgot to say so
-
-
-def has_transformer_engine() -> bool:
-    """Whether NVIDIA's fused layers are installed."""
-    return find_spec("transformer_engine") is not None
 
 
 def device() -> torch.device:

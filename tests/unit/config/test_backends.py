@@ -1,0 +1,71 @@
+"""If these fail, a plan hides what the run's start refuses of Megatron's options, or tells it by no key."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from quintet.cli import main as command
+from quintet.config import backends, load_experiment
+from quintet.config.backends import backend_faults
+
+ROLL = Path(__file__).parents[3] / "examples/roll/qwen3-30b-a3b_moe_16gpu.yaml"
+
+RLINF = Path(__file__).parents[3] / "examples/rlinf/math_grpo_megatron.yaml"
+
+
+def told(*words: str) -> str:
+    composed = load_experiment(None, ["actor.backend=megatron", "algorithm.kl=null", *words])
+    return "\n".join(map(str, backend_faults(composed)))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["actor.megatron={moe_grouped_gemm: true}"], r"actor\.megatron\.moe_grouped_gemm = true .*no GPU"),
+        (["actor.megatron={distributed_backend: nccl}"], "NCCL joins GPUs"),
+        (["actor.megatron={ckpt_format: torch}"], "a pickle can run code"),
+        (["actor.megatron={bf16: true}"], r"policy\.dtype is float32"),
+        (["actor.megatron={overlap_param_gather: true}"], "only the distributed optimizer"),
+    ],
+)
+def test_an_option_that_cant_be_honoured_is_told_by_its_key(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], expected: str
+) -> None:
+    monkeypatch.setattr(backends, "accelerators", lambda: 0)
+    assert re.search(expected, told(*words))
+
+
+def test_a_gpu_can_do_what_only_a_gpu_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "accelerators", lambda: 8)
+    assert not told("actor.megatron={moe_grouped_gemm: true, distributed_backend: nccl}")
+
+
+def test_a_foreign_plan_shows_what_the_start_refuses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the foreign key and its line."""
+    monkeypatch.setattr(backends, "accelerators", lambda: 0)
+    monkeypatch.setattr(sys, "argv", ["quintet", "plan", str(ROLL), "--json"])
+    with pytest.raises(SystemExit):
+        command.main()
+    listed = {one["key"]: one["source"] for one in json.loads(capsys.readouterr().out)["not_yet"]}
+    (source,) = [place for key, place in listed.items() if key == "actor.megatron.moe_grouped_gemm"]
+    assert re.match(r"actor_train\.strategy_args\.strategy_config\.moe_grouped_gemm: .*\.yaml:\d+", source)
+
+
+def test_a_references_own_option_that_nobody_set_is_left_out_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(backends, "accelerators", lambda: 0)
+    monkeypatch.setattr(sys, "argv", ["quintet", "plan", str(RLINF), "--json"])
+    with pytest.raises(SystemExit):
+        command.main()
+    found = json.loads(capsys.readouterr().out)
+    assert not [one["key"] for one in found["not_yet"] if ".megatron." in one["key"]]
+    for option in ("ckpt_format", "distributed_backend", "apply_rope_fusion"):
+        assert any(f"actor.megatron.{option} = " in remark and "left out" in remark for remark in found["remarks"])
