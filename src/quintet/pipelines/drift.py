@@ -8,14 +8,14 @@ again, and where the chat template isn't followed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -38,7 +38,10 @@ from quintet.rollout.parity import Departure, Respelling, respellings
 from quintet.rollout.templates import TemplateReport
 from quintet.runtime.engines import engine_dtype
 from quintet.runtime.local import Components, build
+from quintet.runtime.megatron import Weighing
 from quintet.tracking.run_directory import RunDirectory
+from quintet.training.handles import Actor
+from quintet.training.learner import ActorLearner
 
 __all__ = ["Checked", "Found", "Respelled", "Round", "Templated", "Worst", "check_drift"]
 
@@ -237,10 +240,18 @@ def _hand_over(components: Components, updates: int) -> None:
     """Change every weight tensor of the learner a little, and give them to the engine, so often."""
     generator = torch.Generator().manual_seed(derive_seed(components.experiment.seed, "drift"))
     for version in range(1, updates + 1):
-        with torch.no_grad():
-            for parameter in components.actor.model.parameters():
-                parameter.mul_(1.0 + SHAKEN * (2.0 * float(torch.rand((), generator=generator)) - 1.0))
+        _shake(components.actor, lambda: 1.0 + SHAKEN * (2.0 * float(torch.rand((), generator=generator)) - 1.0))
         components.sync_weights(version)
+
+
+@torch.no_grad()
+def _shake(actor: Actor, factor: Callable[[], float]) -> None:
+    """Multiply every weight tensor by what is drawn for it."""
+    if isinstance(actor, ActorLearner):
+        for parameter in actor.model.parameters():
+            parameter.mul_(factor())
+    else:
+        cast("Weighing", actor).load_weights({name: weight * factor() for name, weight in actor.weights()})
 
 
 @dataclass(frozen=True, slots=True)

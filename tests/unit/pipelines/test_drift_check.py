@@ -53,10 +53,17 @@ def perturbed(monkeypatch: pytest.MonkeyPatch, noise: float) -> None:
     monkeypatch.setattr(Components, "sync_weights", sync)
 
 
+@pytest.mark.parametrize("backend", ["fsdp2", "megatron"])
 def test_an_engine_that_agrees_passes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy_directory: Path, tmp_path: Path
+    backend: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    policy_directory: Path,
+    tmp_path: Path,
 ) -> None:
-    assert check(monkeypatch, policy_directory, tmp_path, "--json") == 0
+    if backend == "megatron":
+        pytest.importorskip("megatron.core")
+    assert check(monkeypatch, policy_directory, tmp_path, "--json", f"actor.backend={backend}") == 0
     found = told(capsys)
     assert (found["passed"], found["limit"], found["share"]) == (True, 1e-4, 0.0)
     assert [one["name"] for one in found["rounds"]] == ["as loaded", "after 1 update"]
