@@ -143,6 +143,8 @@ def runnable(engine: str) -> bool:
 
 
 def accelerators() -> int:
-    """GPUs of this machine, counted by their device files, so that nothing heavy is imported."""
+    """GPUs of this machine, counted by their device files, so that nothing heavy is imported; at least one where
+    Windows lends its own to Linux, which shows no files of them."""
     nvidia = sum(path.name.removeprefix("nvidia").isdigit() for path in DEVICES.glob("nvidia*"))
+    nvidia = nvidia or int((DEVICES / "dxg").exists())
     return nvidia or (len(list(DEVICES.glob("dri/renderD*"))) if (DEVICES / "kfd").exists() else 0)

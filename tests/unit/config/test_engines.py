@@ -110,6 +110,7 @@ def test_an_engine_runs_unasked_where_its_package_and_an_accelerator_are(monkeyp
         (("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"), 2),
         (("kfd", "dri/renderD128", "dri/renderD129", "dri/card0"), 2),
         (("dri/renderD128",), 0),
+        (("dxg",), 1),
     ],
 )
 def test_accelerators_are_counted_by_their_device_files(
