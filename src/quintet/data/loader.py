@@ -23,7 +23,8 @@ class RowOrder:
     """Which row comes at a position, counted from the beginning of the run; it never ends.
 
     Without weights all rows come once in each pass. With weights each part has its own passes, and of every
-    `ROUND` draws each part gets its share to the nearest whole row.
+    `ROUND` draws each part gets its share to the nearest whole row. Where that would be none for one of them, so it is
+    of as many draws as give it one, and of every `ROUND` of those each gets its share to half a row for each part.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float] = (), *, shuffle: bool, seed: int) -> None:
@@ -70,7 +71,9 @@ class RowOrder:
         parts = owners[np.argsort(np.concatenate(spread), kind="stable")]
         if self._shuffle and len(self._quotas) > 1:
             # a number that no part has, so that this draw is no part's own
-            parts = np.random.default_rng((self._seed, len(self._quotas), rounds)).permutation(parts)
+            drawn = np.random.default_rng((self._seed, len(self._quotas), rounds))
+            blocks = range(0, len(parts), ROUND)
+            parts = np.concatenate([drawn.permutation(parts[block : block + ROUND]) for block in blocks])
         ranks = np.empty(len(parts), np.int64)
         for part, quota in enumerate(self._quotas):
             ranks[parts == part] = np.arange(quota)
