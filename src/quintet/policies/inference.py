@@ -74,6 +74,10 @@ class _Linear:
             self._turned = weight.t()
         return self._turned
 
+    def let_go(self) -> None:
+        """Keep no memory in which the weight lay before."""
+        self._turned = self.weight.t()
+
     def into(self, inputs: Tensor, out: Tensor) -> Tensor:
         """[n, in] to [n, out], written where `out` lies."""
         return self._adapt(inputs, _product(inputs, self._across(), self.bias, out))
@@ -111,6 +115,12 @@ class _Together:
             return
         for part, place in zip(self._parts, torch.split(out, self.widths, 1), strict=True):
             part.into(inputs, place)
+
+    def let_go(self) -> None:
+        """Keep no memory in which the weights lay before."""
+        self._addresses, self._joined = (), None
+        for part in self._parts:
+            part.let_go()
 
     def _look(self) -> tuple[Tensor, Tensor | None] | None:
         """Their weights as one, [in, sum of widths], and their bias; anew where they have moved."""
@@ -187,6 +197,11 @@ class _Layer:
         self.dim = int(attention.head_dim)  # type: ignore[arg-type]
         self.scale = float(attention.scaling)  # type: ignore[arg-type]
 
+    def let_go(self) -> None:
+        """Keep no memory in which weights lay before."""
+        for part in (self.inputs, self.out, self.both, self.down):
+            part.let_go()
+
 
 class _Room:
     """Memory that every layer of a pass uses again, [n, …] each."""
@@ -262,6 +277,12 @@ class InferenceDecoder:
             )
             return None
         return decoder
+
+    def let_go(self) -> None:
+        """Keep no memory in which weights lay before they were moved, nor that of passes: views would hold it."""
+        self._room = None
+        for layer in self._layers:
+            layer.let_go()
 
     @torch.inference_mode()
     def __call__(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:

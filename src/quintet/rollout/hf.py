@@ -319,6 +319,7 @@ class HfEngine:
         self._open()
         if self._rest_on is not None:
             self._model.to(self._rest_on)
+            self._passes.let_go()
 
     def wake(self) -> None:
         """The cache comes back with the next request."""

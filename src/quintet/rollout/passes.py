@@ -46,6 +46,11 @@ class Passes:
             if type(module).__name__.endswith(("MLP", "RMSNorm")):
                 module.compile(dynamic=True)
 
+    def let_go(self) -> None:
+        """Keep no memory in which weights lay before they were moved."""
+        if self._decoder:
+            self._decoder.let_go()
+
     def __call__(self, works: Sequence[Work]) -> tuple[Tensor, ...]:
         """Last hidden states of each work's tokens, [tokens, hidden], by one pass over all of them."""
         sizes = [work.tokens.shape[0] for work in works]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -221,6 +222,18 @@ def test_weights_of_its_own_are_elsewhere_while_it_sleeps(
         engine.wake()
         assert run(engine, [request(1)]) == before
         assert sent == expected
+
+
+def test_weights_that_are_elsewhere_take_no_memory(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a GPU has no room for the learner while the engine sleeps."""
+    engine = HfEngine(load_model(policy_directory), slots=2, context=64, rest_on=torch.device("cpu"))
+    before = run(engine, [request(1)])
+    monkeypatch.setattr(engine._model, "to", lambda _: engine._model._apply(torch.clone))
+    lay = {name: weakref.ref(own.data.untyped_storage()) for name, own in engine._model.named_parameters()}
+    engine.sleep()
+    assert [name for name, memory in lay.items() if memory() is not None] == []
+    engine.wake()
+    assert run(engine, [request(1)]) == before
 
 
 def test_rotations_are_not_rounded_with_the_weights(policy_directory: Path) -> None:
