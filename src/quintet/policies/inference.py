@@ -130,11 +130,11 @@ class _Together:
         return self._joined
 
     def _join(self) -> tuple[Tensor, Tensor | None] | None:
-        weights, biases = [part.weight for part in self._parts], [part.bias for part in self._parts]
-        weight, bias = _as_one(weights), _as_one([bias for bias in biases if bias is not None])
+        biases = [part.bias for part in self._parts if part.bias is not None]
+        weight, bias = _as_one([part.weight for part in self._parts]), _as_one(biases)
         if weight is None or any(part.is_adapted for part in self._parts):
             return None
-        whole = bias is None if biases[0] is None else bias is not None and len(bias) == len(weight)
+        whole = not biases or (bias is not None and len(bias) == len(weight))
         return (weight.t(), bias) if whole else None
 
 

@@ -111,6 +111,17 @@ def test_weights_that_lie_together_make_one_product_of_the_same_numbers(
     torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=1e-4)
 
 
+def test_biases_that_some_layers_have_and_others_havent_are_added() -> None:
+    body = body_of("Qwen2")
+    lay_together(body)
+    for layer in body.layers:  # type: ignore[union-attr]
+        layer.self_attn.q_proj.bias = None
+        layer.self_attn.k_proj.bias = nn.Parameter(layer.self_attn.k_proj.bias.detach().clone())
+    decoder = InferenceDecoder.of(body)
+    assert decoder is not None
+    torch.testing.assert_close(*both(decoder, body), atol=2e-5, rtol=1e-4)
+
+
 @pytest.mark.usefixtures("_kernels")
 def test_in_bfloat16_it_is_as_near_as_that_type_is() -> None:
     body = body_of("Qwen2", torch.bfloat16)
