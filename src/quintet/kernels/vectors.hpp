@@ -130,7 +130,8 @@ inline lanes small_exponential(lanes r) {
     return p * r * r + r + 1.0f;
 }
 
-// e^x for x <= 88, to two units in the last place; 0 below -87, and not a number where x is none.
+// e^x for x <= 88, to two units in the last place, and infinite soon above that; 0 below -87, and not a number where x
+// is none.
 inline lanes exponential(lanes given) {
 #ifdef __AVX512F__
     const lanes n = (lanes)_mm512_roundscale_ps((__m512)(given * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
@@ -146,7 +147,8 @@ inline lanes exponential(lanes given) {
     lanes r = x - n * 0.693359375f;
     r -= n * -2.12194440e-4f;
     const lanes power = reinterpret_cast<lanes>((__builtin_convertvector(n, whole_lanes) + 127) << 23);
-    return given < low ? lanes{} : small_exponential(r) * power;
+    const lanes within = given > high ? same(INFINITY) : small_exponential(r) * power;
+    return given < low ? lanes{} : within;
 #endif
 }
 
