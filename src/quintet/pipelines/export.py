@@ -25,7 +25,7 @@ from quintet.pipelines.sft_export import put
 from quintet.policies.adapters import base_of
 from quintet.tracking.loggers import read_metrics
 from quintet.tracking.run_directory import RunDirectory
-from quintet.training.checkpoint import NAME, Checkpoint, open_checkpoint, read_checkpoint
+from quintet.training.checkpoint import MANIFEST, NAME, STATE, Checkpoint, open_checkpoint, read_checkpoint
 from quintet.training.hf_directory import HfDirectory
 from quintet.training.tensor_files import stored_sizes, write_tensors
 
@@ -88,13 +88,15 @@ def _told(source: Path, target: Path, step: int | None) -> Exported:
 
 
 def _checkpoint_around(place: Path) -> Checkpoint | None:
-    """The checkpoint that a directory with a model or with adapters is part of.
+    """The checkpoint that a directory with a model or with adapters is part of; other programs have directories of
+    that name, too.
 
     Raises:
         MachineError: it is damaged.
     """
     around = place.resolve().parent
-    return open_checkpoint(around) if around.name.startswith(NAME) and place.is_dir() else None
+    ours = around.name.startswith(NAME) and any((around / name).is_file() for name in (STATE, MANIFEST))
+    return open_checkpoint(around) if ours and place.is_dir() else None
 
 
 @contextmanager

@@ -27,6 +27,7 @@ __all__ = [
     "MANIFEST",
     "NAME",
     "STAGING",
+    "STATE",
     "Checkpoint",
     "complete",
     "fault",

@@ -106,6 +106,12 @@ def test_a_part_of_a_damaged_checkpoint_isnt_given_away(run: Path, tmp_path: Pat
     assert not list(tmp_path.glob("*out*"))
 
 
+def test_another_programs_steps_are_no_damaged_checkpoints(tmp_path: Path, policy_directory: Path) -> None:
+    place = tmp_path / "global_step_5" / "merged"
+    shutil.copytree(policy_directory, place)
+    assert export(str(place), tmp_path / "out").step is None
+
+
 def test_weights_that_cant_be_read_are_a_users_fault_and_leave_nothing(policy_directory: Path, tmp_path: Path) -> None:
     shutil.copytree(policy_directory, tmp_path / "torn")
     (tmp_path / "torn/model.safetensors").write_bytes(b"torn")
