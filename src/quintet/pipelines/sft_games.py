@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from quintet.config.native import DataConfig, Experiment, PlayedWorld
-from quintet.config.native.learners import ParallelConfig
+from quintet.config.native.learners import ActorConfig, ParallelConfig
 from quintet.config.native.mixture import apportioned
 from quintet.config.native.training import SolvedGamesConfig
 from quintet.data.files import made_whole
@@ -113,9 +113,7 @@ def play_held_out(run: Run, model: Path, steps: int) -> dict[str, float]:
     if config.validation.every_steps < 0 or games is None or games.form == "base":
         return {}
     policy = config.policy.model_copy(update={"path": str(model), "preset": None})
-    # this process plays alone, whatever others learnt with it
-    actor = config.actor.model_copy(update={"backend": "fsdp2", "parallel": ParallelConfig(), "megatron": None})
-    components = build(config.model_copy(update={"policy": policy, "actor": actor}), model)
+    components = build(config.model_copy(update={"policy": policy, "actor": _alone(config.actor)}), model)
     try:
         components.sync_weights(0)
         metrics = validate(run, components, steps + 1)
@@ -123,3 +121,11 @@ def play_held_out(run: Run, model: Path, steps: int) -> dict[str, float]:
         components.close()
     run.log(steps + 1, metrics)
     return metrics
+
+
+def _alone(actor: ActorConfig) -> ActorConfig:
+    """Of this process alone, whatever others learnt with it: no layers are split, and there are no shards to keep
+    elsewhere."""
+    memory = actor.memory.model_copy(update={"sharded_offload": False})
+    alone = {"backend": "fsdp2", "parallel": ParallelConfig(), "megatron": None, "memory": memory}
+    return actor.model_copy(update=alone)

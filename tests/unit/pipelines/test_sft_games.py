@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,7 +14,7 @@ from quintet.config.native import Experiment
 from quintet.envs.catalogue import make_world
 from quintet.errors import ConfigError, MachineError
 from quintet.pipelines.sft_data import Encoder
-from quintet.pipelines.sft_games import solved_games
+from quintet.pipelines.sft_games import play_held_out, solved_games
 from quintet.policies.causal_lm import load_tokenizer
 from quintet.rollout.dialogue import ChatFormat, Dialogue
 from quintet.tracking.progress import NullProgress
@@ -85,3 +87,22 @@ def test_a_world_with_too_few_games_is_refused_by_our_key(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="begin differently") as error:
         solved_games(experiment(tmp_path, "world.size=2", "sft.games.games=99"), NullProgress())
     assert error.value.key == "sft.games.max_depth"
+
+
+def test_what_several_processes_taught_plays_held_out_games_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone it has no layers to split, and on a GPU is refused shards in main memory: after all the training."""
+    given: list[Experiment] = []
+
+    def build(config: Experiment, model: Path) -> None:
+        given.append(config)
+        raise InterruptedError
+
+    monkeypatch.setattr("quintet.runtime.local.build", build)
+    config = experiment(tmp_path, "actor.parallel.tensor=2", "actor.memory.sharded_offload=true")
+    with pytest.raises(InterruptedError):
+        play_held_out(cast(Any, SimpleNamespace(config=config)), tmp_path / "model", 3)
+    (alone,) = given
+    assert alone.policy.path == str(tmp_path / "model")
+    assert (alone.actor.parallel.tensor, alone.actor.memory.sharded_offload) == (1, False)
