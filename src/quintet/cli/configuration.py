@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -14,10 +15,18 @@ from quintet.config.spread import as_asked
 from quintet.config.waiting import on_these_ranks, refuse_waiting, waiting_faults
 from quintet.errors import ConfigError, nearest
 
-__all__ = ["NATIVE", "Asked", "ask", "compose"]
+__all__ = ["ALONE", "NATIVE", "Asked", "ask", "compose"]
 
 if TYPE_CHECKING:
     from quintet.config.dialects.composition.reading import Given
+
+LONE: Mapping[str, object] = {"backend": "fsdp2", "parallel": {}, "sharding": {}, "megatron": None, "memory": {}}
+ALONE: Mapping[str, object] = {
+    "placement": {},
+    **{f"{name}.{key}": value for name in ("actor", "critic", "reference") for key, value in LONE.items()},
+}
+"""Keys over those of a run whose policy one process only plays with: who learnt it, and on how many devices, asks for
+nothing there."""
 
 
 @dataclass(frozen=True, slots=True)

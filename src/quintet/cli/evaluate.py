@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quintet.cli.configuration import NATIVE, compose
+from quintet.cli.configuration import ALONE, NATIVE, compose
 from quintet.config import Composed
 from quintet.config.native import DataConfig
 from quintet.config.source import COMMAND_LINE, read_file
@@ -328,6 +328,7 @@ def _words(what: str, found: Found | None, asked: Asked) -> Iterator[str]:
         "warm_start": None,
         "sft": None,
         "evaluation": None,
+        **ALONE,
         "validation.sampling.samples": asked.samples,
         "validation.sampling.do_sample": temperature > 0,
         "validation.sampling.temperature": temperature,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quintet.cli.choices import check_choices
-from quintet.cli.configuration import NATIVE, compose
+from quintet.cli.configuration import ALONE, NATIVE, compose
 from quintet.errors import MachineError
 
 if TYPE_CHECKING:
@@ -81,13 +81,14 @@ def _words(found: Found, asked: Asked) -> Iterator[str]:
         "sft": None,
         "evaluation": None,
         "resume": "never",
+        **ALONE,
         "rollout.engine": asked.engine,
         "rollout.max_concurrent": asked.max_concurrent,
         "policy.dtype": asked.dtype,
         "rollout.engine_options.memory_share": MEMORY_SHARE if found.config is None else None,
         "policy.trust_remote_code": asked.trust_remote_code or None,
     }
-    nothing = ("policy.preset", "warm_start", "sft", "evaluation")
+    nothing = ("policy.preset", "warm_start", "sft", "evaluation", *ALONE)
     yield from (
         f"{key}={json.dumps(value, ensure_ascii=False)}"
         for key, value in settings.items()

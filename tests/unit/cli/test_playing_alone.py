@@ -1,0 +1,45 @@
+"""If these fail, what several processes learnt can't be served or measured by one, or where its learner isn't."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quintet.cli import choices, evaluate, serve
+from quintet.cli.choices import check_choices
+from quintet.cli.configuration import compose
+from quintet.pipelines.evaluate import Found
+
+
+def served(found: Found) -> Iterator[str]:
+    return serve._words(found, serve.Asked())
+
+
+def measured(found: Found) -> Iterator[str]:
+    return evaluate._words("", found, evaluate.Asked(world="frozenlake"))
+
+
+@pytest.mark.parametrize("words", [served, measured])
+@pytest.mark.parametrize(
+    "learnt",
+    [
+        "placement: {nodes: 2, devices_per_node: 2}",
+        "{placement: {devices_per_node: 2, actor: {devices: 0-1}}, actor: {parallel: {tensor: 2}}}",
+        "actor: {backend: megatron, megatron: {apply_rope_fusion: true}}",
+        "{critic: {backend: megatron}, algorithm: {advantage: {name: gae}}}",
+        "actor: {memory: {liger: true, sharded_offload: true}, sharding: {group_size: 3}}",
+    ],
+)
+def test_a_runs_policy_is_played_with_by_one_process(
+    learnt: str, words: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(choices, "_is_installed", lambda _: False)
+    run = tmp_path / "config.yaml"
+    run.write_text(learnt)
+    composed = compose(str(run), list(words(Found(tmp_path, run))), "native", "refuse")  # type: ignore[operator]
+    check_choices(composed)
+    assert composed.experiment.placement.devices_per_node == 1
+    assert composed.experiment.actor.backend == "fsdp2"
+    assert capsys.readouterr().err == ""
