@@ -15,6 +15,7 @@ from quintet.config.compose import Composed, flatten
 from quintet.config.engines import unmet_faults
 from quintet.config.faults import Fault, raise_faults, source_of
 from quintet.config.keys import show
+from quintet.config.layouts import layout_faults
 from quintet.config.native import Experiment
 from quintet.config.native.section import Section
 from quintet.config.plan.values import told, value, with_value
@@ -70,6 +71,7 @@ def waiting_faults(composed: Composed, here: Started | None = None) -> Iterator[
         yield Fault(each.key, each.value, source, message, hint)
     yield from unmet_faults(composed)
     yield from backend_faults(composed)
+    yield from layout_faults(composed)
     yield from spread_faults(composed, here)
 
 

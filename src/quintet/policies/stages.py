@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from quintet.config.layouts import APART
 from quintet.errors import ConfigError, MachineError
 from quintet.policies.attention import Layout, PackedLayout
 from quintet.policies.causal_lm import Packed, PolicyModule, ValueModel, hidden_states
@@ -141,7 +142,7 @@ def _refuse(module: nn.Module, layers: int, ranks: int, virtual: int, component:
         )
     if any(".lora_" in name for name, _ in module.named_parameters()):
         raise ConfigError(
-            f"{key} = {ranks}: adapters aren't shared out with the layers",
+            f"{key} = {ranks}: {APART}",
             key=key,
             value=ranks,
             hint=f"set {key}=1; the base model's weights are sharded all the same",

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from quintet.config.layouts import refuse_layout
 from quintet.config.native import Experiment, OptimizerConfig, SftConfig
 from quintet.config.native.learners import MemoryConfig
-from quintet.errors import ConfigError
 from quintet.kernels.build import compiler
 from quintet.policies.adapters import add_lora, has_lora, merge
 from quintet.policies.attention_kernels import use_attention
@@ -63,7 +63,14 @@ ALONE = Ranks()
 logger = logging.getLogger(__name__)
 
 
-def _spread(own: LearnerConfig, ranks: Ranks) -> Mesh:
+def _spread(config: Experiment, name: str, ranks: Ranks) -> Mesh:
+    """The ranks as the learner called `name` shares itself out over them.
+
+    Raises:
+        ConfigError: it can't be.
+    """
+    own: LearnerConfig = getattr(config, name)
+    refuse_layout(config, name, ranks.size, on_gpu=compute_device().type != "cpu")
     return Mesh.over(ranks, own.parallel, own.sharding.group_size, compute_device().type)
 
 
@@ -73,9 +80,7 @@ def _lay(config: Experiment, name: str, module: PolicyModule | ValueModel, mesh:
     own: LearnerConfig = getattr(config, name)
     module.to(compute_device())
     _save_memory(module, own.memory, name)
-    _name_attention(module, config.policy.attention, own)
-    if mesh.devices is None or own.sharding.policy == "no_shard":
-        _refuse_whole_offload(own, name, compute_device(), lone=mesh.devices is None)
+    use_attention(module, config.policy.attention)
     if mesh.devices is None:
         return Whole.of(module, own.sharding)
     from quintet.training.sharding import lay_out
@@ -83,18 +88,6 @@ def _lay(config: Experiment, name: str, module: PolicyModule | ValueModel, mesh:
 
     shared = share_out(module, mesh, own, name, _dtype(config, name))
     return lay_out(module, own.backend, mesh, own.sharding, own.memory, _own_dtype(config, name), shared)
-
-
-def _name_attention(module: PolicyModule | ValueModel, kind: str | None, own: LearnerConfig) -> None:
-    """Have the module's attention computed as was named.
-
-    Raises:
-        ConfigError: it can't be.
-    """
-    if kind == "eager" and own.parallel.context > 1:
-        told = "policy.attention = eager: sequences that are split over devices take torch's kernels"
-        raise ConfigError(told, key="policy.attention", value=kind, hint="take sdpa, or null for the fastest")
-    use_attention(module, kind)
 
 
 def _save_memory(module: PolicyModule | ValueModel, memory: MemoryConfig, name: str) -> None:
@@ -154,7 +147,7 @@ def open_actor(
 ) -> ActorLearner:
     """What trains that policy on those ranks, each of which brings the same weights; `temperature` divides its
     logits."""
-    mesh = _spread(config.actor, ranks)
+    mesh = _spread(config, "actor", ranks)
     lay = _lay(config, "actor", PolicyModule(model), mesh)
     even = _evenly(config, mesh)
     return ActorLearner(
@@ -173,7 +166,7 @@ def open_actor(
 
 def open_tuned_actor(config: Experiment, sft: SftConfig, model: PreTrainedModel, ranks: Ranks = ALONE) -> ActorLearner:
     """What fine-tunes that model, over the ranks as the actor is."""
-    mesh = _spread(config.actor, ranks)
+    mesh = _spread(config, "actor", ranks)
     passes, even = sft.sequences_per_pass, _evenly(config, mesh)
     tokens = config.training.micro_batch_tokens if passes is None else None
     return ActorLearner(
@@ -192,7 +185,7 @@ def open_critic(config: Experiment, actor: OwnActor, policy: Path, ranks: Ranks 
     model at `policy`; adapters are merged, and all weights are trained."""
     path, trusted = config.critic.path, config.policy.trust_remote_code
     grown = load_model(path, trust_remote_code=trusted) if path else _plain(config, actor, policy)
-    model, mesh = ValueModel(grown), _spread(config.critic, ranks)
+    model, mesh = ValueModel(grown), _spread(config, "critic", ranks)
     if has_lora(model.body):
         merge(model.body)
     own = config.critic.gradient_checkpointing
@@ -227,10 +220,9 @@ def open_reference(config: Experiment, actor: OwnActor, policy: Path, ranks: Ran
     model = load_model(own.path, trust_remote_code=trusted) if own.path else _plain(config, actor, policy)
     if model is actor.model:
         model = copy.deepcopy(model)
-    _refuse_other_shares(config, ranks)
     if own.dtype is not None:
         cast_weights(model, _own_dtype(config, "reference"))
-    mesh = _spread(own, ranks)
+    mesh = _spread(config, "reference", ranks)
     lay = _lay(config, "reference", PolicyModule(model.requires_grad_(requires_grad=False)), mesh)
     return Scorer(
         model,
@@ -241,40 +233,6 @@ def open_reference(config: Experiment, actor: OwnActor, policy: Path, ranks: Ran
         lay=lay,
         offload=Offload.of(own.memory, lay.module, "reference"),
     )
-
-
-def _refuse_whole_offload(own: LearnerConfig, name: str, device: torch.device, *, lone: bool) -> None:
-    """
-    Raises:
-        ConfigError: shards are to lie on the CPU, and a process on a GPU has the whole: a `lone` one, or each.
-    """
-    if own.memory.sharded_offload and device.type != "cpu":
-        key = f"{name}.memory.sharded_offload"
-        hint = f"set it to false, and {name}.memory.offload_parameters=true where weights are to leave the GPU"
-        why = "one process has" if lone else f"with {name}.sharding.policy=no_shard there are"
-        raise ConfigError(f"{key}: {why} no shards to keep on the CPU", key=key, value=True, hint=hint)
-
-
-def _refuse_other_shares(config: Experiment, ranks: Ranks) -> None:
-    """Hold how the reference is shared out against how the policy is, where both speak of whole distributions.
-
-    Raises:
-        ConfigError: a rank would have other places of one than of the other.
-    """
-    kl = config.algorithm.kl
-    if ranks.size == 1 or kl is None or kl.estimator != "full":
-        return
-    for way in ("tensor", "sequence", "context", "ulysses"):
-        wanted, given = (getattr(one.parallel, way) for one in (config.actor, config.reference))
-        if wanted != given:
-            key = f"reference.parallel.{way}"
-            raise ConfigError(
-                f"{key} = {given}, but actor.parallel.{way} = {wanted}, and the full divergence compares what both say "
-                "of the same tokens",
-                key=key,
-                value=given,
-                hint=f"set {key}={str(wanted).lower()}, or take another algorithm.kl.estimator",
-            )
 
 
 def _plain(config: Experiment, actor: OwnActor, policy: Path) -> PreTrainedModel:

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from quintet.config.native.learners import ParallelConfig
-from quintet.errors import ConfigError
 from quintet.training.ranks import Ranks
 
 __all__ = ["DIMENSIONS", "Mesh", "sharded_ranks"]
@@ -35,16 +34,14 @@ class Mesh:
         many neighbours only.
 
         Raises:
-            ConfigError: their number isn't a multiple of what one copy of the model takes.
+            ValueError: their number isn't a multiple of what one copy of the model takes, of which people are told
+                before (`config/layouts.py`).
         """
         if ranks.size == 1:
             return cls()
         copy = math.prod((parallel.pipeline, parallel.context, parallel.ulysses, parallel.tensor))
         if ranks.size % copy:
-            hint = f"start as many as {copy} divides, or split the model less"
-            raise ConfigError(
-                f"{ranks.size} ranks can't hold copies of a model that takes {copy}", key="parallel", hint=hint
-            )
+            raise ValueError(f"{ranks.size} ranks for copies of {copy}")
         data = ranks.size // copy
         shard = sharded_ranks(data, group_size, parallel)
         shape = (data // shard, shard, parallel.pipeline, parallel.context, parallel.ulysses, parallel.tensor)
@@ -91,15 +88,10 @@ class Mesh:
         with the same weights.
 
         Raises:
-            ConfigError: their number isn't a multiple of it.
+            ValueError: their number isn't a multiple of it.
         """
         if self.devices is None or self.copies.size % size:
-            raise ConfigError(
-                f"{self.copies.size} ranks with the same weights can't share out experts over groups of {size}",
-                key="parallel.expert",
-                value=size,
-                hint=f"take a divisor of {self.copies.size}",
-            )
+            raise ValueError(f"{self.copies.size} ranks in groups of {size}")
         copies = _flat(self.devices, ("replicate", *SPLIT_WEIGHTS), "copies")
         both = copies._unflatten(0, (self.copies.size // size, size), ("same_experts", "expert"))
         return both["expert"], both["same_experts"]
@@ -109,19 +101,14 @@ def sharded_ranks(data: int, group_size: int | None, parallel: ParallelConfig) -
     """Data-parallel ranks of one sharding group, of so many in all.
 
     Raises:
-        ConfigError: groups of that size don't come out even.
+        ValueError: groups of that size don't come out even.
     """
     within = parallel.context * parallel.ulysses
     if group_size is None or group_size >= data * within:
         return data
     shard = max(1, group_size // within)
     if data % shard or group_size % within:
-        raise ConfigError(
-            f"sharding.group_size = {group_size} doesn't divide the {data * within} ranks that share the weights",
-            key="sharding.group_size",
-            value=group_size,
-            hint=f"take a multiple of {within} that divides {data * within}, or null for all",
-        )
+        raise ValueError(f"{data * within} ranks in groups of {group_size}, {within} of which share a sequence")
     return shard
 
 

@@ -30,7 +30,6 @@ from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from quintet.config.native.learners import MemoryConfig, ShardingConfig
-from quintet.errors import ConfigError
 from quintet.policies.causal_lm import PolicyModule
 from quintet.training.lay import TYPES, Lay, OnePass, Whole, cast_buffers, own_name, take_weights
 from quintet.training.mesh import Mesh
@@ -77,14 +76,11 @@ def lay_out(
     shared: Shared | None = None,
 ) -> Lay:
     """The module's weights as the configuration wants them over the mesh. Every rank brings the same weights; what
-    was `shared` out before lies on different ranks already.
-
-    Raises:
-        ConfigError: the backend doesn't have what is asked for.
+    was `shared` out before lies on different ranks already. What the backend doesn't have was refused before
+    (`config/layouts.py`).
     """
     shared = shared or Shared()
     if mesh.devices is None or config.policy == "no_shard":
-        _refuse_split_layers(mesh, shared)
         return Whole.of(module, config, mesh.copies)
     if isinstance(module, PolicyModule):
         module.keeps_head = False
@@ -94,16 +90,6 @@ def lay_out(
         return FlatShards(module, mesh, config, memory, types)
     shards = Shards(module, mesh, config, memory, types, shared)
     return Staged(shards, shared.pipeline, shards.norm_parts) if shared.pipeline else shards
-
-
-def _refuse_split_layers(mesh: Mesh, shared: Shared) -> None:
-    if mesh.size("tensor", "pipeline") > 1 or shared.experts:
-        raise ConfigError(
-            "sharding.policy = no_shard: layers that are split over devices are sharded, too",
-            key="sharding.policy",
-            value="no_shard",
-            hint="take full_shard, or shard_grad_op",
-        )
 
 
 def units(module: nn.Module, min_parameters: int = 0) -> list[nn.Module]:
@@ -156,18 +142,7 @@ class Shards(OnePass):
         types: Types,
         shared: Shared,
     ) -> None:
-        """See `lay_out`.
-
-        Raises:
-            ConfigError: weights are to be fetched after gradients were computed, which FSDP2 doesn't do.
-        """
-        if config.backward_prefetch == "post":
-            raise ConfigError(
-                "sharding.backward_prefetch = post: FSDP2 fetches before it computes gradients",
-                key="sharding.backward_prefetch",
-                value="post",
-                hint="set it to pre or null, or take backend=fsdp",
-            )
+        """See `lay_out`."""
         self.module: Any = module
         self.factor = float(mesh.copies.size)
         self._sync = config.sync_every_micro_batch
@@ -300,15 +275,10 @@ class FlatShards(OnePass):
     def __init__(
         self, module: nn.Module, mesh: Mesh, config: ShardingConfig, memory: MemoryConfig, types: Types
     ) -> None:
-        """See `lay_out`.
-
-        Raises:
-            ConfigError: gradients are to be added up in a way in which FSDP loses some.
-        """
+        """See `lay_out`."""
         self.factor = float(mesh.copies.size)
         self._sync = config.sync_every_micro_batch
         self._device = next(module.parameters()).device
-        _refuse_lost_gradients(config, memory, self._device)
         self._names = {own_name(name) for name, _ in module.named_parameters()}
         self.module: Any = FullyShardedDataParallel(module, **_flat_options(module, mesh, config, memory, types))
 
@@ -355,23 +325,6 @@ class FlatShards(OnePass):
         """See `Lay.load`."""
         with FullyShardedDataParallel.summon_full_params(self.module, writeback=True):
             take_weights(self.module, ((name, tensor) for name, tensor in weights if name in self._names))
-
-
-def _refuse_lost_gradients(config: ShardingConfig, memory: MemoryConfig, device: torch.device) -> None:
-    """Shards in main memory and sums after each micro-batch: FSDP doesn't add a gradient that lies there to the next
-    one, and goes on with the last alone (torch 2.13, `FlatParamHandle.prepare_gradient_for_backward`).
-
-    Raises:
-        ConfigError: that is asked for.
-    """
-    if config.sync_every_micro_batch and memory.sharded_offload and device.type != "cpu":
-        raise ConfigError(
-            "sharding.sync_every_micro_batch with memory.sharded_offload: FSDP would learn from the last micro-batch "
-            "alone",
-            key="sharding.sync_every_micro_batch",
-            value=True,
-            hint="set it to false, or take backend=fsdp2",
-        )
 
 
 def _is_inside(unit: nn.Module, name: str) -> bool:

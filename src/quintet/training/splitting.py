@@ -8,7 +8,6 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from quintet.config.native.learners import LearnerConfig
-from quintet.errors import ConfigError
 from quintet.policies.causal_lm import PolicyModule, ValueModel
 from quintet.policies.expert_parallel import Dispatcher, ExpertParallel, split_experts
 from quintet.policies.sequence_parallel import refuse_ulysses
@@ -46,7 +45,7 @@ def share_out(
     over data ranks as `expert` does.
 
     Raises:
-        ConfigError: the backend or the model can't be split so.
+        ConfigError: the model can't be split so.
         MachineError: the model does something besides its layers, and they are to be shared out.
     """
     tensor, ulysses, sequence = mesh.size("tensor"), mesh.size("ulysses"), config.parallel.sequence
@@ -54,7 +53,6 @@ def share_out(
     own = body.config.get_text_config()
     if ulysses > 1:
         refuse_ulysses(own.num_attention_heads // tensor, max(1, own.num_key_value_heads // tensor), ulysses, component)
-    _refuse_flat(config, component)
     if tensor > 1:
         along = mesh.along("tensor")
         if isinstance(module, PolicyModule):
@@ -68,7 +66,7 @@ def share_out(
     if config.parallel.expert == 1:
         return Shared(pipeline)
     over, same = mesh.experts(config.parallel.expert)
-    return Shared(pipeline, split_experts(module, over, _dispatcher(config, component), component), same)
+    return Shared(pipeline, split_experts(module, over, _dispatcher(config), component), same)
 
 
 def _stages(
@@ -77,37 +75,11 @@ def _stages(
     parallel = config.parallel
     if parallel.pipeline == 1 and parallel.virtual_pipeline == 1:
         return None
-    if parallel.sequence:
-        key = f"{component}.parallel.sequence"
-        hint = f"set {key}=false"
-        raise ConfigError(f"{key}: stages of a pipeline hand on whole states", key=key, value=True, hint=hint)
     virtual = parallel.virtual_pipeline
     return Pipeline(module, mesh.along("pipeline"), virtual, component=component, autocast=autocast)
 
 
-def _dispatcher(config: LearnerConfig, component: str) -> Dispatcher:
+def _dispatcher(config: LearnerConfig) -> Dispatcher:
     """How tokens reach experts on other ranks."""
     named = config.megatron.moe_token_dispatcher_type if config.megatron else "alltoall"
-    if named in ("alltoall_seq", "flex"):
-        key = f"{component}.megatron.moe_token_dispatcher_type"
-        raise ConfigError(f"{key} = {named}: Megatron alone has it", key=key, value=named, hint=f"set {key}=alltoall")
     return "allgather" if named == "allgather" else "alltoall"
-
-
-def _refuse_flat(config: LearnerConfig, component: str) -> None:
-    """
-    Raises:
-        ConfigError: the backend cuts flat tensors up, which layers that are split can't be part of.
-    """
-    if config.backend != "fsdp":
-        return
-    for part, what in (("tensor", "layers that are split"), ("pipeline", "stages"), ("expert", "experts apart")):
-        ranks = getattr(config.parallel, part)
-        if ranks > 1:
-            key = f"{component}.parallel.{part}"
-            raise ConfigError(
-                f"{key} = {ranks}: FSDP can't cut up {what}; fsdp2 can",
-                key=key,
-                value=ranks,
-                hint=f"set {component}.backend=fsdp2, or {key}=1",
-            )

@@ -11,14 +11,14 @@ import torch
 
 from quintet.config.dialects.dialect import DIALECTS
 from quintet.config.dialects.loading import load_foreign
-from quintet.config.native import ActorConfig, Experiment
+from quintet.config.native import Experiment
 from quintet.config.native.policy import LoraConfig
 from quintet.errors import ConfigError
 from quintet.policies.adapters import add_lora
 from quintet.policies.causal_lm import load_model
 from quintet.records import Batch
 from quintet.runtime import learners
-from quintet.runtime.learners import _refuse_whole_offload, open_actor, open_critic, open_reference
+from quintet.runtime.learners import open_actor, open_critic, open_reference
 from quintet.training.lay import Whole
 from quintet.training.mesh import Mesh
 from quintet.training.packing import micro_batches
@@ -104,7 +104,7 @@ def test_ranks_that_are_to_be_even_have_as_many_tokens(
     policy_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From RLinf's key to the passes that two ranks are dealt."""
-    monkeypatch.setattr(learners, "_spread", lambda own, ranks: Mesh(data=Ranks(0, 2)))
+    monkeypatch.setattr(learners, "_spread", lambda config, name, ranks: Mesh(data=Ranks(0, 2)))
     size = torch.tensor([10, 9, 11, 10, 12, 8])
     mask = torch.ones(60, dtype=torch.bool)
     mask[size.cumsum(0) - size] = False
@@ -129,14 +129,15 @@ def test_ranks_that_are_to_be_even_have_as_many_tokens(
     assert dealt(even=True) == [27, 27]
 
 
-@pytest.mark.parametrize("lone", [True, False], ids=["one process", "whole in each"])
-def test_what_has_no_shards_cant_offload_them(lone: bool) -> None:
-    own = ActorConfig.model_validate({"memory": {"sharded_offload": True}})
-    _refuse_whole_offload(own, "actor", torch.device("cpu"), lone=lone)  # weights are there as it is
-    with pytest.raises(ConfigError, match="no shards to keep") as refused:
-        _refuse_whole_offload(own, "actor", torch.device("cuda"), lone=lone)
-    assert ("no_shard" in str(refused.value)) != lone
-    assert refused.value.key == "actor.memory.sharded_offload"
+def test_what_a_plan_refuses_isnt_laid_out_either(policy_directory: Path) -> None:
+    """Whoever opens learners without the checks of a start is told the same."""
+    config = Experiment.model_validate({"actor": {"backend": "fsdp2", "sharding": {"backward_prefetch": "post"}}})
+    with pytest.raises(ConfigError, match="FSDP2 fetches weights before") as refused:
+        open_actor(config, load_model(policy_directory), config.actor.optimizer, ranks=Ranks(0, 2))
+    assert refused.value.key == "actor.sharding.backward_prefetch"
+    split = Experiment.model_validate({"actor": {"backend": "fsdp", "parallel": {"tensor": 2}}})
+    with pytest.raises(ConfigError, match="only fsdp2 and megatron can split a model so"):
+        open_actor(split, load_model(policy_directory), split.actor.optimizer, ranks=Ranks(0, 2))
 
 
 def test_a_reference_that_is_the_policy_says_whose_memory_counts(

@@ -13,10 +13,8 @@ import torch
 from safetensors.torch import load_file
 from spread_cases import CASES, LOOSE, Case, tell
 
-from quintet.config.native.learners import MemoryConfig, ParallelConfig, ShardingConfig
-from quintet.errors import ConfigError
+from quintet.config.native.learners import ParallelConfig
 from quintet.training.mesh import Mesh, sharded_ranks
-from quintet.training.sharding import _refuse_lost_gradients
 
 FLOATS = ("logprobs", "divergence", "loss", "grad_norm", "values", "critic")
 FOUR = [name for name in CASES if name.startswith(("hybrid", "four ranks"))]
@@ -154,20 +152,7 @@ def test_four_ranks_are_two_groups(four: tuple[dict[str, list[Told]], Path]) -> 
     assert four[0]["hybrid fsdp shard_grad_op"][0]["held"]["strategy"] == "_HYBRID_SHARD_ZERO2"
 
 
-@pytest.mark.parametrize(
-    ("sync", "offload", "device"), [(True, True, "cuda"), (True, True, "cpu"), (True, False, "cuda")]
-)
-def test_fsdp_isnt_asked_for_sums_of_which_it_keeps_the_last(sync: bool, offload: bool, device: str) -> None:
-    asked = ShardingConfig(sync_every_micro_batch=sync), MemoryConfig(sharded_offload=offload), torch.device(device)
-    if not (sync and offload and device == "cuda"):
-        _refuse_lost_gradients(*asked)
-        return
-    with pytest.raises(ConfigError, match="last micro-batch alone") as refused:
-        _refuse_lost_gradients(*asked)
-    assert refused.value.key == "sharding.sync_every_micro_batch"
-
-
-def test_a_group_that_divides_no_ranks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="doesn't divide the 4 ranks") as refused:
+def test_a_group_that_divides_no_ranks_is_no_mesh() -> None:
+    """A start says so by its key; `tests/unit/config/plan/test_plan_placement.py`."""
+    with pytest.raises(ValueError, match="4 ranks in groups of 3"):
         sharded_ranks(4, 3, ParallelConfig())
-    assert refused.value.key == "sharding.group_size"

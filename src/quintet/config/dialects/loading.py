@@ -23,6 +23,7 @@ from quintet.config.dialects.free_sections import model_faults, model_remarks
 from quintet.config.dialects.spelling import respelt
 from quintet.config.faults import Fault, describe_faults, raise_faults, source_of
 from quintet.config.keys import show
+from quintet.config.layouts import layout_faults
 from quintet.config.native import Experiment
 from quintet.config.native.megatron import MegatronConfig
 from quintet.config.plan import plan
@@ -84,7 +85,8 @@ def load_given(given: Given, dialect: Dialect, *, unknown: Unknown = "refuse") -
 
 def what_waits(found: Converted) -> tuple[Fault, ...]:
     """All that this version, or its learners on this machine, can't do of it."""
-    return (*found.waits, *backend_faults(_with(found)))
+    ready = _with(found)
+    return (*found.waits, *backend_faults(ready), *layout_faults(ready))
 
 
 def _with(found: Converted) -> Composed:

@@ -16,8 +16,18 @@ from quintet.config.plan.values import divisors, fault, nearest_number, told
 if TYPE_CHECKING:
     from quintet.config.compose import Composed
     from quintet.config.native import Experiment
+    from quintet.config.plan.shapes import Shape
 
-__all__ = ["Component", "Placement", "nearest_batches", "place", "placement_faults", "ranges", "refuse_misplaced"]
+__all__ = [
+    "Component",
+    "Placement",
+    "nearest_batches",
+    "place",
+    "placement_faults",
+    "ranges",
+    "refuse_misplaced",
+    "split_faults",
+]
 
 LEARNERS = ("actor", "reference", "critic")
 STARTED = "several devices are started by torchrun, see docs/ranks.md"
@@ -196,12 +206,16 @@ def _workers(composed: Composed, component: Component) -> Iterator[Fault]:
 
 
 def _splits(composed: Composed, component: Component, models: Models) -> Iterator[Fault]:
-    count, shape = len(component.devices), models.of(component.name)
-    if component.name not in (*LEARNERS, "rollout"):
-        return
-    for part, problem in problems(component.split, count, shape):
-        key = _key(component.name, part)
-        size = nearest_size(component.split, part, count, shape)
+    if component.name in (*LEARNERS, "rollout"):
+        yield from split_faults(composed, component.name, len(component.devices), models.of(component.name))
+
+
+def split_faults(composed: Composed, name: str, count: int, shape: Shape | None = None) -> Iterator[Fault]:
+    """What of a component's split can't work on so many devices; of a model that isn't known, what can be said."""
+    split = _split(composed.experiment, name)
+    for part, problem in problems(split, count, shape):
+        key = _key(name, part)
+        size = nearest_size(split, part, count, shape)
         hint = f"nearest: {key}={size}" if size else None
         yield fault(composed, key, problem, f"{hint}; {STARTED}" if count == 1 and hint else hint)
 
