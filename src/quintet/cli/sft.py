@@ -28,7 +28,7 @@ def run_composed(composed: Composed) -> int:
     from quintet.tracking.run_directory import RunDirectory
 
     if started().rank == 0:
-        RunDirectory.of(composed.experiment).create()
+        RunDirectory.made(composed)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from rich.console import Console

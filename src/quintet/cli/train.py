@@ -26,7 +26,7 @@ def run(config: str | None, overrides: list[str], dialect: str | None, unknown_k
     from quintet.tracking.run_directory import RunDirectory
 
     if started().rank == 0:
-        RunDirectory.of(composed.experiment).create()
+        RunDirectory.made(composed)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from rich.console import Console

@@ -134,8 +134,7 @@ def _line(sample: Sample, failure: Failure | None) -> dict[str, Any]:
 @contextmanager
 def _recording(composed: Composed) -> Iterator[tuple[RunDirectory, _Record]]:
     """The run's directory, made and locked, with a file for answers that appears once it is whole."""
-    directory = RunDirectory.of(composed.experiment)
-    directory.create()
+    directory = RunDirectory.made(composed)
     with directory.lock():
         told = dump_config(composed).partition("\n")[2]
         directory.write_text(CONFIG, f"# Resolved configuration of this evaluation.\n{told}")

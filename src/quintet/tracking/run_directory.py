@@ -16,7 +16,9 @@ from typing import Any, Literal
 
 from safetensors import SafetensorError
 
+from quintet.config.compose import Composed
 from quintet.config.native import Experiment
+from quintet.config.plan.values import told
 from quintet.errors import MachineError
 
 __all__ = ["RunDirectory", "machine_errors", "write_atomic"]
@@ -102,6 +104,20 @@ class RunDirectory:
         """The directory of an experiment: `output_dir/name`."""
         return cls(Path(experiment.output_dir) / experiment.name)
 
+    @classmethod
+    def made(cls, composed: Composed) -> RunDirectory:
+        """The same, made and proven to be writable; what is in the way is told by the key that names the place.
+
+        Raises:
+            MachineError: it can't be made or written, or its disk is full.
+        """
+        directory = cls.of(composed.experiment)
+        try:
+            directory.create()
+        except MachineError as error:
+            raise MachineError(f"{told(composed, 'output_dir')}: {error.message}", error.hint) from error
+        return directory
+
     @property
     def config(self) -> Path:
         """The resolved configuration, with where each value came from."""
@@ -148,7 +164,7 @@ class RunDirectory:
             MachineError: it can't be made or written, or fewer than `needed_bytes` are free on its disk.
         """
         with machine_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
+            _make(self.path)
             free = shutil.disk_usage(self.path).free
             if free < needed_bytes:
                 raise OSError(errno.ENOSPC, f"{free} bytes free")
@@ -215,6 +231,14 @@ class RunDirectory:
             file.write(str(os.getpid()))
             file.flush()
             yield
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:
+        # of a place where there is nothing yet, as the kernel's own file systems say it
+        raise MachineError(f"{path} can't be made ({error.strerror})", hint=_ELSEWHERE) from error
 
 
 def _acquire(descriptor: int, path: Path) -> None:

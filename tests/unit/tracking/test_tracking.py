@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from quintet.config import load_experiment
 from quintet.errors import MachineError
 from quintet.records import Outcome, StopReason, Trajectory, Turn
 from quintet.tracking.loggers import LoggerContext, open_loggers, read_metrics, truncate
@@ -212,3 +213,13 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match="file"):
         RunDirectory(tmp_path / "file" / "run").create()
+
+
+def test_a_place_that_cant_be_made_is_told_by_its_key() -> None:
+    """`no such file` says neither what was asked for nor where."""
+    composed = load_experiment(None, ["output_dir=/proc/x"])
+    with pytest.raises(MachineError) as refused:
+        RunDirectory.made(composed)
+    assert str(refused.value).startswith("output_dir = '/proc/x' (command line): /proc/x/")
+    assert "can't be made" in refused.value.message
+    assert refused.value.hint == "set `output_dir` to a directory that you can write"
