@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.config import Composed
+from quintet.config.adapters import adapter_faults
 from quintet.config.faults import Fault, raise_faults
 from quintet.config.keys import show
 from quintet.config.native import Experiment
@@ -87,6 +88,7 @@ def unknown_choices(composed: Composed) -> Iterator[Fault]:
         yield from _directory(composed, key, path, "a directory with config.json and weights")
     if config.policy.lora is not None:
         yield from _directory(composed, "policy.lora.path", config.policy.lora.path, "a directory with adapters")
+    yield from adapter_faults(composed)
     yield from _checkpoint(composed, config.resume)
 
 

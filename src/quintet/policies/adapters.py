@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from quintet.config.adapters import ALL_LINEAR, NO_SUCH_LAYERS, ONE_MATRIX, is_pattern, there_are
 from quintet.config.native.policy import LoraConfig
 from quintet.errors import ConfigError, MachineError
 
@@ -55,10 +56,8 @@ PARTS = {
     f"lora_embedding_B.{ADAPTER}": "second",
 }
 """What an adapted layer's parameters are called in it, and what they are."""
-ALL_LINEAR = "all-linear"
 STORED_PREFIX = "base_model.model."
 """Before every name in peft's files: the way from its own wrapper to the model."""
-PATTERN_SIGNS = frozenset("*+?()[]{}|^$\\")
 
 
 def add_lora(model: PreTrainedModel, config: LoraConfig, *, seed: int = 0, key: str = "policy.lora") -> None:
@@ -102,10 +101,9 @@ def _settings(config: LoraConfig, key: str) -> Any:
 
 
 def _targets(names: tuple[str, ...]) -> str | list[str]:
-    """A single name with the signs of a regular expression is one, for whole names of layers."""
     if ALL_LINEAR in names:
         return ALL_LINEAR
-    return names[0] if len(names) == 1 and PATTERN_SIGNS & set(names[0]) else list(names)
+    return names[0] if is_pattern(names) else list(names)
 
 
 def _stored_settings(config: LoraConfig, key: str) -> Any:
@@ -135,13 +133,13 @@ def _stored_settings(config: LoraConfig, key: str) -> Any:
 
 
 def _no_such_layers(model: PreTrainedModel, config: LoraConfig, key: str) -> ConfigError:
-    there = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    there = (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
     names = ", ".join(config.target_modules)
     return ConfigError(
-        f"{key}.target_modules = {names}: {type(model).__name__} has no such layers",
+        f"{key}.target_modules = {names}: {NO_SUCH_LAYERS}",
         key=f"{key}.target_modules",
         value=config.target_modules,
-        hint=f"it has {', '.join(sorted(there))}; {ALL_LINEAR} takes every one but the head",
+        hint=there_are(there),
     )
 
 
@@ -150,7 +148,7 @@ def _refuse_tied(model: PreTrainedModel, config: LoraConfig, key: str) -> None:
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     if model.config.tie_word_embeddings and any(module in ends for _, module in _adapted(model)):
         raise ConfigError(
-            f"{key}.target_modules = {', '.join(config.target_modules)}: embedding and head of this model are one",
+            f"{key}.target_modules = {', '.join(config.target_modules)}: {ONE_MATRIX}",
             key=f"{key}.target_modules",
             value=config.target_modules,
             hint=f"leave them out; {ALL_LINEAR} does",
