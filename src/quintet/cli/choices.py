@@ -19,7 +19,8 @@ from quintet.config.native.learners import LearnerConfig
 from quintet.config.native.losses import OutsideLossConfig
 from quintet.config.native.worlds import CustomWorldConfig
 from quintet.config.plan.steps import fine_tuning
-from quintet.errors import ConfigError, nearest
+from quintet.config.started import started
+from quintet.errors import ConfigError, UserError, nearest
 from quintet.registry import Registry, load_outside
 
 __all__ = ["check_choices", "missing_packages", "unknown_choices"]
@@ -34,6 +35,28 @@ def check_choices(composed: Composed) -> None:
     raise_faults(_imported(composed))
     raise_faults([*unknown_choices(composed), *_data_files(composed), *missing_packages(composed)])
     _own_functions(composed.experiment)
+    if started().rank == 0:
+        raise_faults(_stores(composed))
+
+
+def _stores(composed: Composed) -> Iterator[Fault]:
+    """Addresses that are to be copied to and can't be written."""
+    config = composed.experiment
+    addresses = {
+        "checkpoint.remote_dir": None if config.validation.only else config.checkpoint.remote_dir,
+        "sft.remote_dir": config.sft.remote_dir if config.sft else None,
+    }
+    for key, url in addresses.items():
+        if url is None:
+            continue
+        from quintet.training.remote import RemoteStore
+
+        try:
+            RemoteStore.of(url, key).prove()
+        except UserError as error:
+            source = composed.provenance.get(key, "default")
+            message = f"{key} = {url!r} ({source}): {error.message.removeprefix(f'{key} = {url}: ')}"
+            yield Fault(key, url, source, message, error.hint)
 
 
 def _own_functions(config: Experiment) -> None:

@@ -1,7 +1,7 @@
 """Checkpoints in another store: any address that fsspec knows, such as `hdfs://…`, `s3://…` or a path.
 
 A copy's manifest is written last, and then its step beside all of them: without a manifest a copy isn't there, and
-copies of later steps than that one are an earlier run's. Nothing is ever removed from such a store.
+copies of later steps than that one are an earlier run's. Nothing but a probe is ever removed from such a store.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -27,6 +27,8 @@ from quintet.training.checkpoint import (
 )
 
 __all__ = ["RemoteStore", "file_system"]
+
+PROBE = ".writable"
 
 
 def file_system(url: str, key: str) -> tuple[Any, str]:
@@ -61,6 +63,19 @@ class RemoteStore:
             ConfigError: nobody knows such an address here.
         """
         return cls(url, *file_system(url, key))
+
+    def prove(self) -> None:
+        """See that something can be written there.
+
+        Raises:
+            MachineError: the store refuses, or isn't reached.
+        """
+        probe = f"{self.path}/{PROBE}"
+        with self._errors("write to"):
+            self.system.makedirs(self.path, exist_ok=True)
+            self.system.pipe_file(probe, b"\0")
+        with suppress(OSError):  # some let nobody remove anything, which no copy needs
+            self.system.rm_file(probe)
 
     def put(self, directory: Path) -> None:
         """Copy a whole checkpoint there, and then its step.

@@ -1,0 +1,39 @@
+"""If these fail, a run finds out after its games what could have been known before them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quintet.cli.choices import check_choices
+from quintet.config import load_experiment
+from quintet.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("key", "url", "told"),
+    [
+        ("checkpoint.remote_dir", "/proc/nowhere", "can't write to /proc/nowhere: FileNotFoundError"),
+        ("checkpoint.remote_dir", "nowhere://x", "can't write there"),
+        ("sft.remote_dir", "file:///proc/nowhere", "can't write to"),
+    ],
+)
+def test_a_store_that_cant_be_written_is_told_at_the_start(key: str, url: str, told: str) -> None:
+    words = ["sft.games={}"] if key.startswith("sft") else []
+    with pytest.raises(ConfigError) as refused:
+        check_choices(load_experiment(None, [*words, f"{key}={url}"]))
+    assert (refused.value.key, refused.value.source) == (key, "command line")
+    assert f"{key} = '{url}' (command line): {told}" in str(refused.value)
+
+
+def test_a_store_that_can_be_written_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = tmp_path / "store"
+    check_choices(load_experiment(None, [f"checkpoint.remote_dir={store}"]))
+    assert list(store.iterdir()) == []
+    # of several processes one asks
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    check_choices(load_experiment(None, ["checkpoint.remote_dir=/proc/nowhere"]))
