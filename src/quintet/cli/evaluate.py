@@ -123,12 +123,13 @@ def run(
     # --json has stdout to itself
     console = Console(stderr=as_json)
     asked.settings()
-    if asked.data is None and asked.world is None:
+    own = _own_questions(what) if asked.data is None and asked.world is None else None
+    if asked.data is None and asked.world is None and own is None:
         _check_configured(what, asked)
         _check_limits(overrides, asked)
         found = _configured(compose(what, overrides, dialect, unknown_keys), asked, console)
     else:
-        _check_played(what, dialect, asked)
+        _check_played(what, dialect, asked, of_files=asked.data is not None if own is None else own)
         _check_limits(overrides, asked)
         found = _played(what, overrides, asked, console)
     if as_json:
@@ -138,6 +139,21 @@ def run(
         print(f"results: {found.directory / 'results.json'}")
     _say_failures(found)
     return _status(found)
+
+
+def _own_questions(what: str | None) -> bool | None:
+    """Whether a run's directory, or a checkpoint's in it, comes with a configuration that names files of questions; or
+    a world, which is False. null where it names neither: then the command has to."""
+    from quintet.pipelines.evaluate import config_beside
+
+    config = None if what is None else config_beside(Path(what).expanduser())
+    if config is None:
+        return None
+    tree = read_file(config, {})
+    stage = tree.get("sft")
+    if stage is not None and not stage.get("then_reinforce") and stage.get("games") is None:
+        return None  # what it imitated are conversations
+    return bool((tree.get("world") or {}).get("name") == "prompts")
 
 
 def _check_configured(what: str | None, asked: Asked) -> None:
@@ -268,8 +284,9 @@ def _name(of: str) -> str:
     return f"eval-{re.sub(r'[^A-Za-z0-9._-]', '-', of)}"
 
 
-def _check_played(what: str | None, dialect: str | None, asked: Asked) -> None:
-    """
+def _check_played(what: str | None, dialect: str | None, asked: Asked, *, of_files: bool) -> None:
+    """`of_files` has questions answered, rather than a world played.
+
     Raises:
         ConfigError: no model, or options that contradict each other.
     """
@@ -279,8 +296,8 @@ def _check_played(what: str | None, dialect: str | None, asked: Asked) -> None:
         raise ConfigError("--data and --world: which of them?", key="--data", hint="leave one out")
     if dialect not in (None, NATIVE):
         raise ConfigError(f"a model is asked under native keys, not those of {dialect}", key="--dialect")
-    for option in asked.said("games") if asked.data is not None else asked.said("limit"):
-        other = "--limit" if asked.data is not None else "--games"
+    for option in asked.said("games") if of_files else asked.said("limit"):
+        other = "--limit" if of_files else "--games"
         raise ConfigError(f"{option} says nothing here", key=option, hint=f"{other} does")
     if asked.samples > 1 and asked.temperature == 0:
         raise ConfigError(
@@ -337,7 +354,10 @@ def _words(what: str, found: Found | None, asked: Asked) -> Iterator[str]:
     if found is not None and found.config is None:
         settings |= {"rollout.engine_options.memory_share": MEMORY_SHARE}
     config = None if found is None else found.config
-    settings |= _questions(asked, config) if asked.data is not None else _games(asked)
+    if asked.data is not None:
+        settings |= _questions(asked, config)
+    else:
+        settings |= _games(asked) if asked.world is not None else _fewer(asked)
     if asked.max_tokens is not None:
         settings["rollout.max_response_tokens"] = asked.max_tokens
     yield from (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items())
@@ -357,6 +377,12 @@ def _questions(asked: Asked, config: Path | None) -> dict[str, Any]:
         settings |= {"rollout.max_response_tokens": ANSWER_TOKENS, "rollout.max_prompt_tokens": PROMPT_TOKENS}
         settings |= {f"data.{key}": DataConfig.model_fields[key].default for key in COLUMNS}
     return settings
+
+
+def _fewer(asked: Asked) -> dict[str, Any]:
+    """What the run's own configuration names, and how much of it."""
+    wanted = {"limit": ("data.validation_rows", asked.limit), "games": ("validation.games", asked.games)}
+    return dict(wanted[option.removeprefix("--")] for option in asked.said(*wanted))
 
 
 def _games(asked: Asked) -> dict[str, Any]:

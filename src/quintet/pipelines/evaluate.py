@@ -45,7 +45,16 @@ from quintet.training.checkpoint import find_checkpoint, open_checkpoint
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Evaluation", "Found", "Measured", "evaluate_model", "evaluate_stored", "find_model", "model_of"]
+__all__ = [
+    "Evaluation",
+    "Found",
+    "Measured",
+    "config_beside",
+    "evaluate_model",
+    "evaluate_stored",
+    "find_model",
+    "model_of",
+]
 
 RESULTS, ANSWERS, GAMES, CONFIG = "results.json", "answers.jsonl", "games.jsonl", "evaluation.yaml"
 TOGETHER = 4096
@@ -326,6 +335,15 @@ def model_of(config: Experiment) -> Path:
         key="policy.path",
         hint="name a model directory (policy.path=…, policy.preset=null), or have quintet train make one first",
     )
+
+
+def config_beside(place: Path) -> Path | None:
+    """The configuration of the run whose directory that is, or whose checkpoint lies there; null for anything else."""
+    if (place / "config.json").is_file():
+        return None
+    if (place / "hf").is_dir():
+        return _beside(place.resolve().parent.parent)
+    return _beside(place) if (place / "checkpoints").is_dir() else None
 
 
 def _beside(run: Path) -> Path | None:

@@ -143,7 +143,7 @@ def test_one_sample_is_greedy(policy_directory: Path, asked_for: Any) -> None:
     assert not config.validation.sampling.do_sample
 
 
-def test_a_run_is_asked_as_it_was_trained(policy_directory: Path, tmp_path: Path, asked_for: Any) -> None:
+def stored_run(policy_directory: Path, config: str) -> None:
     import shutil
 
     from quintet.training.checkpoint import save_checkpoint
@@ -151,10 +151,13 @@ def test_a_run_is_asked_as_it_was_trained(policy_directory: Path, tmp_path: Path
     def write(there: Path) -> None:
         shutil.copytree(policy_directory, there / "hf")
 
-    save_checkpoint(tmp_path / "runs" / "r" / "checkpoints", 7, {}, write, keep=1)
-    (tmp_path / "runs" / "r" / "config.yaml").write_text(
-        "name: r\nrollout: {think: false, max_turns: 3}\nworld: {name: frozenlake, size: 5}\n"
-    )
+    save_checkpoint(Path("runs") / "r" / "checkpoints", 7, {}, write, keep=1)
+    Path("runs/r/config.yaml").write_text(config)
+
+
+def test_a_run_is_asked_as_it_was_trained(policy_directory: Path, asked_for: Any) -> None:
+    played = "name: r\nrollout: {think: false, max_turns: 3}\nworld: {name: frozenlake, size: 5}\n"
+    stored_run(policy_directory, played)
     run("runs/r", [], None, "refuse", Asked(world="frozenlake"))
     config = asked_for[0][0].experiment
     assert (config.rollout.think, config.rollout.max_turns, config.world.size) == (False, 3, 5)
@@ -162,6 +165,39 @@ def test_a_run_is_asked_as_it_was_trained(policy_directory: Path, tmp_path: Path
     assert config.name == "eval-r"
     run("runs/r", ["height=5"], None, "refuse", Asked(world="sokoban"))
     assert asked_for[1][0].experiment.world.height == 5
+
+
+@pytest.mark.parametrize("place", ["runs/r", "runs/r/checkpoints/global_step_7"])
+def test_a_run_knows_what_it_is_to_be_asked(policy_directory: Path, asked_for: Any, place: str) -> None:
+    """Neither --data nor --world: its own world, on as many starts as it validated on."""
+    stored_run(policy_directory, "world: {name: frozenlake, size: 5}\nvalidation: {games: 33}\n")
+    run(place, ["seed=4"], None, "refuse", Asked())
+    run(place, [], None, "refuse", Asked(games=9))
+    first, second = (composed.experiment for composed, _ in asked_for)
+    assert (first.world.name, first.world.size, first.validation.games, first.seed) == ("frozenlake", 5, 33, 4)
+    assert first.policy.path.endswith("global_step_7/hf")
+    assert second.validation.games == 9
+    with pytest.raises(ConfigError, match="--limit says nothing here"):
+        run(place, [], None, "refuse", Asked(limit=3))
+
+
+def test_a_run_on_questions_is_asked_those_that_it_held_out(policy_directory: Path, asked_for: Any) -> None:
+    stored(["1"])
+    files = "train_files: [other.jsonl], validation_files: [my answers.jsonl]"
+    stored_run(policy_directory, f"world: {{name: prompts}}\ndata: {{{files}}}\n")
+    run("runs/r", [], None, "refuse", Asked(limit=2, samples=4))
+    config = asked_for[0][0].experiment
+    assert (config.data.validation_files, config.data.validation_rows) == (("my answers.jsonl",), 2)
+    assert config.validation.sampling.samples == 4
+
+
+@pytest.mark.parametrize("config", ["sft: {}\ndata: {train_files: [chats.jsonl]}\n", None])
+def test_a_run_that_names_no_questions_has_to_be_told(policy_directory: Path, config: str | None) -> None:
+    stored_run(policy_directory, config or "")
+    if config is None:
+        Path("runs/r/config.yaml").unlink()
+    with pytest.raises(ConfigError, match="what is that model to be asked"):
+        run("runs/r", [], None, "refuse", Asked())
 
 
 def test_a_configuration_that_only_validates_asks_its_own_model(policy_directory: Path, asked_for: Any) -> None:
