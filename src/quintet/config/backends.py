@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from quintet.config.compose import Composed
 from quintet.config.engines import accelerators
 from quintet.config.faults import Fault
-from quintet.config.megatron import at_odds, unable
+from quintet.config.megatron import TAKES, at_odds, unable, unknown_layers
 from quintet.config.native import Experiment
 from quintet.config.native.learners import LearnerConfig
 from quintet.config.native.megatron import MegatronConfig
+from quintet.config.plan.models import find_models
 from quintet.config.plan.steps import fine_tuning
-from quintet.config.plan.values import fault
+from quintet.config.plan.values import fault, value
 
 __all__ = ["backend_faults", "option_faults"]
 
@@ -36,10 +37,25 @@ def backend_faults(composed: Composed) -> Iterator[Fault]:
         if name in held and getattr(config, name).optimizer.kind == "muon":
             yield _muon(composed, f"{name}.optimizer.kind", name)
     yield from option_faults(composed)
+    yield from _models(composed, held)
     for name in held:
         yield from _foreign(composed, name)
     yield from _degrees(composed, held)
     yield from _divergence(composed, held)
+
+
+def _models(composed: Composed, held: Iterable[str]) -> Iterator[Fault]:
+    """Models whose layers it hasn't, as far as their `config.json` is here."""
+    config, found = composed.experiment, find_models(composed.experiment)
+    policy = "sft.path" if config.sft and config.sft.path else "policy.path"
+    for name in held:
+        own, shape = f"{name}.path", found.of(name)
+        key = own if name != "actor" and value(config, own) else policy
+        why = (
+            None if shape is None else unknown_layers(shape.family, shape.experts.dense_layers if shape.experts else 0)
+        )
+        if why is not None and value(config, key) is not None:
+            yield fault(composed, key, why, TAKES)
 
 
 def _foreign(composed: Composed, name: str) -> Iterator[Fault]:

@@ -9,7 +9,11 @@ from importlib.util import find_spec
 from quintet.config.native.learners import ParallelConfig
 from quintet.config.native.megatron import MegatronConfig
 
-__all__ = ["Unable", "at_odds", "has_transformer_engine", "unable"]
+__all__ = ["TAKES", "Unable", "at_odds", "has_transformer_engine", "unable", "unknown_layers"]
+
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+"""Architectures that the learner knows, as `model_type` of a `config.json` calls them."""
+TAKES = f"it takes {', '.join(FAMILIES)}, with experts in all layers or in none; fsdp2 takes any other"
 
 NEEDS = {
     "apply_rope_fusion": "Transformer Engine's rotary kernel",
@@ -35,6 +39,17 @@ class Unable:
 def has_transformer_engine() -> bool:
     """Whether NVIDIA's fused layers are installed."""
     return find_spec("transformer_engine") is not None
+
+
+def unknown_layers(kind: str, dense_layers: int) -> str | None:
+    """What of a model's layers Megatron's learner doesn't know; `dense_layers` are those without experts in a mixture
+    of experts. null where it knows all."""
+    if kind not in FAMILIES:
+        return f"the Megatron learner doesn't know {kind!r}"
+    if dense_layers:
+        layers = "1 dense layer" if dense_layers == 1 else f"{dense_layers} dense layers"
+        return f"{kind} with {layers} among sparse ones: the Megatron learner has experts in all of them"
+    return None
 
 
 def unable(options: MegatronConfig, *, hosted: bool) -> Iterator[Unable]:

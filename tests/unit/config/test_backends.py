@@ -40,6 +40,38 @@ def test_an_option_that_cant_be_honoured_is_told_by_its_key(
     assert re.search(expected, told(*words))
 
 
+MIXTURE = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 8,
+    "num_hidden_layers": 4,
+    "intermediate_size": 16,
+    "moe_intermediate_size": 8,
+    "num_attention_heads": 2,
+    "num_experts": 4,
+    "vocab_size": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ({}, None),
+        ({"decoder_sparse_step": 2}, "qwen3_moe with 2 dense layers among sparse ones"),
+        ({"mlp_only_layers": [0]}, "qwen3_moe with 1 dense layer among sparse ones"),
+        ({"model_type": "mixtral"}, "the Megatron learner doesn't know 'mixtral'"),
+    ],
+)
+def test_a_model_with_other_layers_is_refused_before_it_is_loaded(
+    tmp_path: Path, model: dict[str, object], expected: str | None
+) -> None:
+    """Else its weights are read, and end with names that are missing."""
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE | model))
+    found = told("policy.preset=null", f"policy.path={tmp_path}")
+    assert re.search(rf"policy\.path = .* \(command line\): {expected}", found) if expected else not found
+    own = told("critic.backend=megatron", "algorithm.advantage.name=gae", f"critic.path={tmp_path}")
+    assert bool(re.search(rf"critic\.path = .* \(command line\): {expected}", own)) == (expected is not None)
+
+
 def test_a_gpu_can_do_what_only_a_gpu_can(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "accelerators", lambda: 8)
     assert not told("actor.megatron={moe_grouped_gemm: true, distributed_backend: nccl}")

@@ -13,7 +13,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.transformer import TransformerConfig
 
-from quintet.config.megatron import Unable, at_odds, has_transformer_engine, unable
+from quintet.config.megatron import TAKES, Unable, at_odds, has_transformer_engine, unable, unknown_layers
 from quintet.config.native.learners import OptimizerConfig, ParallelConfig
 from quintet.config.native.megatron import MegatronConfig
 from quintet.errors import ConfigError
@@ -51,14 +51,9 @@ def family(hf: Any) -> Family:
     Raises:
         ConfigError: Megatron's GPT isn't built for it here.
     """
-    kind, known = hf.model_type, ("llama", "qwen2", "qwen3", "qwen3_moe")
-    if kind not in known:
-        raise ConfigError(
-            f"the Megatron learner doesn't know {kind!r}",
-            key="policy.path",
-            value=kind,
-            hint=f"it knows {', '.join(known)}; fsdp2 takes any other",
-        )
+    kind = hf.model_type
+    if unknown := unknown_layers(kind, _dense_layers(hf) if kind == "qwen3_moe" else 0):
+        raise ConfigError(unknown, key="policy.path", value=kind, hint=TAKES)
     if kind == "qwen2":
         return Family(kind, qkv_bias=True)
     attention, mlp = bool(getattr(hf, "attention_bias", False)), bool(getattr(hf, "mlp_bias", False))
@@ -73,6 +68,12 @@ def family(hf: Any) -> Family:
         )
     experts = int(hf.num_experts) if kind == "qwen3_moe" else 0
     return Family(kind, qk_norm=kind.startswith("qwen3"), experts=experts)
+
+
+def _dense_layers(hf: Any) -> int:
+    """Layers of a mixture that have no experts, as transformers builds them."""
+    every, named = hf.decoder_sparse_step, hf.mlp_only_layers or ()
+    return sum(layer in named or (layer + 1) % every != 0 for layer in range(hf.num_hidden_layers))
 
 
 def transformer_config(

@@ -301,3 +301,10 @@ def test_communication_overlaps_as_the_file_says(tmp_path: Path, monkeypatch: py
         "bootstrap_backend": "mpi",
     }
     assert transformer(given, {"tensor": 2, "sequence": True}).tp_comm_overlap
+
+
+@pytest.mark.parametrize("changes", [{"mlp_only_layers": [1]}, {"decoder_sparse_step": 2}])
+def test_dense_layers_among_sparse_ones_are_refused_by_name(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="qwen3_moe with 1 dense layer among sparse ones") as refused:
+        transformer({}, {}, "experts", **changes)
+    assert refused.value.key == "policy.path"
