@@ -27,21 +27,23 @@ def run(
     as_json: bool = False,
     device_memory: float | None = None,
 ) -> None:
-    """Check the configuration and print what it comes to. What this version can't do is listed, not refused.
+    """Check the configuration and print what it comes to. What this version, or this machine, can't do is listed, not
+    refused.
 
     Raises:
         ConfigError: something can't work anywhere, or doesn't fit into `device_memory` GiB.
     """
     asked = ask(config, overrides, dialect, unknown_keys)
-    missing = _missing(asked)
+    waits = [fault for fault in asked.waits if not fault.elsewhere]
+    missing = (*(fault for fault in asked.waits if fault.elsewhere), *_missing(asked))
     found = survey(asked.composed, None if device_memory is None else int(device_memory * GIB))
     remarks = (*asked.composed.remarks, *asked.remarks)
     begun = start(asked.composed.experiment)
     if as_json:
-        listed = {"start": begun, "not_yet": _told(asked.waits), "not_here": _told(missing), "remarks": list(remarks)}
+        listed = {"start": begun, "not_yet": _told(waits), "not_here": _told(missing), "remarks": list(remarks)}
         print(json.dumps(found.as_json() | listed, indent=1))
     else:
-        print_survey(found, start=begun, waits=asked.waits, missing=missing, remarks=remarks)
+        print_survey(found, start=begun, waits=waits, missing=missing, remarks=remarks)
 
 
 def _told(faults: Sequence[Fault]) -> list[dict[str, object]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from quintet.config.compose import Composed
 from quintet.config.engines import accelerators
@@ -79,7 +80,8 @@ def option_faults(composed: Composed) -> Iterator[Fault]:
     for name, own in _by_megatron(composed.experiment).items():
         options = own.megatron or MegatronConfig()
         for each in (*unable(options, hosted=hosted), *at_odds(options, own.parallel, dtype)):
-            yield fault(composed, f"{name}.megatron.{each.option}", each.why, each.hint)
+            told = fault(composed, f"{name}.megatron.{each.option}", each.why, each.hint)
+            yield replace(told, elsewhere=each.elsewhere)
 
 
 def _by_megatron(config: Experiment) -> dict[str, LearnerConfig]:

@@ -24,6 +24,8 @@ class Fault:
     source: str
     message: str
     hint: str | None = None
+    elsewhere: bool = False
+    """Another machine could do it: one with a GPU, or with a package that isn't installed here."""
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n  {self.hint}"

@@ -34,6 +34,8 @@ class Unable:
     option: str
     why: str
     hint: str
+    elsewhere: bool = False
+    """Another machine could honour it."""
 
 
 def has_transformer_engine() -> bool:
@@ -57,7 +59,7 @@ def unable(options: MegatronConfig, *, hosted: bool) -> Iterator[Unable]:
     without it; a format of checkpoints that is read by unpickling; what isn't there anywhere."""
     yield from _without_gpu(options) if hosted else ()
     if options.spec_name == "te_gpt" and not has_transformer_engine():
-        yield Unable("spec_name", "transformer_engine isn't installed", "take local_gpt or decoder_gpt")
+        yield Unable("spec_name", "transformer_engine isn't installed", "take local_gpt or decoder_gpt", elsewhere=True)
     if not options.mcore_gpt:
         yield Unable("mcore_gpt", "only Megatron Core's model is there", "leave it out")
     if options.encoder_seq_length is not None:
@@ -71,11 +73,11 @@ def unable(options: MegatronConfig, *, hosted: bool) -> Iterator[Unable]:
 def _without_gpu(options: MegatronConfig) -> Iterator[Unable]:
     for name, kernel in NEEDS.items():
         if getattr(options, name):
-            yield Unable(name, f"needs {kernel}, and this machine has no GPU", "leave it out")
+            yield Unable(name, f"needs {kernel}, and this machine has no GPU", "leave it out", elsewhere=True)
     if options.distributed_backend == "nccl":
-        yield Unable("distributed_backend", "NCCL joins GPUs, and this machine has none", "take gloo")
+        yield Unable("distributed_backend", "NCCL joins GPUs, and this machine has none", "take gloo", elsewhere=True)
     if options.moe_token_dispatcher_type == "flex":  # noqa: S105
-        yield Unable("moe_token_dispatcher_type", "needs DeepEP and GPUs", "take alltoall or allgather")
+        yield Unable("moe_token_dispatcher_type", "needs DeepEP and GPUs", "take alltoall or allgather", elsewhere=True)
 
 
 def at_odds(options: MegatronConfig, parallel: ParallelConfig, dtype: str) -> Iterator[Unable]:
