@@ -131,11 +131,13 @@ class Meeting:
                     give_up(ended(gone))
                     return
 
-        threading.Thread(target=watch, name="ranks", daemon=True).start()
+        watching = threading.Thread(target=watch, name="ranks", daemon=True)
+        watching.start()
         try:
             yield
         finally:
             left.set()
+            watching.join()  # cut off by the end of the interpreter it would abort the process
 
     def leave(self) -> None:
         """Part from the others."""
