@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -87,3 +87,17 @@ def make_batch() -> Callable[..., Batch]:
         )
 
     return make
+
+
+@pytest.fixture
+def megatron_alone() -> Iterator[None]:
+    """Megatron in this process, of which no groups and no threads are left behind; skips where it isn't installed."""
+    pytest.importorskip("megatron.core", reason="pip install 'quintet[megatron]'")
+    from megatron.core import parallel_state
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+    if torch.distributed.is_initialized():
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()

@@ -6,7 +6,6 @@ import io
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -33,17 +32,7 @@ WORDS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def alone() -> Any:
-    pytest.importorskip("megatron.core", reason="pip install 'quintet[megatron]'")
-    from megatron.core import parallel_state
-
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-    if torch.distributed.is_initialized():
-        parallel_state.destroy_model_parallel()
-        torch.distributed.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("megatron_alone")
 
 
 def rows(directory: Path, *words: str, name: str = "run") -> list[dict[str, float]]:

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from quintet.config import load_experiment
 from quintet.errors import InterruptedRun
-from quintet.pipelines import sft
 from quintet.pipelines.rl import train
 from quintet.pipelines.sft_stage import Stage
 from quintet.runtime.learners import Learners
@@ -33,40 +32,7 @@ COMMON = (
 MEGATRON = "actor.backend=megatron"
 
 
-@pytest.fixture(autouse=True)
-def alone() -> Any:
-    """No groups and no threads left behind."""
-    pytest.importorskip("megatron.core", reason="pip install 'quintet[megatron]'")
-    from megatron.core import parallel_state
-
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-    if torch.distributed.is_initialized():
-        parallel_state.destroy_model_parallel()
-        torch.distributed.destroy_process_group()
-
-
-@pytest.fixture
-def tune(tmp_path: Path, policy_directory: Path) -> Run:
-    """A whole run on twenty rows and six held-out ones; gives its directory. What it said lies in `said`."""
-    words = ["Up", "Down", "Left", "Right"]
-    for name, numbers in {"train": range(20), "held": range(20, 26)}.items():
-        talks = [{"prompt": f"user {n}", "response": f"<answer> {words[n % 4]} </answer>"} for n in numbers]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, talks)))
-
-    def run(*words: str, name: str = "a") -> Path:
-        rows = f"data.train_files=[{tmp_path}/train.jsonl]", f"data.validation_files=[{tmp_path}/held.jsonl]"
-        given = (f"sft.path={policy_directory}", f"output_dir={tmp_path}", f"name={name}", *rows, *COMMON, *words)
-        said = io.StringIO()
-        try:
-            sft.fine_tune(load_experiment(None, given), Console(file=said, width=200))
-        finally:
-            (tmp_path / name).mkdir(exist_ok=True)
-            (tmp_path / name / "said").write_text(said.getvalue())
-        return tmp_path / name
-
-    return run
+pytestmark = pytest.mark.usefixtures("megatron_alone")
 
 
 def losses(run: Path) -> list[dict[str, float]]:

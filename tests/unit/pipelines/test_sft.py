@@ -39,36 +39,6 @@ COMMON = (
 )
 
 
-def talk(number: int) -> dict[str, Any]:
-    said = ["Up", "Down", "Left", "Right"][number % 4]
-    return {"prompt": f"user {number}", "response": f"<answer> {said} </answer>"}
-
-
-@pytest.fixture
-def rows(tmp_path: Path) -> tuple[str, str]:
-    """Twenty rows to learn from and six held-out ones."""
-    for name, numbers in {"train": range(20), "held": range(20, 26)}.items():
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps(talk(number)) for number in numbers))
-    return f"data.train_files=[{tmp_path}/train.jsonl]", f"data.validation_files=[{tmp_path}/held.jsonl]"
-
-
-@pytest.fixture
-def tune(tmp_path: Path, rows: tuple[str, str], policy_directory: Path) -> Run:
-    """A whole run; gives its directory. What it said lies in `said`."""
-
-    def run(*words: str, name: str = "a") -> Path:
-        given = (f"sft.path={policy_directory}", f"output_dir={tmp_path}", f"name={name}", *rows, *COMMON, *words)
-        said = io.StringIO()
-        try:
-            sft.fine_tune(load_experiment(None, given), Console(file=said, width=200))
-        finally:
-            (tmp_path / name).mkdir(exist_ok=True)
-            (tmp_path / name / "said").write_text(said.getvalue())
-        return tmp_path / name
-
-    return run
-
-
 def metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 

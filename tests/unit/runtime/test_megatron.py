@@ -24,17 +24,7 @@ pytest.importorskip("megatron.core", reason="pip install 'quintet[megatron]'")
 MEGATRON = tuple(f"{name}.backend=megatron" for name in ("actor", "critic", "reference"))
 
 
-@pytest.fixture(autouse=True)
-def alone() -> Any:
-    """No groups and no threads left behind."""
-    from megatron.core import parallel_state
-
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-    if torch.distributed.is_initialized():
-        parallel_state.destroy_model_parallel()
-        torch.distributed.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("megatron_alone")
 
 
 def same(ours: Any, theirs: Any, where: str = "") -> None:
