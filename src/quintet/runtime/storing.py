@@ -185,7 +185,11 @@ def restore(learners: Learners, directory: Path, contents: Collection[str]) -> N
 
 
 def _restore_adapters(actor: ActorLearner, directory: Path, contents: Collection[str]) -> None:
-    """Of a model that is fine-tuned with LoRA the adapters alone, since merged weights are rounded."""
+    """Of a model that is fine-tuned with LoRA the adapters alone, since merged weights are rounded.
+
+    Raises:
+        MachineError: the merged ones alone are asked for.
+    """
     if MODEL not in contents and HF_MODEL in contents:
         raise _merged_alone(directory)
     if MODEL in contents:
