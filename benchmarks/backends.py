@@ -1,10 +1,10 @@
-"""Every backend with every way to split a model: does it learn what one process learns?
+"""Compare every backend and parallel split with a single process.
 
-python benchmarks/backends.py --out benchmarks/results/backends.json     # runs those that it lacks over gloo
-python benchmarks/backends.py --docs                                      # writes docs/backends.md from that
+    python benchmarks/backends.py --out benchmarks/results/backends.json     # runs missing combinations over gloo
+    python benchmarks/backends.py --docs                                      # writes docs/backends.md from the results
 
-Five optimizer steps of a policy (a loss of another kind in each, with a divergence from a reference over the whole
-vocabulary), two of a critic, log-probs, divergences and values, on ragged batches, in float32, against one process.
+Five optimizer steps of a policy (each with another loss, with a KL divergence from a reference over the whole
+vocabulary), two of a critic, log-probs, KL divergences and values, on ragged batches in float32.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LIMIT = 1e-5
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination."""
+    """Combination of backend, split and number of ranks."""
 
     backend: str
     split: str
@@ -56,7 +56,7 @@ class Cell:
 
 
 def cells() -> Iterator[Cell]:
-    """Each way alone on two and four ranks, each pair on four."""
+    """Return each split alone on two and four ranks, and each pair on four."""
     for backend in BACKENDS:
         for ranks in (2, 4):
             yield Cell(backend, "data alone", ranks, {})
@@ -68,14 +68,14 @@ def cells() -> Iterator[Cell]:
 
 
 def refusal(cell: Cell, directory: Path) -> str | None:
-    """Why a run with it would be refused before it starts."""
+    """Return the reason why a run with this combination is refused, or None."""
     from quintet.config.native.learners import ParallelConfig
-    from quintet.config.plan.shapes import read_shape
-    from quintet.config.plan.splits import learner_split, problems
+    from quintet.config.plan.model_shapes import read_shape
+    from quintet.config.plan.parallelism import learner_parallelism, parallelism_problems
 
     shape = read_shape(json.loads((directory / "config.json").read_text()))
-    split = learner_split(cell.backend, ParallelConfig(**cell.parallel), None)
-    return next((why for _, why in problems(split, cell.ranks, shape)), None)
+    split = learner_parallelism(cell.backend, ParallelConfig(**cell.parallel), None)
+    return next((why for _, why in parallelism_problems(split, cell.ranks, shape)), None)
 
 
 def model_of(cell: Cell, models: dict[str, Path]) -> str:
@@ -85,7 +85,7 @@ def model_of(cell: Cell, models: dict[str, Path]) -> str:
 
 
 def measure(out: Path) -> None:
-    """Run every combination that isn't refused."""
+    """Run every combination that is not refused."""
     from conftest import made_policy
 
     with tempfile.TemporaryDirectory() as name:
@@ -94,7 +94,7 @@ def measure(out: Path) -> None:
             "deep": made_policy(place / "deep", experts=0, layers=4),
             "mixture": made_policy(place / "mixture", experts=4, layers=4),
         }
-        alone = {model: of_one(path, place / f"{model}_alone") for model, path in models.items()}
+        alone = {model: run_single_process(path, place / f"{model}_alone") for model, path in models.items()}
         found = json.loads(out.read_text())["combinations"] if out.exists() else []
         known = {(one["backend"], one["split"], one["ranks"]) for one in found}
         for cell in (cell for cell in cells() if (cell.backend, cell.split, cell.ranks) not in known):
@@ -107,16 +107,16 @@ def measure(out: Path) -> None:
             out.write_text(json.dumps({"limit": LIMIT, "combinations": found}, indent=1, ensure_ascii=False) + "\n")
 
 
-def of_one(directory: Path, place: Path) -> Any:
-    """What one process learns."""
-    from test_shared_out import of_one as told
+def run_single_process(directory: Path, place: Path) -> Any:
+    """Return the results of a single process."""
+    from test_shared_out import run_single_process as told
 
     place.mkdir()
     return told(directory, place)
 
 
 def compare(cell: Cell, directory: Path, alone: Any, place: Path) -> dict[str, Any]:
-    """Run one combination; gives the largest gaps, relative to the largest of their kind."""
+    """Run one combination; return the largest differences, relative to the largest value of their kind."""
     room = place / cell.name.replace(" ", "_")
     room.mkdir()
     try:
@@ -134,7 +134,7 @@ def compare(cell: Cell, directory: Path, alone: Any, place: Path) -> dict[str, A
 
 
 def on_fsdp(cell: Cell, directory: Path, room: Path, alone: Any) -> dict[str, float]:
-    """Gaps of FSDP's and FSDP2's learners."""
+    """Return the differences of the FSDP and FSDP2 learners."""
     from safetensors.torch import load_file
     from test_sharding import spread
 
@@ -143,11 +143,11 @@ def on_fsdp(cell: Cell, directory: Path, room: Path, alone: Any) -> dict[str, fl
     # a divergence is a small difference of large numbers: its rounding is theirs, of nats
     least = {"divergence": 1.0}
     gaps = {name: max(relative(rank[name], told[name], least.get(name, 0.0)) for rank in heard) for name in NUMBERS}
-    return gaps | {"weights": apart(load_file(room / "case.safetensors"), weights)}
+    return gaps | {"weights": relative_norm(load_file(room / "case.safetensors"), weights)}
 
 
 def on_megatron(cell: Cell, directory: Path, room: Path) -> dict[str, float]:
-    """Gaps of Megatron's learner: five steps of a policy."""
+    """Return the differences of Megatron's actor after five steps."""
     from five_steps import TOLD, batch, steps
     from safetensors.torch import load_file
     from test_megatron_learner import plain
@@ -168,7 +168,7 @@ def on_megatron(cell: Cell, directory: Path, room: Path) -> dict[str, float]:
             rank.kill()
     learner = plain(directory, settings)
     given = batch(learner.model.config.vocab_size)
-    before, expected = learner.scorer.logprobs(given), steps(learner, given)
+    before, expected = learner.scorer.compute_log_probs(given), steps(learner, given)
     told = [json.loads((room / f"0.{rank}.json").read_text()) for rank in range(cell.ranks)]
     weights = load_file(room / "0" / "weights.safetensors")
     gaps = {"logprobs": relative(weights.pop("logprobs").tolist(), before.tolist())}
@@ -176,19 +176,21 @@ def on_megatron(cell: Cell, directory: Path, room: Path) -> dict[str, float]:
         theirs = [step[name] for step in expected]
         gaps[name] = max(relative([step[name] for step in each], theirs) for each in told)
     if directory.name != "mixture":  # transformers holds experts in one tensor, Megatron's learner one by one
-        gaps["weights"] = apart(weights, dict(learner.weights()))
+        gaps["weights"] = relative_norm(weights, dict(learner.weights()))
     return gaps
 
 
-def apart(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
-    """The norm of all differences by the norm of all weights. A single weight whose gradient is rounding alone may move
-    by AdamW's whole step: nobody's weights agree there, nor do their own on another processor."""
+def relative_norm(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+    """Return the norm of all differences divided by the norm of all weights.
+
+    A single weight whose gradient is pure rounding may move by a whole AdamW step, so single weights are not compared.
+    """
     away = sum(float((ours[key].double() - value.double()).square().sum()) for key, value in theirs.items())
     return float((away / sum(float(value.double().square().sum()) for value in theirs.values())) ** 0.5)
 
 
 def relative(ours: list[float], theirs: list[float], least: float = 0.0) -> float:
-    """Largest difference by the largest value, or by `least` where that is more."""
+    """Return the largest difference divided by the largest value, or by `least` if that is larger."""
     largest = max(least, *(abs(value) for value in theirs)) or 1.0
     return max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / largest
 
@@ -210,7 +212,7 @@ MARKS = {"equal": "equal", "refused": "refused", "needs CUDA": "needs CUDA", "di
 
 
 def page(result: dict[str, Any]) -> str:
-    """The page that shows it."""
+    """Return the documentation page with the results."""
     parts = [INTRO]
     for backend in BACKENDS:
         rows = [one for one in result["combinations"] if one["backend"] == backend]

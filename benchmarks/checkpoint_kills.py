@@ -1,15 +1,13 @@
-"""Runs that are killed again and again: is a good checkpoint always there, and do they end as if nothing had been?
+"""Kill runs at random moments: is there always a valid checkpoint, and are the final results unchanged?
 
     python benchmarks/checkpoint_kills.py [--kills 200] [--seed 0] [--out FILE]
 
-A tiny run that saves after every step is made once without disturbance, and then in chains: each is killed with
-SIGKILL at random instants, from the first moment of its process on, and started again, until it is finished; and so on
-with further chains until as many kills were made as were asked for. After every kill the newest checkpoint must be
-whole; every chain's last checkpoint and metrics must be the undisturbed run's, bit for bit. Exit status 1 says that one
-wasn't.
+A small run that saves after every step runs once without interruption. Then chains of the same run are killed with
+SIGKILL at random moments, from process start on, and restarted until they finish; further chains follow until the
+requested number of kills is reached. After every kill the newest checkpoint must be valid; the last checkpoint and
+metrics of every chain must equal those of the uninterrupted run, bit for bit. Exits with status 1 otherwise.
 
-Processes are forked from one that has imported everything, so that lives are short and most kills strike while
-something is done.
+Processes are forked from one that has imported everything, so that most kills hit during work.
 """
 
 from __future__ import annotations
@@ -32,10 +30,10 @@ from typing import Any
 
 from rich.console import Console
 
-from quintet.config import load_experiment
+from quintet.config.compose import load_experiment
 from quintet.pipelines.rl import train
-from quintet.tracking.metrics import reproducible
-from quintet.training.checkpoint import STAGING, find_checkpoint
+from quintet.tracking.metrics import without_timing
+from quintet.training.checkpoint.checkpoint import STAGING_PREFIX, find_checkpoint
 
 STEPS = 24
 RUN = (
@@ -45,9 +43,9 @@ RUN = (
     "training.mini_batches=2",
     "training.threads=1",
     "algorithm.advantage.name=gae",
-    "warm_start={games: 20, updates: 4, turns_per_update: 16, until_success: null}",
+    "warm_start={episodes: 20, updates: 4, turns_per_update: 16, until_success: null}",
     "rollout.max_turns=3",
-    "validation.games=4",
+    "validation.episodes=4",
     "validation.every_steps=8",
     "checkpoint.every_steps=1",
     "tracking.loggers=[jsonl]",
@@ -58,7 +56,7 @@ LONGEST_SHARE = 0.6
 
 
 def begin(place: Path, name: str) -> int:
-    """The run in a process of its own, which becomes the leader of a group; gives its number."""
+    """Start the run in a new process group; return its process id."""
     process = os.fork()
     if process:
         return process
@@ -75,7 +73,7 @@ def begin(place: Path, name: str) -> int:
 
 
 def ended(process: int, seconds: float | None) -> int | None:
-    """Its exit status; None where it still runs after so many seconds."""
+    """Return the exit status, or None if it still runs after `seconds`."""
     end = None if seconds is None else time.monotonic() + seconds
     while True:
         found, status = os.waitpid(process, 0 if end is None else os.WNOHANG)
@@ -87,7 +85,7 @@ def ended(process: int, seconds: float | None) -> int | None:
 
 
 def kill(process: int) -> None:
-    """Kill the run and all that it started."""
+    """Kill the run and all its children."""
     try:
         os.killpg(process, signal.SIGKILL)
     except ProcessLookupError:
@@ -97,18 +95,17 @@ def kill(process: int) -> None:
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """What two runs of one experiment must have alike."""
+    """Return everything that two runs of one experiment must have in common."""
     last = run / "checkpoints" / f"global_step_{STEPS}"
     files = {str(path.relative_to(last)): path for path in last.rglob("*.safetensors")}
     return {
         "tensors": {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(files.items())},
-        "metrics": [reproducible(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()],
+        "metrics": [without_timing(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()],
     }
 
 
 def chain(place: Path, name: str, draws: random.Random, longest: float, left: int) -> Counter[str]:
-    """One run, killed after up to `longest` seconds until it is finished, or `left` kills were made, after which it is
-    let go on."""
+    """Kill one run after up to `longest` seconds again and again until it finishes or `left` kills are reached."""
     counts: Counter[str] = Counter()
     checkpoints, steps = place / name / "checkpoints", [-1]
     while True:
@@ -121,7 +118,7 @@ def chain(place: Path, name: str, draws: random.Random, longest: float, left: in
             return counts
         kill(process)
         counts["kills"] += 1
-        counts["while_writing"] += bool(list(checkpoints.glob(f"{STAGING}*")))
+        counts["while_writing"] += bool(list(checkpoints.glob(f"{STAGING_PREFIX}*")))
         refused: dict[Path, str] = {}
         found = find_checkpoint(checkpoints, refused.__setitem__)
         steps.append(found.step if found else -1)
@@ -131,7 +128,7 @@ def chain(place: Path, name: str, draws: random.Random, longest: float, left: in
 
 
 def measure(kills: int, seed: int, place: Path) -> dict[str, Any]:
-    """All chains, and whether they ended as they should."""
+    """Run all chains and compare their results."""
     started = time.monotonic()
     if ended(begin(place, "whole"), None):
         raise RuntimeError((place / "fault").read_text())

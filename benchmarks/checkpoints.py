@@ -1,11 +1,11 @@
-"""How long training stands still for a checkpoint that is written in the background.
+"""Measure how long training is blocked by a checkpoint that is written in the background.
 
     python benchmarks/checkpoints.py [--layers 12] [--saves 4] [--out FILE]
 
-A policy made on the spot, large enough that a write takes seconds, is saved a few times while training steps go on: a
-checkpoint has its weights and the optimizer's two moments, with hashes, on the disk. A step is timed alone and while
-one is written. Training stands still while copies are taken; what steps take longer while a thread writes beside them
-is told apart from that, for it is the machine's cores that are shared then.
+A preset policy, large enough that a write takes seconds, is saved several times while training steps continue. A
+checkpoint contains weights and both moments, with hashes. Steps are timed alone and during a write. Training is
+blocked only by the snapshot; that steps are slower during a write is reported separately, because they share the
+cores with it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from quintet.config.native import OptimizerConfig
+from quintet.config.native.learners import OptimizerConfig
 from quintet.policies.attention import register_attention
-from quintet.training.hf_directory import HfDirectory
+from quintet.training.checkpoint.async_save import AsyncCheckpointer, WriteFiles
+from quintet.training.checkpoint.hf_directory import HfDirectory
+from quintet.training.checkpoint.learner_state import snapshot_learner
+from quintet.training.checkpoint.snapshot import HostBuffers
 from quintet.training.learner import ActorLearner
-from quintet.training.learner_files import copy_learner
-from quintet.training.packing import Budget
-from quintet.training.saving import Saver, Write
-from quintet.training.snapshot import HostMemory
+from quintet.training.learner_setup import LearnerSetup
+from quintet.training.packing import MicroBatchBudget
 
 
 def policy(layers: int) -> ActorLearner:
-    """About 8 million parameters a layer."""
+    """Create a model with about 8 million parameters per layer."""
     config = LlamaConfig(
         vocab_size=4096,
         hidden_size=768,
@@ -45,13 +46,13 @@ def policy(layers: int) -> ActorLearner:
         tie_word_embeddings=True,
         attn_implementation=register_attention(),
     )
-    return ActorLearner(LlamaForCausalLM(config), OptimizerConfig(), budget=Budget())
+    return ActorLearner(LlamaForCausalLM(config), OptimizerConfig(), LearnerSetup(budget=MicroBatchBudget()))
 
 
 def train(actor: ActorLearner) -> float:
-    """Seconds of one step that touches every weight and moment."""
+    """Return the seconds of one step that updates every weight and moment."""
     started = time.perf_counter()
-    for parameter in actor.lay.parameters():
+    for parameter in actor.strategy.parameters():
         parameter.grad = torch.full_like(parameter, 1e-3)
     actor.optimizer.step()
     actor.optimizer.zero_grad(set_to_none=True)
@@ -59,12 +60,12 @@ def train(actor: ActorLearner) -> float:
 
 
 def measure(layers: int, saves: int, place: Path) -> dict[str, Any]:
-    actor, memory = policy(layers), HostMemory()
+    actor, memory = policy(layers), HostBuffers()
     alone = statistics.median(train(actor) for _ in range(6))
-    hf, written = HfDirectory.of(actor.model), [0.0]
+    hf, written = HfDirectory.from_model(actor.model), [0.0]
 
-    def copy(directory: Path) -> Write:
-        held = copy_learner(actor, "actor", ("model", "optimizer"), memory)
+    def copy(directory: Path) -> WriteFiles:
+        held = snapshot_learner(actor, "actor", ("model", "optimizer"), memory)
 
         def write(staging: Path) -> None:
             written[0] = time.perf_counter()
@@ -75,7 +76,7 @@ def measure(layers: int, saves: int, place: Path) -> dict[str, Any]:
     def publish(final: Path) -> None:
         written[0] = time.perf_counter() - written[0]
 
-    saver = Saver(place, keep=1, publish=publish)
+    saver = AsyncCheckpointer(place, keep=1, publish=publish)
     found: list[dict[str, float]] = []
     for step in range(saves):
         saver.wait()
@@ -93,7 +94,7 @@ def measure(layers: int, saves: int, place: Path) -> dict[str, Any]:
     write = statistics.median(one["write"] for one in later)
     still = statistics.median(one["still"] for one in later)
     return {
-        "parameters": sum(parameter.numel() for parameter in actor.lay.parameters()),
+        "parameters": sum(parameter.numel() for parameter in actor.strategy.parameters()),
         "checkpoint_mib": round(size / 2**20, 1),
         "write_seconds": round(write, 3),
         "still_seconds": round(still, 3),

@@ -1,10 +1,10 @@
-"""One GRPO step of a policy of 3 M parameters: Quintet's, or TRL's `GRPOTrainer`, in a process of its own.
+"""Time one GRPO step of a policy with 3 M parameters: Quintet, or TRL's `GRPOTrainer`, in its own process.
 
     python benchmarks/grpo_step.py quintet|trl [--dtype float32] [--updates 1] [--trl DIRECTORY]
 
-16 prompts of 48 tokens, 8 samples of 48 tokens each, none of which ends by itself; the reward counts odd tokens. With
-one update neither side needs a pass for log-probs: Quintet takes the engine's, TRL those of the update itself. With two
-updates both make one. The model, the prompts and the lengths are the same. Prints JSON. See `learner.py`.
+16 prompts of 48 tokens, 8 samples of 48 tokens each without end tokens; the reward counts odd tokens. With one
+update neither needs a log-prob pass: Quintet uses the engine's log-probs, TRL those of the update itself. With two
+updates both do. Model, prompts and lengths are the same. Prints JSON. See `learner.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STEPS = 4
 
 
 def clock() -> float:
-    """Seconds by the wall; where one thread computes, the processor's, which a busy machine doesn't change."""
+    """Return wall-clock seconds, or CPU seconds with one thread, which are independent of the machine's load."""
     return time.process_time() if os.environ.get("OMP_NUM_THREADS") == "1" else time.perf_counter()
 
 
@@ -47,14 +47,14 @@ def reward(tokens: Any) -> float:
 
 
 def make_policy(directory: Path) -> Any:
-    """A model of random weights and a tokenizer of whole words, so that texts and tokens are the same."""
+    """Create a model with random weights and a word-level tokenizer, so that texts and tokens correspond."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from quintet.policies.tiny import PRESETS, make_model
+    from quintet.policies.tiny_models import PRESETS, build_model
 
     shape = PRESETS["grid-3m"]
-    make_model(shape, shape.vocabulary, 2, 0, 0).save_pretrained(directory)
+    build_model(shape, shape.vocabulary, 2, 0, 0).save_pretrained(directory)
     words = {"<pad>": 0, "<unk>": 1, "<eos>": 2} | {f"w{i}": i for i in range(3, shape.vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -68,7 +68,7 @@ def text(tokens: tuple[int, ...]) -> str:
 
 
 def batch_of(asked: list[tuple[int, ...]], answers: list[Generation]) -> Batch:
-    """The step's batch with its advantages."""
+    """Return the batch of the step with its advantages."""
     import torch
 
     from quintet.records import Batch
@@ -96,19 +96,22 @@ def batch_of(asked: list[tuple[int, ...]], answers: list[Generation]) -> Batch:
     )
 
 
-class Ours:
-    """Engine and learner of a run."""
+class QuintetStep:
+    """Engine and learner of a Quintet run."""
 
     def __init__(self, directory: Path, dtype: str, updates: int) -> None:
         import torch
 
         from quintet.algorithms.objective import PolicyObjective
-        from quintet.config.native import AlgorithmConfig, EngineConfig, OptimizerConfig
-        from quintet.policies.causal_lm import load_model
-        from quintet.rollout.engine import ENGINES, EngineSetup
+        from quintet.config.native.algorithm import AlgorithmConfig
+        from quintet.config.native.learners import OptimizerConfig
+        from quintet.config.native.rollout import EngineConfig
+        from quintet.policies.model_loading import load_model
+        from quintet.rollout.engines.engine import ENGINES, EngineSetup
         from quintet.runtime.memory import keep_freed_memory
         from quintet.training.learner import ActorLearner
-        from quintet.training.packing import Budget
+        from quintet.training.learner_setup import LearnerSetup
+        from quintet.training.packing import MicroBatchBudget
 
         keep_freed_memory()
         self.model, kind = load_model(directory), getattr(torch, dtype)
@@ -116,28 +119,30 @@ class Ours:
             directory=directory,
             model=self.model,
             dtype=kind,
-            slots=PROMPTS * SAMPLES,
-            context=PROMPT_TOKENS + ANSWER_TOKENS,
-            decode=lambda tokens: text(tuple(tokens)),
+            max_num_seqs=PROMPTS * SAMPLES,
+            max_model_len=PROMPT_TOKENS + ANSWER_TOKENS,
+            detokenize=lambda tokens: text(tuple(tokens)),
             options=EngineConfig(),
         )
         self.engine = ENGINES.get("hf").load()(setup)
-        self.actor = ActorLearner(self.model, OptimizerConfig(), budget=Budget(16384), dtype=kind)
+        self.actor = ActorLearner(
+            self.model, OptimizerConfig(), LearnerSetup(budget=MicroBatchBudget(16384), dtype=kind)
+        )
         self.objective, self.updates = PolicyObjective(AlgorithmConfig()), updates
 
     def answers(self, asked: list[tuple[int, ...]], step: int) -> list[Generation]:
         from quintet.records import Request
 
-        self.engine.forget()
+        self.engine.reset_prefix_cache()
         for i in range(PROMPTS * SAMPLES):
-            self.engine.submit(Request(i, asked[i // SAMPLES], ANSWER_TOKENS, seed=1000 * step + i))
+            self.engine.add_request(Request(i, asked[i // SAMPLES], ANSWER_TOKENS, seed=1000 * step + i))
         found: dict[int, Generation] = {}
         while self.engine.busy:
             found |= {generation.id: generation for generation in self.engine.step()}
         return [found[i] for i in range(PROMPTS * SAMPLES)]
 
     def step(self, number: int) -> dict[str, float]:
-        """Seconds of each part."""
+        """Return the seconds of each phase."""
         from quintet.training.packing import mini_batches
 
         times = [clock()]
@@ -147,7 +152,7 @@ class Ours:
         batch = batch_of(asked, answers)
         times.append(clock())
         if self.updates > 1:
-            batch = replace(batch, logprobs=self.actor.scorer.logprobs(batch), rollout_logprobs=batch.logprobs)
+            batch = replace(batch, logprobs=self.actor.scorer.compute_log_probs(batch), rollout_logprobs=batch.logprobs)
         times.append(clock())
         for part in mini_batches(batch, PROMPTS // self.updates, None):
             self.actor.update(part, self.objective, "token-mean", RATE)
@@ -159,14 +164,14 @@ class Ours:
 
 
 def quintet(directory: Path, dtype: str, updates: int) -> list[dict[str, float]]:
-    ours = Ours(directory, dtype, updates)
+    ours = QuintetStep(directory, dtype, updates)
     steps = [ours.step(number) for number in range(STEPS)]
     ours.engine.close()
     return steps[1:]
 
 
 def trl(directory: Path, tokenizer: Any, dtype: str, updates: int, rows: int) -> list[dict[str, float]]:
-    """`rows` of a forward and backward pass."""
+    """Time TRL; `rows` sequences per forward and backward pass."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, TrainerCallback
@@ -223,7 +228,7 @@ def trl(directory: Path, tokenizer: Any, dtype: str, updates: int, rows: int) ->
 
 
 def _timed(trainer: Any, shapes: list[tuple[int, ...]]) -> list[float]:
-    """Seconds that it generates, scores and, with several updates, computes log-probs."""
+    """Record the seconds of generation, scoring and, with several updates, log-probs."""
     plain: Callable[[Any], dict[str, Any]] = trainer._generate_and_score_completions
     seconds: list[float] = []
 

@@ -1,20 +1,20 @@
-"""Learning: packed against padded, a GRPO step against TRL's, memory of the log-prob pass, ways of attention.
+"""Benchmark training: packed and padded updates, a GRPO step compared with TRL, log-prob memory, attention variants.
 
     python benchmarks/learner.py [--cases step ragged memory attention] [--trl DIRECTORY] [--rounds 2] [--out FILE]
 
-step        a whole GRPO step of a policy of 3 M parameters beside TRL's `GRPOTrainer`, see `grpo_step.py`; left out
-            with a message where TRL isn't installed (`--trl` names a directory made by `pip install --target`). The
-            floor is what the step's multiply-adds would take at the rate of the model's own matrix products, measured
-            in the same run: once with every sample's own prompt, once with each prompt computed once.
-ragged      an update on 64 sequences of 20 to 400 tokens: packed, and by transformers' own forward pass on rows padded
-            on the right, the same model, loss and optimizer
-memory      largest resident memory of the log-prob pass, forward and backward, by tokens and vocabulary
-attention   a layer's attention, forward and backward, on packed tokens: kernels, padded rows, a mask over all tokens,
-            a loop over sequences, flex attention
+    step        a whole GRPO step of a policy with 3 M parameters compared with TRL's `GRPOTrainer`, see
+                `grpo_step.py`; skipped with a message if TRL is not installed (`--trl` is a directory made by
+                `pip install --target`). The floor is the time of the step's matrix products at the rate measured
+                in the same run: with a prompt per sample, and with each prompt computed once.
+    ragged      an update on 64 sequences of 20 to 400 tokens: packed, and with transformers' forward pass on
+                right-padded rows, with the same model, loss and optimizer
+    memory      peak resident memory of the log-prob pass, forward and backward, by tokens and vocabulary
+    attention   attention of one layer, forward and backward, on packed tokens: kernels, padded rows, a mask over all
+                tokens, a loop over sequences, flex attention
 
-With OMP_NUM_THREADS=1 one thread computes, and seconds are the processor's, so that figures hold on a busy machine too.
-Every measurement runs in a process of its own, contenders by turns. Writes one JSON file; cases that weren't asked for
-stay as they were in it. It measures; it asserts nothing.
+With OMP_NUM_THREADS=1 seconds are CPU seconds, which are independent of the machine's load. Every measurement runs
+in its own process, alternating between candidates. Writes one JSON file; cases that are not selected stay unchanged
+in it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ VOCABULARIES, PLACES, HIDDEN = (32_000, 152_000), (256, 1024, 4096), 64
 
 
 def child(*words: str) -> Any:
-    """What another process of this script, or of a sibling, prints last."""
+    """Run this or a sibling script in a process; return the JSON it prints last."""
     command = [sys.executable, *words]
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
     out = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=ROOT).stdout
@@ -104,7 +104,7 @@ def measure_step(rounds: int, trl: str | None) -> dict[str, Any]:
 
 
 def over_trl(seconds: dict[tuple[str, str, int], float]) -> dict[str, float]:
-    """How many of our steps fit into the fastest of TRL's."""
+    """Return how many of Quintet's steps fit into TRL's fastest step."""
     fastest = {
         updates: min((s for (who, _, n), s in seconds.items() if who == "trl" and n == updates), default=0.0)
         for updates in (1, 2)
@@ -117,8 +117,8 @@ def over_trl(seconds: dict[tuple[str, str, int], float]) -> dict[str, float]:
 
 
 def floors(rate: float) -> dict[str, float]:
-    """Seconds of a step's products at so many floating-point operations a second."""
-    from quintet.policies.tiny import PRESETS
+    """Return the seconds of a step's matrix products at `rate` floating-point operations per second."""
+    from quintet.policies.tiny_models import PRESETS
 
     shape = PRESETS["grid-3m"]
     dim = shape.hidden // shape.heads
@@ -135,7 +135,7 @@ def floors(rate: float) -> dict[str, float]:
 
 
 def rate(dtype: str) -> float:
-    """Floating-point operations a second of the small policy's products, 2048 rows at a time."""
+    """Return floating-point operations per second of the small policy's matrix products, 2048 rows at a time."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -149,7 +149,7 @@ def rate(dtype: str) -> float:
 
 
 def clocked(job: Callable[[], object], times: int) -> float:
-    """Median seconds, the first two times not counted."""
+    """Return median seconds without the first two measurements."""
     seconds = []
     for _ in range(times + 2):
         started = clock()
@@ -162,7 +162,7 @@ def clocked(job: Callable[[], object], times: int) -> float:
 
 
 def ragged_batch(vocabulary: int) -> Batch:
-    """Sequences of which the last three quarters are the policy's own, with advantages at random."""
+    """Return sequences whose last three quarters are response tokens, with random advantages."""
     import torch
 
     from quintet.records import Batch
@@ -191,18 +191,19 @@ def ragged_batch(vocabulary: int) -> Batch:
 
 
 def padded_update(model: Any, batch: Batch, dtype: Any, rows: int) -> Callable[[], float]:
-    """transformers' own forward pass on rows padded on the right, `rows` at a time."""
+    """Update with transformers' forward pass on right-padded rows, `rows` at a time."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
     from quintet.algorithms.aggregation import Aggregation
     from quintet.algorithms.objective import PolicyObjective, batch_targets
-    from quintet.config.native import AlgorithmConfig, OptimizerConfig
-    from quintet.training.optimizer import make_optimizer
+    from quintet.config.native.algorithm import AlgorithmConfig
+    from quintet.config.native.learners import OptimizerConfig
+    from quintet.training.optim.optimizer import build_optimizer
 
     model.set_attn_implementation("sdpa")
     targets, objective = batch_targets(batch, Aggregation("token-mean")), PolicyObjective(AlgorithmConfig())
-    optimizer = make_optimizer(OptimizerConfig(), model.parameters())
+    optimizer = build_optimizer(OptimizerConfig(), model.parameters())
     lengths = batch.lengths.tolist()
     tokens, own = (pad_sequence(x.split(lengths), batch_first=True) for x in (batch.tokens, batch.loss_mask))
     mask = torch.arange(tokens.shape[1]) < batch.lengths[:, None]
@@ -233,11 +234,13 @@ def ragged(dtype: str, how: str) -> dict[str, float]:
     import torch
 
     from quintet.algorithms.objective import PolicyObjective
-    from quintet.config.native import AlgorithmConfig, OptimizerConfig
-    from quintet.policies.causal_lm import load_model
+    from quintet.config.native.algorithm import AlgorithmConfig
+    from quintet.config.native.learners import OptimizerConfig
+    from quintet.policies.model_loading import load_model
     from quintet.runtime.memory import keep_freed_memory
     from quintet.training.learner import ActorLearner
-    from quintet.training.packing import Budget
+    from quintet.training.learner_setup import LearnerSetup
+    from quintet.training.packing import MicroBatchBudget
 
     keep_freed_memory()
     kind = getattr(torch, dtype)
@@ -246,7 +249,7 @@ def ragged(dtype: str, how: str) -> dict[str, float]:
         model = load_model(place)
     batch = ragged_batch(model.config.vocab_size)
     if how == "packed":
-        actor = ActorLearner(model, OptimizerConfig(), budget=Budget(16384), dtype=kind)
+        actor = ActorLearner(model, OptimizerConfig(), LearnerSetup(budget=MicroBatchBudget(16384), dtype=kind))
         objective = PolicyObjective(AlgorithmConfig())
 
         def update() -> float:
@@ -276,11 +279,11 @@ def measure_ragged(rounds: int) -> dict[str, Any]:
 
 
 def memory(vocabulary: int, places: int, dtype: str, way: str) -> float:
-    """Mebibytes by which the largest resident memory grows over that with weights and their gradient."""
+    """Return the growth of peak resident memory in MiB, beyond weights and gradients."""
     import torch
     from torch import nn
 
-    from quintet.policies.token_scores import token_scores
+    from quintet.policies.fused_log_probs import fused_token_statistics
 
     head = nn.Linear(HIDDEN, vocabulary, bias=False)
     targets = torch.randint(0, vocabulary, (places,))
@@ -288,7 +291,7 @@ def memory(vocabulary: int, places: int, dtype: str, way: str) -> float:
     def run(hidden: Tensor) -> None:
         with torch.autocast("cpu", dtype=getattr(torch, dtype), enabled=dtype != "float32"):
             if way == "in pieces":
-                found = token_scores(head, hidden, targets[: len(hidden)], 1.0)
+                found = fused_token_statistics(head, hidden, targets[: len(hidden)], 1.0)
                 assert found is not None
                 loss = (found[0] + found[1]).sum()
             else:

@@ -1,12 +1,10 @@
-"""Updates of a policy of 0.5 B parameters on a GPU: the learner `fsdp2` and Megatron's.
+"""Benchmark updates of a policy with 0.5 B parameters on a GPU: `fsdp2` and Megatron.
 
     python benchmarks/learner_gpu.py --out benchmarks/results/learner_gpu.json [--rounds 5] [--layers 24]
 
-A Qwen2.5 of 0.5 B parameters with random weights in bfloat16, one packed mini-batch of ragged sequences: seconds of
-an update (the first isn't counted), tokens a second and the share of the device's peak by the median, the largest
-memory, loss and gradient norm of both. Each learner has a process of
-its own, by turns. It measures; it asserts nothing. On a machine without a GPU it runs with `--tiny` alone, to see that
-it runs.
+A model with the shape of Qwen2.5-0.5B with random weights in bfloat16 and one packed mini-batch of ragged sequences:
+seconds per update (without the first), tokens per second and MFU of the median, peak memory, loss and gradient norm.
+Each learner runs in its own process, alternating. On a machine without a GPU, `--tiny` checks that the script works.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ def make_model(directory: Path, layers: int, *, tiny: bool) -> None:
 
 
 def sequences(vocabulary: int, longest: int) -> Any:
-    """Ragged sequences, half of each the policy's own."""
+    """Return ragged sequences, half of each response tokens."""
     import torch
 
     from quintet.records import Batch
@@ -70,13 +68,13 @@ def sequences(vocabulary: int, longest: int) -> Any:
 
 
 def measure(backend: str, policy: Path, rounds: int, *, tiny: bool) -> dict[str, Any]:
-    """Of one learner, in this process."""
+    """Measure one learner in this process."""
     import torch
 
-    from quintet.algorithms.objective import Imitation
-    from quintet.config.native import Experiment
-    from quintet.runtime.learners import Learners
-    from quintet.training.flops import training_flops, utilisation
+    from quintet.algorithms.objective import CrossEntropyObjective
+    from quintet.config.native.experiment import Experiment
+    from quintet.runtime.local_learners import LocalLearners
+    from quintet.training.flops import training_flops, utilization
 
     config = Experiment.model_validate(
         {
@@ -84,13 +82,13 @@ def measure(backend: str, policy: Path, rounds: int, *, tiny: bool) -> dict[str,
             "policy": {"dtype": "float32" if tiny else "bfloat16"},
         }
     )
-    actor = Learners.open(config, policy).actor
+    actor = LocalLearners.build(config, policy).actor
     batch = sequences(300 if tiny else SHAPE["vocab_size"], 24 if tiny else LONGEST)
     seconds, told = [], {}
     for _ in range(rounds + 1):
         _wait()
         begun = time.perf_counter()
-        told = actor.update(batch, Imitation(), "token-mean", 1e-6)
+        told = actor.update(batch, CrossEntropyObjective(), "token-mean", 1e-6)
         _wait()
         seconds.append(time.perf_counter() - begun)
     memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
@@ -100,7 +98,7 @@ def measure(backend: str, policy: Path, rounds: int, *, tiny: bool) -> dict[str,
         "seconds": seconds[1:],
         "tokens": len(batch.tokens),
         "tokens_per_second": len(batch.tokens) / usual,
-        **utilisation(operations, usual),
+        **utilization(operations, usual),
         "memory_gib": memory,
         "told": {name: value for name, value in told.items() if isinstance(value, float)},
     }

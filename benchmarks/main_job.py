@@ -1,9 +1,9 @@
-"""The main job, whole command, on several seeds, beside the same run with advantages of zero.
+"""Run the FrozenLake training command on several seeds, and with all advantages set to zero as a control.
 
     python benchmarks/main_job.py [CONFIG] [--seeds 0 1 2] [--control] [--out FILE]
 
-Writes one JSON file: per seed the wall time, the largest resident memory, success before and after
-reinforcement learning, and for the control the same on the first seed. It measures; it asserts nothing.
+Writes one JSON file: per seed the wall time, peak resident memory, and success before and after reinforcement
+learning, and for the control the same on the first seed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 CONTROL = """
 import sys
 import torch
-from quintet.algorithms.advantages import ADVANTAGES
+from quintet.config.native.advantages import ADVANTAGES
 from quintet.cli.main import main
 
 entry = ADVANTAGES.get("{name}")
@@ -42,7 +42,7 @@ main()
 
 
 def run_seed(config: str | None, seed: int, *, control: bool, overrides: list[str]) -> dict[str, Any]:
-    """Run the whole command in a fresh directory; its figures."""
+    """Run the whole command in a new directory; return its figures."""
     with tempfile.TemporaryDirectory() as directory:
         arguments = ["train", *([config] if config else []), f"seed={seed}", f"output_dir={directory}", "name=run"]
         code = ["-c", CONTROL.format(name="grpo")] if control else ["-m", "quintet"]
@@ -77,7 +77,7 @@ def run_seed(config: str | None, seed: int, *, control: bool, overrides: list[st
 
 
 def machine() -> dict[str, Any]:
-    """What it was measured on."""
+    """Return the description of this machine."""
     import torch
     import transformers
 

@@ -1,9 +1,9 @@
-"""Ways of attention on packed tokens: one layer, forward and backward, seconds each.
+"""Time attention variants on packed tokens: one layer, forward and backward.
 
     python benchmarks/packed_attention.py
 
-`prompts`: 16 prompts of 48 tokens with 8 answers of 48 tokens each; `ragged`: 64 sequences of 20 to 400 tokens.
-See `learner.py`.
+`prompts`: 16 prompts of 48 tokens with 8 responses of 48 tokens each; `ragged`: 64 sequences of 20 to 400 tokens. See
+`learner.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def layouts() -> dict[str, tuple[PackedLayout, list[list[range]]]]:
-    """Each with the token numbers of every sequence: what it begins with, and its own."""
+    """Return each case with the token indices of every sequence: shared prefix and remaining tokens."""
     draw = random.Random(3)
     lengths = [draw.randint(20, 400) for _ in range(64)]
     ends = [sum(lengths[: i + 1]) for i in range(64)]
@@ -45,7 +45,7 @@ def layouts() -> dict[str, tuple[PackedLayout, list[list[range]]]]:
 
 
 def mask_of(sequences: list[list[range]], size: int) -> Tensor:
-    """Who sees whom, bool [P, P]."""
+    """Return the attention mask, bool [P, P]."""
     seen = torch.zeros(size, size, dtype=torch.bool)
     for parts in sequences:
         for part in parts:
@@ -60,31 +60,31 @@ def rows_of_heads(x: Tensor) -> Tensor:
 
 
 def masked(mask: Tensor) -> Way:
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         q, k, v = (rows_of_heads(x) for x in (query, key, value))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
 
-    return attend
+    return attention
 
 
 def padded(layout: PackedLayout, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return layout.attend(0, query, key, value, SCALE)
+    return layout.attention(0, query, key, value, SCALE)
 
 
-def looped(sequences: list[list[range]]) -> Way:
-    """Each sequence by itself; a shared beginning is computed by each that has it."""
+def per_sequence(sequences: list[list[range]]) -> Way:
+    """Attend sequence by sequence; a shared prefix is recomputed for each."""
 
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         out = []
         for parts in sequences:
             q, k, v = (rows_of_heads(torch.cat([x[p.start : p.stop] for p in parts])) for x in (query, key, value))
             out.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1))
         return torch.cat(out)
 
-    return attend
+    return attention
 
 
-def flexed(mask: Tensor) -> Way:
+def flex(mask: Tensor) -> Way:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     size = len(mask)
@@ -95,11 +95,11 @@ def flexed(mask: Tensor) -> Way:
     blocks = create_block_mask(sees, None, None, size, size, device="cpu")
     compiled = torch.compile(flex_attention)
 
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         q, k, v = (rows_of_heads(x) for x in (query, key, value))
         return compiled(q, k, v, block_mask=blocks, enable_gqa=True)[0].transpose(0, 1)  # type: ignore[no-any-return]
 
-    return attend
+    return attention
 
 
 def seconds_of(attend: Way, size: int, dtype: torch.dtype, times: int = 5) -> dict[str, float]:
@@ -120,13 +120,16 @@ def kernel_seconds(layout: PackedLayout, size: int, dtype: torch.dtype, times: i
     kernels = training_kernels(dtype)
     if kernels is None:
         return "no C++ compiler"
-    states, words = torch.randn(size, (HEADS + 2 * KV_HEADS) * DIM).to(dtype), layout.words(HEADS, KV_HEADS, DIM)
+    states, words = (
+        torch.randn(size, (HEADS + 2 * KV_HEADS) * DIM).to(dtype),
+        layout.kernel_descriptor(HEADS, KV_HEADS, DIM),
+    )
     found: dict[str, list[float]] = {"forward": [], "backward": []}
     for _ in range(times + 2):
         started = clock()
-        out, sums = kernels.attend(words, SCALE, states, HEADS, DIM)
+        out, sums = kernels.attention(words, SCALE, states, HEADS, DIM)
         middle = clock()
-        kernels.attend_back(words, SCALE, states, out, sums, torch.ones_like(out))
+        kernels.attention_backward(words, SCALE, states, out, sums, torch.ones_like(out))
         found["forward"].append(middle - started)
         found["backward"].append(clock() - middle)
     return {name: round(statistics.median(one[2:]), 5) for name, one in found.items()}
@@ -141,10 +144,10 @@ def measure_attention() -> list[dict[str, Any]]:
             row: dict[str, Any] = {"case": name, "dtype": str(dtype).removeprefix("torch."), "tokens": size}
             row["kernels"] = kernel_seconds(layout, size, dtype)
             row["padded rows"] = seconds_of(partial(padded, layout), size, dtype)
-            row["loop over sequences"] = seconds_of(looped(sequences), size, dtype)
+            row["loop over sequences"] = seconds_of(per_sequence(sequences), size, dtype)
             row["mask over all tokens"] = seconds_of(masked(mask), size, dtype, 1)
             try:
-                row["flex attention"] = seconds_of(flexed(mask), size, dtype, 1)
+                row["flex attention"] = seconds_of(flex(mask), size, dtype, 1)
             except (RuntimeError, NotImplementedError) as error:
                 row["flex attention"] = str(error).strip().splitlines()[0][:200]
             rows.append(row)

@@ -1,9 +1,8 @@
-"""How long `quintet plan` takes on every example, whole command.
+"""Time `quintet plan` on every example.
 
     python benchmarks/plan_time.py [--times 3] [--out FILE]
 
-Writes one JSON file: per example the median of the wall times, and the largest of those medians. It measures; it
-asserts nothing.
+Writes one JSON file: the median wall time of the whole command per example, and the largest median.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from corpus import EXAMPLES, NAMES, corpus  # noqa: E402
 
 
 def seconds(path: Path, times: int) -> float:
-    """Median of the wall times of the whole command."""
+    """Return the median wall time of the whole command."""
     measured = []
     environment = os.environ | {"EMBODIED_PATH": str(EXAMPLES / "rlinf"), "REPO_PATH": str(EXAMPLES / "rlinf")}
     for _ in range(times):

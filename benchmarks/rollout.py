@@ -1,20 +1,19 @@
-"""Generation: the embedded engine beside `transformers.generate` and vLLM, on one machine in one run.
+"""Benchmark generation: the embedded engine, `transformers.generate` and vLLM on one machine in one run.
 
     python benchmarks/rollout.py [--cases a b c large] [--rounds 3] [--out FILE]
 
-Cases, each with a policy of random weights made on the spot (c: one that was shown solved games first):
+Cases, each with a preset policy of random weights (c: after a warm start on demonstrations):
 
-a       64 prompts x 8 samples x 64 tokens, a Qwen2 of 3 M parameters
-b       the same with 8 to 128 tokens at random
-c       256 FrozenLake games of up to 8 turns
-large   a with a model of 100 M parameters
-half    a with the shape of Qwen2.5-0.5B, for a GPU: --device cuda --cases half --dtypes bfloat16
+    a       64 prompts x 8 samples x 64 tokens, a Qwen2 with 3 M parameters
+    b       the same with 8 to 128 tokens at random
+    c       256 FrozenLake episodes of up to 8 turns
+    large   a with a model of 100 M parameters
+    half    a with the shape of Qwen2.5-0.5B, for a GPU: --device cuda --cases half --dtypes bfloat16
 
-Every contender runs in a process of its own, one after the other, in rounds; each begins with one job that isn't
-counted, but for the large model, whose one job is long. Tokens a second are those that were asked for; a contender
-that writes more gets nothing for it. The floor of a and b is what the job's multiply-adds would take (each prompt
-once, each answer's token, attention included) at the rate at which the model's own matrix products, and nothing else,
-run with as many rows in the same run. Writes one JSON file. It measures; it asserts nothing.
+Every candidate runs in its own process, one after the other, in rounds; each starts with a warm-up job that is not
+counted, except for the large model. Tokens per second count requested tokens only. The floor of a and b is the time
+of the job's matrix products (each prompt once, each response token, attention included) at the rate of the model's
+own matrix products with as many rows in the same run. Writes one JSON file.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ from main_job import machine
 
 if TYPE_CHECKING:
     from quintet.records import Generation, Request
-    from quintet.rollout.engine import Engine
+    from quintet.rollout.engines.engine import Engine
 
 ROOT = Path(__file__).parent.parent
-PROMPTS, SAMPLES, PROMPT_TOKENS, GAMES = 64, 8, 48, 256
+PROMPTS, SAMPLES, PROMPT_TOKENS, EPISODES = 64, 8, 48, 256
 SHAPES = {
     "small": {"hidden": 256, "layers": 4, "heads": 4, "kv_heads": 2, "mlp": 704, "vocabulary": 2048},
     "half": {"hidden": 896, "layers": 24, "heads": 14, "kv_heads": 2, "mlp": 4864, "vocabulary": 151936},
@@ -50,8 +49,7 @@ CONTENDERS = ("generate", "hf", "vllm")
 
 
 class GenerateEngine:
-    """`transformers.generate` behind the engine's protocol: it answers all that waits, padded, and ends with the
-    longest."""
+    """`transformers.generate` behind the engine protocol: runs all waiting requests padded, until the longest ends."""
 
     def __init__(self, directory: str, dtype: str, device: str = "cpu") -> None:
         import torch
@@ -63,13 +61,13 @@ class GenerateEngine:
         self._extra = {} if device == "cpu" else {"cache_implementation": "static"}
         self._waiting: list[Request] = []
         self.weight_version = 0
-        self.context = 4096
+        self.max_model_len = 4096
 
     @property
     def busy(self) -> bool:
         return bool(self._waiting)
 
-    def submit(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
         self._waiting.append(request)
 
     def step(self) -> list[Generation]:
@@ -112,27 +110,27 @@ class GenerateEngine:
     def load_weights(self, version: int, weights: Iterable[Any]) -> None:
         raise NotImplementedError
 
-    def forget(self) -> None: ...
+    def reset_prefix_cache(self) -> None: ...
 
     def sleep(self) -> None: ...
 
-    def wake(self) -> None: ...
+    def wake_up(self) -> None: ...
 
     def close(self) -> None: ...
 
 
 def make_model(shape: str, directory: Path) -> None:
-    """Random weights and a tokenizer, as `from_pretrained` reads them."""
-    from quintet.policies.tiny import Preset, make_tokenizer
-    from quintet.policies.tiny import make_model as make
+    """Create a model directory with random weights and a tokenizer."""
+    from quintet.policies.tiny_models import Preset, train_tokenizer
+    from quintet.policies.tiny_models import make_model as make
 
     preset = Preset(**SHAPES[shape], context=4096)
     make(preset, preset.vocabulary, 2, 0, 0).save_pretrained(directory)
-    make_tokenizer(640, [str(n) for n in range(1000)]).save_pretrained(directory)
+    train_tokenizer(640, [str(n) for n in range(1000)]).save_pretrained(directory)
 
 
 def make_player(directory: Path) -> None:
-    """A policy of 3 M parameters that was shown solved games and plays some of them right."""
+    """Create a policy with 3 M parameters after a warm start that solves some episodes."""
     words = ["policy.preset=grid-3m", "training.steps=1", "name=player", f"output_dir={directory}"]
     quiet = ["validation.every_steps=-1", "validation.before_training=false", "warm_start.until_success=null"]
     command = [sys.executable, "-m", "quintet", "train", *words, *quiet, "warm_start.updates=60"]
@@ -142,14 +140,14 @@ def make_player(directory: Path) -> None:
 def open_engine(
     contender: str, directory: str, dtype: str, slots: int, context: int, device: str
 ) -> tuple[Engine, Any]:
-    """The contender, behind the engine's protocol, and the learner's model."""
+    """Return the candidate behind the engine protocol, and the learner's model."""
     import torch
 
     if contender == "generate":
         return GenerateEngine(directory, dtype, device), None
-    from quintet.config.native import EngineConfig
-    from quintet.policies.causal_lm import load_model, load_tokenizer
-    from quintet.rollout.engine import ENGINES, EngineSetup
+    from quintet.config.native.rollout import EngineConfig
+    from quintet.policies.model_loading import load_model, load_tokenizer
+    from quintet.rollout.engines.engine import ENGINES, EngineSetup
     from quintet.runtime.memory import keep_freed_memory
 
     keep_freed_memory()
@@ -158,25 +156,25 @@ def open_engine(
         directory=Path(directory),
         model=model,
         dtype=getattr(torch, dtype),
-        slots=slots,
-        context=context,
-        decode=lambda tokens: str(tokenizer.decode(list(tokens))),
+        max_num_seqs=slots,
+        max_model_len=context,
+        detokenize=lambda tokens: str(tokenizer.decode(list(tokens))),
         options=EngineConfig(),
     )
     return ENGINES.get(contender).load()(setup), model
 
 
 def answers(engine: Engine, lengths: list[int], vocabulary: int) -> Callable[[int], dict[str, float]]:
-    """A job: samples of prompts, each of its length, none of which ends by itself."""
+    """Return a job: samples of prompts with fixed lengths and without end tokens."""
     from quintet.records import Request
 
     def job(number: int) -> dict[str, float]:
         draw = random.Random(number)
         prompts = [tuple(draw.randrange(3, vocabulary) for _ in range(PROMPT_TOKENS)) for _ in range(PROMPTS)]
         started = time.perf_counter()
-        engine.forget()
+        engine.reset_prefix_cache()
         for i, length in enumerate(lengths):
-            engine.submit(Request(i, prompts[i // SAMPLES], length, seed=number * 10_000 + i))
+            engine.add_request(Request(i, prompts[i // SAMPLES], length, seed=number * 10_000 + i))
         tokens = 0
         while engine.busy:
             tokens += sum(len(generation.tokens) for generation in engine.step())
@@ -185,37 +183,39 @@ def answers(engine: Engine, lengths: list[int], vocabulary: int) -> Callable[[in
     return job
 
 
-def games(engine: Engine, directory: str) -> Callable[[int], dict[str, float]]:
-    """A job: FrozenLake games, played by the agent loop."""
-    from quintet.config.native import FrozenLakeConfig, RolloutConfig
-    from quintet.envs.catalogue import make_world
-    from quintet.policies.causal_lm import load_tokenizer
-    from quintet.rollout.agent_loop import AgentLoop, Game, Sampling
-    from quintet.rollout.dialogue import ChatFormat
+def episodes(engine: Engine, directory: str) -> Callable[[int], dict[str, float]]:
+    """Return a job: FrozenLake episodes in the agent loop."""
+    from quintet.config.native.envs import FrozenLakeConfig
+    from quintet.config.native.rollout import RolloutConfig
+    from quintet.envs.factory import build_env
+    from quintet.policies.model_loading import load_tokenizer
+    from quintet.rollout.agent_loop import AgentLoop
+    from quintet.rollout.chat.chat_format import ChatFormat
+    from quintet.rollout.episode import Episode
+    from quintet.rollout.sampling_params import SamplingParams
 
     chat = ChatFormat(load_tokenizer(directory))
 
     def job(number: int) -> dict[str, float]:
-        loop = AgentLoop(engine, chat, lambda: make_world(FrozenLakeConfig()), RolloutConfig(), "frozenlake")
+        loop = AgentLoop(engine, chat, lambda: build_env(FrozenLakeConfig()), RolloutConfig(), "frozenlake")
         started = time.perf_counter()
-        asked = [Game(1000 * number + i // 16, i // 16, i % 16) for i in range(GAMES)]
-        played = list(loop.play(asked, Sampling(1.0, 0, 1.0, number)))
+        asked = [Episode(1000 * number + i // 16, i // 16, i % 16) for i in range(EPISODES)]
+        played = list(loop.collect_rollouts(asked, SamplingParams(1.0, 0, 1.0, number)))
         seconds = time.perf_counter() - started
         return {
-            "tokens": sum(game.response_tokens for game in played),
-            "turns": sum(len(game.turns) for game in played),
+            "tokens": sum(episode.response_tokens for episode in played),
+            "turns": sum(len(episode.turns) for episode in played),
             "seconds": seconds,
             "engine_seconds": loop.engine_seconds,
-            "world_seconds": loop.world_seconds,
-            "loop_share": (seconds - loop.engine_seconds - loop.world_seconds) / seconds,
+            "env_seconds": loop.env_seconds,
+            "loop_share": (seconds - loop.engine_seconds - loop.env_seconds) / seconds,
         }
 
     return job
 
 
 def exactness(engine: Engine, model: Any) -> dict[str, float]:
-    """Log-probs against those of transformers' own forward pass, before and after twenty weight updates, and what an
-    update takes, milliseconds."""
+    """Compare log-probs with transformers' forward pass before and after twenty weight syncs; time a sync (ms)."""
     import torch
 
     before, seconds = gap(engine, model), []
@@ -234,7 +234,7 @@ def exactness(engine: Engine, model: Any) -> dict[str, float]:
 
 
 def gap(engine: Engine, model: Any) -> float:
-    """Largest difference of log-probs over 32 answers of 64 tokens."""
+    """Return the largest difference of log-probs over 32 responses of 64 tokens."""
     import torch
 
     from quintet.policies.attention import register_attention
@@ -243,7 +243,7 @@ def gap(engine: Engine, model: Any) -> float:
     draw = random.Random(11)
     prompts = [tuple(draw.randrange(3, 600) for _ in range(PROMPT_TOKENS)) for _ in range(32)]
     for i, prompt in enumerate(prompts):
-        engine.submit(Request(i, prompt, 64, seed=i))
+        engine.add_request(Request(i, prompt, 64, seed=i))
     largest = 0.0
     model.set_attn_implementation("eager")
     while engine.busy:
@@ -270,9 +270,9 @@ def lengths_of(case: str) -> list[int]:
 
 
 def child(arguments: argparse.Namespace) -> None:
-    """One contender in this process: a job to warm up, then those that count, as JSON."""
+    """Run one candidate in this process: a warm-up job, then the measured ones; print JSON."""
     case, directory = arguments.case, arguments.directory
-    slots = GAMES if case == "c" else PROMPTS * SAMPLES
+    slots = EPISODES if case == "c" else PROMPTS * SAMPLES
     engine, model = open_engine(
         arguments.child, directory, arguments.dtype, slots, 1024 if case == "c" else 192, arguments.device
     )
@@ -281,7 +281,7 @@ def child(arguments: argparse.Namespace) -> None:
         engine.close()
         return
     if case == "c":
-        job = games(engine, directory)
+        job = episodes(engine, directory)
     else:
         vocabulary = shape_of(case)["vocabulary"]
         job = answers(engine, lengths_of(case), vocabulary)
@@ -293,7 +293,7 @@ def child(arguments: argparse.Namespace) -> None:
 
 
 def rate(directory: str, dtype: str, rows: int, device: str) -> float:
-    """Multiply-adds a second of the model's matrix products, `rows` at a time."""
+    """Return multiply-adds per second of the model's matrix products, `rows` at a time."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -313,7 +313,7 @@ def rate(directory: str, dtype: str, rows: int, device: str) -> float:
 
 
 def multiply_adds(shape: dict[str, int], lengths: list[int]) -> int:
-    """Of a job: every prompt once, every answer's tokens, and what attention multiplies."""
+    """Return the multiply-adds of a job: every prompt once, every response token, and attention."""
     hidden, dim = shape["hidden"], shape["hidden"] // shape["heads"]
     attention = hidden * dim * (2 * shape["heads"] + 2 * shape["kv_heads"])
     token = shape["layers"] * (attention + 3 * hidden * shape["mlp"])
@@ -336,11 +336,11 @@ def run_child(
 
 
 def measure(case: str, directory: Path, dtype: str, contenders: list[str], rounds: int, device: str) -> dict[str, Any]:
-    """All contenders in a case, round by round."""
+    """Run all candidates of a case, round by round."""
     jobs: dict[str, list[dict[str, float]]] = {contender: [] for contender in contenders}
     rates = []
     for number in range(rounds):
-        rows = GAMES if case == "c" else PROMPTS * SAMPLES
+        rows = EPISODES if case == "c" else PROMPTS * SAMPLES
         rates.append(rate(str(directory), dtype, rows, device))
         for contender in contenders:
             jobs[contender] += run_child(contender, case, directory, dtype, number, device)
@@ -359,12 +359,12 @@ def measure(case: str, directory: Path, dtype: str, contenders: list[str], round
 
 
 def has_kernels() -> bool:
-    """Whether the embedded engine has its compiled kernels here."""
+    """Return whether the embedded engine has its compiled kernels here."""
     import torch
 
-    from quintet.kernels.decoding import kernels
+    from quintet.kernels.decode import decode_kernels
 
-    return kernels(torch.float32, "cpu") is not None
+    return decode_kernels(torch.float32, "cpu") is not None
 
 
 def main() -> None:

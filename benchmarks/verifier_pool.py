@@ -1,10 +1,9 @@
-"""How fast answers are judged, and how long ten answers that never end hold up a batch.
+"""Measure how fast answers are scored, and how long ten answers that never end delay a batch.
 
     python benchmarks/verifier_pool.py [--times 5] [--out FILE]
 
-Writes one JSON file: boxed integers a second, the same for answers that math-verify has to parse, and the time of a
-batch of 512 with ten answers whose value nobody can write down, beyond the time limit of one answer. Two processes,
-as on two cores. It measures; it asserts nothing.
+Writes one JSON file: boxed integers per second, the same for answers that math-verify parses, and the time of a
+batch of 512 with ten answers that cannot be evaluated, beyond the timeout of one answer. Uses two processes.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quintet.config.native.data import RewardConfig
-from quintet.records import Answer, Question, Verdict
-from quintet.rewards.judges import Judge, make_judge
+from quintet.records import Question, Response, RewardResult
+from quintet.rewards.factory import RewardScorer, build_verifier_scorer
 
 SOURCE = "lighteval/MATH"
 ENDLESS = (r"9^{9^{9^{9}}}", r"\binom{1000000000}{500000000}", r"100000000!", r"\sum_{k=1}^{1000000000} \frac{1}{k^k}")
@@ -32,34 +31,36 @@ PROCESSES = 2
 
 
 def integer(number: int) -> tuple[str, str]:
-    """An answer and its truth, as plain as they come."""
+    """Return a plain integer answer and its ground truth."""
     return str(number), str(number)
 
 
 def root(number: int) -> tuple[str, str]:
-    """An answer that has to be parsed to be compared."""
+    """Return an answer that must be parsed, and its ground truth."""
     return f"1+\\sqrt{{{number + 2}}}", f"\\sqrt{{{number + 2}}}+1"
 
 
 def mixed(number: int) -> tuple[str, str]:
-    """One in four has to be parsed."""
+    """Return answers of which one in four must be parsed."""
     return root(number) if number % 4 == 0 else integer(number)
 
 
-def judged(judge: Judge, rows: list[tuple[str, str]]) -> tuple[float, list[Verdict]]:
-    """Seconds from the first answer to the last verdict."""
+def judged(judge: RewardScorer, rows: list[tuple[str, str]]) -> tuple[float, list[RewardResult]]:
+    """Return the seconds from the first answer to the last score."""
     started = time.perf_counter()
     for number, (content, truth) in enumerate(rows):
         question = Question(number, SOURCE, (), truth)
-        judge.submit(Answer(number, question, f"Step by step, so the answer is $\\boxed{{{content}}}$.", 12))
+        judge.submit(Response(number, question, f"Step by step, so the answer is $\\boxed{{{content}}}$.", 12))
     verdicts = judge.drain()
     return time.perf_counter() - started, verdicts
 
 
 @contextmanager
-def opened(seconds: float) -> Iterator[Judge]:
-    """A judge that has judged before: starting it is no part of a step."""
-    judge = make_judge(RewardConfig(manager="prime", workers=PROCESSES, timeout_seconds=seconds), 100, [SOURCE])
+def opened(seconds: float) -> Iterator[RewardScorer]:
+    """Return a warmed-up reward scorer, so that process start is not measured."""
+    judge = build_verifier_scorer(
+        RewardConfig(manager="prime", workers=PROCESSES, timeout_seconds=seconds), 100, [SOURCE]
+    )
     try:
         judged(judge, [root(number) for number in range(8)])
         yield judge
@@ -68,7 +69,7 @@ def opened(seconds: float) -> Iterator[Judge]:
 
 
 def rates(make: Callable[[int], tuple[str, str]], count: int, times: int) -> list[float]:
-    """Answers a second, of each run."""
+    """Return answers per second of each run."""
     with opened(30.0) as judge:
         found = []
         for run in range(times):
@@ -80,7 +81,7 @@ def rates(make: Callable[[int], tuple[str, str]], count: int, times: int) -> lis
 
 
 def beyond(make: Callable[[int], tuple[str, str]], times: int) -> list[float]:
-    """Seconds that a batch with pathological answers takes beyond the time limit, of each run."""
+    """Return the seconds that a batch with pathological answers takes beyond the timeout, of each run."""
     found = []
     with opened(TIMEOUT) as judge:
         for run in range(times):

@@ -1,4 +1,4 @@
-"""Make tests/unit/rollout/sglang_signatures.json: what a published SGLang offers, read from its wheel, not imported.
+"""Write tests/unit/rollout/engines/sglang_signatures.json from a published SGLang wheel, without importing it.
 
     pip download --no-deps sglang==0.5.23
     python scripts/make_sglang_signatures.py sglang-0.5.23-*.whl
@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-OUT = Path(__file__).parents[1] / "tests" / "unit" / "rollout" / "sglang_signatures.json"
+OUT = Path(__file__).parents[1] / "tests" / "unit" / "rollout" / "engines" / "sglang_signatures.json"
 SRT = "sglang/srt"
 ENGINE_METHODS = ("__init__", "async_generate", "get_all_child_pids", "shutdown")
 MANAGER_METHODS = (

@@ -42,13 +42,13 @@ def deep_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def made_policy(directory: Path, experts: int, layers: int = 2) -> Path:
     """A policy of random weights and its tokenizer, written there."""
-    from quintet.policies import tiny
+    from quintet.policies import tiny_models
 
-    shape = tiny.Preset(
+    shape = tiny_models.Preset(
         hidden=32, layers=layers, heads=4, kv_heads=2, mlp=64, vocabulary=420, context=512, experts=experts
     )
-    tokenizer = tiny.make_tokenizer(shape.vocabulary, TEXTS)
-    model = tiny.make_model(shape, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed=7)
+    tokenizer = tiny_models.train_tokenizer(shape.vocabulary, TEXTS)
+    model = tiny_models.build_model(shape, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed=7)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

@@ -1,6 +1,6 @@
-"""What goes wrong in a way the user can mend: one message, exit status 2, no traceback.
+"""Errors that the user can fix: one message, exit status 2, no traceback.
 
-Everything else that raises is a defect of Quintet and keeps its traceback.
+All other exceptions are bugs of Quintet and keep their traceback.
 """
 
 from __future__ import annotations
@@ -8,17 +8,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["ConfigError", "InterruptedRun", "MachineError", "UserError", "nearest"]
 
-
-def nearest(word: str, legal: Iterable[str]) -> str | None:
-    """The legal word closest in spelling to `word`, or None when nothing is close."""
-    found = difflib.get_close_matches(word, list(legal), n=1, cutoff=0.6)
-    return found[0] if found else None
+def nearest(word: str, valid: Iterable[str]) -> str | None:
+    """Return the valid word closest in spelling to `word`, or None if none is close."""
+    matches = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
+    return matches[0] if matches else None
 
 
 class UserError(Exception):
-    """A fault outside the program: what happened in `message`, what to do in `hint`."""
+    """Error outside the program: `message` says what happened, `hint` what to do."""
 
     exit_status = 2
 
@@ -32,10 +30,9 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """A key that is unknown, a value that is illegal, or keys that contradict each other.
+    """Unknown key, invalid value, or keys that contradict each other.
 
-    `key` is the dotted path, `value` what was given, `source` where it was given
-    (`file.yaml:12` or `command line`).
+    `key` is the dotted path and `source` the origin of `value` (`file.yaml:12` or `command line`).
     """
 
     def __init__(
@@ -54,10 +51,10 @@ class ConfigError(UserError):
 
 
 class MachineError(UserError):
-    """The machine says no: a directory that can't be written, a full disk, a missing file."""
+    """Error of the machine: a directory without write permission, a full disk, a missing file."""
 
 
 class InterruptedRun(UserError):
-    """The run was asked to stop (Ctrl-C, SIGTERM) and left its last good checkpoint standing."""
+    """The run was stopped (Ctrl-C, SIGTERM); its last complete checkpoint is kept."""
 
     exit_status = 130

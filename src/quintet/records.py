@@ -1,7 +1,6 @@
-"""The records that everything passes through, from a world's first words to a gradient.
+"""Records that pass between components: from observations to batches for the learner.
 
-Frozen and slotted; tensors carry their shape and unit in the field's docstring. `N` counts packed
-tokens, `B` sequences, `R` trajectories.
+All are frozen. Docstrings of tensors have shape and unit: `N` packed tokens, `B` sequences, `R` trajectories.
 """
 
 from __future__ import annotations
@@ -15,69 +14,52 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-__all__ = [
-    "UNPLAYED",
-    "Answer",
-    "Batch",
-    "Failure",
-    "Generation",
-    "Observation",
-    "Outcome",
-    "Question",
-    "Request",
-    "Step",
-    "StopReason",
-    "Trajectory",
-    "Turn",
-    "Verdict",
-]
-
 
 class StopReason(StrEnum):
-    """Why the policy stopped writing; counted under `response/stop_reason/<value>`."""
+    """Why generation of a response ended; counted under `response/stop_reason/<value>`."""
 
     STOP = "stop"
-    """It ended its turn itself."""
+    """The policy generated a stop token or stop text."""
     LENGTH = "length"
     """`max_response_tokens` was reached."""
     CONTEXT = "context"
     """The prompt left no room in the context window."""
     ABORT = "abort"
-    """The engine was told to drop the request."""
+    """The request was aborted."""
     FAILED = "failed"
-    """The engine couldn't go on; see `Generation.failure`."""
+    """The engine failed; see `Generation.failure`."""
 
 
 class Outcome(StrEnum):
     """How a trajectory ended; counted under `trajectory/outcome/<value>`."""
 
     SUCCESS = "success"
-    """The world says the task is solved."""
+    """The env reports that the task is solved."""
     TERMINATED = "terminated"
-    """The world ended without success (the agent fell into a hole)."""
+    """The env ended without success (the agent fell into a hole)."""
     TRUNCATED = "truncated"
-    """The world's own step limit was reached."""
+    """The step limit of the env was reached."""
     MAX_TURNS = "max_turns"
     """`max_turns` was reached."""
     MAX_ACTIONS = "max_actions"
-    """`world.max_actions` was reached."""
+    """`env.max_actions` was reached."""
     MAX_TOKENS = "max_tokens"
-    """`world.max_tokens` left no room for another turn."""
+    """`env.max_tokens` left no room for another turn."""
     CONTEXT = "context"
-    """The dialogue outgrew the context window."""
+    """The prompt no longer fits in the context window."""
     FAILED = "failed"
-    """The world or the engine failed; see `Trajectory.failure`."""
+    """The env or the engine failed; see `Trajectory.failure`."""
     ABORTED = "aborted"
-    """It was given up in the middle, because nobody needs it any more."""
+    """The episode was cancelled because it is no longer needed."""
 
 
-UNPLAYED = (Outcome.FAILED, Outcome.ABORTED)
-"""Games that didn't come to an end of their own: nothing is learnt from them."""
+INCOMPLETE_OUTCOMES = (Outcome.FAILED, Outcome.ABORTED)
+"""Outcomes of episodes that did not run to their end; they are not trained on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a world shows: `text`, and images as RGB `uint8[height, width, 3]`."""
+    """Observation of an env: text, and images as RGB `uint8[height, width, 3]`."""
 
     text: str
     images: tuple[np.ndarray, ...] = ()
@@ -85,7 +67,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one action brought. `info["success"]` says whether the task is solved."""
+    """Result of one action. `info["success"]` is true if the task is solved."""
 
     observation: Observation
     reward: float
@@ -96,7 +78,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A fault kept as data: where it happened (`reset`, `step`, `engine`, `reward`), the error's type, its message."""
+    """Error recorded as data: where it happened (`reset`, `step`, `engine`, `reward`), type and message."""
 
     where: str
     kind: str
@@ -105,7 +87,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One row of a data file: what is asked, and what an answer is judged by.
+    """Row of a data file: the prompt, and the fields to verify responses with.
 
     >>> Question(id=7, source="openai/gsm8k", messages=({"role": "user", "content": "2 + 3 = ?"},), truth="5").truth
     '5'
@@ -114,20 +96,20 @@ class Question:
     id: int
     """Number of the row over all files."""
     source: str
-    """Says which rules judge; empty where the row doesn't say."""
+    """Data source, which selects the verifier; empty if the row has none."""
     messages: tuple[Mapping[str, Any], ...]
     """Chat messages, each with `role` and `content`."""
     truth: Any = None
-    """What is right."""
+    """Ground truth."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What a reward function is told besides."""
+    """Further fields for the reward function."""
     response: str | None = None
-    """A demonstrated answer, where the row has one."""
+    """Demonstrated response, if the row has one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the policy answered, to be judged. `tokens` counts those it wrote; `id` is the caller's own."""
+class Response:
+    """Response of the policy to be scored. `tokens` is its length; the caller chooses `id`."""
 
     id: int
     question: Question
@@ -136,24 +118,24 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What an answer is worth: `score` is its reward, all factors and penalties included."""
+class RewardResult:
+    """Reward of a response: `score` includes all factors and penalties."""
 
     id: int
     score: float
     parts: Mapping[str, float] = field(default_factory=dict)
-    """What the reward is made of and what is to be logged, by name; `acc` says how right the answer is, 0 to 1."""
+    """Parts of the reward and further metrics by name; `acc` is the correctness, 0 to 1."""
     predicted: str | None = None
-    """The answer that was read out of the text, for votes among answers."""
+    """Extracted answer, for majority votes."""
     failure: Failure | None = None
-    """Why it couldn't be judged; the score is then that of a wrong answer."""
+    """Why scoring failed; `score` is then that of a wrong response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One turn to be written by an engine.
+    """Request to an engine for one response.
 
-    `seed` alone decides the random draws, so the answer doesn't depend on its neighbours in a batch.
+    Sampling only depends on `seed`, not on the other requests in a batch.
     """
 
     id: int
@@ -169,24 +151,24 @@ class Request:
     min_p: float = 0.0
     """Drop tokens less likely than this share of the likeliest one's probability."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens that prompt or answer already hold (Keskar et al.
-    2019, arXiv:1909.05858)."""
+    """Divides positive and multiplies negative logits of tokens in the prompt or response so far (Keskar et al. 2019,
+    arXiv:1909.05858)."""
     min_tokens: int = 0
-    """Tokens before which nothing ends the answer: until then no `stop_ids` are drawn."""
+    """Minimum length of the response: `stop_ids` are not sampled before."""
     stop_ids: tuple[int, ...] = ()
-    """Tokens that end the answer; such a token is its last. None of them: it goes on to `max_tokens`."""
+    """Tokens that end the response and are its last token; empty continues to `max_tokens`."""
     stop_texts: tuple[str, ...] = ()
-    """Texts that end the answer wherever they come up in it, over the borders of tokens too."""
+    """Texts that end the response wherever they occur, also across token boundaries."""
     keep: bool = False
-    """The dialogue goes on after this answer: what is computed for it is kept until the next request of that `id`."""
+    """The conversation continues: keep the KV cache for the next request with this `id`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What an engine wrote for a `Request`.
+    """Response of an engine to a `Request`.
 
-    The log-probs are nats over the whole vocabulary under the sampling temperature (under 1 where greedy), before
-    top-k, top-p, min-p and the repetition penalty change the draw: what a learner computes for the same tokens.
+    The log-probs, nats, are over the whole vocabulary at the sampling temperature (1 if greedy), before top-k, top-p,
+    min-p and the repetition penalty: as a learner computes them for the same tokens.
     """
 
     id: int
@@ -194,16 +176,16 @@ class Generation:
     logprobs: tuple[float, ...]
     stop: StopReason
     weight_version: int
-    """Version of the weights that wrote the first token."""
+    """Version of the weights that generated the first token."""
     switches: tuple[tuple[int, int], ...] = ()
-    """`(place, version)` for each weight update in the middle: from that token on, newer weights wrote."""
+    """`(index, version)` per weight update during generation: newer weights from this token on."""
     failure: Failure | None = None
-    """Why the engine couldn't go on, where it stopped for that."""
+    """Why the engine failed, for `StopReason.FAILED`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One exchange: what the policy saw, what it wrote, what came of it.
+    """One turn of an episode: observation, response and its effect.
 
     >>> Turn(observation="_ P G", prompt=(1, 2), continues=False, tokens=(7, 3), logprobs=(-0.1, -0.2),
     ...      weight_version=4, text="<answer> Right </answer>", actions=("Right",), valid_format=True,
@@ -212,25 +194,25 @@ class Turn:
     """
 
     observation: str
-    """The world's text before the policy spoke."""
+    """Text of the env before the response."""
     prompt: tuple[int, ...]
-    """Token ids new to the policy: the whole prompt, or only what follows its last word where the
-    turn `continues` the sequence of the turn before."""
+    """Prompt token ids: the whole prompt, or only the tokens after the previous response if the turn `continues` the
+    sequence of the previous turn."""
     continues: bool
     tokens: tuple[int, ...]
-    """Token ids the policy produced, as sampled."""
+    """Response token ids as sampled."""
     logprobs: tuple[float, ...]
-    """Nats, one for each of `tokens`."""
+    """Log-probs of `tokens`, nats."""
     weight_version: int
     text: str
     actions: tuple[Any, ...]
-    """What was parsed and legal, in order: words, or arrays for continuous control."""
+    """Valid parsed actions in order: words, or arrays for continuous control."""
     valid_format: bool
     reward: float
-    """Sum of the world's rewards in this turn, plus the format penalty."""
+    """Sum of the env's rewards in this turn and the format penalty."""
     stop: StopReason
     frames: tuple[str, ...] = ()
-    """The world's text after each executed action."""
+    """Text of the env after each executed action."""
     images: tuple[np.ndarray, ...] = ()
     switches: tuple[tuple[int, int], ...] = ()
     """See `Generation.switches`."""
@@ -238,9 +220,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One game. Trajectories with the same `group` started from the same state."""
+    """Record of one episode. Trajectories of the same `group` have the same start state."""
 
-    world: str
+    env: str
     seed: int
     group: int
     sample: int
@@ -248,11 +230,11 @@ class Trajectory:
     outcome: Outcome
     failure: Failure | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
-    """What the reward is made of, by name, where a reward function says so."""
+    """Parts of the reward by name, if the reward function returns them."""
     predicted: str | None = None
-    """The answer that was read out of the policy's words, where a verifier reads one."""
+    """Answer that a verifier extracted from the response."""
     kind: str | None = None
-    """Which world `world` is, where that is a name of the user's own."""
+    """Type of the env, if `env` is a user-defined name."""
 
     @property
     def success(self) -> bool:
@@ -270,10 +252,10 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Token sequences packed end to end, no padding.
+    """Token sequences packed without padding.
 
-    A trajectory gives one sequence, or several where its context window slides; its sequences lie
-    next to each other in the order they were played, so that advantages run over the whole game.
+    A trajectory has one sequence, or several consecutive ones with a sliding context window, in the order of its turns,
+    so that advantages run over the whole episode.
     """
 
     tokens: torch.Tensor
@@ -283,43 +265,43 @@ class Batch:
     lengths: torch.Tensor
     """int64 [B], tokens of each sequence; sums to N."""
     loss_mask: torch.Tensor
-    """bool [N], true where the policy wrote the token."""
+    """bool [N], response tokens."""
     turn: torch.Tensor
     """int64 [N], index of the turn within its trajectory."""
     turn_end: torch.Tensor
-    """bool [N], true at the last token the policy wrote in a turn."""
+    """bool [N], last response token of each turn."""
     trajectory: torch.Tensor
     """int64 [B], index of each sequence's trajectory, ascending."""
     group: torch.Tensor
     """int64 [R], group of each trajectory."""
     logprobs: torch.Tensor
-    """float32 [N], nats, as the engine sampled; 0 where the mask is false."""
+    """float32 [N], nats, at sampling; 0 outside the loss mask."""
     rewards: torch.Tensor
-    """float32 [N], a turn's reward at its `turn_end`; 0 elsewhere."""
+    """float32 [N], reward of a turn at its `turn_end`; 0 elsewhere."""
     rollout_logprobs: torch.Tensor | None = None
-    """float32 [N], nats, as the engine sampled, where `logprobs` are the learner's own."""
+    """float32 [N], nats, of the engine at sampling, if `logprobs` were recomputed by the learner."""
     ref_logprobs: torch.Tensor | None = None
-    """float32 [N], nats, of the reference policy; 0 where the mask is false."""
-    squared_mass: torch.Tensor | None = None
-    """float32 [N], sum of the squared probabilities of all tokens where each own token was drawn."""
+    """float32 [N], nats, of the reference policy; 0 outside the loss mask."""
+    sum_squared_probs: torch.Tensor | None = None
+    """float32 [N], sum over the vocabulary of squared probabilities at each response token."""
     correction: torch.Tensor | None = None
-    """float32 [N], by what each token's loss is multiplied; null multiplies by 1."""
-    learnt: torch.Tensor | None = None
-    """bool [N], own tokens that are learnt from; null learns from all."""
+    """float32 [N], factor on the loss of each token; None for 1."""
+    trained_mask: torch.Tensor | None = None
+    """bool [N], response tokens that are trained on; None for all."""
     divergence: torch.Tensor | None = None
-    """float32 [N], nats, of the policy from the reference over the whole vocabulary."""
-    saw: torch.Tensor | None = None
-    """int64 [N], the same number for turns of a group that answered the same words of the world."""
+    """float32 [N], nats, KL divergence from the reference over the whole vocabulary."""
+    observation_group: torch.Tensor | None = None
+    """int64 [N], the same number for turns of a group with the same observation."""
     baseline: torch.Tensor | None = None
-    """float32 [R], reward of a greedy game from the same start."""
+    """float32 [R], reward of a greedy episode from the same start state."""
     parts: Mapping[str, torch.Tensor] | None = None
-    """float32 [R] each, what the rewards are made of."""
+    """Parts of the rewards by name, each float32 [R]."""
     values: torch.Tensor | None = None
-    """float32 [N], the critic's estimate before each token."""
+    """float32 [N], value estimate of the critic before each token."""
     advantages: torch.Tensor | None = None
     """float32 [N]."""
     returns: torch.Tensor | None = None
-    """float32 [N], what the critic learns."""
+    """float32 [N], targets of the critic."""
 
     @property
     def token_trajectory(self) -> torch.Tensor:

@@ -1,10 +1,13 @@
-"""One generic registry: a name, what it makes, its configuration class, a line of help.
+"""Generic registry of pluggable components: name, factory, config class, one line of help.
 
-Everything pluggable (worlds, engines, policies, algorithms) is a protocol plus an entry here.
+Every pluggable kind (env, engine, advantage estimator, …) is a protocol plus a registry of its implementations:
 
-    WORLDS: Registry[World] = Registry("world", entry_points="quintet.worlds")
-    WORLDS.add("frozenlake", "quintet.envs.frozenlake:FrozenLake", help="...", config=FrozenLakeConfig)
-    WORLDS.get("frozenlake").load()
+    ENVS: Registry[Env] = Registry("env", entry_points="quintet.envs")
+    ENVS.add("frozenlake", "quintet.envs.frozenlake:FrozenLake", help="...", config=FrozenLakeConfig)
+    ENVS.get("frozenlake").load()
+
+Another package adds an implementation through an entry point of the registry's group. It points to the factory itself
+(a `config_class` attribute gives it typed arguments) or to an `Entry` whose `target` is imported on first use only.
 """
 
 from __future__ import annotations
@@ -14,54 +17,61 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
+import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
 from quintet.errors import ConfigError, nearest
 
-__all__ = ["Entry", "Registry", "load_outside"]
-
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """A registered name. `target` is the factory or its `module:attribute` address, loaded on use."""
+    """Registered component. `target` is the factory or its `module:attribute` address, imported on first use."""
 
     name: str
     target: Callable[..., T] | str
     help: str
     config: type | None = None
+    """Pydantic class of the arguments."""
     requires: tuple[str, ...] = ()
+    """Modules that must be importable."""
     extra: str | None = None
+    """Extra of this distribution that installs them."""
     how: str | None = None
+    """Installation hint, if `pip install` is not the way."""
+    is_plugin: bool = False
+    """Registered by another package."""
 
     def missing(self) -> tuple[str, ...]:
-        """The packages that this entry needs and this installation lacks."""
+        """Return the required modules that are not installed."""
         return tuple(name for name in self.requires if importlib.util.find_spec(name) is None)
 
     @property
     def install(self) -> str:
-        """What `pip install` needs to be told: the extra, else the packages that are missing."""
+        """Arguments of `pip install` that provide the required modules."""
         return f"quintet[{self.extra}]" if self.extra else " ".join(self.missing())
 
     @property
     def guide(self) -> str:
-        """What to do where a package is missing."""
+        """Installation hint for missing modules."""
         return self.how or f"pip install '{self.install}'"
 
     def load(self) -> Callable[..., T]:
-        """The factory itself.
+        """Return the factory.
 
         Raises:
-            ConfigError: a package it needs is not installed; the message says what to install.
+            ConfigError: a required module is not installed; the message says what to install.
         """
         if missing := self.missing():
             raise ConfigError(
-                f"{self.name!r} needs {', '.join(missing)}, not installed here",
+                f"{self.name!r} requires {', '.join(missing)}, which is not installed",
                 value=self.name,
                 hint=self.guide,
             )
@@ -72,86 +82,137 @@ class Entry(Generic[T]):
 
 
 class Registry(Generic[T]):
-    """Names of one kind. `entry_points` names the group through which other packages add theirs."""
+    """Components of one kind. `entry_points` is the group through which other packages add theirs."""
 
-    def __init__(self, kind: str, entry_points: str | None = None) -> None:
+    def __init__(self, kind: str, entry_points: str | None = None, old_entry_points: str | None = None) -> None:
         self.kind = kind
+        self.version = 0
+        """Number of changes, for caches that depend on the entries."""
         self._group = entry_points
+        self._old_group = old_entry_points
         self._entries: dict[str, Entry[T]] = {}
+        self._plugins: dict[str, EntryPoint] | None = None
 
     def add(
         self,
         name: str,
         target: Callable[..., T] | str,
         *,
-        help: str,  # noqa: A002 - the word users know
+        help: str,  # noqa: A002 - the common name of this argument
         config: type | None = None,
         requires: tuple[str, ...] = (),
         extra: str | None = None,
         how: str | None = None,
     ) -> None:
-        """Register `name`; `how` says what to do where packages are missing, if that isn't `pip install`.
+        """Register a component; see `Entry` for the arguments.
 
         Raises:
-            ValueError: the name is taken.
+            ValueError: `name` is already registered.
         """
         if name in self._entries:
             raise ValueError(f"{self.kind} {name!r} is registered twice")
         self._entries[name] = Entry(name, target, help, config, requires, extra, how)
+        self.version += 1
 
     def get(self, name: str) -> Entry[T]:
-        """The entry of that name.
+        """Return the entry of that name.
 
         Raises:
-            ConfigError: no such name; the message lists the nearest.
+            ConfigError: the name is not registered (the message suggests the nearest), or its plugin cannot be
+                imported.
         """
-        self._load_entry_points()
+        plugins = self._find_plugins()
+        if name in plugins:
+            self._load_plugin(plugins.pop(name))
         if name in self._entries:
             return self._entries[name]
-        close = nearest(name, self._entries)
-        known = ", ".join(sorted(self._entries))
+        names = [*self._entries, *plugins]
+        close = nearest(name, names)
         raise ConfigError(
             f"unknown {self.kind} {name!r}",
             value=name,
-            hint=(f"did you mean {close!r}? " if close else "") + f"known: {known}",
+            hint=(f"did you mean {close!r}? " if close else "") + f"known: {', '.join(sorted(names))}",
         )
 
+    def in_order(self) -> list[Entry[T]]:
+        """Return all entries in order of registration; plugins that cannot be imported are left out with a warning."""
+        plugins = self._find_plugins()
+        for name in list(plugins):
+            try:
+                self._load_plugin(plugins.pop(name))
+            except ConfigError as error:
+                warnings.warn(str(error), stacklevel=2)
+        return list(self._entries.values())
+
     def __iter__(self) -> Iterator[Entry[T]]:
-        self._load_entry_points()
-        return iter(sorted(self._entries.values(), key=lambda entry: entry.name))
+        return iter(sorted(self.in_order(), key=lambda entry: entry.name))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return name in self._entries or name in self._find_plugins()
 
-    def _load_entry_points(self) -> None:
-        group, self._group = self._group, None
-        if group is None:
-            return
-        for point in importlib.metadata.entry_points(group=group):
-            if point.name not in self._entries:
-                self.add(point.name, point.value, help=f"from {point.module}")
+    def _find_plugins(self) -> dict[str, EntryPoint]:
+        """Entry points of other packages that are not imported yet."""
+        if self._plugins is None:
+            self._plugins = {}
+            for group in filter(None, (self._group, self._old_group)):
+                for point in importlib.metadata.entry_points(group=group):
+                    if group == self._old_group:
+                        message = f"entry point group {group!r} of {point.value!r} is deprecated: use {self._group!r}"
+                        warnings.warn(message, DeprecationWarning, stacklevel=2)
+                    if point.name not in self._entries:
+                        self._plugins[point.name] = point
+                        self.version += 1
+        return self._plugins
+
+    def _load_plugin(self, point: EntryPoint) -> None:
+        target = load_entry_point(point, self.kind)
+        if isinstance(target, Entry):
+            entry = replace(target, name=point.name, is_plugin=True)
+        else:
+            lines = (target.__doc__ or f"from {point.value}").strip().splitlines()
+            config = getattr(target, "config_class", None)
+            entry = Entry(point.name, target, lines[0], config, is_plugin=True)
+        self._entries[point.name] = entry
+        self.version += 1
 
 
-def load_outside(reference: str, key: str, entry_points: str | None = None) -> Callable[..., Any]:
-    """What a user's `file.py:name`, `module:name`, or a name that another package registered under `entry_points`
-    stands for; `key` is the configuration's, for messages.
+def load_entry_point(point: EntryPoint, kind: str) -> Any:
+    """Import the object that another package's entry point names.
+
+    Raises:
+        ConfigError: the import fails.
+    """
+    try:
+        return point.load()
+    except Exception as error:  # importing somebody else's module can raise anything
+        message = f"{kind} {point.name!r} from {point.value!r} cannot be imported: {type(error).__name__}: {error}"
+        raise ConfigError(message, value=point.name) from error
+
+
+def load_user_object(reference: str, key: str, entry_points: str | None = None) -> Callable[..., Any]:
+    """Import the function or class that a user names as `file.py:name`, `module:name`, or by the name under which
+    another package registers it in the group `entry_points`. `key` is the config key, for messages.
 
     Raises:
         ConfigError: there is no such file, module or name, or importing it fails.
     """
     for point in importlib.metadata.entry_points(group=entry_points) if entry_points else ():
         if point.name == reference:
-            return cast("Callable[..., Any]", point.load())
-    place, colon, name = reference.rpartition(":")
+            target = load_entry_point(point, key)
+            return target.load() if isinstance(target, Entry) else cast("Callable[..., Any]", target)
+    location, colon, name = reference.rpartition(":")
     if not colon:
         raise ConfigError(
-            f"{key} = {reference!r} names nothing to call", key=key, value=reference, hint="give file.py:name"
+            f"{key} = {reference!r} does not name a function or class",
+            key=key,
+            value=reference,
+            hint="write file.py:name or module:name",
         )
-    module = _module(place, key, reference)
+    module = _import(location, key, reference)
     if not hasattr(module, name):
         close = nearest(name, vars(module))
         raise ConfigError(
-            f"{key} = {reference!r}: {place} has no {name!r}",
+            f"{key} = {reference!r}: {location} has no {name!r}",
             key=key,
             value=reference,
             hint=f"did you mean {close!r}?" if close else None,
@@ -159,18 +220,19 @@ def load_outside(reference: str, key: str, entry_points: str | None = None) -> C
     return cast("Callable[..., Any]", getattr(module, name))
 
 
-def _module(place: str, key: str, reference: str) -> ModuleType:
-    """A user's file or module, imported once."""
+def _import(location: str, key: str, reference: str) -> ModuleType:
     try:
-        return _file(Path(place).expanduser().resolve()) if place.endswith(".py") else importlib.import_module(place)
+        if location.endswith(".py"):
+            return _import_file(Path(location).expanduser().resolve())
+        return importlib.import_module(location)
     except FileNotFoundError as error:
-        raise ConfigError(f"{key} = {reference!r}: there is no file {place}", key=key, value=reference) from error
-    except Exception as error:
-        told = f"{key} = {reference!r}: importing it failed: {type(error).__name__}: {error}"
-        raise ConfigError(told, key=key, value=reference) from error
+        raise ConfigError(f"{key} = {reference!r}: there is no file {location}", key=key, value=reference) from error
+    except Exception as error:  # importing a user's file can raise anything
+        message = f"{key} = {reference!r}: importing it failed: {type(error).__name__}: {error}"
+        raise ConfigError(message, key=key, value=reference) from error
 
 
-def _file(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     name = f"quintet_outside_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -178,10 +240,9 @@ def _file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None or not path.is_file():
         raise FileNotFoundError(path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
+    with ExitStack() as on_failure:
+        sys.modules[name] = module
+        on_failure.callback(sys.modules.pop, name)
         spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+        on_failure.pop_all()
     return module

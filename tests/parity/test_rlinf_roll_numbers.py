@@ -5,7 +5,7 @@
 Not compared, because the numbers were stored without what they were computed from: ROLL's aggregations (`agg_*`), its
 agentic returns (`agentic_reinforce_*`) and partitions by length (`seqlen_parts`), RLinf's value loss (`critic`) and its
 embodied losses (`emb_loss_*`: of their inputs, advantages and masks are missing). RLinf's embodied advantages
-(`embodied_*`) have inputs, but worlds of robots aren't in this version.
+(`embodied_*`) have inputs, but envs of robots aren't in this version.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.algorithms.advantages import gae, grpo, raw, reinforce, reinforce_plus_plus_baseline
+from quintet.algorithms.advantages.critics import gae
+from quintet.algorithms.advantages.outcome import grpo, raw, reinforce_plus_plus_baseline
+from quintet.algorithms.advantages.returns import reinforce
 from quintet.algorithms.aggregation import token_weights
 from quintet.algorithms.kl import kl_estimate
-from quintet.algorithms.losses import ppo_clip
-from quintet.algorithms.shaping import shape
+from quintet.algorithms.losses.clipping import ppo_clip
+from quintet.algorithms.shaping import shape_rewards
 from quintet.algorithms.tokens import whiten
 from quintet.config.native.advantages import (
-    BaselineConfig,
     GaeConfig,
     GrpoConfig,
+    RawConfig,
+    ReinforceConfig,
     ReinforcePlusPlusBaselineConfig,
     ReinforcePlusPlusConfig,
-    ReturnConfig,
 )
 from quintet.config.native.algorithm import ShapingConfig
 from quintet.records import Batch
@@ -67,7 +69,7 @@ def rlinf_batch(make_batch: MakeBatch, values: list[list[float]] | None = None) 
     ("name", "estimate"),
     [
         ("reasoning_grpo", lambda batch: grpo(batch, GrpoConfig())),
-        ("reasoning_raw", lambda batch: raw(batch, BaselineConfig(name="raw"))),
+        ("reasoning_raw", lambda batch: raw(batch, RawConfig())),
     ],
 )
 def test_rlinf_outcome_advantages(make_batch: MakeBatch, name: str, estimate: Callable[[Batch], Any]) -> None:
@@ -141,7 +143,7 @@ def test_rlinf_actor_loss(mode: str, dual: float | None) -> None:
 @pytest.mark.parametrize("name", ["1", ".9"])
 def test_roll_reinforce(make_batch: MakeBatch, name: str) -> None:
     batch = make_batch([[1, 1, 1, 1], [1, 1, 0, 0]], [[0, 0, 0, 1.0], [0, -1.0, 0, 0]])
-    advantages, _ = reinforce(batch, ReturnConfig(name="reinforce", gamma=float(name)))
+    advantages, _ = reinforce(batch, ReinforceConfig(name="reinforce", gamma=float(name)))
     same(advantages.view(2, 4), rows(ROLL[f"reinforce_g{name}"]))
 
 
@@ -166,7 +168,7 @@ def test_roll_reward_normalisation(make_batch: MakeBatch, center: Any, divide: A
     """Dividing by the group's deviation without taking its mean off, theirs has the wrong shape, and is divided by
     1e-6 where all rewards of a group are the same; ours is left alone there."""
     batch = make_batch([[1]] * 8, [[reward] for reward in ROLL_REWARDS], group=ROLL_GROUPS)
-    found = shape(batch, ShapingConfig(center=center, divide=divide), 1).rewards
+    found = shape_rewards(batch, ShapingConfig(center=center, divide=divide), 1).rewards
     theirs = {"none": "None"}
     told = torch.tensor(ROLL[f"reward_norm_mean={theirs.get(center, center)}_std={theirs.get(divide, divide)}"])
     if divide != "group" or center == "group":

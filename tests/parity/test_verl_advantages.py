@@ -15,9 +15,8 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from quintet.algorithms.advantages import ADVANTAGES
 from quintet.algorithms.tokens import whiten
-from quintet.config.native.advantages import AdvantageConfig
+from quintet.config.native.advantages import ADVANTAGES, AdvantageConfig
 from quintet.records import Batch
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -25,7 +24,7 @@ ARRAYS = np.load(GOLDEN / "verl_float64.npz")
 SETTINGS = json.loads(str(ARRAYS["settings"]))
 SETS = ("single", "turns")
 PROMPTS = (3, 0, 5, 1)
-"""What the world said first, tokens, in turn: rows don't begin where padded ones do."""
+"""What the env said first, tokens, in turn: rows don't begin where padded ones do."""
 CONFIG: TypeAdapter[Any] = TypeAdapter(AdvantageConfig)
 
 
@@ -33,7 +32,7 @@ def given(kind: str, name: str) -> torch.Tensor:
     return torch.from_numpy(ARRAYS[f"in|{kind}|{name}"])
 
 
-class Packed:
+class PackedBatch:
     """verl's padded rows as trajectories with a prompt before each; `cut` begins a new sequence, with a prompt of its
     own, at the first hole of every second row."""
 
@@ -78,7 +77,7 @@ class Packed:
             group=given(self.kind, "pairs" if name == "grpo_passk" else "group"),
             logprobs=self.pack(given(self.kind, "old_log_probs")),
             rewards=self.pack(given(self.kind, "rewards")),
-            squared_mass=self.pack(given(self.kind, "squared_mass")),
+            sum_squared_probs=self.pack(given(self.kind, "squared_mass")),
             baseline=given(self.kind, "baseline"),
             parts={part: given(self.kind, part) for part in ("part_right", "part_form")},
             values=self.pack(given(self.kind, "values")),
@@ -103,7 +102,7 @@ def ours(name: str, options: dict[str, Any]) -> Any:
     return CONFIG.validate_python(native)
 
 
-def same(found: torch.Tensor, kind: str, key: str, packed: Packed) -> None:
+def same(found: torch.Tensor, kind: str, key: str, packed: PackedBatch) -> None:
     told = torch.from_numpy(ARRAYS[f"out|{kind}|{key}"]).double()[packed.mask]
     torch.testing.assert_close(packed.own(found), told, atol=1e-6, rtol=1e-6)
 
@@ -112,7 +111,7 @@ def same(found: torch.Tensor, kind: str, key: str, packed: Packed) -> None:
 @pytest.mark.parametrize(("name", "variant"), variants())
 def test_advantages_and_returns(kind: str, name: str, variant: str) -> None:
     options = SETTINGS[f"adv|{name}|{variant}"]
-    packed = Packed(kind)
+    packed = PackedBatch(kind)
     batch = packed.batch(name)
     if options.get("weighted"):
         batch = dataclasses.replace(batch, correction=packed.pack(given(kind, "weights")))
@@ -128,8 +127,8 @@ def test_advantages_and_returns(kind: str, name: str, variant: str) -> None:
 
 @pytest.mark.parametrize("kind", SETS)
 def test_verls_two_forms_of_rloo_differ_in_groups_of_one_alone(kind: str) -> None:
-    """Ours is `rloo`: a game without company keeps its reward; `rloo_vectorized` takes it away."""
-    packed = Packed(kind)
+    """Ours is `rloo`: an episode without company keeps its reward; `rloo_vectorized` takes it away."""
+    packed = PackedBatch(kind)
     config = CONFIG.validate_python({"name": "rloo"})
     advantages, _ = ADVANTAGES.get("rloo").load()(packed.batch("rloo"), config)
     told = torch.from_numpy(ARRAYS[f"out|{kind}|adv|rloo_vectorized|default|advantages"])
@@ -143,11 +142,11 @@ def test_verls_two_forms_of_rloo_differ_in_groups_of_one_alone(kind: str) -> Non
 
 @pytest.mark.parametrize(("name", "variant"), [v for v in variants() if v[0] != "optimal_token_baseline"])
 def test_a_window_that_slides_changes_nothing(name: str, variant: str) -> None:
-    """A game in several sequences has the advantages of the same game in one. (`optimal_token_baseline` counts
-    places in what the world said, too, of which there is then more.)"""
+    """An episode in several sequences has the advantages of the same episode in one. (`optimal_token_baseline` counts
+    places in what the env said, too, of which there is then more.)"""
     options = SETTINGS[f"adv|{name}|{variant}"]
     config = ours(name, options)
-    whole, cut = Packed("turns"), Packed("turns", cut=True)
+    whole, cut = PackedBatch("turns"), PackedBatch("turns", cut=True)
     assert len(cut.lengths) > len(whole.lengths)
     estimate = ADVANTAGES.get(config.name).load()
     for one, other in zip(estimate(whole.batch(name), config), estimate(cut.batch(name), config), strict=True):
@@ -156,7 +155,7 @@ def test_a_window_that_slides_changes_nothing(name: str, variant: str) -> None:
 
 @pytest.mark.parametrize("kind", SETS)
 def test_whitening(kind: str) -> None:
-    packed = Packed(kind)
+    packed = PackedBatch(kind)
     found = whiten(packed.pack(given(kind, "advantages")), packed.pack(packed.mask))
     same(found, kind, "whiten", packed)
 

@@ -15,12 +15,12 @@ import torch
 from pydantic import TypeAdapter
 
 from quintet.algorithms.aggregation import Aggregation, token_weights
-from quintet.algorithms.correction import correction
+from quintet.algorithms.correction import rollout_correction
 from quintet.algorithms.kl import KlControl, kl_estimate
-from quintet.algorithms.losses import value_clip
+from quintet.algorithms.losses.critic import value_clip
 from quintet.algorithms.objective import PolicyObjective
-from quintet.config.native import AlgorithmConfig, KlConfig, LossConfig
-from quintet.config.native.algorithm import CorrectionConfig
+from quintet.config.native.algorithm import AlgorithmConfig, CorrectionConfig, KlConfig
+from quintet.config.native.losses import LossConfig
 from quintet.records import Batch
 
 STORED = np.load(Path(__file__).parent / "golden" / "verl_float64.npz")
@@ -147,7 +147,7 @@ def test_without_the_learners_own_old_logprobs(kind: str, variant: str) -> None:
     if variant != "ppo_clip":
         loss = {"name": "reinforce"}
         gap = replace(batch, logprobs=now, rollout_logprobs=batch.logprobs)
-        weights, keep, _ = correction(gap, corrected(options))
+        weights, keep, _ = rollout_correction(gap, corrected(options))
         batch = replace(batch, correction=weights, loss_mask=batch.loss_mask & keep)
     value, gradient, _ = compute(batch, loss, "token-mean", now)
     same(value, number(kind, f"loss|bypass_mode|{variant}|token-mean"))
@@ -178,7 +178,7 @@ def rejection(rule: str, threshold: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_correction_of_the_gap_to_the_engine(kind: str, variant: str) -> None:
     config, batch = corrected(SETTINGS[f"corr|x|{variant}"]), packed(kind)
-    weights, keep, metrics = correction(batch, config)
+    weights, keep, metrics = rollout_correction(batch, config)
     if config.level is not None:
         same(weights, told(kind, f"corr|{variant}|weights").flatten())
     assert torch.equal(keep & batch.loss_mask, told(kind, f"corr|{variant}|mask").flatten().bool())
@@ -227,9 +227,9 @@ def test_aggregation(kind: str) -> None:
 
 def test_a_steered_coefficient() -> None:
     options = SETTINGS["control|x|adaptive"]
-    control = KlControl.of(
+    control = KlControl.from_config(
         KlConfig(
-            place="reward",
+            apply_to="reward",
             coefficient=options["init_kl_coef"],
             target=options["target_kl"],
             horizon=options["horizon"],

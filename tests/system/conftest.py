@@ -12,9 +12,9 @@ import pytest
 SMALL = """\
 name: small
 training: {steps: 4, groups_per_step: 4, samples_per_group: 4, mini_batches: 2, threads: 1}
-warm_start: {games: 60, updates: 30, turns_per_update: 32, until_success: null}
+warm_start: {episodes: 60, updates: 30, turns_per_update: 32, until_success: null}
 rollout: {max_turns: 4}
-validation: {games: 16, every_steps: 2}
+validation: {episodes: 16, every_steps: 2}
 checkpoint: {every_steps: 1}
 tracking: {trajectories_every_steps: 2}
 """

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from quintet.tracking.metrics import describe, reproducible
+from quintet.tracking.metrics import describe, without_timing
 
 Command = Any
 
 SMALL = """\
 name: sums
-world: {name: prompts}
+env: {name: prompts}
 policy: {preset: numbers-1m}
 data: {train_files: sums/train.parquet, validation_files: sums/validation.parquet}
 rollout: {max_turns: 1, window_size: null, max_prompt_tokens: 64, max_response_tokens: 16}
-warm_start: {games: 60, updates: 25, turns_per_update: 32, until_success: null}
+warm_start: {episodes: 60, updates: 25, turns_per_update: 32, until_success: null}
 training: {steps: 3, groups_per_step: 4, samples_per_group: 4, mini_batches: 2, threads: 1}
 validation: {every_steps: 2}
 checkpoint: {every_steps: 1}
@@ -51,7 +51,7 @@ VARIANTS = {
     "gae, corrected, over observations": [
         "algorithm.advantage={name: gae}",
         "algorithm.correction={level: sequence, reject: [{upper: 2.0}]}",
-        "algorithm.advantage_over_own_tokens=false",
+        "algorithm.advantage_over_response_tokens=false",
     ],
     "token baseline, full divergence": [
         "algorithm.advantage={name: optimal_token_baseline}",
@@ -61,7 +61,7 @@ VARIANTS = {
     "gdpo, divergence off the rewards": [
         "algorithm.advantage={name: gdpo}",
         "algorithm.kl={estimator: full, place: reward, coefficient: 0.1, target: 0.1}",
-        "reward={format: answer_tag, format_reward: 0.5, worst: -1.0, scale: 2.0}",
+        "reward={format: answer_tag, format_reward: 0.5, wrong_reward: -1.0, scale: 2.0}",
     ],
 }
 
@@ -77,8 +77,8 @@ def test_questions_are_answered_and_learnt_from(quintet: Command, sums: Path, tm
             describe(name)
     assert {"val/prompts/success_rate", "val-core/addition/acc/mean@1"} <= set(found[0])
     assert found[1]["actor/grad_norm"] >= 0
-    game = json.loads((run / "trajectories/train/step_000001.jsonl").read_text().splitlines()[0])
-    assert set(game["parts"]) >= {"acc"}
+    episode = json.loads((run / "trajectories/train/step_000001.jsonl").read_text().splitlines()[0])
+    assert set(episode["parts"]) >= {"acc"}
 
 
 def test_a_killed_run_goes_on_with_the_next_questions(quintet: Command, sums: Path, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_killed_run_goes_on_with_the_next_questions(quintet: Command, sums: Pa
         finally:
             process.kill()
     quintet("train", str(sums), "name=stopped")
-    runs = [[reproducible(line) for line in lines(tmp_path / f"runs/{name}")] for name in ("whole", "stopped")]
+    runs = [[without_timing(line) for line in lines(tmp_path / f"runs/{name}")] for name in ("whole", "stopped")]
     assert runs[0] == runs[1]
     asked = [
         [json.loads(line)["seed"] for line in (file).read_text().splitlines()]
@@ -121,21 +121,21 @@ def test_a_reward_function_that_raises_costs_its_answers_and_then_the_run(
     quintet("train", str(sums), *own, "reward.max_failed_share=1.0")
     step = lines(tmp_path / "runs/sums")[1]
     assert 0 < step["reward/failed"] < 16
-    games = (tmp_path / "runs/sums/trajectories/train/step_000001.jsonl").read_text().splitlines()
-    failed = [game["failure"] for game in map(json.loads, games) if game["failure"]]
+    episodes = (tmp_path / "runs/sums/trajectories/train/step_000001.jsonl").read_text().splitlines()
+    failed = [episode["failure"] for episode in map(json.loads, episodes) if episode["failure"]]
     assert len(failed) == step["reward/failed"]
     assert failed[0]["kind"] == "ValueError"
     assert "no opinion" in failed[0]["message"]
     done = quintet("train", str(sums), *own, "reward.max_failed_share=0.01", "name=strict", check=False)
     assert done.returncode == 2
-    assert "couldn't be judged (first: ValueError: no opinion on odd rows" in done.stderr
+    assert "could not be scored (first: ValueError: no opinion on odd rows" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 OWN = """\
 import torch
-from quintet.algorithms.advantages import trajectory_rewards
-from quintet.algorithms.losses import PolicyLoss
+from quintet.algorithms.advantages.groups import trajectory_rewards
+from quintet.algorithms.losses.targets import PolicyLoss
 
 
 def half(batch, options):
@@ -154,7 +154,7 @@ def test_functions_of_the_users_own_are_used(quintet: Command, sums: Path, tmp_p
     words = [
         "training.steps=1",
         "algorithm.drop_groups_without_signal=false",
-        "reward={worst: 1.0}",
+        "reward={wrong_reward: 1.0}",
         "algorithm.advantage={name: outside, function: 'own.py:half', options: {share: 0.25}}",
         "algorithm.loss={name: outside, function: 'own.py:loss'}",
     ]

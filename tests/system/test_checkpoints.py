@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from quintet.tracking.metrics import reproducible
+from quintet.tracking.metrics import without_timing
 
 Command = Any
 SMALL = (
     "training.steps=2",
-    "validation.games=4",
+    "validation.episodes=4",
     "rollout.max_turns=3",
     "warm_start.updates=4",
-    "warm_start.games=20",
+    "warm_start.episodes=20",
     "algorithm.advantage.name=gae",
     "checkpoint.keep=9",
 )
@@ -59,7 +59,7 @@ def on_ranks(size: int, place: Path, *words: str) -> str:
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    return [reproducible(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [without_timing(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("backend", ["fsdp2", "fsdp"])
@@ -71,8 +71,8 @@ def test_a_run_goes_on_on_another_number_of_processes(
     on_ranks(2, tmp_path, *two, "training.steps=1")
     first = tmp_path / "runs/moved/checkpoints/global_step_1"
     assert len(list(first.glob("actor/*_world_size_2_rank_*.safetensors"))) == 4, "each rank wrote its own"
-    assert "going on from" in quintet("train", *words).stdout
-    assert "going on from" in on_ranks(2, tmp_path, *two, "training.steps=3")
+    assert "resuming from" in quintet("train", *words).stdout
+    assert "resuming from" in on_ranks(2, tmp_path, *two, "training.steps=3")
     lines = metrics(tmp_path / "runs/moved")
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     assert all(line["actor/skipped_updates"] == 0 for line in lines[1:])

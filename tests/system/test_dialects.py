@@ -46,16 +46,16 @@ def test_a_ragen_configuration_trains_on_a_local_model(quintet: Command, small: 
     assert [line["step"] for line in lines] == [0, 1, 2]
     assert lines[1]["actor/kl_loss"] >= 0
     assert lines[1]["actor/lr"] == 1e-4
-    games = (tmp_path / "runs/RAGEN/lake/trajectories/validation/step_000002.jsonl").read_text().splitlines()
-    assert len(games) == 6
+    episodes = (tmp_path / "runs/RAGEN/lake/trajectories/validation/step_000002.jsonl").read_text().splitlines()
+    assert len(episodes) == 6
     written = (tmp_path / "runs/RAGEN/lake/config.yaml").read_text()
     assert "temperature: 0.9  # training.temperature: command line" in written
     assert "max_turns: 3  # training.max_turns: base.yaml:7" in written
 
 
 def test_ragens_own_base_yaml_trains(quintet: Command, small: Path, tmp_path: Path) -> None:
-    """Every key of the reference as it stands, the model alone put in its place; fewer and shorter games here."""
-    quintet("train", str(small), "training.steps=0", "name=made", "world.name=sokoban")
+    """Every key of the reference as it stands, the model alone put in its place; fewer and shorter episodes here."""
+    quintet("train", str(small), "training.steps=0", "name=made", "env.name=sokoban")
     reference = Path(__file__).parents[1] / "unit/config/dialects/keys/ragen.yaml"
     (tmp_path / "base.yaml").write_text(reference.read_text())
     shorter = ["train_batch_size=2", "n_rollout=4", "ppo_batch_size=4", "max_turns=2", "max_response_length=24"]
@@ -91,7 +91,7 @@ python3 -m vagen.trainer.main_ppo \\
     rollout_manager.max_turns=2 rollout_manager.window_size=1 rollout_manager.n_trajectory=4 \\
     2>&1 | tee $NAME.log
 """
-VAGEN_WORLD = """\
+VAGEN_ENV = """\
 env1:
   env_name: frozenlake
   env_config: {render_mode: text, size: 3, is_slippery: false}
@@ -103,11 +103,11 @@ env1:
 def test_a_vagen_script_trains_on_a_local_model(
     quintet: Command, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The overrides of its script and the world of its `env_config.yaml`; nothing of the script is run."""
+    """The overrides of its script and the env of its `env_config.yaml`; nothing of the script is run."""
     quintet("train", str(small), "validation.only=true", "name=made")
     monkeypatch.setenv("MODEL", str(tmp_path / "runs/made/checkpoints/global_step_0/hf"))
     (tmp_path / "run.sh").write_text(VAGEN)
-    (tmp_path / "env_config.yaml").write_text(VAGEN_WORLD)
+    (tmp_path / "env_config.yaml").write_text(VAGEN_ENV)
     done = quintet("train", "run.sh")
     assert "run.sh: a configuration of vagen" in done.stderr
     (metrics,) = tmp_path.glob("checkpoints/*/lake/metrics.jsonl")
@@ -124,6 +124,6 @@ def test_what_waits_is_told_before_anything_begins(quintet: Command, tmp_path: P
     done = quintet("train", "verl.yaml", check=False)
     assert done.returncode == 2
     assert "did you mean actor_rollout_ref.actor.strategy?" in done.stderr
-    assert "trainer.nnodes = 2 (verl.yaml:1): waits for" in done.stderr
+    assert "trainer.nnodes = 2 (verl.yaml:1) is not supported yet: requires" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quintet.policies.tiny import make_policy
+from quintet.policies.tiny_models import create_preset_policy
 
 Command = Any
 
@@ -34,11 +34,11 @@ sft: {env_type: frozenlake, frozenlake: {size: 3, is_slippery: false}}
 
 SUMS = """\
 name: sums
-world: {name: prompts}
+env: {name: prompts}
 policy: {preset: numbers-1m}
 data: {train_files: sums/train.parquet, validation_files: sums/validation.parquet}
 rollout: {max_turns: 1, window_size: null, max_prompt_tokens: 64, max_response_tokens: 16}
-warm_start: {games: 20, updates: 5, turns_per_update: 16, until_success: null}
+warm_start: {episodes: 20, updates: 5, turns_per_update: 16, until_success: null}
 training: {steps: 0, groups_per_step: 4, samples_per_group: 4, mini_batches: 2, threads: 1}
 validation: {only: true, sampling: {do_sample: true, temperature: 1.0, samples: 3}}
 tracking: {loggers: [jsonl]}
@@ -55,7 +55,7 @@ def test_a_ragen_configuration_that_only_validates(
     # RAGEN has no key for it, and two threads wait for each other in passes as small as these
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     model = tmp_path / "made"
-    make_policy("grid-1m", model, ["You are on a frozen lake. Go to the goal: <answer> Right </answer>"], 0)
+    create_preset_policy("grid-1m", model, ["You are on a frozen lake. Go to the goal: <answer> Right </answer>"], 0)
     (tmp_path / "base.yaml").write_text(RAGEN.replace("MODEL", str(model)))
     done = quintet("eval", "base.yaml")
     assert "a configuration of ragen" in done.stderr
@@ -63,10 +63,10 @@ def test_a_ragen_configuration_that_only_validates(
     run = tmp_path / "runs/RAGEN/lake"
     (source,) = results(run)["sources"].values()
     assert source["score"]["prompts"] == 6
-    games = [json.loads(line) for line in (run / "games.jsonl").read_text().splitlines()]
-    assert len(games) == 6
-    assert {game["world"] for game in games} == {"frozenlake"}
-    assert all(len(game["turns"]) <= 2 for game in games)
+    episodes = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
+    assert len(episodes) == 6
+    assert {episode["env"] for episode in episodes} == {"frozenlake"}
+    assert all(len(episode["turns"]) <= 2 for episode in episodes)
     assert f"path: {model}  # model.base_model: base.yaml:2" in (run / "evaluation.yaml").read_text()
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from quintet.policies.tiny import make_policy
-from quintet.tracking.metrics import reproducible
+from quintet.policies.tiny_models import create_preset_policy
+from quintet.tracking.metrics import without_timing
 
 Command = Any
 
@@ -22,7 +22,7 @@ CONFIG = """\
 name: tuned
 policy: {preset: grid-1m}
 data: {train_files: [train.jsonl], validation_files: [held.jsonl], messages_key: messages}
-sft: {epochs: 3, batch: 10, validate_before: true, optimizer: {learning_rate: 0.003}}
+sft: {epochs: 3, batch: 10, before_training: true, optimizer: {learning_rate: 0.003}}
 training: {threads: 1}
 checkpoint: {every_steps: 1}
 tracking: {loggers: [jsonl]}
@@ -51,18 +51,18 @@ def weights(directory: Path) -> dict[str, str]:
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    return [reproducible(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [without_timing(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_a_run_stopped_twice_ends_as_one_that_never_stopped(quintet: Command, tuning: Path, tmp_path: Path) -> None:
-    words = ["sft.lora={rank: 4, alpha: 8}", "sft.choose=best"]
+    words = ["sft.lora={rank: 4, alpha: 8}", "sft.final_weights=best"]
     quintet("sft", str(tuning), *words, "name=whole")
     whole, stopped = tmp_path / "runs/whole", tmp_path / "runs/stopped"
     stop(tuning, tmp_path, [*words, "name=stopped"], 2, signal.SIGKILL)
     stop(tuning, tmp_path, [*words, "name=stopped"], 5, signal.SIGTERM)
     assert not (stopped / "model").exists()
     again = quintet("sft", str(tuning), *words, "name=stopped")
-    assert "going on from" in again.stdout
+    assert "resuming from" in again.stdout
     for place in ("model", "lora_adapter", "checkpoints/global_step_12"):
         assert weights(whole / place) == weights(stopped / place)
     assert weights(whole / "model")
@@ -94,9 +94,9 @@ def wait_for(path: Path, process: subprocess.Popen[bytes], seconds: float = 120)
     assert path.exists(), f"{path} didn't come"
 
 
-def test_games_are_solved_learnt_and_played(quintet: Command, tmp_path: Path) -> None:
+def test_episodes_are_solved_learnt_and_played(quintet: Command, tmp_path: Path) -> None:
     """RAGEN's stages: a small policy that saw 100 solved lakes answers in their form on others."""
-    games = "sft.games={games: 100, validation_games: 10, processes: 2}"
+    episodes = "sft.episodes={episodes: 100, validation_episodes: 10, processes: 2}"
     quick = [
         "sft.batch=32",
         "sft.optimizer.learning_rate=0.004",
@@ -104,7 +104,9 @@ def test_games_are_solved_learnt_and_played(quintet: Command, tmp_path: Path) ->
         "rollout.max_turns=4",
         "checkpoint.every_steps=0",
     ]
-    done = quintet("sft", games, *quick, "sft.epochs=5", "validation.games=32", "sft.output_dir=out", "world.size=3")
+    done = quintet(
+        "sft", episodes, *quick, "sft.epochs=5", "validation.episodes=32", "sft.output_dir=out", "env.size=3"
+    )
     assert "success_rate" in done.stdout
     assert (tmp_path / "out/merged_model/model.safetensors").exists()
     lines = metrics(tmp_path / "runs/frozenlake")
@@ -122,7 +124,7 @@ def test_verls_own_reference_tunes_a_local_model(
     """Every key of it as it stands, the model alone put in its place; what its users' files say of data and trainer."""
     # verl has no key for it, and two threads wait for each other in steps as small as these
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    make_policy("grid-1m", tmp_path / "made", [str(talk(number)) for number in range(48)], 0)
+    create_preset_policy("grid-1m", tmp_path / "made", [str(talk(number)) for number in range(48)], 0)
     (tmp_path / "sft_trainer.yaml").write_text((REFERENCES / "verl_sft_trainer.yaml").read_text())
     for name in ("train", "held"):
         rows = [json.loads(line)["messages"] for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]

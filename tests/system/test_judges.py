@@ -16,7 +16,7 @@ Command = Any
 
 SUMS = """\
 name: sums
-world: {name: prompts}
+env: {name: prompts}
 policy: {preset: numbers-1m}
 data: {train_files: sums/train.parquet, validation_files: sums/validation.parquet}
 rollout: {max_turns: 1, window_size: null, max_prompt_tokens: 64, max_response_tokens: 8}

@@ -1,4 +1,4 @@
-"""If these fail, a run of several worlds plays them by other shares than it was told, or a killed one goes on otherwise
+"""If these fail, a run of several envs plays them by other shares than it was told, or a killed one goes on otherwise
 than the run it was."""
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 
 import pytest
 
-from quintet.tracking.metrics import describe, reproducible
+from quintet.tracking.metrics import describe, without_timing
 
 Command = Any
 
 MIXED = """\
 name: mixed
-worlds:
-  lake: {share: 2, world: {size: 3}}
-  boxes: {world: {name: sokoban}, start_states: 3, validation_games: 3, max_actions_per_turn: 2}
+envs:
+  lake: {share: 2, env: {size: 3}}
+  boxes: {env: {name: sokoban}, start_states: 3, validation_episodes: 3, max_actions_per_turn: 2}
 training: {steps: 3, groups_per_step: 4, samples_per_group: 3, mini_batches: 2, threads: 1}
-warm_start: {games: 20, updates: 6, turns_per_update: 32, until_success: null}
+warm_start: {episodes: 20, updates: 6, turns_per_update: 32, until_success: null}
 rollout: {max_turns: 3}
 algorithm: {filter: {refill_rounds: 1}}
-validation: {games: 6, every_steps: -1, before_training: true}
+validation: {episodes: 6, every_steps: -1, before_training: true}
 checkpoint: {every_steps: 1}
 tracking: {trajectories_every_steps: 1}
 """
@@ -37,7 +37,7 @@ STREAMED = ("rollout.async_ratio=0.5", "rollout.partial=true")
 
 def metrics(run: Path) -> list[dict[str, Any]]:
     """The lines that have to be equal in two runs of one experiment: times and memory left out."""
-    return [reproducible(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [without_timing(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def weights(run: Path) -> dict[str, str]:
@@ -45,7 +45,7 @@ def weights(run: Path) -> dict[str, str]:
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in directory.rglob("*.safetensors")}
 
 
-def games(run: Path, split: str, step: int) -> list[dict[str, Any]]:
+def episodes(run: Path, split: str, step: int) -> list[dict[str, Any]]:
     lines = (run / f"trajectories/{split}/step_{step:06d}.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
@@ -66,42 +66,49 @@ def killed(directory: Path, *words: str) -> None:
         process.kill()
 
 
-@pytest.mark.parametrize("words", [(), STREAMED], ids=["whole steps", "games outlast steps"])
-def test_a_killed_run_of_two_worlds_ends_as_one_that_never_stopped(
+@pytest.mark.parametrize("words", [(), STREAMED], ids=["whole steps", "episodes outlast steps"])
+def test_a_killed_run_of_two_envs_ends_as_one_that_never_stopped(
     quintet: Command, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     (tmp_path / "mixed.yaml").write_text(MIXED)
     quintet("train", "mixed.yaml", *words, "name=whole")
     killed(tmp_path, *words, "name=stopped")
     again = quintet("train", "mixed.yaml", *words, "name=stopped")
-    assert "going on from" in again.stdout
+    assert "resuming from" in again.stdout
     whole, stopped = tmp_path / "runs/whole", tmp_path / "runs/stopped"
     assert weights(whole) == weights(stopped)
     assert metrics(whole) == metrics(stopped)
     for step in (1, 2, 3):
-        assert games(whole, "train", step) == games(stopped, "train", step)
+        assert episodes(whole, "train", step) == episodes(stopped, "train", step)
     _check(whole, words)
 
 
 def _check(run: Path, words: tuple[str, ...]) -> None:
-    """Shares are held over all groups that were drawn, and every world has its own numbers."""
+    """Shares are held over all groups that were drawn, and every env has its own numbers."""
     lines = metrics(run)
     for name in {name for line in lines for name in line if name != "step"}:
         describe(name)
     assert {"val/all/success_rate", "val/lake/success_rate", "val/boxes/success_rate"} <= set(lines[0])
     assert {"train/lake/reward", "train/boxes/success_rate"} <= set(lines[1]) | set(lines[2]) | set(lines[3])
-    assert Counter(game["world"] for game in games(run, "validation", 0)) == {"lake": 4, "boxes": 3}
+    assert Counter(episode["env"] for episode in episodes(run, "validation", 0)) == {"lake": 4, "boxes": 3}
     state = json.loads((run / "checkpoints/global_step_3/state.json").read_text())["starts"]
-    drawn = dict(zip(state["worlds"], state["drawn"], strict=True))
+    drawn = dict(zip(state["envs"], state["drawn"], strict=True))
     assert abs(drawn["lake"] - 2 * drawn["boxes"]) <= 2, "of three groups, two are of the lake"
     if not words:
         assert sum(drawn.values()) == sum(line["training/groups_drawn"] for line in lines[1:])
     for step in (1, 2, 3):
         groups: dict[int, set[tuple[str, int]]] = {}
-        for game in games(run, "train", step):
-            groups.setdefault(game["group"], set()).add((game["world"], game["seed"]))
-        assert all(len(starts) == 1 for starts in groups.values()), "a group is of one world and one start"
+        for episode in episodes(run, "train", step):
+            groups.setdefault(episode["group"], set()).add((episode["env"], episode["seed"]))
+        assert all(len(starts) == 1 for starts in groups.values()), "a group is of one env and one start"
     assert (
-        len({game["seed"] for step in (1, 2, 3) for game in games(run, "train", step) if game["kind"] == "sokoban"})
+        len(
+            {
+                episode["seed"]
+                for step in (1, 2, 3)
+                for episode in episodes(run, "train", step)
+                if episode["kind"] == "sokoban"
+            }
+        )
         <= 3
     )

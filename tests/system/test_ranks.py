@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from quintet.tracking.metrics import reproducible
+from quintet.tracking.metrics import without_timing
 
 TINY = """\
 training: {steps: 3, groups_per_step: 2, samples_per_group: 4, mini_batches: 2, threads: 1, micro_batch_tokens: 512}
-warm_start: {games: 20, updates: 2, turns_per_update: 8, until_success: null}
+warm_start: {episodes: 20, updates: 2, turns_per_update: 8, until_success: null}
 rollout: {max_turns: 2}
-validation: {games: 4, every_steps: 3, before_training: false}
+validation: {episodes: 4, every_steps: 3, before_training: false}
 checkpoint: {every_steps: 1}
 tracking: {loggers: [jsonl]}
-sft: {games: {games: 12, validation_games: 4}, batch: 8, max_tokens: 400, then_reinforce: true}
+sft: {episodes: {episodes: 12, validation_episodes: 4}, batch: 8, max_tokens: 400, then_reinforce: true}
 """
 ONE = [sys.executable, "-m", "quintet"]
 TWO = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "quintet"]
@@ -63,7 +63,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 
 def metrics(run: Path) -> Iterator[dict[str, Any]]:
     for line in (run / "metrics.jsonl").read_text().splitlines():
-        found = reproducible(json.loads(line))
+        found = without_timing(json.loads(line))
         yield {name: value for name, value in found.items() if not any(word in name for word in ROUNDING)}
 
 
@@ -110,7 +110,7 @@ def test_two_processes_are_one_run_also_when_they_are_stopped_and_go_on(place: P
     assert told.count("quintet: stopped by SIGINT after step") == 1, told
     again = start(place, "two", TWO)
     assert again.wait(timeout=240) == 0, log(place, "two")
-    assert "going on from" in log(place, "two")
+    assert "resuming from" in log(place, "two")
     for run in ("", "/sft"):
         pairs = zip(metrics(place / f"runs/one{run}"), metrics(place / f"runs/two{run}"), strict=True)
         for ours, theirs in pairs:
@@ -136,7 +136,7 @@ def test_megatron_on_two_processes_is_the_run_of_one(place: Path) -> None:
             assert theirs == pytest.approx(ours, rel=1e-4, abs=1e-5)
     on = start(place, "megatron", ONE, *words, "training.steps=3")
     assert on.wait(timeout=240) == 0, log(place, "megatron")
-    assert "going on from" in log(place, "megatron")
+    assert "resuming from" in log(place, "megatron")
 
 
 def test_a_killed_process_ends_the_run_with_its_rank(place: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_killed_process_ends_the_run_with_its_rank(place: Path) -> None:
     assert gone(began, 5)
     told = log(place, "killed")
     assert told.count("quintet: rank 1 has ended, and a run needs all of its ranks") == 1, told
-    assert "the same command goes on from the last checkpoint" in told
+    assert "rerun the same command to continue from the last checkpoint" in told
     assert (place / "runs/killed/checkpoints/global_step_1").exists()
 
 
@@ -159,5 +159,5 @@ def test_what_all_find_is_said_once(place: Path) -> None:
     run = start(place, "other", TWO, "placement.devices_per_node=4")
     assert run.wait(timeout=120) != 0
     told = log(place, "other")
-    assert told.count("spreads the learner over 4 devices, and torchrun started 2 processes") == 1, told
+    assert told.count("the learner is placed on 4 devices, and torchrun started 2 processes") == 1, told
     assert "torchrun --nproc-per-node 4 -m quintet train" in told

@@ -63,7 +63,7 @@ def model(quintet: Command, tmp_path: Path) -> Path:
     """A policy made on the spot that knows the words of made questions, which lie in `sums`."""
     quintet("data", "make", "addition", "sums", "digits=1", "--train", "30", "--validation", "6")
     words = ["sft={epochs: 1, batch: 10}", "data.train_files=sums/train.parquet", "policy.preset=numbers-1m"]
-    quintet("sft", *words, "name=made", "tracking.loggers=[jsonl]", "world={name: prompts}", "training.threads=1")
+    quintet("sft", *words, "name=made", "tracking.loggers=[jsonl]", "env={name: prompts}", "training.threads=1")
     return tmp_path / "runs/made/model"
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from quintet.policies.tiny import Preset, make_model, make_tokenizer
+from quintet.policies.tiny_models import Preset, build_model, train_tokenizer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
 Serve = Callable[..., "subprocess.Popen[str]"]
@@ -27,8 +27,8 @@ Serve = Callable[..., "subprocess.Popen[str]"]
 def model(tmp_path: Path) -> Path:
     made = tmp_path / "models" / "mine"
     shape = Preset(hidden=32, layers=1, heads=4, kv_heads=2, mlp=64, vocabulary=300, context=2048)
-    tokenizer = make_tokenizer(shape.vocabulary, ["Walk to the goal. Down Up Left Right"])
-    make_model(shape, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed=3).save_pretrained(made)
+    tokenizer = train_tokenizer(shape.vocabulary, ["Walk to the goal. Down Up Left Right"])
+    build_model(shape, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed=3).save_pretrained(made)
     tokenizer.save_pretrained(made)
     return made
 
@@ -125,7 +125,7 @@ def test_the_pages_commands_do_what_it_says(serve: Serve, tmp_path: Path) -> Non
     assert len(commands) >= 4
     assert '"logprobs"' in told
     assert '"prompt_token_ids"' in told
-    assert '"sessions": {"game-1": 1}' in told
+    assert '"sessions": {"episode-1": 1}' in told
     assert json.loads((tmp_path / "runs/eval-mine/results.json").read_text())["answers"] == 8
     assert json.loads((tmp_path / "runs/sums/results.json").read_text())["answers"] == 4
     done = subprocess.run([sys.executable, "-c", python], cwd=tmp_path, capture_output=True, text=True, timeout=120)

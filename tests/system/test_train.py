@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from quintet.tracking.metrics import describe, reproducible
+from quintet.tracking.metrics import describe, without_timing
 
 Command = Any
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
     """The lines that have to be equal in two runs of one experiment: times and memory left out."""
-    return [reproducible(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [without_timing(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def weights(run: Path, step: int) -> dict[str, str]:
@@ -121,7 +121,7 @@ def wait_for(path: Path, process: subprocess.Popen[bytes], seconds: float = 120)
 STEERED = "algorithm.kl={place: reward, coefficient: 0.1, target: 0.01, horizon: 50, refresh_every_steps: 3}"
 
 STREAMED = "rollout.async_ratio=0.5;rollout.partial=true;checkpoint.every_steps=2;training.steps=7"
-"""Games outlast their step, and a stop falls between two checkpoints."""
+"""Episodes outlast their step, and a stop falls between two checkpoints."""
 ADAPTED = "policy.lora={rank: 4, alpha: 8};algorithm.kl={coefficient: 0.01};policy.dtype=bfloat16"
 """Adapters alone are trained, and the reference is the same model with those of the beginning."""
 
@@ -155,7 +155,7 @@ def test_a_stopped_run_ends_as_one_that_never_stopped(
     assert status == (-signal.SIGKILL if how is signal.SIGKILL else 130)
     assert b"Traceback" not in (tmp_path / "log").read_bytes()
     again = quintet("train", str(small), *words, "name=stopped")
-    assert "going on from" in again.stdout
+    assert "resuming from" in again.stdout
     whole, stopped = tmp_path / "runs/whole", tmp_path / "runs/stopped"
     assert weights(whole, 4) == weights(stopped, 4)
     assert metrics(whole) == metrics(stopped)
@@ -196,7 +196,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     [
         (["training.stesp=3"], ["training.stesp", "training.steps"]),
         (["training.mini_batches=3"], ["training.mini_batches", "nearest"]),
-        (["world.size=1"], ["world.size", "1"]),
+        (["env.size=1"], ["env.size", "1"]),
         (["nothing.yaml"], ["no such file: nothing.yaml"]),
         (["output_dir=/proc/nowhere"], ["/proc/nowhere"]),
         (["policy.preset=null", "policy.path=/nowhere"], ["/nowhere", "policy.path"]),
@@ -243,7 +243,7 @@ def test_the_small_commands_answer(quintet: Command, command: list[str]) -> None
 
 
 def test_sokoban_runs_by_the_same_command(quintet: Command, small: Path, tmp_path: Path) -> None:
-    quintet("train", str(small), "world.name=sokoban", "training.steps=1", "rollout.window_size=null")
+    quintet("train", str(small), "env.name=sokoban", "training.steps=1", "rollout.window_size=null")
     assert (tmp_path / "runs/small/report.html").exists()
 
 
@@ -267,7 +267,7 @@ def test_a_run_goes_on_from_the_checkpoint_it_is_given(quintet: Command, small: 
     quintet("train", str(small), "name=whole", "checkpoint.keep=5")
     given = tmp_path / "runs/whole/checkpoints/global_step_2"
     done = quintet("train", str(small), "name=branch", f"resume={given}")
-    assert f"going on from {given}" in done.stdout.replace("\n", "")
+    assert f"resuming from {given}" in done.stdout.replace("\n", "")
     assert weights(tmp_path / "runs/branch", 4) == weights(tmp_path / "runs/whole", 4)
     assert metrics(tmp_path / "runs/branch") == metrics(tmp_path / "runs/whole")[3:]
 
@@ -287,7 +287,7 @@ main()
     assert done.returncode == 2
     assert "disk full" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "going on from" in quintet("train", str(small), "training.steps=2").stdout
+    assert "resuming from" in quintet("train", str(small), "training.steps=2").stdout
     assert len(metrics(tmp_path / "runs/small")) == 3
 
 

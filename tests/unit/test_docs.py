@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet.cli.configuration import compose
+from quintet.cli.configuration import load_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,4 +55,4 @@ def test_the_commands_of_a_page_do_what_it_says(page: Path, tmp_path: Path) -> N
 
 def would_begin(words: list[str]) -> None:
     config = next((word for word in words if "=" not in word), None)
-    compose(config and str(ROOT / config), [word for word in words if "=" in word], None, "refuse")
+    load_config(config and str(ROOT / config), [word for word in words if "=" in word], None, "refuse")

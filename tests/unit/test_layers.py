@@ -1,18 +1,19 @@
-"""If these fail, a room knows of a room above it, and parts can't be used or tested alone."""
+"""If these fail, a package depends on one above it, or modules on each other, and no part can be tested alone."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 SRC = Path(__file__).parents[2] / "src" / "quintet"
 LAYERS = [
-    ("errors", "records"),
+    ("errors", "records", "seeds"),
     ("registry",),
-    ("processes", "kernels"),
+    ("sandbox", "kernels"),
     ("config",),
     ("algorithms",),
     ("envs", "rewards"),
@@ -26,71 +27,130 @@ LAYERS = [
     ("cli",),
     ("__main__",),
 ]
-LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+"""Modules and packages of `quintet` from the bottom up; each imports only from lines above its own."""
+LAYERS_WITHIN: Mapping[str, list[tuple[str, ...]]] = {
+    "quintet.config": [
+        ("dotted", "divisors", "capabilities", "hardware", "torchrun"),
+        ("native", "deprecation"),
+        ("schema",),
+        ("problems", "yaml_reader"),
+        ("composed",),
+        ("config_values", "yaml_writer"),
+        ("plan",),
+        ("checks",),
+        ("dialects", "translate", "validation"),
+        ("compose",),
+    ],
+}
+"""The same for the parts of a package. Parts on one line may import each other; import cycles are refused anyway."""
+
+
+@cache
+def modules() -> Mapping[str, Path]:
+    """Every module and package under its dotted name; a package is its `__init__.py`."""
+    files = {path: path.relative_to(SRC.parent).with_suffix("") for path in sorted(SRC.rglob("*.py"))}
+    return {".".join(p.parts).removesuffix(".__init__"): path for path, p in files.items()}
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Every module named in the file, also inside functions; `from quintet import cli` names `quintet.cli`."""
+    """Every module imported in a file, also inside functions and for types alone, and the packages around them."""
     for node in ast.walk(ast.parse(path.read_text())):
+        names = []
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: a relative import hides its room"
-            yield str(node.module)
-            yield from (f"{node.module}.{alias.name}" for alias in node.names if is_module(node.module, alias.name))
+            assert node.level == 0, f"{path}: write absolute imports"
+            named = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in modules() else str(node.module) for name in named]
+        for name in names:
+            parts = name.split(".")
+            yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
-def is_module(package: str | None, name: str) -> bool:
-    place = SRC.parent.joinpath(*str(package).split("."), name)
-    return place.is_dir() or place.with_suffix(".py").is_file()
+@cache
+def graph() -> Mapping[str, frozenset[str]]:
+    return {name: frozenset(imports(path)) & modules().keys() - {name} for name, path in modules().items()}
 
 
-def room(path: Path) -> str:
-    return path.relative_to(SRC).parts[0].removesuffix(".py")
+def cycles(edges: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Return the strongly connected components of more than one node (Tarjan)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(edges[node]):
+            if other not in index:
+                visit(other)
+            if other in stack:
+                low[node] = min(low[node], low[other])
+        if low[node] == index[node]:
+            component = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for node in edges:
+        if node not in index:
+            visit(node)
+    return found
 
 
-@pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda p: str(p.relative_to(SRC)))
-def test_each_room_imports_only_from_below(path: Path) -> None:
-    if path == SRC / "__init__.py":
-        return
-    own = room(path)
-    for module in imports(path):
-        parts = module.split(".")
-        if parts[0] == "quintet" and len(parts) > 1 and parts[1] != own:
-            assert LEVEL[parts[1]] < LEVEL[own], f"{own} imports {module}"
+def part(package: str, name: str) -> str:
+    return name.removeprefix(f"{package}.").partition(".")[0]
 
 
-def test_nothing_that_the_configuration_reaches_names_torch() -> None:
-    """Not even inside a function: what a configuration is must be known without a model in memory."""
-    files, todo = set[Path](), [SRC / "config" / "__init__.py", *(SRC / "config").rglob("*.py")]
+def test_no_module_imports_itself_through_others() -> None:
+    """A cycle is none the better for being for types, or inside a function, or by way of a package's `__init__.py`."""
+    assert cycles({"a": ["b"], "b": ["c"], "c": ["b"]}) == [["b", "c"]]
+    listed = cycles(graph())
+    assert not listed, "import cycles:\n" + "\n".join(", ".join(names) for names in listed)
+
+
+@pytest.mark.parametrize("package", ["quintet", *LAYERS_WITHIN])
+def test_parts_of_a_package_import_only_from_lower_layers(package: str) -> None:
+    layers = LAYERS if package == "quintet" else LAYERS_WITHIN[package]
+    level = {part: number for number, parts in enumerate(layers) for part in parts}
+    edges = {
+        (part(package, name), part(package, other)): f"{name} imports {other}"
+        for name, others in graph().items()
+        for other in others
+        if name.startswith(f"{package}.") and other.startswith(f"{package}.")
+    }
+    unlisted = {part for edge in edges for part in edge} - level.keys()
+    assert not unlisted, f"add {unlisted} to the layers of {package}"
+    same_line_allowed = package != "quintet"
+    upward = [
+        line
+        for (own, other), line in sorted(edges.items())
+        if own != other and level[other] + (not same_line_allowed) > level[own]
+    ]
+    assert not upward, "\n".join(upward)
+
+
+def test_nothing_that_the_configuration_imports_needs_torch() -> None:
+    """Not even inside a function: `quintet plan` works without a model in memory."""
+    todo = [name for name in graph() if name.startswith("quintet.config")]
+    reached = set[str]()
     while todo:
-        path = todo.pop()
-        if path in files:
-            continue
-        files.add(path)
-        for module in imports(path):
-            assert module.split(".")[0] not in {"torch", "ray", "numpy", "transformers"}, f"{path} imports {module}"
-            place = SRC.parent.joinpath(*module.split("."))
-            todo += [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
-    assert SRC / "errors.py" in files
+        name = todo.pop()
+        if name not in reached:
+            reached.add(name)
+            todo += graph()[name]
+            heavy = {"torch", "ray", "numpy", "transformers"} & set(imports(modules()[name]))
+            assert not heavy, f"{name} imports {heavy}"
+    assert "quintet.errors" in reached
 
 
 @pytest.mark.parametrize("line", ["from quintet import cli", "import quintet.cli.main", "from quintet.cli import main"])
-def test_the_lint_sees_each_way_to_import(tmp_path: Path, line: str) -> None:
+def test_each_way_to_import_is_seen(tmp_path: Path, line: str) -> None:
     (tmp_path / "a.py").write_text(f"def f():\n    {line}\n")
-    rooms = {module.split(".")[1] for module in imports(tmp_path / "a.py") if module.count(".")}
-    assert rooms == {"cli"}
+    assert "quintet.cli" in imports(tmp_path / "a.py")
 
 
-def test_the_ground_and_the_configuration_load_no_torch() -> None:
-    for path in (*SRC.glob("*.py"), *(SRC / "config").rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        top = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
-        names = {a.name.split(".")[0] for n in top if isinstance(n, ast.Import) for a in n.names}
-        names |= {n.module.split(".")[0] for n in top if isinstance(n, ast.ImportFrom) and n.module}
-        assert not names & {"torch", "ray", "numpy", "transformers"}, path
-
-
-def test_rooms_have_no_drawers() -> None:
-    drawers = {"utils.py", "helpers.py", "common.py", "misc.py", "base.py"}
-    assert not [path for path in SRC.rglob("*.py") if path.name in drawers]
+def test_modules_are_named_after_what_they_contain() -> None:
+    vague = {"utils.py", "helpers.py", "common.py", "misc.py", "base.py"}
+    assert not [path for path in SRC.rglob("*.py") if path.name in vague]

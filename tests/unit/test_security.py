@@ -27,6 +27,9 @@ def faults(source: str) -> Iterator[str]:
             yield from handler_faults(node)
 
 
+SAFE_LOADERS = ("yaml.SafeLoader", "getattr(yaml, 'CSafeLoader', yaml.SafeLoader)")
+
+
 def import_faults(node: ast.ImportFrom) -> Iterator[str]:
     """Banned modules, and names by which a banned call would pass unseen."""
     module = node.module or ""
@@ -44,7 +47,8 @@ def call_faults(node: ast.Call) -> Iterator[str]:
         yield "numpy.load with allow_pickle"
     if name == "torch.load" and keywords.get("weights_only") != "True":
         yield "torch.load without weights_only=True"
-    if name in {"yaml.load", "yaml.compose"} and keywords.get("Loader") != "yaml.SafeLoader":
+    loader = keywords.get("Loader", ast.unparse(node.args[1]) if len(node.args) > 1 else "")
+    if name in {"yaml.load", "yaml.compose"} and loader not in SAFE_LOADERS:
         yield f"{name} without SafeLoader"
     if keywords.get("shell") == "True" or name == "os.system":
         yield "a shell"

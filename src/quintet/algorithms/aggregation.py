@@ -1,7 +1,7 @@
-"""How token losses become one number.
+"""Aggregation of token losses.
 
-The weights are computed over a whole mini-batch, then every micro-batch only adds up
-`weight * loss`: the gradient doesn't depend on how the mini-batch was cut.
+Weights are computed over a whole mini-batch; micro-batches only sum `weight * loss`, so that the gradient does not
+depend on the split into micro-batches.
 """
 
 from __future__ import annotations
@@ -12,42 +12,40 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from quintet.config.native import AlgorithmConfig
-
-__all__ = ["Aggregation", "token_weights"]
+from quintet.config.native.algorithm import AlgorithmConfig
 
 
 def token_weights(
     mode: str, mask: Tensor, trajectory: Tensor, scale: float | None = None, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Weight of each token in the loss, [N]; 0 outside `mask`.
+    """Return the weight of each token in the loss, [N]; 0 outside `mask`.
 
-    With M own tokens, B trajectories of which trajectory i has m_i own tokens:
+    With M response tokens in B trajectories, m_i of them in trajectory i:
 
     - `token-mean`: 1 / M (DAPO, arXiv:2503.14476)
     - `seq-mean-token-sum`: 1 / B
     - `seq-mean-token-mean`: 1 / (B m_i) (GRPO, arXiv:2402.03300)
     - `seq-mean-token-sum-norm`: 1 / (B scale) (Dr. GRPO, arXiv:2503.20783), `scale` in tokens
 
-    Trajectories without own tokens don't count in B. `mask` bool [N], `trajectory` int64 [N].
+    Trajectories without response tokens do not count in B. `mask` bool [N], `trajectory` int64 [N].
 
     Raises:
-        ValueError: unknown mode, or one that wants a scale and has none.
+        ValueError: the mode is unknown, or needs a scale and has none.
     """
     _, member = torch.unique(trajectory, return_inverse=True)
-    own = torch.bincount(member, weights=mask.double(), minlength=int(member.max()) + 1 if len(member) else 0)
-    trajectories = (own > 0).sum().clamp(min=1)
-    counted = mask.double()
+    lengths = torch.bincount(member, weights=mask.double(), minlength=int(member.max()) + 1 if len(member) else 0)
+    num_trajectories = (lengths > 0).sum().clamp(min=1)
+    in_mask = mask.double()
     if mode == "token-mean":
-        weights = counted / mask.sum().clamp(min=1)
+        weights = in_mask / mask.sum().clamp(min=1)
     elif mode == "seq-mean-token-sum":
-        weights = counted / trajectories
+        weights = in_mask / num_trajectories
     elif mode == "seq-mean-token-mean":
-        weights = counted / (trajectories * own.clamp(min=1)[member])
+        weights = in_mask / (num_trajectories * lengths.clamp(min=1)[member])
     elif mode == "seq-mean-token-sum-norm":
         if scale is None:
             raise ValueError(f"{mode} needs a scale, in tokens")
-        weights = counted / (trajectories * scale)
+        weights = in_mask / (num_trajectories * scale)
     else:
         raise ValueError(f"unknown aggregation {mode!r}")
     return weights.to(dtype)
@@ -55,7 +53,7 @@ def token_weights(
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """An aggregation with all that it depends on.
+    """Aggregation mode with its parameters.
 
     >>> Aggregation("seq-mean-token-sum-norm", scale=1024).exact
     True
@@ -64,16 +62,18 @@ class Aggregation:
     mode: str = "token-mean"
     """See `token_weights`."""
     scale: float | None = None
-    """Tokens by which `seq-mean-token-sum-norm` divides."""
+    """Divisor of `seq-mean-token-sum-norm`, tokens."""
     micro_batch_weights: Literal["exact", "equal", "tokens"] = "exact"
-    """`exact` is over the whole mini-batch. With the others each micro-batch is aggregated by itself, and the results
-    averaged, alike (`equal`: verl before 0.5 and RLinf) or by their share of the own tokens (`tokens`: RLinf with
-    `use_valid_token_scale`); both depend on how the mini-batch was cut, but for `tokens` of a `token-mean`."""
+    """`exact` aggregates over the whole mini-batch. The others aggregate each micro-batch and average the results
+    equally (`equal`: verl before 0.5, RLinf) or by their share of the response tokens (`tokens`: RLinf with
+    `use_valid_token_scale`); both depend on the split into micro-batches, except `tokens` with `token-mean`."""
 
     @classmethod
-    def of(cls, config: AlgorithmConfig, longest: int) -> Aggregation:
-        """As configured; `longest` is the most tokens that a game can have."""
-        return cls(config.aggregation, config.aggregation_scale or float(longest), config.micro_batch_weights)
+    def from_config(cls, config: AlgorithmConfig, max_episode_tokens: int) -> Aggregation:
+        """Build from the config; `max_episode_tokens` is the default scale."""
+        return cls(
+            config.aggregation, config.aggregation_scale or float(max_episode_tokens), config.micro_batch_weights
+        )
 
     @property
     def exact(self) -> bool:
@@ -83,11 +83,11 @@ class Aggregation:
     def weights(
         self, mask: Tensor, trajectory: Tensor, part: Tensor | None = None, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """Weight of each token, [N]. `part` int64 [N] is the number of each token's micro-batch, from 0; what
-        isn't exact needs it.
+        """Return the weight of each token, [N]. `part` int64 [N] is the index of each token's micro-batch, required
+        unless `exact`.
 
         Raises:
-            ValueError: see `token_weights`; or there is no `part`.
+            ValueError: see `token_weights`; or `part` is missing.
         """
         if self.exact:
             return token_weights(self.mode, mask, trajectory, self.scale, dtype)

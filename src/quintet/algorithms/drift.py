@@ -1,8 +1,8 @@
-"""How far the engine that wrote is from the learner that learns, token by token.
+"""Drift check: the gap between the log-probs of engine and learner per token.
 
-Both say how likely the same tokens are under the same weights. What differs is rounding, as long as nothing is wrong:
-a weight that didn't reach the engine, a prompt that was computed under older ones, a temperature that only one of them
-knows, tokens that were spelled anew on their way.
+Both compute the log-probs of the same tokens under the same weights, so they should only differ by rounding. Larger
+gaps indicate a bug: a weight that did not reach the engine, a KV cache from older weights, a temperature that only
+one of them uses, or retokenized text.
 """
 
 from __future__ import annotations
@@ -15,46 +15,43 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["TOLERATED", "Drift", "drift", "token_gaps", "tolerated"]
-
-TOLERATED: Final[Mapping[str, tuple[float, float]]] = {
+MAX_GAP: Final[Mapping[str, tuple[float, float]]] = {
     "float32": (1e-4, 0.0),
     "float16": (0.05, 0.01),
     "bfloat16": (0.2, 0.01),
 }
-"""By type of numbers: how far apart the log-probabilities of a token may be, nats, and of which share of the tokens
-they may be further."""
+"""By data type: maximum gap of a token's log-probs, nats, and maximum share of tokens beyond it."""
 
 LOG_BOUND = 20.0
-"""Log-ratios are held within ± this before they are exponentiated, as in `correction`."""
+"""Clamp on log-ratios before they are exponentiated, as in `correction`."""
 
 
-def tolerated(dtype: torch.dtype) -> float:
-    """How far apart log-probs may be in that type, nats."""
-    return TOLERATED[str(dtype).removeprefix("torch.")][0]
+def max_gap(dtype: torch.dtype) -> float:
+    """Return the maximum gap of log-probs with this data type, nats."""
+    return MAX_GAP[str(dtype).removeprefix("torch.")][0]
 
 
 def token_gaps(learner: Tensor, engine: Tensor, limit: float) -> dict[str, Tensor]:
-    """What is averaged over tokens to tell the gap, each [M]; `learner` and `engine` are log-probs, nats [M].
+    """Return the gap measures per token, each [M]; `learner` and `engine` are log-probs, nats [M].
 
-    With x = log(learner / engine) of tokens that the engine drew: `probs_diff` is |Δ probability|; `kl` -x and `k3_kl`
-    exp(x) - 1 - x, estimates of KL(engine ‖ learner) (Schulman 2020, k1 and k3; verl's `rollout_corr/kl` and
-    `rollout_corr/k3_kl`); `beyond` 1 where |x| is over `limit`, or isn't a number.
+    With x = log(learner / engine) of tokens that the engine sampled: `probs_diff` is |Δ probability|; `kl` -x and
+    `k3_kl` exp(x) - 1 - x, estimates of KL(engine ‖ learner) (Schulman 2020, k1 and k3; verl's `rollout_corr/kl` and
+    `rollout_corr/k3_kl`); `beyond` is 1 where |x| exceeds `limit` or is NaN.
     """
     x = learner - engine
-    held = x.clamp(-LOG_BOUND, LOG_BOUND)
+    clamped = x.clamp(-LOG_BOUND, LOG_BOUND)
     return {
         "probs_diff": (learner.exp() - engine.exp()).abs(),
         "kl": -x,
-        "k3_kl": held.exp() - 1.0 - held,
-        # not `> limit`: what isn't a number is beyond any
+        "k3_kl": clamped.exp() - 1.0 - clamped,
+        # not `> limit`: NaN exceeds any limit
         "beyond": (~(x.abs() <= limit)).to(x.dtype),
     }
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The gap over some tokens."""
+    """Gap statistics over tokens."""
 
     tokens: int
     probs_diff_max: float
@@ -62,26 +59,26 @@ class Drift:
     probs_diff_std: float
     """Unbiased; verl's `training/rollout_probs_diff_std`."""
     logprobs_diff_max: float
-    """Nats; infinite where a log-probability isn't a number."""
+    """Nats; infinite if a log-prob is NaN."""
     logprobs_diff_mean: float
     kl: float
     """Nats, k1."""
     k3_kl: float
-    """Nats; unlike k1, no token's share is negative."""
+    """Nats; unlike with k1, no token's term is negative."""
     pearson: float | None
-    """Correlation of the two probabilities (verl's `training/rollout_actor_probs_pearson_corr`); None where one of
-    them is always the same."""
+    """Correlation of the two probabilities (verl's `training/rollout_actor_probs_pearson_corr`); None if one of
+    them is constant."""
     beyond: float
-    """Share of tokens whose log-probabilities are further apart than `limit`."""
+    """Share of tokens whose log-probs differ by more than `limit`."""
     limit: float
 
     def as_json(self) -> dict[str, float | None]:
-        """By name; what isn't finite is null."""
+        """Return the statistics by name; values that are not finite become None."""
         return {name: value if _finite(value) else None for name, value in asdict(self).items()}
 
 
-def drift(learner: Tensor, engine: Tensor, limit: float) -> Drift:
-    """The gap between both, nats [M]; see `token_gaps`.
+def measure_drift(learner: Tensor, engine: Tensor, limit: float) -> Drift:
+    """Return the gap statistics of log-probs, nats [M]; see `token_gaps`.
 
     Raises:
         ValueError: there are no tokens.
@@ -90,14 +87,14 @@ def drift(learner: Tensor, engine: Tensor, limit: float) -> Drift:
         raise ValueError("there are no tokens to compare")
     learner, engine = learner.double(), engine.double()
     gaps = token_gaps(learner, engine, limit)
-    apart, probs = (learner - engine).abs(), gaps["probs_diff"]
+    difference, probs = (learner - engine).abs(), gaps["probs_diff"]
     return Drift(
         tokens=len(learner),
         probs_diff_max=float(probs.max()),
         probs_diff_mean=float(probs.mean()),
         probs_diff_std=float(probs.std()) if len(probs) > 1 else 0.0,
-        logprobs_diff_max=float(torch.where(apart.isnan(), math.inf, apart).max()),
-        logprobs_diff_mean=float(apart.mean()),
+        logprobs_diff_max=float(torch.where(difference.isnan(), math.inf, difference).max()),
+        logprobs_diff_mean=float(difference.mean()),
         kl=float(gaps["kl"].mean()),
         k3_kl=float(gaps["k3_kl"].mean()),
         pearson=_pearson(learner.exp(), engine.exp()),

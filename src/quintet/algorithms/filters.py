@@ -1,7 +1,7 @@
-"""Which trajectories are learnt from; all groups are kept or dropped as a whole.
+"""Selection of the groups to train on.
 
-`rewards` [R] are those of whole trajectories, `group` int64 [R]. `counted`, bool [R], says which of them there are:
-what isn't counted enters no mean and is never kept.
+`rewards` [R] are trajectory rewards, `group` int64 [R]. Trajectories outside `counted`, bool [R], enter no mean and are
+never selected.
 """
 
 from __future__ import annotations
@@ -14,24 +14,23 @@ from torch import Tensor
 from quintet.algorithms.advantages.groups import Groups
 from quintet.config.native.algorithm import FilterConfig
 
-__all__ = ["has_signal", "keep_trajectories"]
-
 TOLERANCE = 1e-9
-"""By how much of a group a share may miss a whole number: 0.3 × 10 isn't 3.0000000000000004."""
+"""Tolerance for rounding of a share times a number of groups: 0.3 × 10 is 3.0000000000000004 in floating point."""
 
 
 def has_signal(rewards: Tensor, group: Tensor, threshold: float = 0.0, counted: Tensor | None = None) -> Tensor:
-    """Whether a trajectory's group has rewards that differ by more than `threshold` (unbiased deviation), bool [R].
+    """Return whether the rewards in each trajectory's group have an unbiased standard deviation above `threshold`, bool
+    [R].
 
-    Rewards that are all the same have no signal, whatever rounding makes of their deviation. A group of one has:
-    nothing is taken off its reward (`grpo`).
+    Equal rewards have no signal, whatever the rounding error of their deviation. A group of one has a signal because
+    `grpo` does not subtract a mean from it.
     """
-    groups = Groups.of(group, counted)
-    telling = groups.differ(rewards) & (groups.deviation(rewards) > threshold)
-    return (telling | groups.alone) & groups.counted
+    groups = Groups.from_ids(group, counted)
+    differs = groups.differ(rewards) & (groups.deviation(rewards) > threshold)
+    return (differs | groups.alone) & groups.counted
 
 
-def keep_trajectories(
+def select_groups(
     rewards: Tensor,
     group: Tensor,
     config: FilterConfig,
@@ -39,33 +38,33 @@ def keep_trajectories(
     signal_threshold: float | None = None,
     counted: Tensor | None = None,
 ) -> Tensor:
-    """Trajectories of the groups that `config` keeps, bool [R].
+    """Return the trajectories of the groups that `config` selects, bool [R].
 
-    In this order: groups whose mean reward lies outside `min_mean` … `max_mean` go (RLinf's `filter_rewards`); with
-    `signal_threshold`, so do those without signal (DAPO, arXiv:2503.14476); of those left, the ⌈`keep_share` × n⌉
-    whose rewards deviate most stay, at least one where there is one (RAGEN's uncertainty filter, StarPO-S,
-    arXiv:2504.20073). Of groups that deviate alike, the first stay. RAGEN rounds down and may keep none.
+    In this order: drop groups whose mean reward is outside `min_mean` … `max_mean` (RLinf's `filter_rewards`); with
+    `signal_threshold`, drop groups without signal (DAPO, arXiv:2503.14476); keep the ⌈`keep_share` × n⌉ groups with the
+    largest standard deviation, at least one (RAGEN's uncertainty filter, StarPO-S, arXiv:2504.20073). Ties keep the
+    first groups. RAGEN rounds down and may keep none.
     """
-    groups = Groups.of(group, counted)
-    kept = groups.counted & _between(groups.mean(rewards), config.min_mean, config.max_mean)
+    groups = Groups.from_ids(group, counted)
+    selected = groups.counted & _between(groups.mean(rewards), config.min_mean, config.max_mean)
     if signal_threshold is not None:
-        kept = kept & has_signal(rewards, group, signal_threshold, counted)
+        selected = selected & has_signal(rewards, group, signal_threshold, counted)
     if config.keep_share >= 1.0:
-        return kept
-    return kept & _most_uncertain(Groups.of(group, kept), rewards, config.keep_share)
+        return selected
+    return selected & _highest_deviation(Groups.from_ids(group, selected), rewards, config.keep_share)
 
 
-def _between(means: Tensor, lowest: float | None, highest: float | None) -> Tensor:
+def _between(means: Tensor, minimum: float | None, maximum: float | None) -> Tensor:
     inside = torch.ones_like(means, dtype=torch.bool)
-    if lowest is not None:
-        inside &= means >= lowest
-    if highest is not None:
-        inside &= means <= highest
+    if minimum is not None:
+        inside &= means >= minimum
+    if maximum is not None:
+        inside &= means <= maximum
     return inside
 
 
-def _most_uncertain(groups: Groups, rewards: Tensor, share: float) -> Tensor:
-    """Members of the share of groups, of those with members left, whose rewards deviate most, bool [R]."""
+def _highest_deviation(groups: Groups, rewards: Tensor, share: float) -> Tensor:
+    """Return the members of the share of non-empty groups with the largest standard deviation, bool [R]."""
     present = groups.size > 0
     squares = groups.total((rewards - groups.mean(rewards)).square())
     spread = (squares / (groups.size - 1).clamp(min=1)).sqrt().masked_fill(~present, -torch.inf)

@@ -1,6 +1,6 @@
-"""How far a policy is from its reference, token by token, and what that costs.
+"""KL divergence of a policy from its reference per token, and the reward penalty for it.
 
-All tensors [M], log-probs in nats of the tokens that were sampled.
+All tensors [M]; log-probs, nats, of the sampled tokens.
 """
 
 from __future__ import annotations
@@ -10,19 +10,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintet.config.native import KlConfig
-
-__all__ = ["KlControl", "kl_estimate", "penalised", "token_divergence"]
+from quintet.config.native.algorithm import KlConfig
 
 
 def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
-    """An estimate of KL(policy ‖ reference) at each token; Schulman, "Approximating KL divergence" (2020).
+    """Estimate KL(policy ‖ reference) per token; Schulman, "Approximating KL divergence" (2020).
 
-    With x = logp - ref: `k1` x, `abs` |x|, `k2` x²/2, `k3` exp(-x) - 1 + x with x held within ±20 and
-    the value within ±10, as verl has it. `k1`, `abs` and `k3` are means of zero gradient or of a
-    gradient other than the divergence's; with a `+` behind them they keep their value and take the
-    gradient of `k2`, which is that of the divergence under the sampled tokens. `full` can't be told from
-    the sampled tokens: see `token_divergence`.
+    With x = logp - ref: `k1` x, `abs` |x|, `k2` x²/2, `k3` exp(-x) - 1 + x with x clamped to ±20 and
+    the value to ±10, as in verl. The gradients of `k1`, `abs` and `k3` are zero in expectation or not that of the
+    divergence; with a suffix `+`, they keep their value and take the gradient of `k2`, which is that of the divergence
+    under the sampled tokens. `full` cannot be computed from the sampled tokens; see `token_divergence`.
 
     Raises:
         ValueError: unknown estimator.
@@ -30,8 +27,8 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
     plain = _estimate(logprobs, reference, estimator.removesuffix("+"))
     if not estimator.endswith("+"):
         return plain
-    true_gradient = _estimate(logprobs, reference, "k2")
-    return true_gradient - true_gradient.detach() + plain.detach()
+    k2 = _estimate(logprobs, reference, "k2")
+    return k2 - k2.detach() + plain.detach()
 
 
 def _estimate(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
@@ -49,18 +46,18 @@ def _estimate(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
 
 
 def token_divergence(logprobs: Tensor, reference: Tensor | None, config: KlConfig, full: Tensor | None) -> Tensor:
-    """The divergence at each token as configured, [M]: an estimate, or `full`, the sum over the vocabulary that a
-    `Scorer` makes. With `swapped`, policy and reference have changed places in either.
+    """Return the configured divergence per token, [M]: an estimate, or `full`, the sum over the vocabulary from a
+    `LogProbScorer`. With `swapped`, policy and reference change places in both.
 
     Raises:
-        ValueError: what the estimator needs is missing.
+        ValueError: an input of the estimator is missing.
     """
     if config.estimator == "full":
         if full is None:
-            raise ValueError("the full divergence is made by a Scorer, from the reference's own distribution")
+            raise ValueError("the full divergence needs the distribution of the reference")
         return full
     if reference is None:
-        raise ValueError("a divergence needs the reference's log-probs")
+        raise ValueError("the divergence needs the log-probs of the reference")
     if config.swapped:
         return kl_estimate(reference, logprobs, config.estimator)
     return kl_estimate(logprobs, reference, config.estimator)
@@ -68,18 +65,18 @@ def token_divergence(logprobs: Tensor, reference: Tensor | None, config: KlConfi
 
 @dataclass(slots=True)
 class KlControl:
-    """The coefficient of the KL term: fixed, or steered towards a target."""
+    """Coefficient of the KL term, fixed or adapted to a target."""
 
     config: KlConfig
     coefficient: float
 
     @classmethod
-    def of(cls, config: KlConfig) -> KlControl:
-        """At its configured start."""
+    def from_config(cls, config: KlConfig) -> KlControl:
+        """Start with the configured coefficient."""
         return cls(config, config.coefficient)
 
     def observe(self, kl: float, samples: int) -> None:
-        """Steer by the mean KL of `samples` sequences, where there is a target.
+        """Adapt to the mean KL of `samples` sequences, if there is a target.
 
         β ← β (1 + clip(KL / target - 1, ±0.2) samples / horizon), Ziegler et al. 2019 (arXiv:1909.08593).
         """
@@ -88,7 +85,7 @@ class KlControl:
             self.coefficient *= 1.0 + error * samples / self.config.horizon
 
 
-def penalised(
+def penalize_rewards(
     rewards: Tensor,
     logprobs: Tensor,
     reference: Tensor | None,
@@ -96,7 +93,7 @@ def penalised(
     control: KlControl,
     full: Tensor | None = None,
 ) -> Tensor:
-    """Rewards [N] less the coefficient times the divergence of each token under `mask`, bool [N]; see
+    """Return rewards [N] minus the coefficient times the divergence of each token in `mask`, bool [N]; see
     `token_divergence`."""
     kl = token_divergence(logprobs, reference, control.config, full)
     return rewards - control.coefficient * torch.where(mask, kl, 0.0)

@@ -1,4 +1,4 @@
-"""Objectives: what a learner minimises on the tokens of a micro-batch."""
+"""Objectives that learners minimize on the tokens of a micro-batch."""
 
 from __future__ import annotations
 
@@ -11,34 +11,27 @@ from torch import Tensor
 
 from quintet.algorithms.aggregation import Aggregation, token_weights
 from quintet.algorithms.kl import token_divergence
-from quintet.algorithms.losses import Loss, PolicyTargets, loss_of, value_clip
+from quintet.algorithms.losses.critic import value_clip
+from quintet.algorithms.losses.outside import loss_from_config
 from quintet.algorithms.losses.ratios import bounded_log_ratio
-from quintet.config.native import AlgorithmConfig, CriticConfig, KlConfig
+from quintet.algorithms.losses.targets import Loss, PolicyTargets
+from quintet.config.native.algorithm import AlgorithmConfig, KlConfig
+from quintet.config.native.learners import CriticConfig
 from quintet.records import Batch
-
-__all__ = [
-    "CriticObjective",
-    "Imitation",
-    "PolicyLearning",
-    "PolicyObjective",
-    "PolicyTargets",
-    "ValueTargets",
-    "batch_targets",
-]
 
 
 @dataclass(frozen=True, slots=True)
 class ValueTargets:
-    """Per predicted token, all [M]."""
+    """Targets of the critic per predicted token, all [M]."""
 
     weights: Tensor
     old_values: Tensor
     returns: Tensor
 
 
-class PolicyLearning(Protocol):
-    """`(logprobs [M], entropy [M], targets) -> (loss, metrics)`: sums of `weight * value`, so that the
-    parts of a mini-batch add up to its mean."""
+class PolicyObjectiveFn(Protocol):
+    """`(logprobs [M], entropy [M], targets) -> (loss, metrics)`, all sums of `weight * value`, so that the
+    micro-batches of a mini-batch add up to its mean."""
 
     def __call__(
         self, logprobs: Tensor, entropy: Tensor, targets: PolicyTargets, /
@@ -46,8 +39,8 @@ class PolicyLearning(Protocol):
 
 
 def batch_targets(batch: Batch, aggregation: Aggregation, part: Tensor | None = None) -> PolicyTargets:
-    """What a mini-batch says of its own tokens, in its order; `part` int64 [N] numbers micro-batches (see
-    `Aggregation.weights`). Without advantages they are 0."""
+    """Return the targets of a mini-batch's response tokens, in order; missing advantages are 0. `part` int64 [N]
+    numbers the micro-batches (see `Aggregation.weights`)."""
     mask, owner = batch.loss_mask, batch.token_trajectory
     advantages = torch.zeros_like(batch.logprobs) if batch.advantages is None else batch.advantages
     sequence = torch.arange(len(batch.lengths)).repeat_interleave(batch.lengths)
@@ -60,38 +53,37 @@ def batch_targets(batch: Batch, aggregation: Aggregation, part: Tensor | None = 
         rollout_logprobs=batch.rollout_logprobs,
         correction=batch.correction,
         sequence=sequence,
-        term_weights=weights,
-        shares=token_weights("token-mean", mask, owner, dtype=batch.logprobs.dtype),
+        regularizer_weights=weights,
+        metric_weights=token_weights("token-mean", mask, owner, dtype=batch.logprobs.dtype),
     ).at(mask.nonzero().squeeze(-1))
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyObjective:
-    """The configured loss, times the weights of the engine-learner gap, minus the entropy bonus, plus the divergence
-    from the reference where it is a term of the loss.
+    """Configured policy loss with rollout correction, entropy bonus, and KL divergence if it is a term of the loss.
 
     Raises:
-        ConfigError: there is no such loss, or a function from outside can't be loaded.
+        ConfigError: the loss is unknown or cannot be loaded.
     """
 
     config: AlgorithmConfig
     loss: Loss = field(init=False)
     options: Any = field(init=False)
-    """What the loss takes as its configuration."""
+    """`config` argument of the loss."""
 
     def __post_init__(self) -> None:
-        loss, options = loss_of(self.config.loss)
+        loss, options = loss_from_config(self.config.loss)
         object.__setattr__(self, "loss", loss)
         object.__setattr__(self, "options", options)
 
     @property
     def divergence(self) -> KlConfig | None:
-        """The divergence that is a term of the loss."""
-        return self.config.kl if self.config.kl and self.config.kl.place == "loss" else None
+        """Config of the KL divergence if it is a term of the loss."""
+        return self.config.kl if self.config.kl and self.config.kl.apply_to == "loss" else None
 
     @property
     def full_divergence(self) -> KlConfig | None:
-        """The same where it sums over the vocabulary: targets must bring it."""
+        """The same if it sums over the vocabulary: targets need `divergence`."""
         return self.divergence if self.divergence and self.divergence.estimator == "full" else None
 
     def targets(
@@ -103,15 +95,14 @@ class PolicyObjective:
         logprobs: Callable[[Batch], Tensor],
         seed: int = 0,
     ) -> PolicyTargets:
-        """`batch_targets` as this loss wants them: its own aggregation, without the tokens that it leaves out, and
-        with those that it selects.
+        """Return `batch_targets` with the aggregation, mask and selected tokens of this loss.
 
-        `logprobs` gives the present policy's, [N], for a selection; `seed` decides what is drawn there.
+        `logprobs` computes the log-probs of the current policy, [N], and `seed` is the random seed, both for selection.
         """
         targets = batch_targets(batch, aggregation, part)
         mask, own = batch.loss_mask.clone(), batch.loss_mask.nonzero().squeeze(-1)
-        if self.loss.counted is not None:
-            mask[own] = self.loss.counted(targets, self.options)
+        if self.loss.mask is not None:
+            mask[own] = self.loss.mask(targets, self.options)
         if self.loss.aggregation is not None:
             aggregation = replace(aggregation, mode=self.loss.aggregation)
         weights = aggregation.weights(mask, batch.token_trajectory, part, batch.logprobs.dtype)[own]
@@ -122,8 +113,8 @@ class PolicyObjective:
         selected = self.loss.select(logprobs(batch)[own], targets, self.options, generator)
         return replace(targets, selected=selected)
 
-    def stops(self, metrics: Mapping[str, float]) -> bool:
-        """Whether an update isn't to be made: the mean ratio over its mini-batch exceeds `stop_ratio`.
+    def skips_update(self, metrics: Mapping[str, float]) -> bool:
+        """Return whether to skip an update because the mean ratio of its mini-batch exceeds `stop_ratio`.
 
         RLinf's `early_stop_imp_ratio` zeroes the loss of a micro-batch by the ratio of that micro-batch alone.
         """
@@ -131,27 +122,27 @@ class PolicyObjective:
         return bound is not None and metrics.get("actor/ratio", 0.0) > bound
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, targets: PolicyTargets) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `PolicyLearning`. Loss, entropy and divergence are aggregated as configured; ratio, `ppo_kl` and the
-        clipped shares are means over tokens."""
+        """See `PolicyObjectiveFn`. Loss, entropy and divergence are aggregated as configured; ratio, `ppo_kl` and clip
+        fractions are means over tokens."""
         parts = self.loss(logprobs, targets, self.options)
-        each = parts.loss
-        if targets.correction is not None and not self.loss.corrects:
-            each = each * targets.correction
-        policy = (each * targets.weights).sum()
-        terms = targets.weights if targets.term_weights is None else targets.term_weights
-        shares = targets.weights if targets.shares is None else targets.shares
-        spread = (entropy * terms).sum()
+        losses = parts.loss
+        if targets.correction is not None and not self.loss.applies_correction:
+            losses = losses * targets.correction
+        policy = (losses * targets.weights).sum()
+        terms = targets.weights if targets.regularizer_weights is None else targets.regularizer_weights
+        metric_weights = targets.weights if targets.metric_weights is None else targets.metric_weights
+        mean_entropy = (entropy * terms).sum()
         metrics = {
             "actor/pg_loss": policy,
-            "actor/entropy": spread,
-            "actor/ratio": (bounded_log_ratio(logprobs, targets.old_logprobs).detach().exp() * shares).sum(),
-            "actor/ppo_kl": (parts.kl * shares).sum(),
-            "actor/pg_clipfrac": (parts.clipped * shares).sum(),
-            "actor/pg_clipfrac_lower": (parts.clipped_lower * shares).sum(),
+            "actor/entropy": mean_entropy,
+            "actor/ratio": (bounded_log_ratio(logprobs, targets.old_logprobs).detach().exp() * metric_weights).sum(),
+            "actor/ppo_kl": (parts.kl * metric_weights).sum(),
+            "actor/pg_clipfrac": (parts.clipped * metric_weights).sum(),
+            "actor/pg_clipfrac_lower": (parts.clipped_lower * metric_weights).sum(),
         }
         total = policy
         if self.config.entropy_coefficient:
-            total = total - self.config.entropy_coefficient * spread
+            total = total - self.config.entropy_coefficient * mean_entropy
         kl = self.divergence
         if kl and (targets.ref_logprobs is not None or targets.divergence is not None):
             divergence = (token_divergence(logprobs, targets.ref_logprobs, kl, targets.divergence) * terms).sum()
@@ -161,24 +152,24 @@ class PolicyObjective:
 
 
 @dataclass(frozen=True, slots=True)
-class Imitation:
-    """Cross-entropy on the demonstrator's words."""
+class CrossEntropyObjective:
+    """Cross-entropy on demonstrated responses."""
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, targets: PolicyTargets) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `PolicyLearning`. A token counts as right where its probability is above one half."""
+        """See `PolicyObjectiveFn`. A token counts as correct if its probability is above one half."""
         loss = -(logprobs * targets.weights).sum()
-        right = ((logprobs > torch.log(torch.tensor(0.5))) * targets.weights).sum()
-        return loss, {"sft/loss": loss, "sft/token_accuracy": right}
+        correct = ((logprobs > torch.log(torch.tensor(0.5))) * targets.weights).sum()
+        return loss, {"sft/loss": loss, "sft/token_accuracy": correct}
 
 
 @dataclass(frozen=True, slots=True)
 class CriticObjective:
-    """Clipped squared error of the values."""
+    """Clipped squared error of values."""
 
     config: CriticConfig
 
     def __call__(self, values: Tensor, targets: ValueTargets) -> tuple[Tensor, dict[str, Tensor]]:
-        """`values` [M]; gives loss and metrics as sums of `weight * value`."""
+        """Return loss and metrics of `values` [M] as sums of `weight * value`."""
         parts = value_clip(values, targets.old_values, targets.returns, self.config.value_clip)
         loss = (parts.loss * targets.weights).sum()
         clipped = (parts.clipped * targets.weights).sum()

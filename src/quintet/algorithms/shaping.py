@@ -1,4 +1,4 @@
-"""What is done to rewards before trajectories are compared."""
+"""Reward shaping before trajectories are compared."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quintet.algorithms.advantages.groups import Groups, own_tokens, played, trajectory_rewards
+from quintet.algorithms.advantages.groups import Groups, has_response, num_response_tokens, trajectory_rewards
 from quintet.algorithms.tokens import last_tokens
 from quintet.config.native.algorithm import ShapingConfig
 from quintet.records import Batch
 
-__all__ = ["shape"]
-
 EPSILON = 1e-6
 
 
-def shape(batch: Batch, config: ShapingConfig, longest: int) -> Batch:
-    """The batch with its rewards shaped; `longest` is the most own tokens that a trajectory can have.
+def shape_rewards(batch: Batch, config: ShapingConfig, max_response_tokens: int) -> Batch:
+    """Return the batch with shaped rewards; `max_response_tokens` is the maximum number of response tokens of a
+    trajectory.
 
-    In this order, each on the total of a trajectory:
+    In this order, each on the total reward of a trajectory:
 
-    - `length_penalty`: coefficient × max(0, own tokens - budget) / budget comes off at the last own token.
-    - `center`: the mean of the group or of the batch comes off there, too; who is alone is left.
-    - `divide`: all rewards of the trajectory are divided by 1e-6 plus the unbiased deviation that the totals of the
-      group or of the batch had before a mean came off; where nobody else is there, or they differ by rounding
-      alone, there is nothing to divide by.
-    - `clip`: rewards of a trajectory whose total is beyond ±clip are scaled down so that it is ±clip.
+    - `length_penalty`: subtract coefficient × max(0, response tokens - budget) / budget at the last response token.
+    - `center`: subtract the mean of the group or batch there, except from a group of one.
+    - `divide`: divide all rewards of the trajectory by 1e-6 plus the unbiased standard deviation of the totals in the
+      group or batch before centering; totals of a group of one, or equal up to rounding, are not divided.
+    - `clip`: scale the rewards of a trajectory whose total is beyond ±clip down to ±clip.
 
-    Dividing and clipping scale, so that each turn keeps its sign and its share of the whole. Trajectories without own
-    tokens aren't counted. ROLL (`norm_mean_type`, `norm_std_type`, `reward_clip`) does the last three in this order on
-    rewards of whole replies; where totals are all the same it divides by 1e-6.
+    Dividing and clipping scale, so that each turn keeps its sign and its share of the total. Trajectories without
+    response tokens are not counted. ROLL (`norm_mean_type`, `norm_std_type`, `reward_clip`) does the last three in this
+    order on rewards of whole responses, and divides equal totals by 1e-6.
     """
     if config.length_penalty:
-        batch = _shifted(batch, -config.length_penalty * _excess(batch, config.length_budget or max(longest // 2, 1)))
+        batch = _shifted(
+            batch, -config.length_penalty * _excess(batch, config.length_budget or max(max_response_tokens // 2, 1))
+        )
     totals = trajectory_rewards(batch)
     if config.center != "none":
         groups = _groups(batch, config.center)
@@ -48,29 +48,29 @@ def shape(batch: Batch, config: ShapingConfig, longest: int) -> Batch:
 
 
 def _excess(batch: Batch, budget: int) -> Tensor:
-    """Own tokens over budget as a share of it, [R]."""
-    over = (own_tokens(batch) - budget).clamp(min=0)
+    """Return the response tokens over budget relative to the budget, [R]."""
+    over = (num_response_tokens(batch) - budget).clamp(min=0)
     return over.to(batch.rewards.dtype) / budget
 
 
 def _groups(batch: Batch, over: str) -> Groups:
     group = batch.group if over == "group" else torch.zeros_like(batch.group)
-    return Groups.of(group, played(batch))
+    return Groups.from_ids(group, has_response(batch))
 
 
 def _inverse_deviation(groups: Groups, totals: Tensor) -> Tensor:
-    """By what totals are multiplied so that they deviate by 1, [R]."""
+    """Return the factor that gives the totals a standard deviation of 1, [R]."""
     deviation = groups.deviation(totals)
-    differ = deviation > EPSILON * (1.0 + groups.mean(totals).abs())
-    return torch.where(differ, 1.0 / (deviation + EPSILON), 1.0)
+    differs = deviation > EPSILON * (1.0 + groups.mean(totals).abs())
+    return torch.where(differs, 1.0 / (deviation + EPSILON), 1.0)
 
 
 def _shifted(batch: Batch, change: Tensor) -> Batch:
-    """`change` [R] added at the last own token of each trajectory."""
+    """Add `change` [R] at the last response token of each trajectory."""
     last = last_tokens(batch.loss_mask, batch.token_trajectory)
     return replace(batch, rewards=batch.rewards + change[batch.token_trajectory] * last)
 
 
 def _scaled(batch: Batch, factor: Tensor) -> Batch:
-    """All rewards of each trajectory times `factor`, [R]."""
+    """Multiply all rewards of each trajectory by `factor`, [R]."""
     return replace(batch, rewards=batch.rewards * factor.to(batch.rewards.dtype)[batch.token_trajectory])

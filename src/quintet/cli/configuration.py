@@ -1,4 +1,4 @@
-"""The configuration that a command was given, whosever dialect it is in."""
+"""Configuration of a command: composed, and checked or inspected, in any dialect."""
 
 from __future__ import annotations
 
@@ -7,99 +7,105 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from quintet.cli.opening import NATIVE, Opened, opened
-from quintet.config import Composed, load_experiment
-from quintet.config.dialects.dialect import DIALECTS
-from quintet.config.faults import Fault
-from quintet.config.spread import as_asked
-from quintet.config.waiting import on_these_ranks, refuse_waiting, waiting_faults
+from quintet.cli.config_source import NATIVE, ConfigSource, read_config_source
+from quintet.config.checks.processes import planned_rank
+from quintet.config.checks.unsupported import refuse_unsupported, unsupported_problems, with_torchrun_devices
+from quintet.config.compose import load_experiment
+from quintet.config.composed import ComposedConfig
+from quintet.config.dialects.registry import DIALECTS
+from quintet.config.problems import ConfigProblem
 from quintet.errors import ConfigError, nearest
 
-__all__ = ["ALONE", "NATIVE", "Asked", "ask", "compose"]
-
 if TYPE_CHECKING:
-    from quintet.config.dialects.composition.reading import Given
+    from quintet.config.dialects.composition.foreign_config import ForeignConfig
 
-LONE: Mapping[str, object] = {"backend": "fsdp2", "parallel": {}, "sharding": {}, "megatron": None, "memory": {}}
-ALONE: Mapping[str, object] = {
-    "placement": {},
-    **{f"{name}.{key}": value for name in ("actor", "critic", "reference") for key, value in LONE.items()},
+LEARNER_DEFAULTS: Mapping[str, object] = {
+    "backend": "fsdp2",
+    "parallel": {},
+    "sharding": {},
+    "megatron": None,
+    "memory": {},
 }
-"""Keys over those of a run whose policy one process only plays with: who learnt it, and on how many devices, asks for
-nothing there."""
+SINGLE_PROCESS_DEFAULTS: Mapping[str, object] = {
+    "placement": {},
+    **{f"{name}.{key}": value for name in ("actor", "critic", "reference") for key, value in LEARNER_DEFAULTS.items()},
+}
+"""Values for commands that only generate with a trained policy in one process: how it was trained does not matter."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """All that a configuration asks for, whether this version can do it or not."""
+class InspectedConfig:
+    """A configuration that may contain unsupported values."""
 
-    composed: Composed
+    composed: ComposedConfig
     dialect: str
-    waits: tuple[Fault, ...]
-    """What somebody asked for and this version can't do."""
+    unsupported: tuple[ConfigProblem, ...]
+    """Unsupported values that the user set."""
     remarks: tuple[str, ...] = ()
-    """What nobody asked for and this version can't do, as it is told to people."""
+    """Messages about unsupported values of the source framework's defaults."""
 
 
-def compose(
-    config: str | None, overrides: list[str], dialect: str | None, unknown_keys: str, *, whole: bool = False
-) -> Composed:
-    """Load it, and say whose it is where that was recognised and not told. `whole` keeps what this version can't
-    do, to be looked at; else such a configuration is refused.
+def load_config(
+    config: str | None,
+    overrides: list[str],
+    dialect: str | None,
+    unknown_keys: str,
+    *,
+    allow_unsupported: bool = False,
+) -> ComposedConfig:
+    """Compose a configuration and print its remarks to stderr, and its dialect if that was detected.
 
     Raises:
-        ConfigError: whatever is wrong in it, or an unknown dialect.
-        MachineError: the file is missing or can't be read.
+        ConfigError: one message names every problem, with unsupported values unless `allow_unsupported`.
+        MachineError: the file is missing or cannot be read.
     """
-    unknown, given = _unknown(unknown_keys), opened(config, overrides, dialect)
-    if whole or given.dialect == NATIVE:
-        composed = _asked(given, unknown).composed
-        if not whole:
-            composed = on_these_ranks(composed)
-            refuse_waiting(composed)
+    unknown, source = _parse_unknown_keys(unknown_keys), read_config_source(config, overrides, dialect)
+    if allow_unsupported or source.dialect == NATIVE:
+        composed = _inspect(source, unknown).composed
+        if not allow_unsupported:
+            composed = with_torchrun_devices(composed)
+            refuse_unsupported(composed)
     else:
-        from quintet.config.dialects.loading import load_given
+        from quintet.config.dialects.loader import load_config as load_foreign_config
 
-        composed = load_given(_composed(given), DIALECTS[given.dialect], unknown=unknown)
+        composed = load_foreign_config(_compose(source), DIALECTS[source.dialect], unknown=unknown)
     for remark in composed.remarks:
         print(f"warning: {remark}", file=sys.stderr)
     return composed
 
 
-def ask(config: str | None, overrides: list[str], dialect: str | None, unknown_keys: str) -> Asked:
-    """Load all of it, with what this version can't do. Says whose it is where that wasn't told.
+def inspect_config(config: str | None, overrides: list[str], dialect: str | None, unknown_keys: str) -> InspectedConfig:
+    """Compose a configuration and list its unsupported values.
 
     Raises:
-        ConfigError: whatever is wrong in it, or an unknown dialect.
-        MachineError: the file is missing or can't be read.
+        ConfigError: one message names every invalid key; or the dialect is unknown.
+        MachineError: the file is missing or cannot be read.
     """
-    return _asked(opened(config, overrides, dialect), _unknown(unknown_keys))
+    return _inspect(read_config_source(config, overrides, dialect), _parse_unknown_keys(unknown_keys))
 
 
-def _asked(given: Opened, unknown: Literal["refuse", "warn"]) -> Asked:
-    if given.dialect == NATIVE:
-        path = None if given.path is None else str(given.path)
-        native = load_experiment(path, given.words, given.places)
-        return Asked(native, NATIVE, tuple(waiting_faults(native, as_asked(native.experiment))))
-    from quintet.config.dialects.loading import convert, what_waits
+def _inspect(source: ConfigSource, unknown: Literal["refuse", "warn"]) -> InspectedConfig:
+    if source.dialect == NATIVE:
+        path = None if source.path is None else str(source.path)
+        native = load_experiment(path, source.overrides, source.override_sources)
+        problems = unsupported_problems(native, planned_rank(native.experiment))
+        return InspectedConfig(native, NATIVE, tuple(problems))
+    from quintet.config.dialects.loader import conversion_problems, convert
 
-    foreign = convert(_composed(given), DIALECTS[given.dialect], unknown=unknown, to_plan=True)
-    return Asked(foreign.composed, given.dialect, what_waits(foreign), foreign.remarks)
-
-
-def _composed(given: Opened) -> Given:
-    from quintet.config.dialects.composition.reading import composed
-
-    return composed(given.path, given.words, given.places, given.environment)
+    foreign = convert(_compose(source), DIALECTS[source.dialect], unknown=unknown, to_plan=True)
+    return InspectedConfig(foreign.composed, source.dialect, conversion_problems(foreign), foreign.remarks)
 
 
-def _unknown(word: str) -> Literal["refuse", "warn"]:
-    _check("--unknown-keys", word, ["refuse", "warn"])
+def _compose(source: ConfigSource) -> ForeignConfig:
+    from quintet.config.dialects.composition.foreign_config import compose_config
+
+    return compose_config(source.path, source.overrides, source.override_sources, source.environment)
+
+
+def _parse_unknown_keys(word: str) -> Literal["refuse", "warn"]:
+    valid = ["refuse", "warn"]
+    if word not in valid:
+        close = nearest(word, valid)
+        hint = (f"did you mean {close}? " if close else "") + f"valid: {', '.join(valid)}"
+        raise ConfigError(f"--unknown-keys {word}: unknown value", key="--unknown-keys", value=word, hint=hint)
     return "warn" if word == "warn" else "refuse"
-
-
-def _check(option: str, word: str, legal: list[str]) -> None:
-    if word not in legal:
-        close = nearest(word, legal)
-        hint = (f"did you mean {close}? " if close else "") + f"there are {', '.join(legal)}"
-        raise ConfigError(f"{option} {word}: there is no such", key=option, value=word, hint=hint)

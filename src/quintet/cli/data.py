@@ -1,4 +1,4 @@
-"""`quintet data`: make verifiable tasks, look into data files."""
+"""`quintet data`: generate verifiable tasks and inspect data files."""
 
 from __future__ import annotations
 
@@ -10,63 +10,63 @@ import typer
 
 from quintet.errors import ConfigError
 
-__all__ = ["app"]
-
-app = typer.Typer(help="Make verifiable tasks, look into data files.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Generate verifiable tasks and inspect data files.", no_args_is_help=True, rich_markup_mode=None)
 
 SOLVED = "solved"
-WIDE = 120
-"""Characters of a cell."""
+"""Task name for expert demonstrations."""
+MAX_CELL_CHARACTERS = 120
 Options = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the task.")]
-Size = Annotated[int, typer.Option(min=0, help="Rows; of `solved`, games.")]
+Size = Annotated[int, typer.Option(min=0, help="Number of rows; with `solved`, of episodes.")]
 
 
 @app.command()
 def make(
-    task: Annotated[str, typer.Argument(help="`quintet data tasks` lists them; `reasoning_gym:NAME`; `solved`.")],
-    out_dir: Annotated[str, typer.Argument(help="Gets train.parquet and validation.parquet.")],
+    task: Annotated[str, typer.Argument(help="A task of `quintet data tasks`, `reasoning_gym:NAME` or `solved`.")],
+    out_dir: Annotated[str, typer.Argument(help="Directory for train.parquet and validation.parquet.")],
     options: Options = None,
     train: Size = 1000,
     validation: Size = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Every draw follows from it; of `solved`, the first game.")] = 0,
-    processes: Annotated[int, typer.Option(min=1, help="Change the time, not the result.")] = 1,
-    style: Annotated[str | None, typer.Option(help="Demonstrated answers: `direct`, or `worked` out.")] = None,
-    world: Annotated[str | None, typer.Option(help="Of `solved`: sokoban or frozenlake.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
-    rows: Annotated[int, typer.Option(min=0, help="Show so many of the rows that were made.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed; with `solved`, the first episode.")] = 0,
+    processes: Annotated[int, typer.Option(min=1, help="Worker processes; the result is the same.")] = 1,
+    style: Annotated[str | None, typer.Option(help="Style of the demonstrated answers: `direct` or `worked`.")] = None,
+    env: Annotated[str | None, typer.Option(help="Environment of `solved`: sokoban or frozenlake.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite existing files.")] = False,
+    rows: Annotated[int, typer.Option(min=0, help="Print this many of the generated rows.")] = 0,
 ) -> None:
-    """Make a data set of a task: questions, what is right, and answers to learn from."""
-    given, directory = _pairs(options or []), Path(out_dir).expanduser()
+    """Generate a data set of a task: prompts, ground truth and demonstrated answers."""
+    arguments, directory = _pairs(options or []), Path(out_dir).expanduser()
     if task == SOLVED:
-        games = {"games": train, "validation_games": validation, "seed": seed, "processes": processes}
-        made = _solved(world, style, directory, given, games, overwrite=overwrite)
+        episodes = {"episodes": train, "validation_episodes": validation, "seed": seed, "processes": processes}
+        files = _write_demonstrations(env, style, directory, arguments, episodes, overwrite=overwrite)
     else:
-        from quintet.data.making import make_data
+        from quintet.data.tasks.generation import generate_dataset
 
-        if world is not None:
-            raise ConfigError(f"{task} isn't played in a world", key="--world", value=world, hint="leave it out")
-        made = make_data(
+        if env is not None:
+            raise ConfigError(
+                f"--env {env}: the task {task} has no environment", key="--env", value=env, hint="remove --env"
+            )
+        files = generate_dataset(
             task,
             directory,
             train=train,
             validation=validation,
             seed=seed,
             processes=processes,
-            options=given if style is None else {**given, "style": style},
+            options=arguments if style is None else {**arguments, "style": style},
             overwrite=overwrite,
         )
-    for split, path in made.items():
-        print(f"{path}: {_count(path):,} rows of {split}")
-    if rows and made:
-        _show(str(next(iter(made.values()))), rows, {}, None)
+    for split, path in files.items():
+        print(f"{path}: {_count(path):,} {split} rows")
+    if rows and files:
+        _show(str(next(iter(files.values()))), rows, {}, None)
 
 
 @app.command()
 def tasks() -> None:
-    """List the tasks that can be made, and their options."""
-    from quintet.data.arithmetic import AdditionOptions, ArithmeticOptions
-    from quintet.data.countdown import CountdownOptions
-    from quintet.data.tasks import TASKS, TaskOptions
+    """List the available tasks and their options."""
+    from quintet.data.tasks.arithmetic import AdditionOptions, ArithmeticOptions
+    from quintet.data.tasks.countdown import CountdownOptions
+    from quintet.data.tasks.task import TASKS, TaskOptions
 
     kinds: dict[str, type[TaskOptions]] = {
         "addition": AdditionOptions,
@@ -77,67 +77,83 @@ def tasks() -> None:
         missing = f" (needs {entry.install})" if entry.missing() else ""
         print(f"{entry.name}: {entry.help}{missing}")
         for name, field in kinds.get(entry.name, TaskOptions).model_fields.items():
-            said = " ".join((field.description or "").split())
-            print(f"  {f'{name}={field.default}':<26} {said}")
-    print(f"{SOLVED}: games of --world sokoban or frozenlake that an expert won, a row for each move")
-    print("  form=message, max_depth=100, think=true, and the options of the world such as size or boxes")
+            description = " ".join((field.description or "").split())
+            print(f"  {f'{name}={field.default}':<26} {description}")
+    print(f"{SOLVED}: expert episodes of --env sokoban or frozenlake, one row per action")
+    print("  form=message, max_depth=100, think=true, and the options of the environment such as size or boxes")
 
 
 @app.command()
 def show(
-    file: Annotated[str, typer.Argument(help="Parquet, JSON, JSON Lines or CSV; a pattern or an address too.")],
+    file: Annotated[str, typer.Argument(help="Parquet, JSON, JSON Lines or CSV file, glob pattern or URL.")],
     options: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Of `data`: prompt_key=question.")
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Keys of the `data` section, e.g. prompt_key=question."),
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="How many of the first.")] = 5,
-    model: Annotated[str | None, typer.Option(help="Directory of a tokenizer that counts the prompts' tokens.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Number of rows.")] = 5,
+    model: Annotated[str | None, typer.Option(help="Directory with a tokenizer that counts prompt tokens.")] = None,
 ) -> None:
-    """Show rows as a run would read them."""
+    """Show rows as a run reads them."""
     _show(file, rows, _pairs(options or []), model)
 
 
-def _pairs(words: Sequence[str]) -> dict[str, Any]:
-    """`key=value` words, values read as YAML does."""
+def _pairs(arguments: Sequence[str]) -> dict[str, Any]:
+    """Parse `key=value` arguments; values are YAML."""
     import yaml
 
     pairs: dict[str, Any] = {}
-    for word in words:
-        name, sign, value = word.partition("=")
+    for argument in arguments:
+        name, sign, value = argument.partition("=")
         if not sign or not name:
-            raise ConfigError(f"{word} is no KEY=VALUE", value=word, hint="write it as digits=3")
+            raise ConfigError(f"{argument!r} is not KEY=VALUE", value=argument, hint="for example digits=3")
         try:
             pairs[name] = yaml.safe_load(value) if value else ""
         except yaml.YAMLError as error:
-            raise ConfigError(f"{word}: its value can't be read", key=name, value=value, hint="quote it") from error
+            raise ConfigError(
+                f"{argument}: the value is not valid YAML", key=name, value=value, hint="quote the value"
+            ) from error
     return pairs
 
 
-def _solved(
-    world: str | None,
+def _write_demonstrations(
+    env: str | None,
     style: str | None,
     directory: Path,
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     sizes: Mapping[str, int],
     *,
     overwrite: bool,
 ) -> dict[str, Path]:
-    from quintet.config.native.training import SolvedGamesConfig
-    from quintet.data.solved import make_solved, world_of
-    from quintet.data.tasks import options_of
+    from quintet.config.native.training import SolvedEpisodesConfig
+    from quintet.data.demonstration_rows import parse_env_config, write_demonstration_rows
+    from quintet.data.tasks.task import parse_options
 
-    if world is None:
-        raise ConfigError(f"{SOLVED} needs a world", key="--world", hint="say --world sokoban or frozenlake")
+    if env is None:
+        raise ConfigError(
+            f"{SOLVED} requires an environment", key="--env", hint="add --env sokoban or --env frozenlake"
+        )
     if style is not None:
-        raise ConfigError(f"{SOLVED} has no styles", key="--style", value=style, hint="there is think=false")
-    if not all(sizes[name] for name in ("games", "validation_games")):
-        raise ConfigError(f"{SOLVED} makes both splits", key="--validation", hint="ask for at least one game of each")
-    ours = {name: value for name, value in given.items() if name in {"form", "max_depth"}}
-    theirs = {name: value for name, value in given.items() if name not in ours and name != "think"}
-    think = given.get("think", True)
+        raise ConfigError(
+            f"--style {style}: {SOLVED} has no styles",
+            key="--style",
+            value=style,
+            hint="remove --style; think=false omits the thoughts",
+        )
+    if not all(sizes[name] for name in ("episodes", "validation_episodes")):
+        raise ConfigError(
+            f"{SOLVED} writes both splits", key="--validation", hint="set --train and --validation to at least 1"
+        )
+    demonstration_options = {name: value for name, value in arguments.items() if name in {"form", "max_depth"}}
+    env_options = {
+        name: value for name, value in arguments.items() if name not in demonstration_options and name != "think"
+    }
+    think = arguments.get("think", True)
     if not isinstance(think, bool):
-        raise ConfigError(f"think={think}", key="think", value=think, hint="it is true or false")
-    games = options_of(SolvedGamesConfig, {**ours, **sizes}, SOLVED)
-    return make_solved(world_of(world, theirs), games, directory, think=think, overwrite=overwrite)
+        raise ConfigError(f"think={think} is not a boolean", key="think", value=think, hint="valid: true or false")
+    episodes = parse_options(SolvedEpisodesConfig, {**demonstration_options, **sizes}, SOLVED)
+    return write_demonstration_rows(
+        parse_env_config(env, env_options), episodes, directory, think=think, overwrite=overwrite
+    )
 
 
 def _count(path: Path) -> int:
@@ -152,38 +168,38 @@ def _show(file: str, count: int, options: Mapping[str, Any], model: str | None) 
 
     from quintet.cli.plan_table import page
     from quintet.config.native.data import DataConfig
-    from quintet.data.source import open_rows
-    from quintet.data.tasks import options_of
+    from quintet.data.prompt_source import open_rows
+    from quintet.data.tasks.task import parse_options
 
-    config = options_of(DataConfig, {**options, "train_files": [file]}, "data")
-    found, _ = open_rows(config.train_files, "FILE", config.cache_dir)
+    config = parse_options(DataConfig, {**options, "train_files": [file]}, "data")
+    file_rows, _ = open_rows(config.train_files, "FILE", config.cache_dir)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("row", *(["tokens"] if model else ()), "source", "prompt", "truth", "response"):
         table.add_column(title, overflow="fold", justify="right" if title in {"row", "tokens"} else "left")
-    for cells in _cells(found, min(count, len(found)), config, model):
+    for cells in _cells(file_rows, min(count, len(file_rows)), config, model):
         table.add_row(*(Text(cell) for cell in cells))
     with page() as out:
-        out.print(Text(f"{len(found):,} rows, columns {', '.join(found[0])}"))
+        out.print(Text(f"{len(file_rows):,} rows, columns {', '.join(file_rows[0])}"))
         out.print(table)
 
 
 def _cells(rows: Any, count: int, config: Any, model: str | None) -> Iterator[list[str]]:
-    """Row by row what the table holds, long texts cut short."""
-    from quintet.data.prompts import PromptFormat
-    from quintet.data.questions import RowReader
+    """Yield the cells of each row; long texts are shortened."""
+    from quintet.data.prompt_format import PromptFormat
+    from quintet.data.row_reader import RowReader
 
     reader, form = RowReader(config), None
     if model is not None:
-        from quintet.policies.causal_lm import load_tokenizer
+        from quintet.policies.model_loading import load_tokenizer
 
         form = PromptFormat(load_tokenizer(model), config.template, max_tokens=1)
     for number in range(count):
-        question = reader.read(rows[number], number, rows.place(number))
-        tokens = [] if form is None else [str(len(form.whole(question)))]
-        asked = "\n".join(f"{message['role']}: {_short(message['content'])}" for message in question.messages)
-        yield [str(number), *tokens, question.source, asked, _short(question.truth), _short(question.response)]
+        question = reader.read(rows[number], number, rows.describe_row(number))
+        tokens = [] if form is None else [str(len(form.untruncated_tokens(question)))]
+        prompt = "\n".join(f"{message['role']}: {_short(message['content'])}" for message in question.messages)
+        yield [str(number), *tokens, question.source, prompt, _short(question.truth), _short(question.response)]
 
 
 def _short(value: object) -> str:
     text = "" if value is None else str(value)
-    return text if len(text) <= WIDE else f"{text[: WIDE - 1]}…"
+    return text if len(text) <= MAX_CELL_CHARACTERS else f"{text[: MAX_CELL_CHARACTERS - 1]}…"

@@ -1,9 +1,8 @@
-"""`quintet eval`: stored answers, a model that answers first, or the model of a configuration that only validates."""
+"""`quintet eval`: score stored answers, or the answers of a model or an endpoint."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,78 +10,83 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quintet.cli.configuration import ALONE, NATIVE, compose
-from quintet.config import Composed
-from quintet.config.native import DataConfig
-from quintet.config.source import COMMAND_LINE, read_file
+from quintet.cli.config_source import NATIVE
+from quintet.cli.configuration import SINGLE_PROCESS_DEFAULTS, load_config
+from quintet.cli.transformers_setup import silence_transformers
+from quintet.config.composed import ComposedConfig
+from quintet.config.native.data import DataConfig
+from quintet.config.yaml_reader import COMMAND_LINE, read_file
 from quintet.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from quintet.pipelines.evaluate import Evaluation, Found, Measured
-    from quintet.rollout.endpoint import EndpointSettings
-    from quintet.tracking.estimates import Estimate, Estimates
-
-__all__ = ["Asked", "run"]
+    from quintet.pipelines.evaluate import Evaluation, Statistics
+    from quintet.pipelines.model_lookup import StoredModel
+    from quintet.rollout.engines.openai_endpoint import EndpointSettings
+    from quintet.tracking.eval_statistics import Estimate, Estimates
 
 ANSWER_TOKENS, PROMPT_TOKENS = 512, 8192
-"""Of a model that comes without the configuration of a run, where the command doesn't say."""
-COLUMNS = ("kind", "prompt_key", "messages_key", "response_key", "truth_key", "source_key")
-"""Keys that say how rows of conversations look, and nothing of questions."""
-ENDPOINT = ("endpoint_model", "endpoint_key", "endpoint_concurrent", "endpoint_retries", "endpoint_timeout")
-"""Options that say how an endpoint is asked."""
-LIMIT = "rollout.max_prompt_tokens"
-MEMORY_SHARE = 0.5
-"""Of the machine's memory, for that model and its cache."""
+"""Defaults for a model without the configuration of a run."""
+CONVERSATION_KEYS = ("kind", "prompt_key", "messages_key", "response_key", "truth_key", "source_key")
+"""Keys of the `data` section that describe SFT conversations and do not apply to prompts."""
+ENDPOINT_OPTIONS = ("endpoint_model", "endpoint_key", "endpoint_concurrent", "endpoint_retries", "endpoint_timeout")
+"""Options that are valid only with `--endpoint`."""
+PROMPT_LIMIT_KEY = "rollout.max_prompt_tokens"
+DEFAULT_MEMORY_SHARE = 0.5
+"""Share of the machine's memory for model and KV cache, if no configuration sets it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a model is asked, and how. What is as it is by default counts as not said."""
+class EvalOptions:
+    """Command-line options of `quintet eval`. An option with its default value counts as not given."""
 
     data: str | None = None
-    """File of questions."""
-    world: str | None = None
+    """Data file with prompts."""
+    env: str | None = None
     samples: int = 1
-    """Answers to each question, or games from each start."""
+    """Responses per prompt, or episodes per start state."""
     temperature: float | None = None
-    """null is greedy for one sample, and 1 for several."""
+    """None is greedy for one sample and 1 for several."""
     max_tokens: int | None = None
     limit: int | None = None
-    """Questions at most."""
-    games: int = 256
-    """Start states."""
+    """Maximum number of prompts."""
+    episodes: int = 256
+    """Number of start states."""
     confidence: float = 0.95
-    """Of the intervals."""
+    """Confidence level of the intervals."""
     name: str | None = None
     output_dir: str = "runs"
     endpoint: str | None = None
-    """Address of the endpoint that answers in place of a model."""
+    """URL of an endpoint to evaluate instead of a model."""
     endpoint_model: str | None = None
-    """Which of its models."""
+    """Model name at the endpoint."""
     endpoint_key: str = "OPENAI_API_KEY"
-    """Environment variable with its key."""
+    """Environment variable with the API key."""
     endpoint_concurrent: int = 16
-    """Requests under way at a time."""
+    """Maximum concurrent requests."""
     endpoint_retries: int = 2
     endpoint_timeout: float = 300.0
-    """Seconds for one reply."""
+    """Timeout of a request in seconds."""
 
-    def settings(self) -> EndpointSettings | None:
-        """Of the endpoint that answers; null where a model does.
+    def endpoint_settings(self) -> EndpointSettings | None:
+        """Return the settings of the endpoint, None without `--endpoint`.
 
         Raises:
-            ConfigError: it isn't said which of its models, or it is said of no endpoint.
+            ConfigError: The model name is missing, or endpoint options are given without an endpoint.
         """
         if self.endpoint is None:
-            for option in self.said(*ENDPOINT):
-                raise ConfigError(f"{option}: of which endpoint?", key=option, hint="--endpoint http://…/v1")
+            for option in self.explicit(*ENDPOINT_OPTIONS):
+                raise ConfigError(
+                    f"{option} is only valid with --endpoint", key=option, hint="add --endpoint http://…/v1"
+                )
             return None
         if self.endpoint_model is None:
-            raise ConfigError("--endpoint: which of its models?", key="--endpoint-model", hint="--endpoint-model NAME")
-        from quintet.rollout.endpoint import EndpointSettings
+            raise ConfigError(
+                "--endpoint requires a model name", key="--endpoint-model", hint="add --endpoint-model NAME"
+            )
+        from quintet.rollout.engines.openai_endpoint import EndpointSettings
 
         settings = EndpointSettings(
             self.endpoint,
@@ -95,325 +99,335 @@ class Asked:
         settings.check()
         return settings
 
-    def said(self, *names: str) -> Iterator[str]:
-        """Those of the options that somebody gave, as the command line spells them."""
+    def explicit(self, *names: str) -> Iterator[str]:
+        """Yield the options among `names` that differ from their defaults, as spelled on the command line."""
         defaults = {field.name: field.default for field in fields(self)}
         yield from (f"--{name.replace('_', '-')}" for name in names if getattr(self, name) != defaults[name])
 
 
 def run(
-    what: str | None,
+    target: str | None,
     overrides: list[str],
     dialect: str | None,
     unknown_keys: str,
-    asked: Asked,
+    options: EvalOptions,
     *,
     as_json: bool = False,
 ) -> int:
-    """Evaluate and show what was found; gives the exit status, 1 where most answers couldn't be judged.
+    """Evaluate, print the results and return the exit status: 1 if most answers could not be scored.
 
     Raises:
-        ConfigError: something is wrong in what was asked.
-        MachineError: a model or a file can't be read or written.
+        ConfigError: An option or the configuration is invalid.
+        MachineError: A model or a file cannot be read or written.
     """
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    silence_transformers()
     from rich.console import Console
 
-    # --json has stdout to itself
+    # with --json, stdout holds nothing but JSON
     console = Console(stderr=as_json)
-    asked.settings()
-    own = _own_questions(what) if asked.data is None and asked.world is None else None
-    if asked.data is None and asked.world is None and own is None:
-        _check_configured(what, asked)
-        _check_limits(overrides, asked)
-        found = _configured(compose(what, overrides, dialect, unknown_keys), asked, console)
+    options.endpoint_settings()
+    has_data_files = _has_data_files(target) if options.data is None and options.env is None else None
+    if options.data is None and options.env is None and has_data_files is None:
+        _check_config_options(target, options)
+        _check_limits(overrides, options)
+        evaluation = _evaluate_config(load_config(target, overrides, dialect, unknown_keys), options, console)
     else:
-        _check_played(what, dialect, asked, of_files=asked.data is not None if own is None else own)
-        _check_limits(overrides, asked)
-        found = _played(what, overrides, asked, console)
+        _check_model_options(
+            target, dialect, options, from_files=options.data is not None if has_data_files is None else has_data_files
+        )
+        _check_limits(overrides, options)
+        evaluation = _evaluate_model(target, overrides, options, console)
     if as_json:
-        print(json.dumps(found.as_json(), indent=1, ensure_ascii=False))
+        print(json.dumps(evaluation.as_json(), indent=1, ensure_ascii=False))
     else:
-        console.print(_table(found))
-        print(f"results: {found.directory / 'results.json'}")
-    _say_failures(found)
-    return _status(found)
+        console.print(_table(evaluation))
+        print(f"results: {evaluation.directory / 'results.json'}")
+    _print_failures(evaluation)
+    return int(evaluation.failed * 2 > evaluation.answers)
 
 
-def _own_questions(what: str | None) -> bool | None:
-    """Whether a run's directory, or a checkpoint's in it, comes with a configuration that names files of questions; or
-    a world, which is False. null where it names neither: then the command has to."""
-    from quintet.pipelines.evaluate import config_beside
+def _has_data_files(target: str | None) -> bool | None:
+    """Return whether the configuration of a run directory or checkpoint names data files (True) or an environment
+    (False); None if it names neither."""
+    from quintet.pipelines.model_lookup import find_run_config
 
-    config = None if what is None else config_beside(Path(what).expanduser())
+    config = None if target is None else find_run_config(Path(target).expanduser())
     if config is None:
         return None
     tree = read_file(config, {})
-    stage = tree.get("sft")
-    if stage is not None and not stage.get("then_reinforce") and stage.get("games") is None:
-        return None  # what it imitated are conversations
-    return bool((tree.get("world") or {}).get("name") == "prompts")
+    sft = tree.get("sft")
+    if sft is not None and not sft.get("then_reinforce") and sft.get("episodes") is None:
+        return None  # its data files are SFT conversations
+    return bool((tree.get("env") or {}).get("name") == "prompts")
 
 
-def _check_configured(what: str | None, asked: Asked) -> None:
+def _check_config_options(target: str | None, options: EvalOptions) -> None:
     """
     Raises:
-        ConfigError: it is a model, or options that only a model named here takes.
+        ConfigError: `target` is a model, or options are given that are only valid with a model.
     """
-    hint = "quintet eval MODEL --data FILE, or --world frozenlake"
-    if what is not None and Path(what).is_dir():
-        raise ConfigError(f"{what} is a directory: what is that model to be asked?", key="eval", value=what, hint=hint)
-    for option in asked.said("samples", "temperature", "max_tokens", "limit", "games"):
-        told = f"{option} is for a model that is named here; what a configuration evaluates, its own keys say"
-        raise ConfigError(told, key=option, hint=hint)
+    hint = "quintet eval MODEL --data FILE, or --env frozenlake"
+    if target is not None and Path(target).is_dir():
+        message = f"{target} is a model directory, but neither --data nor --env is given"
+        raise ConfigError(message, key="eval", value=target, hint=hint)
+    for option in options.explicit("samples", "temperature", "max_tokens", "limit", "episodes"):
+        message = f"{option} is only valid with a model; a configuration sets it by its keys"
+        raise ConfigError(message, key=option, hint=hint)
 
 
-def _configured(composed: Composed, asked: Asked, console: Console) -> Evaluation:
-    """An endpoint's answers where one is named; else stored ones where the configuration names some, or those of its
-    model where it only validates."""
+def _evaluate_config(composed: ComposedConfig, options: EvalOptions, console: Console) -> Evaluation:
+    """Evaluate the endpoint, the model (with `validation.only`) or the stored answers of a configuration."""
     config = composed.experiment
-    if asked.endpoint is not None:
-        return _by_endpoint(composed, asked, console)
+    if options.endpoint is not None:
+        return _evaluate_endpoint(composed, options, console)
     if config.evaluation is None and config.validation.only:
-        return _validated(composed, asked, console)
-    return _stored(_with_options(composed, asked), console)
+        return _evaluate_config_model(composed, options, console)
+    return _evaluate_stored(_with_options(composed, options), console)
 
 
-def _validated(composed: Composed, asked: Asked, console: Console) -> Evaluation:
-    """The configuration's model on its held-out questions or world, drawn as `validation.sampling` says."""
-    from quintet.pipelines.evaluate import evaluate_model, model_of
+def _evaluate_config_model(composed: ComposedConfig, options: EvalOptions, console: Console) -> Evaluation:
+    """Evaluate the configuration's model on its held-out prompts or environment with `validation.sampling`."""
+    from quintet.pipelines.evaluate import evaluate_model
+    from quintet.pipelines.model_lookup import find_configured_model
     from quintet.policies.reward_model import import_libraries
 
-    _quiet()
     config, sources = composed.experiment, dict(composed.provenance)
     import_libraries(config.external_libs, "external_libs")
-    path = model_of(config)
+    path = find_configured_model(config)
     if config.policy.path is None or path != Path(config.policy.path):
         sources |= {"policy.path": "checkpoint", "policy.preset": "checkpoint"}
-    # a checkpoint's model has its adapters in it
+    # adapters are already merged into the model of a checkpoint
     lora = config.policy.lora if config.policy.path is not None and path == Path(config.policy.path) else None
     policy = config.policy.model_copy(update={"path": str(path), "preset": None, "lora": lora})
-    own = replace(composed, experiment=config.model_copy(update={"policy": policy}), provenance=sources)
-    measured = _measured(config.validation.sampling.samples, asked)
-    return evaluate_model(_with_options(own, asked), measured, console)
+    with_model = replace(composed, experiment=config.model_copy(update={"policy": policy}), provenance=sources)
+    measured = _statistics_config(config.validation.sampling.samples, options)
+    return evaluate_model(_with_options(with_model, options), measured, console)
 
 
-def _by_endpoint(composed: Composed, asked: Asked, console: Console) -> Evaluation:
-    """An endpoint on the configuration's held-out questions or world."""
+def _evaluate_endpoint(composed: ComposedConfig, options: EvalOptions, console: Console) -> Evaluation:
+    """Evaluate an endpoint on the configuration's held-out prompts or environment."""
     from quintet.pipelines.evaluate import evaluate_model
     from quintet.policies.reward_model import import_libraries
 
-    _quiet()
     import_libraries(composed.experiment.external_libs, "external_libs")
-    measured = _measured(composed.experiment.validation.sampling.samples, asked)
-    return evaluate_model(_unlimited(_with_options(composed, asked)), measured, console, asked.settings())
+    measured = _statistics_config(composed.experiment.validation.sampling.samples, options)
+    return evaluate_model(
+        _without_prompt_limit(_with_options(composed, options)), measured, console, options.endpoint_settings()
+    )
 
 
-def _unlimited(composed: Composed) -> Composed:
-    """Without the limit on a prompt's tokens: the endpoint's own holds."""
-    from quintet.rollout.endpoint import UNLIMITED
+def _without_prompt_limit(composed: ComposedConfig) -> ComposedConfig:
+    """Remove the limit on prompt tokens: an endpoint enforces its own."""
+    from quintet.rollout.engines.openai_endpoint import UNLIMITED
 
     config, limit = composed.experiment, composed.experiment.rollout.max_prompt_tokens
-    source = composed.provenance.get(LIMIT, "default")
+    source = composed.provenance.get(PROMPT_LIMIT_KEY, "default")
     if source not in ("default", COMMAND_LINE):
-        print(f"warning: {LIMIT} = {limit} ({source}) isn't held: an endpoint shows no tokens", file=sys.stderr)
+        print(
+            f"warning: {PROMPT_LIMIT_KEY} = {limit} ({source}) is ignored: an endpoint does not report tokens",
+            file=sys.stderr,
+        )
     rollout = config.rollout.model_copy(update={"max_prompt_tokens": UNLIMITED})
-    sources = {**composed.provenance, LIMIT: "--endpoint"}
+    sources = {**composed.provenance, PROMPT_LIMIT_KEY: "--endpoint"}
     return replace(composed, experiment=config.model_copy(update={"rollout": rollout}), provenance=sources)
 
 
-def _check_limits(overrides: Sequence[str], asked: Asked) -> None:
+def _check_limits(overrides: Sequence[str], options: EvalOptions) -> None:
     """
     Raises:
-        ConfigError: an endpoint is to hold a limit that counts its tokens.
+        ConfigError: A token limit is set for an endpoint.
     """
-    for word in overrides:
-        if asked.endpoint is not None and word.partition("=")[0].lstrip("+") == LIMIT:
-            told = f"{word}: an endpoint shows no tokens that could be counted"
-            raise ConfigError(told, key=LIMIT, value=word, hint=f"leave {LIMIT} out: its own limit holds")
+    for override in overrides:
+        if options.endpoint is not None and override.partition("=")[0].lstrip("+") == PROMPT_LIMIT_KEY:
+            message = f"{override}: prompt tokens of an endpoint cannot be counted"
+            hint = f"remove {PROMPT_LIMIT_KEY}; the endpoint enforces its own limit"
+            raise ConfigError(message, key=PROMPT_LIMIT_KEY, value=override, hint=hint)
 
 
-def _measured(samples: int, asked: Asked) -> Measured:
-    """Of so many answers to each question: powers of two, and all of them."""
-    from quintet.pipelines.evaluate import Measured
+def _statistics_config(samples: int, options: EvalOptions) -> Statistics:
+    """Return which pass@k to compute: powers of two below `samples`, and `samples`."""
+    from quintet.pipelines.evaluate import Statistics
 
     ks = (*(k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < samples), samples)
-    return Measured(ks, confidence=asked.confidence)
+    return Statistics(ks, confidence=options.confidence)
 
 
-def _with_options(composed: Composed, asked: Asked) -> Composed:
-    """What the options say, laid over; stored answers without a name of their own take that of their file."""
+def _with_options(composed: ComposedConfig, options: EvalOptions) -> ComposedConfig:
+    """Apply the command-line options; stored answers without a configured name are named after their file."""
     config, sources = composed.experiment, dict(composed.provenance)
     changes: dict[str, Any] = {}
-    if asked.name is not None or asked.endpoint_model is not None:
-        name = _checked_name(asked.name) if asked.name is not None else _name(str(asked.endpoint_model))
+    if options.name is not None or options.endpoint_model is not None:
+        name = _valid_name(options.name) if options.name is not None else _name(str(options.endpoint_model))
         changes["name"], sources["name"] = name, COMMAND_LINE
     elif config.evaluation is not None and sources.get("name", "default") == "default":
         changes["name"] = _name(Path(config.evaluation.path).stem)
         sources["name"] = sources.get("evaluation.path", "default")
-    if any(asked.said("output_dir")):
-        changes["output_dir"], sources["output_dir"] = asked.output_dir, COMMAND_LINE
-    if any(asked.said("confidence")) and config.evaluation is not None:
-        changes["evaluation"] = config.evaluation.model_copy(update={"confidence": asked.confidence})
+    if any(options.explicit("output_dir")):
+        changes["output_dir"], sources["output_dir"] = options.output_dir, COMMAND_LINE
+    if any(options.explicit("confidence")) and config.evaluation is not None:
+        changes["evaluation"] = config.evaluation.model_copy(update={"confidence": options.confidence})
         sources["evaluation.confidence"] = COMMAND_LINE
     return replace(composed, experiment=config.model_copy(update=changes), provenance=sources)
 
 
-def _stored(composed: Composed, console: Console) -> Evaluation:
+def _evaluate_stored(composed: ComposedConfig, console: Console) -> Evaluation:
     from quintet.pipelines.evaluate import evaluate_stored
     from quintet.policies.reward_model import import_libraries
 
-    _quiet()
     import_libraries(composed.experiment.external_libs, "external_libs")
     return evaluate_stored(composed, console)
 
 
-def _checked_name(name: str) -> str:
+def _valid_name(name: str) -> str:
     """
     Raises:
-        ConfigError: no directory should be called so.
+        ConfigError: `name` is not a valid run name.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ConfigError(f"--name {name}: a run's name", key="--name", value=name, hint="letters, digits, . _ and -")
+        raise ConfigError(
+            f"--name {name}: invalid run name", key="--name", value=name, hint="valid: letters, digits, . _ and -"
+        )
     return name
 
 
-def _name(of: str) -> str:
-    """A run's name for what is evaluated."""
-    return f"eval-{re.sub(r'[^A-Za-z0-9._-]', '-', of)}"
+def _name(target: str) -> str:
+    """Return the run name for an evaluation of `target`."""
+    return f"eval-{re.sub(r'[^A-Za-z0-9._-]', '-', target)}"
 
 
-def _check_played(what: str | None, dialect: str | None, asked: Asked, *, of_files: bool) -> None:
-    """`of_files` has questions answered, rather than a world played.
+def _check_model_options(target: str | None, dialect: str | None, options: EvalOptions, *, from_files: bool) -> None:
+    """Check the options of an evaluation on data files (`from_files`) or in an environment.
 
     Raises:
-        ConfigError: no model, or options that contradict each other.
+        ConfigError: The model is missing, or options contradict each other.
     """
-    if what is None and asked.endpoint is None:
-        raise ConfigError("which model?", key="eval", hint="quintet eval MODEL --data FILE, or --world frozenlake")
-    if asked.data is not None and asked.world is not None:
-        raise ConfigError("--data and --world: which of them?", key="--data", hint="leave one out")
-    if dialect not in (None, NATIVE):
-        raise ConfigError(f"a model is asked under native keys, not those of {dialect}", key="--dialect")
-    for option in asked.said("games") if of_files else asked.said("limit"):
-        other = "--limit" if of_files else "--games"
-        raise ConfigError(f"{option} says nothing here", key=option, hint=f"{other} does")
-    if asked.samples > 1 and asked.temperature == 0:
+    if target is None and options.endpoint is None:
         raise ConfigError(
-            f"{asked.samples} greedy answers to a question are all the same",
+            "the model is missing", key="eval", hint="quintet eval MODEL --data FILE, or --env frozenlake"
+        )
+    if options.data is not None and options.env is not None:
+        raise ConfigError("--data and --env are mutually exclusive", key="--data", hint="remove one of them")
+    if dialect not in (None, NATIVE):
+        raise ConfigError(
+            f"--dialect {dialect}: a model is evaluated with native keys", key="--dialect", hint="remove --dialect"
+        )
+    for option in options.explicit("episodes") if from_files else options.explicit("limit"):
+        other = "--limit" if from_files else "--episodes"
+        raise ConfigError(f"{option} has no effect here", key=option, hint=f"use {other}")
+    if options.samples > 1 and options.temperature == 0:
+        raise ConfigError(
+            f"{options.samples} greedy responses to a prompt are identical",
             key="--temperature",
             value=0.0,
-            hint="give --temperature 1, or --samples 1",
+            hint="set --temperature 1 or --samples 1",
         )
 
 
-def _played(what: str | None, overrides: list[str], asked: Asked, console: Console) -> Evaluation:
-    from quintet.pipelines.evaluate import evaluate_model, find_model
+def _evaluate_model(target: str | None, overrides: list[str], options: EvalOptions, console: Console) -> Evaluation:
+    from quintet.pipelines.evaluate import evaluate_model
+    from quintet.pipelines.model_lookup import find_model
     from quintet.policies.reward_model import import_libraries
 
-    if asked.endpoint is not None and what is None:
-        words = [*_words("", None, asked), *_options(overrides, asked)]
-        return _by_endpoint(compose(None, words, NATIVE, "refuse"), asked, console)
-    _quiet()
-    found = find_model(str(what))
-    if asked.endpoint is not None and found.config is None:
-        told = f"{what} and --endpoint: which of them answers?"
-        raise ConfigError(told, key="--endpoint", value=what, hint="leave one out, or name a run whose settings count")
-    words = [*_words(str(what), found, asked), *_options(overrides, asked)]
-    composed = compose(None if found.config is None else str(found.config), words, NATIVE, "refuse")
-    if asked.endpoint is not None:
-        return _by_endpoint(composed, asked, console)
+    if options.endpoint is not None and target is None:
+        arguments = [*_model_overrides("", None, options), *_env_overrides(overrides, options)]
+        return _evaluate_endpoint(load_config(None, arguments, NATIVE, "refuse"), options, console)
+    source = find_model(str(target))
+    if options.endpoint is not None and source.config is None:
+        message = f"{target} and --endpoint are mutually exclusive"
+        raise ConfigError(
+            message, key="--endpoint", value=target, hint="remove one of them, or name a run for its settings"
+        )
+    arguments = [*_model_overrides(str(target), source, options), *_env_overrides(overrides, options)]
+    composed = load_config(None if source.config is None else str(source.config), arguments, NATIVE, "refuse")
+    if options.endpoint is not None:
+        return _evaluate_endpoint(composed, options, console)
     import_libraries(composed.experiment.external_libs, "external_libs")
-    return evaluate_model(composed, _measured(composed.experiment.validation.sampling.samples, asked), console)
+    return evaluate_model(
+        composed, _statistics_config(composed.experiment.validation.sampling.samples, options), console
+    )
 
 
-def _quiet() -> None:
-    from transformers.utils import logging
+def _model_overrides(target: str, source: StoredModel | None, options: EvalOptions) -> Iterator[str]:
+    """Yield the overrides that turn the configuration of the model's run, or the defaults, into an evaluation.
 
-    logging.disable_progress_bar()
-
-
-def _words(what: str, found: Found | None, asked: Asked) -> Iterator[str]:
-    """The configuration of that model answering, over its run's own, or over the defaults where it comes alone; null
-    where an endpoint answers."""
-    temperature = asked.temperature if asked.temperature is not None else float(asked.samples > 1)
+    `source` is None for an endpoint."""
+    temperature = options.temperature if options.temperature is not None else float(options.samples > 1)
     settings: dict[str, Any] = {
-        "name": asked.name or _name(Path(what).resolve().name),
-        "output_dir": asked.output_dir,
+        "name": options.name or _name(Path(target).resolve().name),
+        "output_dir": options.output_dir,
         "resume": "never",
         "warm_start": None,
         "sft": None,
         "evaluation": None,
-        **ALONE,
-        "validation.sampling.samples": asked.samples,
+        **SINGLE_PROCESS_DEFAULTS,
+        "validation.sampling.samples": options.samples,
         "validation.sampling.do_sample": temperature > 0,
         "validation.sampling.temperature": temperature,
     }
-    settings |= {"policy.preset": None, "policy.path": asked.endpoint if found is None else str(found.policy)}
-    if found is not None and found.config is None:
-        settings |= {"rollout.engine_options.memory_share": MEMORY_SHARE}
-    config = None if found is None else found.config
-    if asked.data is not None:
-        settings |= _questions(asked, config)
+    settings |= {"policy.preset": None, "policy.path": options.endpoint if source is None else str(source.policy)}
+    if source is not None and source.config is None:
+        settings |= {"rollout.engine_options.memory_share": DEFAULT_MEMORY_SHARE}
+    config = None if source is None else source.config
+    if options.data is not None:
+        settings |= _data_settings(options, config)
     else:
-        settings |= _games(asked) if asked.world is not None else _fewer(asked)
-    if asked.max_tokens is not None:
-        settings["rollout.max_response_tokens"] = asked.max_tokens
+        settings |= _env_settings(options) if options.env is not None else _size_settings(options)
+    if options.max_tokens is not None:
+        settings["rollout.max_response_tokens"] = options.max_tokens
     yield from (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items())
 
 
-def _questions(asked: Asked, config: Path | None) -> dict[str, Any]:
-    """Columns are those of the run's own questions; conversations that it imitated have others."""
+def _data_settings(options: EvalOptions, config: Path | None) -> dict[str, Any]:
+    """Return the settings for a data file; the run's column names apply unless they describe SFT conversations."""
     settings: dict[str, Any] = {
-        "worlds": {},
-        "world.name": "prompts",
-        "data.train_files": [asked.data],
-        "data.validation_files": [asked.data],
+        "envs": {},
+        "env.name": "prompts",
+        "data.train_files": [options.data],
+        "data.validation_files": [options.data],
         "data.weights": [],
-        "data.validation_rows": asked.limit,
+        "data.validation_rows": options.limit,
     }
     if config is None or read_file(config, {}).get("sft") is not None:
         settings |= {"rollout.max_response_tokens": ANSWER_TOKENS, "rollout.max_prompt_tokens": PROMPT_TOKENS}
-        settings |= {f"data.{key}": DataConfig.model_fields[key].default for key in COLUMNS}
+        settings |= {f"data.{key}": DataConfig.model_fields[key].default for key in CONVERSATION_KEYS}
     return settings
 
 
-def _fewer(asked: Asked) -> dict[str, Any]:
-    """What the run's own configuration names, and how much of it."""
-    wanted = {"limit": ("data.validation_rows", asked.limit), "games": ("validation.games", asked.games)}
-    return dict(wanted[option.removeprefix("--")] for option in asked.said(*wanted))
+def _size_settings(options: EvalOptions) -> dict[str, Any]:
+    """Return the settings that limit the run's own prompts or episodes."""
+    settings = {"limit": ("data.validation_rows", options.limit), "episodes": ("validation.episodes", options.episodes)}
+    return dict(settings[option.removeprefix("--")] for option in options.explicit(*settings))
 
 
-def _games(asked: Asked) -> dict[str, Any]:
-    return {"worlds": {}, "world.name": asked.world, "data": None, "reward": None, "validation.games": asked.games}
+def _env_settings(options: EvalOptions) -> dict[str, Any]:
+    return {"envs": {}, "env.name": options.env, "data": None, "reward": None, "validation.episodes": options.episodes}
 
 
-def _options(overrides: Sequence[str], asked: Asked) -> Iterator[str]:
-    """`size=6` is `world.size=6` where the world has such an option."""
-    options = _world_options(asked.world) if asked.world is not None else set()
-    yield from (f"world.{word}" if word.partition("=")[0] in options else word for word in overrides)
+def _env_overrides(overrides: Sequence[str], options: EvalOptions) -> Iterator[str]:
+    """Expand `size=6` to `env.size=6` if the environment has this option."""
+    env_options = _env_options(options.env) if options.env is not None else set()
+    for override in overrides:
+        yield f"env.{override}" if override.partition("=")[0] in env_options else override
 
 
-def _world_options(world: str) -> set[str]:
-    from quintet.envs import catalogue  # noqa: F401 - registers the worlds
-    from quintet.envs.world import WORLDS
+def _env_options(env: str) -> set[str]:
+    from quintet.config.native.envs import ENVS
 
-    return set(getattr(WORLDS.get(world).config, "model_fields", ()))
+    return set(getattr(ENVS.get(env).config, "model_fields", ()))
 
 
-def _table(found: Evaluation) -> Table:
+def _table(evaluation: Evaluation) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=f"{found.answers} answers")
-    for column in ("", "", "mean", f"{found.measured.confidence:.0%} interval", "prompts"):
+    table = Table(title=f"{evaluation.answers} answers")
+    for column in ("", "", "mean", f"{evaluation.statistics.confidence:.0%} interval", "prompts"):
         table.add_column(column, justify="left" if column == "" else "right")
-    for name, source in found.sources.items():
-        for place, (label, one) in enumerate(_rows(source)):
-            # a file's own words are no markup
-            shown = Text(name if place == 0 else "")
-            table.add_row(shown, label, f"{one.mean:.4g}", _interval(one), str(one.prompts))
+    for name, source in evaluation.sources.items():
+        for row, (label, estimate) in enumerate(_rows(source)):
+            # Text: names from data files must not be read as markup
+            title = Text(name if row == 0 else "")
+            table.add_row(title, label, f"{estimate.mean:.4g}", _interval(estimate), str(estimate.prompts))
         table.add_section()
     return table
 
@@ -422,22 +436,16 @@ def _rows(source: Estimates) -> Iterator[tuple[str, Estimate]]:
     yield "score", source.score
     if source.accuracy is not None:
         yield "acc", source.accuracy
-    yield from ((f"pass@{k}", one) for k, one in source.passed.items())
-    # a vote of one is no vote
-    yield from ((f"maj@{k}", one) for k, one in source.majority.items() if k > 1)
+    yield from ((f"pass@{k}", estimate) for k, estimate in source.passed.items())
+    yield from ((f"maj@{k}", estimate) for k, estimate in source.majority.items() if k > 1)
 
 
-def _interval(one: Estimate) -> str:
-    return "–" if one.low is None else f"{one.low:.4g} … {one.high:.4g}"
+def _interval(estimate: Estimate) -> str:
+    return "–" if estimate.low is None else f"{estimate.low:.4g} … {estimate.high:.4g}"
 
 
-def _say_failures(found: Evaluation) -> None:
-    for name, kinds in found.failures.items():
-        told = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
-        if told:
-            print(f"{name}: answers that couldn't be judged and count as wrong: {told}", file=sys.stderr)
-
-
-def _status(found: Evaluation) -> int:
-    """An evaluation of which most failed has said little about the answers."""
-    return int(found.failed * 2 > found.answers)
+def _print_failures(evaluation: Evaluation) -> None:
+    for name, kinds in evaluation.failures.items():
+        counts = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
+        if counts:
+            print(f"{name}: answers that could not be scored and count as wrong: {counts}", file=sys.stderr)

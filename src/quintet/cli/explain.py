@@ -1,4 +1,4 @@
-"""`quintet explain`: what a key means, in the native schema and in the five dialects."""
+"""`quintet explain`: documentation of a key of the native schema or of a source framework."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from quintet.cli.configuration import compose
-from quintet.cli.opening import NATIVE, check_dialect, opened
-from quintet.config.compose import flatten
-from quintet.config.dialects.called import by_their_names
-from quintet.config.dialects.composition.reading import Written, composed
-from quintet.config.dialects.dialect import DIALECTS, Dialect
-from quintet.config.dialects.ledger import Row
-from quintet.config.dialects.loading import written_over_reference
-from quintet.config.dialects.typos import meant
-from quintet.config.keys import REPEATED, Key, documented, keys, show
+from quintet.cli.config_source import NATIVE, check_dialect, read_config_source
+from quintet.cli.configuration import load_config
+from quintet.config.deprecation import current_key
+from quintet.config.dialects.composition.foreign_config import MergedConfig, compose_config
+from quintet.config.dialects.dialect import Dialect
+from quintet.config.dialects.ledger import KeySpec
+from quintet.config.dialects.loader import merge_with_reference
+from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dialects.synonyms import keys_by_synonym
+from quintet.config.dialects.typos import closest_keys
+from quintet.config.dotted import flatten
+from quintet.config.schema import REPEATED, Key, documented_key, format_value, keys
 from quintet.errors import ConfigError
 
-__all__ = ["run"]
-
-Entry = tuple[str, str, Row]
-"""Dialect, reference, row."""
+Entry = tuple[str, str, KeySpec]
+"""Dialect, reference file, documented key."""
 
 
 def run(words: list[str], dialect: str | None, *, every: bool, as_json: bool) -> None:
-    """Print the meaning, type, range and default of a key, the keys of a section, or the whole ledger; of a
-    file and a key, the value that a run will use and where it comes from.
+    """Print the documentation of a key or of all keys, or the value and source of a key in a configuration.
 
     Raises:
-        ConfigError: no such key or dialect; the message names the nearest.
+        ConfigError: the key or dialect is unknown; the message names similar ones.
     """
     check_dialect(dialect)
     entries = [entry for entry in _ledger() if dialect in (None, entry[0])]
@@ -39,87 +38,88 @@ def run(words: list[str], dialect: str | None, *, every: bool, as_json: bool) ->
         _print_ledger(entries, [*keys()] if dialect == NATIVE else [], as_json=as_json)
     elif not words:
         hint = "quintet explain KEY, quintet explain CONFIG KEY, or quintet explain --list"
-        raise ConfigError("which key?", hint=hint)
+        raise ConfigError("no key given", hint=hint)
     elif len(words) == 1:
-        _print_found(words[0], dialect, entries, as_json=as_json)
+        _print_key(words[0], dialect, entries, as_json=as_json)
     else:
         _print_value(words[0], words[1], words[2:], dialect)
 
 
 def _print_value(config: str, key: str, overrides: list[str], dialect: str | None) -> None:
-    """What a run of the file uses, and where that comes from; the file need not be one that can run."""
-    given = opened(config, overrides, dialect, quiet=True)
-    written = None
-    if given.dialect != NATIVE:
-        found = composed(given.path, given.words, given.places, given.environment)
-        written, here, _ = written_over_reference(found, DIALECTS[given.dialect])
-        if _print_foreign(key, written, here):
+    """Print the value of a key in a configuration, which may have unsupported values, and its source."""
+    source = read_config_source(config, overrides, dialect, quiet=True)
+    merged = None
+    if source.dialect != NATIVE:
+        foreign = compose_config(source.path, source.overrides, source.override_sources, source.environment)
+        merged, narrowed, _ = merge_with_reference(foreign, DIALECTS[source.dialect])
+        if _print_foreign(key, merged, narrowed):
             return
-    asked = compose(config, overrides, dialect, "refuse", whole=True)
-    values = flatten(asked.experiment.model_dump(mode="json"))
+    composed = load_config(config, overrides, dialect, "refuse", allow_unsupported=True)
+    key = current_key(key)
+    values = flatten(composed.experiment.model_dump(mode="json"))
     if key not in values:
-        legal = [*values, *(DIALECTS[given.dialect].rows() if given.dialect != NATIVE else ())]
-        near = meant(key, legal)
-        hint = f"did you mean {' or '.join(near)}?" if near else "`quintet explain --list` shows every key"
+        valid = [*values, *(DIALECTS[source.dialect].specs() if source.dialect != NATIVE else ())]
+        similar = closest_keys(key, valid)
+        hint = f"did you mean {' or '.join(similar)}?" if similar else "`quintet explain --list` shows every key"
         raise ConfigError(f"{key} has no value in {config}", key=key, hint=hint)
-    origin = asked.provenance[key]
-    if written is not None and not _is_taken_over(key, values[key], origin, written, DIALECTS[given.dialect]):
-        other = {"this dialect": f"{given.dialect} has it so", "default": "default"}
-        origin = other.get(origin, f"follows from {origin}")
-    print(f"{key} = {show(values[key])}  ({origin})")
+    origin = composed.provenance[key]
+    if merged is not None and not _is_copied(key, values[key], origin, merged, DIALECTS[source.dialect]):
+        others = {"this dialect": f"constant for {source.dialect}", "default": "default"}
+        origin = others.get(origin, f"follows from {origin}")
+    print(f"{key} = {format_value(values[key])}  ({origin})")
 
 
-def _print_foreign(key: str, written: Written, here: Dialect) -> bool:
-    """The value of a key of the file's own dialect; False where it has none of that name."""
-    rows = here.rows()
-    named = next((row.key for row in rows.values() if key in row.aliases), key)
-    row = rows.get(named) or rows.get(here.documented(named))
-    if row is None and named not in written.sources:
+def _print_foreign(key: str, merged: MergedConfig, dialect: Dialect) -> bool:
+    """Print the value of a key of the file's own framework; return False if it has no such key."""
+    specs = dialect.specs()
+    name = next((spec.key for spec in specs.values() if key in spec.aliases), key)
+    spec = specs.get(name) or specs.get(dialect.documented(name))
+    if spec is None and name not in merged.sources:
         return False
-    print(f"{named} = {show(written.value(named))}  ({_origin(written, named)})")
-    if row is not None:
-        references = [one.name for one in here.references if any(other.key == row.key for other in one.load())]
-        _explain_row(here.name, next(iter(references), here.name), row)
+    print(f"{name} = {format_value(merged.value(name))}  ({_origin(merged, name)})")
+    if spec is not None:
+        files = [file.name for file in dialect.references if any(other.key == spec.key for other in file.load())]
+        _print_spec(dialect.name, next(iter(files), dialect.name), spec)
     return True
 
 
-def _origin(written: Written, key: str) -> str:
-    """Where a foreign value stands; of one that is said as `${another}`, what that is."""
-    follows = [f"{other}: {written.sources.get(other, 'the reference')}" for other in _led_to(written.raw(key))]
-    place = written.sources.get(key, "" if follows else "the reference")
-    return ", ".join([*filter(None, [place]), *([f"follows from {', '.join(follows)}"] if follows else [])])
+def _origin(merged: MergedConfig, key: str) -> str:
+    """Return the source of a foreign value, for an interpolation also that of the keys in it."""
+    follows = [f"{other}: {merged.sources.get(other, 'the reference')}" for other in _interpolated(merged.raw(key))]
+    source = merged.sources.get(key, "" if follows else "the reference")
+    return ", ".join([*filter(None, [source]), *([f"follows from {', '.join(follows)}"] if follows else [])])
 
 
-def _led_to(raw: object) -> list[str]:
+def _interpolated(raw: object) -> list[str]:
     return re.findall(r"\$\{([A-Za-z_][\w.]*)\}", raw) if isinstance(raw, str) else []
 
 
-def _is_taken_over(key: str, value: object, origin: str, written: Written, dialect: Dialect) -> bool:
-    """Whether a native value is that of one foreign key, as it is or by another word."""
+def _is_copied(key: str, value: object, origin: str, merged: MergedConfig, dialect: Dialect) -> bool:
+    """Return whether a native value is that of one foreign key, unchanged or under another name."""
     foreign = origin.partition(": ")[0]
-    row = dialect.rows().get(foreign)
-    if row is None or key not in row.native or origin.count(": ") > 1:
+    spec = dialect.specs().get(foreign)
+    if spec is None or key not in spec.native or origin.count(": ") > 1:
         return False
-    return row.direct or show(written.value(foreign)) == show(value)
+    return spec.direct or format_value(merged.value(foreign)) == format_value(value)
 
 
 def _ledger() -> Iterator[Entry]:
     for dialect in DIALECTS.values():
         for reference in dialect.references:
-            for row in reference.load():
-                yield dialect.name, reference.name, row
+            for spec in reference.load():
+                yield dialect.name, reference.name, spec
 
 
 def _print_ledger(entries: list[Entry], native: list[Key], *, as_json: bool) -> None:
-    """A line a key, and how many there are: where lines are JSON, on stderr."""
+    """Print one line per key, and their number; with JSON the number goes to stderr."""
     for key in native:
         print(json.dumps(_native_object(key)) if as_json else f"native    {key.name}")
     for entry in entries:
-        dialect, reference, row = entry
-        shown = f"{row.state:<9} {dialect:<6} {reference:<20} {row.key}"
-        print(json.dumps(_as_object(entry)) if as_json else shown)
-    honoured = sum(row.state == "honoured" for _, _, row in entries)
-    count = f"{len(entries)} documented keys, {honoured} honoured, {len(entries) - honoured} pending"
+        dialect, reference, spec = entry
+        shown = f"{spec.state:<9} {dialect:<6} {reference:<20} {spec.key}"
+        print(json.dumps(_spec_object(entry)) if as_json else shown)
+    honoured = sum(spec.state == "honoured" for _, _, spec in entries)
+    count = f"{len(entries)} documented keys, {honoured} supported, {len(entries) - honoured} not supported yet"
     print(f"{len(native)} native keys" if native else count, file=sys.stderr if as_json else sys.stdout)
 
 
@@ -127,90 +127,96 @@ def _native_object(key: Key) -> dict[str, Any]:
     return {
         "dialect": NATIVE,
         "key": key.name,
-        "takes": key.takes,
+        "takes": key.value_type,
         "default": key.default,
-        "with": None if key.kind is None else "=".join(key.kind),
-        "waits_for": key.waits,
-        "effect": key.meaning,
-        "feeds_from": [f"{dialect}: {row.key}" for dialect, _, row in _feeding(key.name)],
+        "with": None if key.choice is None else "=".join(key.choice),
+        "waits_for": key.requires,
+        "effect": key.description,
+        "feeds_from": [f"{dialect}: {spec.key}" for dialect, _, spec in _specs_for(key.name)],
     }
 
 
-def _as_object(entry: Entry) -> dict[str, Any]:
-    dialect, reference, row = entry
+def _spec_object(entry: Entry) -> dict[str, Any]:
+    dialect, reference, spec = entry
     return {
         "dialect": dialect,
         "file": reference,
-        "key": row.key,
-        "takes": row.takes.words,
-        "default": row.default,
-        "native": list(row.native),
-        "unit": row.unit,
-        "state": row.state,
-        "waits_for": row.pending,
-        "effect": row.effect,
-        "proof": row.proof,
-        "aliases": list(row.aliases),
+        "key": spec.key,
+        "takes": spec.value_type.description,
+        "default": spec.default,
+        "native": list(spec.native),
+        "unit": spec.unit,
+        "state": spec.state,
+        "waits_for": spec.requires,
+        "effect": spec.effect,
+        "aliases": list(spec.aliases),
     }
 
 
-def _print_found(name: str, dialect: str | None, entries: list[Entry], *, as_json: bool) -> None:
-    native = [key for key in keys() if key.name == documented(name)] if dialect in (None, NATIVE) else []
+def _print_key(name: str, dialect: str | None, entries: list[Entry], *, as_json: bool) -> None:
+    current = current_key(name)
+    native = [key for key in keys() if key.name == documented_key(current)] if dialect in (None, NATIVE) else []
+    if native and current != name:
+        print(f"{name} is now called {current}", file=sys.stderr)
     foreign = [entry for entry in entries if name in (entry[2].key, *entry[2].aliases)]
     if not native and not foreign:
-        legal = [key.name for key in keys()] if dialect in (None, NATIVE) else []
-        near = by_their_names(name, legal) or meant(name, legal) or meant(name, {row.key for _, _, row in entries})
-        hint = f"did you mean {' or '.join(near)}?" if near else "`quintet explain world` shows a section"
+        valid = [key.name for key in keys()] if dialect in (None, NATIVE) else []
+        similar = (
+            keys_by_synonym(name, valid)
+            or closest_keys(name, valid)
+            or closest_keys(name, {spec.key for _, _, spec in entries})
+        )
+        hint = f"did you mean {' or '.join(similar)}?" if similar else "`quintet explain env` shows a section"
         raise ConfigError(f"unknown key {name}", key=name, hint=hint)
     for key in native:
         if as_json:
             print(json.dumps(_native_object(key)))
         else:
-            _explain(key)
+            _print_native(key)
     for entry in foreign:
         if as_json:
-            print(json.dumps(_as_object(entry)))
+            print(json.dumps(_spec_object(entry)))
         else:
-            _explain_row(*entry)
+            _print_spec(*entry)
 
 
-def _explain_row(dialect: str, reference: str, row: Row) -> None:
-    print(f"{row.key}  ({dialect}, {reference})")
-    print(f"  {row.effect}")
-    print(f"  takes    {row.takes.words}")
-    print(f"  default  {show(row.default)}")
-    if row.unit:
-        print(f"  counts   {row.unit}")
-    if row.native:
-        print(f"  native   {', '.join(row.native)}")
-    if row.aliases:
-        print(f"  also     {', '.join(row.aliases)}")
-    print(f"  state    {row.state if row.pending is None else f'pending: waits for {row.pending}'}")
-    _print_alike([entry for native in row.native for entry in _feeding(native)], but=f"{dialect}: {row.key}")
+def _print_spec(dialect: str, reference: str, spec: KeySpec) -> None:
+    print(f"{spec.key}  ({dialect}, {reference})")
+    print(f"  {spec.effect}")
+    print(f"  type     {spec.value_type.description}")
+    print(f"  default  {format_value(spec.default)}")
+    if spec.unit:
+        print(f"  unit     {spec.unit}")
+    if spec.native:
+        print(f"  native   {', '.join(spec.native)}")
+    if spec.aliases:
+        print(f"  aliases  {', '.join(spec.aliases)}")
+    print(f"  state    {spec.state if spec.requires is None else f'not supported yet: requires {spec.requires}'}")
+    _print_synonyms([entry for native in spec.native for entry in _specs_for(native)], but=f"{dialect}: {spec.key}")
 
 
-def _feeding(native: str) -> Iterator[Entry]:
-    """The rows of all dialects that feed a native key."""
+def _specs_for(native: str) -> Iterator[Entry]:
+    """Yield the keys of all source frameworks that set a native key."""
     yield from (entry for entry in _ledger() if native in entry[2].native)
 
 
-def _print_alike(entries: list[Entry], *, but: str = "") -> None:
-    """What the same is called in the dialects."""
-    others = [name for name in dict.fromkeys(f"{dialect}: {row.key}" for dialect, _, row in entries) if name != but]
+def _print_synonyms(entries: list[Entry], *, but: str = "") -> None:
+    """Print the corresponding keys of source frameworks."""
+    others = [name for name in dict.fromkeys(f"{dialect}: {spec.key}" for dialect, _, spec in entries) if name != but]
     for number, other in enumerate(others):
-        print(f"  {'alike' if number == 0 else '':<8} {other}")
+        print(f"  {'see also' if number == 0 else '':<8} {other}")
 
 
-def _explain(key: Key) -> None:
+def _print_native(key: Key) -> None:
     print(_title(key))
-    if key.meaning:
-        print(f"  {key.meaning}")
-    print(f"  takes    {key.takes}")
+    if key.description:
+        print(f"  {key.description}")
+    print(f"  type     {key.value_type}")
     if not key.is_section:
-        print(f"  default  {show(key.default)}")
-        if key.waits:
-            print(f"  state    other values wait for {key.waits}")
-        _print_alike(list(_feeding(key.name)))
+        print(f"  default  {format_value(key.default)}")
+        if key.requires:
+            print(f"  state    other values are not supported yet: they require {key.requires}")
+        _print_synonyms(list(_specs_for(key.name)))
         return
     print("  keys")
     for other in keys():
@@ -220,4 +226,4 @@ def _explain(key: Key) -> None:
 
 
 def _title(key: Key) -> str:
-    return key.name if key.kind is None else f"{key.name}  (with {key.kind[0]}={key.kind[1]})"
+    return key.name if key.choice is None else f"{key.name}  (with {key.choice[0]}={key.choice[1]})"

@@ -7,33 +7,30 @@ from typing import Any
 
 from quintet.registry import Entry
 
-__all__ = ["run"]
-
 
 def run() -> None:
-    """Print every registry."""
-    from quintet.algorithms.advantages import ADVANTAGES
-    from quintet.algorithms.losses import LOSSES
-    from quintet.envs import catalogue  # noqa: F401 - registers the worlds
-    from quintet.envs.world import WORLDS
-    from quintet.policies.tiny import PRESETS
-    from quintet.rewards.verifiers.catalogue import VERIFIERS
-    from quintet.rollout.engine import ENGINES
-    from quintet.tracking.loggers import LOGGERS
+    """Print the entries of all registries."""
+    from quintet.config.native.advantages import ADVANTAGES
+    from quintet.config.native.envs import ENVS
+    from quintet.config.native.losses import LOSSES
+    from quintet.policies.tiny_models import PRESETS
+    from quintet.rewards.verifiers.registry import VERIFIERS
+    from quintet.rollout.engines.engine import ENGINES
+    from quintet.tracking.logger import LOGGERS
 
-    _show("worlds", WORLDS)
-    print(f"  {'prompts':<28} questions from data files, answers that are judged")
-    _show("advantages", ADVANTAGES)
-    _show("losses", LOSSES)
-    _show("rules that judge answers", VERIFIERS)
-    _show("engines", ENGINES)
-    _show("loggers", LOGGERS)
-    print("presets")
+    _print_entries("environments", ENVS)
+    print(f"  {'prompts':<28} prompts from data files with verifiable answers")
+    _print_entries("advantage estimators", ADVANTAGES)
+    _print_entries("policy losses", LOSSES)
+    _print_entries("verifiers", VERIFIERS)
+    _print_entries("engines", ENGINES)
+    _print_entries("loggers", LOGGERS)
+    print("model presets")
     for name, shape in PRESETS.items():
         print(f"  {name:<28} {shape.layers} layers, hidden {shape.hidden}, context {shape.context}")
 
 
-def _show(title: str, entries: Iterable[Entry[Any]]) -> None:
+def _print_entries(title: str, entries: Iterable[Entry[Any]]) -> None:
     print(title)
     for entry in entries:
         missing = f" (needs {', '.join(entry.missing())})" if entry.missing() else ""

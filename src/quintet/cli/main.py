@@ -1,4 +1,4 @@
-"""The `quintet` command: finds the command's file, calls it, and turns faults into one message."""
+"""The `quintet` command: argument parsing, dispatch to one module per command, and error messages."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import typer
 
 from quintet import __version__
 from quintet.cli import check, data
-from quintet.cli.ranks import hushed
+from quintet.cli.ranks import silence_other_ranks
 from quintet.errors import UserError
-
-__all__ = ["app", "main"]
 
 app = typer.Typer(
     name="quintet",
@@ -28,24 +26,28 @@ app.add_typer(data.app, name="data")
 
 Config = Annotated[
     str | None,
-    typer.Argument(metavar="CONFIG", help="YAML, a run script or a list of key=value; without one, the defaults."),
+    typer.Argument(
+        metavar="CONFIG", help="YAML file, run script or file of key=value lines (default: built-in configuration)."
+    ),
 ]
 DialectName = Annotated[
     str | None,
-    typer.Option("--dialect", help="Whose configuration it is; recognised from the file where it isn't said."),
+    typer.Option(
+        "--dialect", help="Source framework of CONFIG: native, ragen, verl, vagen, rlinf or roll (default: detected)."
+    ),
 ]
 UnknownKeys = Annotated[
-    str, typer.Option(help="Of another framework's configuration: `refuse`, or `warn` and go on without.")
+    str, typer.Option(help="Unknown keys of another framework's configuration: `refuse`, or `warn` and ignore them.")
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values set on the way.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Configuration overrides.")]
 
 
 def _split(config: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
-    """The first word is a file unless it is a `key=value`."""
-    rest = list(overrides or [])
+    """Split the arguments: the first one is a file unless it is a `key=value` override."""
+    remaining = list(overrides or [])
     if config is not None and "=" in config:
-        return None, [config, *rest]
-    return config, rest
+        return None, [config, *remaining]
+    return config, remaining
 
 
 @app.command()
@@ -55,7 +57,7 @@ def train(
     dialect: DialectName = None,
     unknown_keys: UnknownKeys = "refuse",
 ) -> None:
-    """Warm-start a policy, train it by reinforcement learning, report."""
+    """Train a policy by reinforcement learning, after an optional warm start."""
     from quintet.cli.train import run
 
     raise typer.Exit(run(*_split(config, overrides), dialect, unknown_keys))
@@ -68,7 +70,7 @@ def sft(
     dialect: DialectName = None,
     unknown_keys: UnknownKeys = "refuse",
 ) -> None:
-    """Fine-tune a model on conversations or on solved games."""
+    """Fine-tune a model on conversations or expert demonstrations."""
     from quintet.cli.sft import run
 
     raise typer.Exit(run(*_split(config, overrides), dialect, unknown_keys))
@@ -76,53 +78,53 @@ def sft(
 
 @app.command(name="eval")
 def evaluate(
-    what: Annotated[
+    target: Annotated[
         str | None,
         typer.Argument(
             metavar="CONFIG|MODEL",
-            help="A configuration of stored answers or of a run that only validates, a model, a checkpoint or a run.",
+            help="Model, checkpoint or run directory; or a configuration with `evaluation` or `validation.only`.",
         ),
     ] = None,
     overrides: Overrides = None,
     data_file: Annotated[
-        str | None, typer.Option("--data", metavar="FILE", help="Questions that the model is to answer.")
+        str | None, typer.Option("--data", metavar="FILE", help="Data file with prompts for the model.")
     ] = None,
-    world: Annotated[str | None, typer.Option(help="A world that it is to play.")] = None,
-    samples: Annotated[int, typer.Option(help="Answers to each question, games from each start.", min=1)] = 1,
+    env: Annotated[str | None, typer.Option(help="Environment to evaluate in.")] = None,
+    samples: Annotated[int, typer.Option(help="Responses per prompt, or episodes per start state.", min=1)] = 1,
     temperature: Annotated[
-        float | None, typer.Option(help="0 is greedy; by itself 0 for one sample, 1 for several.", min=0.0)
+        float | None, typer.Option(help="0 is greedy (default: 0 for one sample, 1 for several).", min=0.0)
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Tokens of one answer.", min=1)] = None,
-    limit: Annotated[int | None, typer.Option(help="Questions at most.", min=1)] = None,
-    games: Annotated[int, typer.Option(help="Start states of a world.", min=1)] = 256,
-    confidence: Annotated[float, typer.Option(help="Of the intervals.", min=0.01, max=0.999)] = 0.95,
-    name: Annotated[str | None, typer.Option(help="Directory of the results under the output directory.")] = None,
-    output_dir: Annotated[str, typer.Option(help="Where results lie.")] = "runs",
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens per response.", min=1)] = None,
+    limit: Annotated[int | None, typer.Option(help="Maximum number of prompts.", min=1)] = None,
+    episodes: Annotated[int, typer.Option(help="Number of start states.", min=1)] = 256,
+    confidence: Annotated[float, typer.Option(help="Confidence level of the intervals.", min=0.01, max=0.999)] = 0.95,
+    name: Annotated[str | None, typer.Option(help="Name of the results directory.")] = None,
+    output_dir: Annotated[str, typer.Option(help="Parent directory of the results.")] = "runs",
     endpoint: Annotated[
-        str | None, typer.Option(metavar="URL", help="An OpenAI-compatible endpoint that answers, http://…/v1.")
+        str | None, typer.Option(metavar="URL", help="OpenAI-compatible endpoint to evaluate, http://…/v1.")
     ] = None,
-    endpoint_model: Annotated[str | None, typer.Option(metavar="NAME", help="Which of its models.")] = None,
+    endpoint_model: Annotated[str | None, typer.Option(metavar="NAME", help="Model name at the endpoint.")] = None,
     endpoint_key: Annotated[
-        str, typer.Option(metavar="VARIABLE", help="Environment variable with its key.")
+        str, typer.Option(metavar="VARIABLE", help="Environment variable with the API key.")
     ] = "OPENAI_API_KEY",
-    endpoint_concurrent: Annotated[int, typer.Option(help="Requests under way at a time.", min=1)] = 16,
-    endpoint_retries: Annotated[int, typer.Option(help="Further attempts after a failed request.", min=0)] = 2,
-    endpoint_timeout: Annotated[float, typer.Option(help="Seconds for one reply.", min=0.001)] = 300.0,
+    endpoint_concurrent: Annotated[int, typer.Option(help="Maximum concurrent requests.", min=1)] = 16,
+    endpoint_retries: Annotated[int, typer.Option(help="Retries of a failed request.", min=0)] = 2,
+    endpoint_timeout: Annotated[float, typer.Option(help="Timeout of a request in seconds.", min=0.001)] = 300.0,
     dialect: DialectName = None,
     unknown_keys: UnknownKeys = "refuse",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of the table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Judge stored answers, or have a model or an endpoint answer and judge that."""
-    from quintet.cli.evaluate import Asked, run
+    """Score stored answers, or generate and score answers of a model or an endpoint."""
+    from quintet.cli.evaluate import EvalOptions, run
 
-    asked = Asked(
+    options = EvalOptions(
         data_file,
-        world,
+        env,
         samples,
         temperature,
         max_tokens,
         limit,
-        games,
+        episodes,
         confidence,
         name,
         output_dir,
@@ -133,41 +135,48 @@ def evaluate(
         endpoint_retries,
         endpoint_timeout,
     )
-    raise typer.Exit(run(*_split(what, overrides), dialect, unknown_keys, asked, as_json=as_json))
+    raise typer.Exit(run(*_split(target, overrides), dialect, unknown_keys, options, as_json=as_json))
 
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Argument(help="A model, a checkpoint or a run.")],
+    model: Annotated[str, typer.Argument(help="Model, checkpoint or run directory.")],
     overrides: Overrides = None,
-    engine: Annotated[str | None, typer.Option(help="hf, vllm or sglang; the run's, else hf.")] = None,
-    host: Annotated[str, typer.Option(help="Beyond this machine only with a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
-    token: Annotated[
-        str | None, typer.Option(help="What callers have to know; better in the environment, as QUINTET_TOKEN.")
+    engine: Annotated[
+        str | None, typer.Option(help="hf, vllm or sglang (default: the engine of the run, else hf).")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Under which the model is asked for; its directory's.")] = None,
-    max_concurrent: Annotated[int | None, typer.Option(help="Requests decoded side by side.", min=1)] = None,
-    context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together.", min=2)] = None,
+    host: Annotated[str, typer.Option(help="Address to bind; other than loopback only with a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 selects a free one.", min=0, max=65535)] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(help="Bearer token that clients must send; prefer the environment variable QUINTET_TOKEN."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Model name in requests (default: name of the directory).")] = None,
+    max_concurrent: Annotated[
+        int | None, typer.Option(help="Maximum number of concurrently decoded requests.", min=1)
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Maximum context length in tokens, prompt and completion.", min=2)
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16.")] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that lies in the model's directory.")
+        bool, typer.Option("--trust-remote-code", help="Allow code from the model directory.")
     ] = False,
 ) -> None:
-    """Offer a model as an OpenAI-compatible endpoint, with its tokens and log-probs."""
-    from quintet.cli.serve import Asked, run
+    """Serve a model as an OpenAI-compatible endpoint, with token ids and log-probs."""
+    from quintet.cli.serve import ServeOptions, run
 
-    asked = Asked(engine, host, port, token, name, max_concurrent, context, dtype, trust_remote_code)
-    raise typer.Exit(run(model, list(overrides or []), asked))
+    options = ServeOptions(engine, host, port, token, name, max_concurrent, context, dtype, trust_remote_code)
+    raise typer.Exit(run(model, list(overrides or []), options))
 
 
 @app.command()
 def export(
-    source: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, a run, a model or adapters.")],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="Directory that is made.")],
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; as they were without it.")] = None,
+    source: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Checkpoint, run, model or adapter directory.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Output directory.")],
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 (default: unchanged).")] = None,
 ) -> None:
-    """Write a trained model as transformers loads it: adapters merged, types converted, a model card beside it."""
+    """Export a trained model for transformers: adapters merged, dtype converted, with a model card."""
     from quintet.cli.export import run
 
     run(source, target, dtype)
@@ -179,12 +188,15 @@ def plan(
     overrides: Overrides = None,
     dialect: DialectName = None,
     unknown_keys: UnknownKeys = "refuse",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     device_memory: Annotated[
-        float | None, typer.Option(metavar="GIB", help="Memory of one device; refuses what doesn't fit.", min=0.001)
+        float | None,
+        typer.Option(
+            metavar="GIB", help="Memory per device in GiB; exit with an error if the run does not fit.", min=0.001
+        ),
     ] = None,
 ) -> None:
-    """Show what a run would do: games, updates, devices and memory; and check its configuration."""
+    """Check a configuration and show its batches, updates, devices and memory without running it."""
     from quintet.cli.plan import run
 
     run(*_split(config, overrides), dialect, unknown_keys, as_json=as_json, device_memory=device_memory)
@@ -192,9 +204,9 @@ def plan(
 
 @app.command()
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object in place of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Show what this machine has and what can run on it."""
+    """Show the hardware and packages of this machine and which engines and backends can run."""
     from quintet.cli.doctor import run
 
     run(as_json=as_json)
@@ -202,31 +214,33 @@ def doctor(
 
 @app.command()
 def explain(
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="[CONFIG] KEY", help="A dotted key; with a file, its value there.")
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[CONFIG] KEY", help="Dotted key; with CONFIG, also its value there.")
     ] = None,
-    dialect: Annotated[str | None, typer.Option(help="Whose key: native, ragen, verl, vagen, rlinf or roll.")] = None,
-    every: Annotated[bool, typer.Option("--list", help="Every documented key of every dialect.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a key.")] = False,
+    dialect: Annotated[
+        str | None, typer.Option(help="Framework of the key: native, ragen, verl, vagen, rlinf or roll.")
+    ] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="List all documented keys of all frameworks.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per key.")] = False,
 ) -> None:
-    """Say what a key means."""
+    """Explain a configuration key."""
     from quintet.cli.explain import run
 
-    run(words or [], dialect, every=every, as_json=as_json)
+    run(arguments or [], dialect, every=list_all, as_json=as_json)
 
 
 @app.command()
 def translate(
     config: Config = None,
     overrides: Overrides = None,
-    to: Annotated[str, typer.Option(help="native, ragen, verl, vagen, rlinf or roll.")] = "native",
+    to: Annotated[str, typer.Option(help="Target format: native, ragen, verl, vagen, rlinf or roll.")] = "native",
     output: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="FILE", help="Written there; else to stdout.")
+        str | None, typer.Option("-o", "--output", metavar="FILE", help="Output file (default: stdout).")
     ] = None,
     dialect: DialectName = None,
     unknown_keys: UnknownKeys = "refuse",
 ) -> None:
-    """Say the same run in another framework's words."""
+    """Translate a configuration to another framework's format."""
     from quintet.cli.translate import run
 
     run(*_split(config, overrides), dialect, unknown_keys, to=to, output=output)
@@ -237,21 +251,21 @@ def schema() -> None:
     """Print the JSON schema of the native configuration, for editors."""
     import json
 
-    from quintet.config import Experiment
+    from quintet.config.native.experiment import Experiment
 
     print(json.dumps(Experiment.model_json_schema(), indent=1))
 
 
 @app.command(name="list")
 def list_entries() -> None:
-    """Show what can be chosen: worlds, engines, advantages, loggers, presets."""
+    """List environments, engines, advantage estimators, losses, loggers and presets."""
     from quintet.cli.list import run
 
     run()
 
 
-def _version(shown: bool) -> None:
-    if shown:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"quintet {__version__}")
         raise typer.Exit
 
@@ -259,16 +273,16 @@ def _version(shown: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Post-train language models by reinforcement learning."""
 
 
 def main() -> NoReturn:
-    """Run the command line; the user's faults end in one message and exit status 2."""
+    """Run the command line; a user error ends with one message and exit status 2."""
     try:
-        with hushed():
+        with silence_other_ranks():
             app(standalone_mode=True)
     except UserError as error:
         print(f"quintet: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`quintet plan`: what a run would do, without torch and without Ray."""
+"""`quintet plan`: check a configuration and print what a run would do, without torch."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import json
 from collections.abc import Sequence
 
 from quintet.cli.choices import missing_packages, unknown_choices
-from quintet.cli.configuration import NATIVE, Asked, ask
-from quintet.cli.plan_table import print_survey
-from quintet.config.faults import Fault, raise_faults
+from quintet.cli.config_source import NATIVE
+from quintet.cli.configuration import InspectedConfig, inspect_config
+from quintet.cli.plan_table import print_plan
+from quintet.config.checks.processes import torchrun_command
+from quintet.config.checks.unsupported import unsupported_values
 from quintet.config.plan.memory import GIB
 from quintet.config.plan.models import is_hub_name
-from quintet.config.plan.survey import survey
-from quintet.config.spread import start
-from quintet.config.waiting import waiting
-
-__all__ = ["run"]
+from quintet.config.plan.run_plan import plan_run
+from quintet.config.problems import ConfigProblem, raise_problems
 
 
 def run(
@@ -27,40 +26,46 @@ def run(
     as_json: bool = False,
     device_memory: float | None = None,
 ) -> None:
-    """Check the configuration and print what it comes to. What this version, or this machine, can't do is listed, not
-    refused.
+    """Check the configuration and print the plan of the run.
+
+    Values that this version or this machine does not support are listed, not refused.
 
     Raises:
-        ConfigError: something can't work anywhere, or doesn't fit into `device_memory` GiB.
+        ConfigError: something cannot work anywhere, or does not fit into `device_memory` GiB.
     """
-    asked = ask(config, overrides, dialect, unknown_keys)
-    waits = [fault for fault in asked.waits if not fault.elsewhere]
-    missing = (*(fault for fault in asked.waits if fault.elsewhere), *_missing(asked))
-    found = survey(asked.composed, None if device_memory is None else int(device_memory * GIB))
-    remarks = (*asked.composed.remarks, *asked.remarks)
-    begun = start(asked.composed.experiment)
+    inspected = inspect_config(config, overrides, dialect, unknown_keys)
+    unsupported = [problem for problem in inspected.unsupported if not problem.elsewhere]
+    missing = (*(problem for problem in inspected.unsupported if problem.elsewhere), *_missing(inspected))
+    plan = plan_run(inspected.composed, None if device_memory is None else int(device_memory * GIB))
+    remarks = (*inspected.composed.remarks, *inspected.remarks)
+    start = torchrun_command(inspected.composed.experiment)
     if as_json:
-        listed = {"start": begun, "not_yet": _told(waits), "not_here": _told(missing), "remarks": list(remarks)}
-        print(json.dumps(found.as_json() | listed, indent=1))
+        lists = {"not_yet": _to_json(unsupported), "not_here": _to_json(missing), "remarks": list(remarks)}
+        print(json.dumps(plan.to_json() | {"start": start} | lists, indent=1))
     else:
-        print_survey(found, start=begun, waits=waits, missing=missing, remarks=remarks)
+        print_plan(plan, start=start, unsupported=unsupported, missing=missing, remarks=remarks)
 
 
-def _told(faults: Sequence[Fault]) -> list[dict[str, object]]:
-    return [{"key": one.key, "value": one.value, "source": one.source, "message": one.message} for one in faults]
+def _to_json(problems: Sequence[ConfigProblem]) -> list[dict[str, object]]:
+    return [{"key": one.key, "value": one.value, "source": one.source, "message": one.message} for one in problems]
 
 
-def _missing(asked: Asked) -> tuple[Fault, ...]:
-    """What isn't on this machine but may be on the one that runs it. A native configuration that names what isn't
-    anywhere is refused; names of other frameworks, models of the hub and what waits are not looked for."""
-    pending = {each.key for each in waiting(asked.composed.experiment)}
-    unknown = [fault for fault in unknown_choices(asked.composed) if fault.key.removesuffix(".name") not in pending]
-    unknown = [fault for fault in unknown if fault.key not in pending and not _on_hub(fault)]
-    if asked.dialect == NATIVE:
-        raise_faults(unknown)
+def _missing(inspected: InspectedConfig) -> tuple[ConfigProblem, ...]:
+    """Return names, models and packages that are missing on this machine.
+
+    Unknown names in a native configuration are refused. Names of other frameworks, models of the hub and unsupported
+    values are not looked up.
+    """
+    pending = {each.key for each in unsupported_values(inspected.composed.experiment)}
+    unknown = [
+        problem for problem in unknown_choices(inspected.composed) if problem.key.removesuffix(".name") not in pending
+    ]
+    unknown = [problem for problem in unknown if problem.key not in pending and not _is_on_hub(problem)]
+    if inspected.dialect == NATIVE:
+        raise_problems(unknown)
         unknown = []
-    return (*unknown, *missing_packages(asked.composed))
+    return (*unknown, *missing_packages(inspected.composed))
 
 
-def _on_hub(fault: Fault) -> bool:
-    return fault.key == "policy.path" and isinstance(fault.value, str) and is_hub_name(fault.value)
+def _is_on_hub(problem: ConfigProblem) -> bool:
+    return problem.key == "policy.path" and isinstance(problem.value, str) and is_hub_name(problem.value)

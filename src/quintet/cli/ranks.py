@@ -1,4 +1,4 @@
-"""As which of several processes a command runs: one conducts and speaks, the others follow."""
+"""Run a command on one process, or on all ranks that torchrun started: rank 0 is the controller, the others workers."""
 
 from __future__ import annotations
 
@@ -7,101 +7,97 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from typing import TYPE_CHECKING
 
 from quintet import __version__
-from quintet.config import Composed
-from quintet.config.native import Experiment
-from quintet.config.started import Started, started
+from quintet.config.composed import ComposedConfig
+from quintet.config.native.experiment import Experiment
+from quintet.config.torchrun import RankInfo, current_rank
 from quintet.errors import MachineError, UserError
 
 if TYPE_CHECKING:
-    from quintet.runtime.conducting import Conductor
+    from quintet.runtime.controller import Controller
 
-__all__ = ["hushed", "on_all_ranks"]
-
-SPEAKER_SECONDS = 10.0
-"""How long a fault is left to the first process of the machine to tell."""
+FIRST_RANK_SECONDS = 10.0
+"""How long an error is left to the first process of the machine to report."""
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
-    """Beside the first process of a machine nothing is said of what all of them find: no remark, no fault of the
-    user's, unless after a while it is this one's alone. Defects keep their traceback."""
-    here = started()
-    if here.local_rank == 0:
+def silence_other_ranks() -> Iterator[None]:
+    """Suppress the output of all but the first process of a machine, since all of them write the same. A user error is
+    printed after a while, in case it occurred only here; defects keep their traceback."""
+    rank = current_rank()
+    if rank.local_rank == 0:
         yield
         return
     try:
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        with open(os.devnull, "w") as devnull, redirect_stdout(devnull), redirect_stderr(devnull):
             yield
     except UserError as error:
-        sys.exit(_told_late(error, here.rank))
+        sys.exit(_print_late(error, rank.rank))
 
 
-def _told_late(error: UserError, rank: int) -> int:
-    """Tell what the first rank tells if it has it, too, and give the exit status: torchrun ends all at the first that
-    ends, and that must be the one that speaks."""
-    time.sleep(SPEAKER_SECONDS)
+def _print_late(error: UserError, rank: int) -> int:
+    """Print the error after rank 0 had time to print it, and return the exit status: torchrun stops all processes when
+    the first one exits, which should be the one that has printed the error."""
+    time.sleep(FIRST_RANK_SECONDS)
     print(f"quintet: rank {rank}: {error}", file=sys.__stderr__)
     return error.exit_status
 
 
-def on_all_ranks(composed: Composed, run: Callable[[Conductor | None], int]) -> int:
-    """Run it on rank 0, with the others beside it where torchrun started several; gives the exit status.
+def run_on_all_ranks(composed: ComposedConfig, run: Callable[[Controller | None], int]) -> int:
+    """Call `run` with a controller of all ranks that torchrun started, or with None in a single process; return the
+    exit status. On the other ranks, work for that controller until it ends.
 
     Raises:
-        MachineError: the ranks don't find each other.
+        MachineError: the rendezvous failed.
     """
-    here = started()
-    if here.size == 1:
+    rank = current_rank()
+    if rank.size == 1:
         return run(None)
-    return _among(here, composed.experiment, run)
+    return _run_as_rank(rank, composed.experiment, run)
 
 
-def _among(here: Started, config: Experiment, run: Callable[[Conductor | None], int]) -> int:
-    from quintet.runtime.conducting import Conductor
-    from quintet.runtime.following import follow
-    from quintet.training.meeting import meet
+def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller | None], int]) -> int:
+    from quintet.runtime.controller import Controller
+    from quintet.runtime.worker import run_worker
+    from quintet.training.parallel.rendezvous import rendezvous
 
-    meeting = meet(here, _told(config), config.placement.join_timeout_seconds)
+    ranks = rendezvous(rank, _fingerprint(config), config.placement.join_timeout_seconds)
     try:
-        with meeting.watched(partial(_give_up, here.rank)):
-            if here.rank:
-                return _following(lambda: follow(config, meeting), here.rank)
-            conductor = Conductor(config, meeting)
-            try:
-                return run(conductor)
-            finally:
-                conductor.stop()
+        with ranks.watchdog(partial(_exit_at_once, rank.rank)):
+            if rank.rank:
+                return _worker_status(lambda: run_worker(ranks), rank.rank)
+            with closing(Controller.on_ranks(ranks)) as controller:
+                return run(controller)
     finally:
-        meeting.leave()
+        ranks.close()
 
 
-def _give_up(rank: int, told: str) -> None:
-    """End this process as it stands, which waits for a rank that is no more: nothing else gets through to it."""
-    said = f"{told}, and a run needs all of its ranks" if rank == 0 else f"rank {rank} ends: {told}"
-    print(f"quintet: {said}", file=sys.__stderr__, flush=True)
+def _exit_at_once(rank: int, cause: str) -> None:
+    """End this process, whose main thread waits for a rank that has died and cannot be interrupted."""
+    message = f"{cause}, and a run needs all of its ranks" if rank == 0 else f"rank {rank} ends: {cause}"
+    print(f"quintet: {message}", file=sys.__stderr__, flush=True)
     os._exit(MachineError.exit_status)
 
 
-def _following(run: Callable[[], None], rank: int) -> int:
-    """The exit status of a rank that follows; its own faults are told."""
-    from quintet.training.meeting import LostRank
+def _worker_status(run: Callable[[], None], rank: int) -> int:
+    """Run a worker, print its errors, and return its exit status."""
+    from quintet.training.parallel.rendezvous import RankDiedError
 
     try:
         run()
-    except LostRank as error:
+    except RankDiedError as error:
         print(f"quintet: {error}", file=sys.__stderr__)
         return error.exit_status
     except UserError as error:
-        return _told_late(error, rank)
+        return _print_late(error, rank)
     return 0
 
 
-def _told(config: Experiment) -> str:
-    """A rank's configuration, as short as can be."""
+def _fingerprint(config: Experiment) -> str:
+    """Return a hash of version and configuration, which must be the same on all ranks."""
     text = f"{__version__} {sys.version_info[:2]} {config.model_dump_json()}"
     return hashlib.sha256(text.encode()).hexdigest()

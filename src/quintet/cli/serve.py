@@ -13,118 +13,113 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quintet.cli.choices import check_choices
-from quintet.cli.configuration import ALONE, NATIVE, compose
+from quintet.cli.config_source import NATIVE
+from quintet.cli.configuration import SINGLE_PROCESS_DEFAULTS, load_config
+from quintet.cli.transformers_setup import silence_transformers
 from quintet.errors import MachineError
 
 if TYPE_CHECKING:
-    from quintet.config import Composed
-    from quintet.pipelines.evaluate import Found
-    from quintet.runtime.serving.opening import Opened
+    from quintet.config.composed import ComposedConfig
+    from quintet.pipelines.model_lookup import StoredModel
+    from quintet.runtime.serving.build import ServedModel
     from quintet.runtime.serving.server import Address
 
-__all__ = ["Asked", "run"]
-
-MEMORY_SHARE = 0.5
-"""Of the machine's memory, for a model and its cache, where nothing says how much."""
-LOOK_AGAIN = 0.2
-"""Seconds between looks whether the server is to end."""
+DEFAULT_MEMORY_SHARE = 0.5
+"""Share of the machine's memory for model and KV cache, if no configuration sets it."""
+POLL_SECONDS = 0.2
+"""Interval at which stop requests and engine failures are checked."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """How a model is to be served. What is null is as the run's configuration says, or the defaults."""
+class ServeOptions:
+    """Command-line options of `quintet serve`; None takes the value of the run's configuration or the default."""
 
     engine: str | None = None
     host: str = "127.0.0.1"
     port: int = 8000
-    """0 takes a free one."""
+    """0 selects a free port."""
     token: str | None = None
     name: str | None = None
     max_concurrent: int | None = None
     context: int | None = None
-    """Tokens of prompt and answer together."""
+    """Maximum tokens of prompt and completion."""
     dtype: str | None = None
     trust_remote_code: bool = False
 
 
-def run(what: str, overrides: list[str], asked: Asked) -> int:
-    """Serve until it is asked to stop; gives the exit status.
+def run(model: str, overrides: list[str], options: ServeOptions) -> int:
+    """Serve a model until a stop signal arrives; return the exit status.
 
     Raises:
-        ConfigError: something is wrong in what was asked.
-        MachineError: the model can't be read, the port is taken, or the engine died.
+        ConfigError: An option or override is invalid.
+        MachineError: The model cannot be read, the port is in use, or the engine died.
     """
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    silence_transformers()
     from quintet.runtime.serving.server import Address
 
-    address = Address(asked.host, asked.port, asked.token or os.environ.get("QUINTET_TOKEN") or None)
+    address = Address(options.host, options.port, options.token or os.environ.get("QUINTET_TOKEN") or None)
     address.check()
-    from quintet.pipelines.evaluate import find_model
+    from quintet.pipelines.model_lookup import find_model
 
-    found = find_model(what)
-    composed = compose(
-        None if found.config is None else str(found.config), [*_words(found, asked), *overrides], NATIVE, "refuse"
+    source = find_model(model)
+    composed = load_config(
+        None if source.config is None else str(source.config),
+        [*_overrides(source, options), *overrides],
+        NATIVE,
+        "refuse",
     )
     check_choices(composed)
     if composed.experiment.policy.trust_remote_code:
-        print(f"trust_remote_code: code that lies in {found.policy} will run", file=sys.stderr)
-    return _serve(composed, found.policy, asked.name or _name(what), asked.context, address)
+        print(f"warning: policy.trust_remote_code is set: code from {source.policy} will be executed", file=sys.stderr)
+    return _serve(composed, source.policy, options.name or Path(model).resolve().name, options.context, address)
 
 
-def _words(found: Found, asked: Asked) -> Iterator[str]:
-    """The configuration of that model, over that of its run."""
+def _overrides(source: StoredModel, options: ServeOptions) -> Iterator[str]:
+    """Yield the overrides that turn the configuration of the model's run into one for serving."""
     settings = {
         "policy.preset": None,
-        "policy.path": str(found.policy),
+        "policy.path": str(source.policy),
         "warm_start": None,
         "sft": None,
         "evaluation": None,
         "resume": "never",
-        **ALONE,
-        "rollout.engine": asked.engine,
-        "rollout.max_concurrent": asked.max_concurrent,
-        "policy.dtype": asked.dtype,
-        "rollout.engine_options.memory_share": MEMORY_SHARE if found.config is None else None,
-        "policy.trust_remote_code": asked.trust_remote_code or None,
+        **SINGLE_PROCESS_DEFAULTS,
+        "rollout.engine": options.engine,
+        "rollout.max_concurrent": options.max_concurrent,
+        "policy.dtype": options.dtype,
+        "rollout.engine_options.memory_share": DEFAULT_MEMORY_SHARE if source.config is None else None,
+        "policy.trust_remote_code": options.trust_remote_code or None,
     }
-    nothing = ("policy.preset", "warm_start", "sft", "evaluation", *ALONE)
+    nullable = ("policy.preset", "warm_start", "sft", "evaluation", *SINGLE_PROCESS_DEFAULTS)
     yield from (
         f"{key}={json.dumps(value, ensure_ascii=False)}"
         for key, value in settings.items()
-        if value is not None or key in nothing
+        if value is not None or key in nullable
     )
 
 
-def _name(what: str) -> str:
-    """The model's name where none is given: its directory's."""
-    return Path(what).resolve().name
+def _serve(composed: ComposedConfig, policy: Path, name: str, context: int | None, address: Address) -> int:
+    from quintet.runtime.serving.build import build_request_handler
+    from quintet.runtime.serving.server import ServingServer
+    from quintet.runtime.signals import stop_on_signals
 
-
-def _serve(composed: Composed, policy: Path, name: str, context: int | None, address: Address) -> int:
-    from transformers.utils import logging
-
-    from quintet.runtime.serving.opening import open_desk
-    from quintet.runtime.serving.server import Service
-    from quintet.runtime.stop import stop_on_signals
-
-    logging.disable_progress_bar()
     config = composed.experiment
     with stop_on_signals() as stop:
-        opened = open_desk(config, policy, name=name, context=context)
-        with closing(opened.desk), closing(Service(opened.desk, address)) as service:
-            _announce(opened, name, config.rollout.engine, service.url)
+        opened = build_request_handler(config, policy, name=name, context=context)
+        with closing(opened.handler), closing(ServingServer(opened.handler, address)) as service:
+            _print_address(opened, name, config.rollout.engine, service.url)
             while not stop:
-                time.sleep(LOOK_AGAIN)
-                if fault := opened.desk.engine.fault:
-                    raise MachineError(f"the engine is gone: {type(fault).__name__}: {fault}", "start it again")
+                time.sleep(POLL_SECONDS)
+                if fault := opened.handler.engine.error:
+                    raise MachineError(f"the engine died: {type(fault).__name__}: {fault}", "restart the server")
     print(f"stopped ({stop.signal})", file=sys.stderr)
     return 0
 
 
-def _announce(opened: Opened, name: str, engine: str, url: str) -> None:
+def _print_address(opened: ServedModel, name: str, engine: str, url: str) -> None:
     print(f"{name} on {url}/v1", flush=True)
     print(
-        f"engine {engine}, {opened.dtype}, {opened.slots} requests side by side, context {opened.desk.engine.context}",
+        f"engine {engine}, {opened.dtype}, {opened.max_concurrent_requests} concurrent requests,"
+        f" context {opened.handler.engine.max_model_len}",
         file=sys.stderr,
     )

@@ -5,58 +5,52 @@ from __future__ import annotations
 import os
 
 from quintet.cli.choices import check_choices
-from quintet.cli.configuration import compose
-from quintet.cli.ranks import on_all_ranks
-from quintet.config import Composed
-from quintet.config.plan.placement import refuse_misplaced
-from quintet.config.started import started
+from quintet.cli.configuration import load_config
+from quintet.cli.ranks import run_on_all_ranks
+from quintet.cli.transformers_setup import silence_transformers
+from quintet.config.composed import ComposedConfig
+from quintet.config.plan.placement import check_placement
+from quintet.config.torchrun import current_rank
 from quintet.errors import ConfigError
-
-__all__ = ["run", "run_composed"]
 
 
 def run(config: str | None, overrides: list[str], dialect: str | None, unknown_keys: str) -> int:
-    """Check everything, then load what is heavy and fine-tune."""
-    return run_composed(compose(config, overrides, dialect, unknown_keys))
+    """Check the configuration, then fine-tune."""
+    return run_composed(load_config(config, overrides, dialect, unknown_keys))
 
 
-def run_composed(composed: Composed) -> int:
-    """The same for a configuration that is composed already."""
+def run_composed(composed: ComposedConfig) -> int:
+    """Check and fine-tune a composed configuration."""
     _check(composed)
     check_choices(composed)
-    refuse_misplaced(composed)
+    check_placement(composed)
     from quintet.tracking.run_directory import RunDirectory
 
-    if started().rank == 0:
-        RunDirectory.made(composed)
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if current_rank().rank == 0:
+        RunDirectory.create_for(composed)
+    silence_transformers()
     from rich.console import Console
-    from transformers.utils import logging
 
-    from quintet.pipelines.sft import fine_tune
+    from quintet.pipelines.sft.fine_tuning import fine_tune
 
-    logging.disable_progress_bar()
-
-    return on_all_ranks(composed, lambda conductor: fine_tune(composed, Console(), conductor))
+    return run_on_all_ranks(composed, lambda conductor: fine_tune(composed, Console(), conductor))
 
 
-def _check(composed: Composed) -> None:
-    """What is known to be wrong before anything heavy is loaded.
+def _check(composed: ComposedConfig) -> None:
+    """Check the `sft` section before heavy imports.
 
     Raises:
-        ConfigError: nothing is to be fine-tuned, there is nothing to learn from, or the model isn't there.
+        ConfigError: There is no `sft` section, there is no training data, or the model is missing.
     """
-    config, places = composed.experiment, composed.provenance
+    config, sources = composed.experiment, composed.provenance
     if config.sft is None:
-        hint = "give it one, `sft: {}` at least; RAGEN's configurations have rl_or_sft=sft"
-        told = "this configuration doesn't ask for fine-tuning: it has no section `sft`"
-        raise ConfigError(told, key="sft", hint=hint)
-    if config.sft.games is None and (config.data is None or not config.data.train_files):
-        hint = "name files, data.train_files=[FILE.parquet], or have games solved, sft.games={}"
-        raise ConfigError("there is nothing to learn from", key="data.train_files", hint=hint)
+        message = "this configuration has no section `sft`, so there is nothing to fine-tune"
+        raise ConfigError(message, key="sft", hint="add `sft: {}` at least; in RAGEN's format set rl_or_sft=sft")
+    if config.sft.episodes is None and (config.data is None or not config.data.train_files):
+        hint = "set data.train_files=[FILE.parquet], or sft.episodes={} for expert demonstrations"
+        raise ConfigError("there is no training data", key="data.train_files", hint=hint)
     lora = config.sft.lora
     for key, path in {"sft.path": config.sft.path, "sft.lora.path": lora.path if lora else None}.items():
         if path is not None and not os.path.isdir(path):
-            told = f"{key} = {path!r} ({places.get(key, 'default')}): no such directory"
-            raise ConfigError(told, key=key, value=path, hint=f"{key} names a directory on this machine")
+            message = f"{key} = {path!r} ({sources.get(key, 'default')}): no such directory"
+            raise ConfigError(message, key=key, value=path, hint=f"set {key} to a directory on this machine")

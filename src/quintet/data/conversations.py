@@ -1,12 +1,12 @@
-"""Conversations to imitate: rows of files to tokens of which those of the assistant are learnt.
+"""Tokenization of conversations for supervised fine-tuning: assistant replies are trained.
 
-The tokenizer's chat template says how a conversation reads. What it writes for a reply is found by rendering the
-conversation up to there with and without it, and once more with a mark in place of the words: what follows them is
-their end. Learnt are the reply's words and its end token, not the header before them.
+The tokenizer's chat template formats a conversation. The text of a reply is determined by rendering the conversation
+up to it with and without the reply, and once more with a placeholder instead of its content: the text after the
+placeholder ends the reply. The reply's content and end token are trained, its header is not.
 
-Where a template reads earlier replies otherwise than the last (Qwen3 drops their thoughts), they can't all stand in
-one sequence: the conversation then gives one for each reply, in which it stands as the policy would have written it.
-Where it leaves out words of the very reply, they are learnt as they were given, behind what the policy is asked with.
+Some templates format earlier replies differently from the last one (Qwen3 drops their thoughts). Then the conversation
+becomes one sequence per reply, each as the policy would have generated it. If a template omits part of the last reply
+itself, the original content is trained after the generation prompt.
 """
 
 from __future__ import annotations
@@ -21,92 +21,83 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from quintet.config.native import DataConfig
-from quintet.data.prompts import Truncation, truncate
-from quintet.data.questions import RowReader
-from quintet.data.templates import KEY, chat_template
+from quintet.config.native.data import DataConfig
+from quintet.data.chat_templates import KEY, chat_template
+from quintet.data.prompt_format import Truncation, truncate
+from quintet.data.row_reader import RowReader
 from quintet.errors import ConfigError, nearest
 from quintet.records import Batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = [
-    "Conversation",
-    "ConversationFormat",
-    "Conversations",
-    "Passage",
-    "conversation_of",
-    "cut",
-]
-
 Message = Mapping[str, Any]
-Piece = tuple[str, bool]
-"""Some text, and whether it is learnt."""
+TextPiece = tuple[str, bool]
+"""Text, and whether it is trained."""
 
 ASSISTANT = "assistant"
-MARK = "\ue000R\ue000"
-SPACE = "▁"
-"""SentencePiece's space; tokenizers that put one before every text can't encode piece by piece."""
+PLACEHOLDER = "\ue000R\ue000"
+SENTENCEPIECE_SPACE = "▁"
+"""SentencePiece's space; tokenizers that prepend it to every text cannot encode pieces separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a row holds: messages, the replies from number `first` on to be learnt; or, where the template is
-    applied already, a prompt and its answer as text."""
+    """Messages, of which replies from index `first_trained` are trained; or a rendered prompt and its response."""
 
     messages: tuple[Message, ...] = ()
-    first: int = 0
+    first_trained: int = 0
     prompt: str | None = None
     answer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
-    """A token sequence: token ids, and which of them are learnt."""
+class TokenSequence:
+    """Token ids, and which of them are trained."""
 
     tokens: tuple[int, ...]
-    own: tuple[bool, ...]
+    loss_mask: tuple[bool, ...]
 
 
-def conversation_of(
-    row: Mapping[str, Any], config: DataConfig, number: int, place: str, *, rendered: bool = False
+def parse_conversation(
+    row: Mapping[str, Any], config: DataConfig, number: int, row_name: str, *, rendered: bool = False
 ) -> Conversation:
-    """What a row says, by the columns that the configuration names: a whole conversation, or a prompt and the answer
-    to it. `number` counts rows over all files, `place` is where it stands, for messages; `rendered` says that the
-    template is applied to prompts already.
+    """Read a conversation, or a prompt and its response, from the configured columns of a row.
+
+    `number` is the row number over all files, `row_name` names the row in errors; `rendered` means that prompts have
+    the chat template applied already.
 
     Raises:
-        ConfigError: a column is missing or holds something else.
+        ConfigError: a column is missing or has an unexpected type.
     """
     if config.messages_key is not None:
-        return Conversation(_with_system(_messages(row, config.messages_key, place), config.system_prompt))
-    question = RowReader(config).read(row, number, place)
+        return Conversation(_with_system_prompt(_messages(row, config.messages_key, row_name), config.system_prompt))
+    question = RowReader(config).read(row, number, row_name)
     if question.response is None:
-        told = f"{place} has no answer to learn"
-        hint = f"name its column as data.response_key; there are {', '.join(row)}"
-        raise ConfigError(told, key="data.response_key", value=config.response_key, source=place, hint=hint)
+        message = f"{row_name} has no response to train on"
+        hint = f"set data.response_key to its column; columns: {', '.join(row)}"
+        raise ConfigError(message, key="data.response_key", value=config.response_key, source=row_name, hint=hint)
     if rendered:
         return Conversation(prompt=str(question.messages[-1]["content"]), answer=question.response)
     answer = {"role": ASSISTANT, "content": question.response}
-    return Conversation((*question.messages, answer), first=len(question.messages))
+    return Conversation((*question.messages, answer), first_trained=len(question.messages))
 
 
-def _messages(row: Mapping[str, Any], column: str, place: str) -> tuple[Message, ...]:
-    """Chat messages; fields that are null are left out, as files with columns fill them in everywhere."""
-    given = _inside(row, column)
-    given = given.tolist() if hasattr(given, "tolist") else given
-    if not isinstance(given, list | tuple) or not all(map(_is_message, given)):
+def _messages(row: Mapping[str, Any], column: str, row_name: str) -> tuple[Message, ...]:
+    """Return chat messages without null fields, which columnar files add to all messages."""
+    value = _lookup(row, column)
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(value, list | tuple) or not all(map(_is_message, value)):
         key = "data.messages_key"
         close = None if column in row else nearest(column, row)
         hint = f"set {key}={close}" if close else "a message is a mapping with `role` and `content`"
-        told = f"{key} = {column}: {place} has no chat messages there"
-        raise ConfigError(told, key=key, value=column, source=place, hint=hint)
-    return tuple({name: part for name, part in message.items() if part is not None} for message in given)
+        message = f"{key} = {column}: {row_name} has no chat messages in this column"
+        raise ConfigError(message, key=key, value=column, source=row_name, hint=hint)
+    return tuple({name: part for name, part in message.items() if part is not None} for message in value)
 
 
-def _inside(row: Mapping[str, Any], column: str) -> Any:
-    """The value of a column; a dot leads into a mapping, and a cell of text may hold JSON."""
+def _lookup(row: Mapping[str, Any], column: str) -> Any:
+    """Return the value of a column or a dotted path; a text cell may contain JSON."""
     value: Any = row.get(column)
     if column not in row:
         value = row
@@ -124,89 +115,93 @@ def _is_message(value: object) -> bool:
     return isinstance(value, Mapping) and isinstance(value.get("role"), str)
 
 
-def _with_system(messages: tuple[Message, ...], system: str | None) -> tuple[Message, ...]:
+def _with_system_prompt(messages: tuple[Message, ...], system: str | None) -> tuple[Message, ...]:
     if system is None or any(message["role"] == "system" for message in messages):
         return messages
     return ({"role": "system", "content": system}, *messages)
 
 
 class ConversationFormat:
-    """How one tokenizer writes conversations."""
+    """Tokenizes conversations with the chat template of a tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, template: str | None = None) -> None:
-        """`template` names another chat template than the tokenizer's own.
+        """`template` replaces the tokenizer's chat template.
 
         Raises:
-            ConfigError: there is no such template.
+            ConfigError: unknown template.
         """
         self._tokenizer = tokenizer
         self._template = chat_template(template)
         added = tokenizer.added_tokens_decoder.values()
-        named = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
-        self._special = named - {""}
-        first = tokenizer.convert_ids_to_tokens(tokenizer.encode("a", add_special_tokens=False))[0]
-        self._encode = self._at_once if first.startswith(SPACE) else self._piece_by_piece
+        special = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
+        self._special_tokens = special - {""}
+        first_token = tokenizer.convert_ids_to_tokens(tokenizer.encode("a", add_special_tokens=False))[0]
+        self._encode = self._encode_jointly if first_token.startswith(SENTENCEPIECE_SPACE) else self._encode_separately
 
-    def passages(self, conversation: Conversation, place: str = "the conversation") -> list[Passage]:
-        """Token sequences in which every reply to be learnt stands once.
+    def encode(self, conversation: Conversation, row_name: str = "the conversation") -> list[TokenSequence]:
+        """Return token sequences in which each trained reply occurs once.
 
         Raises:
-            ConfigError: there is no reply, or the template refuses the conversation or hides a reply.
+            ConfigError: there is no reply, or the template cannot render the conversation or omits a reply.
         """
         if conversation.prompt is not None:
-            return [self._passage([(conversation.prompt, False), (conversation.answer, True)], closed=False)]
+            return [self._tokenize([(conversation.prompt, False), (conversation.answer, True)], is_closed=False)]
         if not (self._template.text or self._tokenizer.chat_template):
-            raise ConfigError("the tokenizer has no chat template", key=KEY, hint=f"{KEY}=chatml gives it one")
-        return list(self._sequences(conversation, place))
+            raise ConfigError("the tokenizer has no chat template", key=KEY, hint=f"set {KEY}, for example to chatml")
+        return list(self._sequences(conversation, row_name))
 
-    def _sequences(self, conversation: Conversation, place: str) -> Iterator[Passage]:
+    def _sequences(self, conversation: Conversation, row_name: str) -> Iterator[TokenSequence]:
         messages = conversation.messages
-        replies = [i for i in range(conversation.first, len(messages)) if messages[i]["role"] == ASSISTANT]
-        if not replies:
-            raise ConfigError(f"{place} has no reply to learn", key="data.train_files", hint="remove it")
-        pieces: list[Piece] = []
-        closed = False
-        for number in replies:
-            before, own, ends = self._reply(messages, number, place)
-            written = "".join(text for text, _ in pieces)
-            if pieces and not before.startswith(written):
-                yield self._passage(pieces, closed=closed)
-                pieces, written = [], ""
-            pieces += [(before[len(written) :], False), (own, True)]
-            closed = ends
-        yield self._passage(pieces, closed=closed)
+        reply_indices = [
+            i for i in range(conversation.first_trained, len(messages)) if messages[i]["role"] == ASSISTANT
+        ]
+        if not reply_indices:
+            raise ConfigError(f"{row_name} has no reply to train on", key="data.train_files", hint="remove the row")
+        pieces: list[TextPiece] = []
+        is_closed = False
+        for number in reply_indices:
+            prefix, reply, ends = self._render_reply(messages, number, row_name)
+            rendered = "".join(text for text, _ in pieces)
+            if pieces and not prefix.startswith(rendered):
+                yield self._tokenize(pieces, is_closed=is_closed)
+                pieces, rendered = [], ""
+            pieces += [(prefix[len(rendered) :], False), (reply, True)]
+            is_closed = ends
+        yield self._tokenize(pieces, is_closed=is_closed)
 
-    def _reply(self, messages: Sequence[Message], number: int, place: str) -> tuple[str, str, bool]:
-        """What stands before a reply, the reply with its end token, and whether the template gave it one."""
+    def _render_reply(self, messages: Sequence[Message], number: int, row_name: str) -> tuple[str, str, bool]:
+        """Return the text before a reply, the reply with its end token, and whether the template added one."""
         history, reply = messages[:number], messages[number]
-        given = reply.get("content")
-        whole = self._render([*history, reply], place)
-        head, found, tail = self._render([*history, {**reply, "content": MARK}], place).partition(MARK)
-        header = self._render(history, place, begin_reply=True) if history else head
-        said = whole.removeprefix(header)
-        if whole.startswith(header) and (not isinstance(given, str) or given.strip() in said):
-            # what follows the words of a reply that calls tools holds marks of its own
-            known = bool(found) and said.endswith(tail) and "tool_calls" not in reply
-            words = said.removesuffix(tail) if known else ""
-            return header, *self._ended(words, said[len(words) :], first=known)
-        if not found or not isinstance(given, str) or not header.startswith(head):
-            told = f"{place}: the chat template writes message {number} so that its words can't be found"
-            raise ConfigError(told, key=KEY, source=place, hint=f"take another template by {KEY}, such as chatml")
-        # the template leaves out thoughts, or begins them itself where the policy is to answer
-        return header, *self._ended(given.removeprefix(header[len(head) :]), tail, first=True)
+        content = reply.get("content")
+        with_reply = self._render([*history, reply], row_name)
+        head, matched, tail = self._render([*history, {**reply, "content": PLACEHOLDER}], row_name).partition(
+            PLACEHOLDER
+        )
+        header = self._render(history, row_name, begin_reply=True) if history else head
+        reply_text = with_reply.removeprefix(header)
+        if with_reply.startswith(header) and (not isinstance(content, str) or content.strip() in reply_text):
+            # tool calls after the content contain special tokens of their own
+            is_delimited = bool(matched) and reply_text.endswith(tail) and "tool_calls" not in reply
+            body = reply_text.removesuffix(tail) if is_delimited else ""
+            return header, *self._through_end_token(body, reply_text[len(body) :], first=is_delimited)
+        if not matched or not isinstance(content, str) or not header.startswith(head):
+            message = f"{row_name}: the content of message {number} is not found in the output of the chat template"
+            raise ConfigError(message, key=KEY, source=row_name, hint=f"set {KEY} to another template, such as chatml")
+        # the template omits thoughts, or the generation prompt begins them
+        return header, *self._through_end_token(content.removeprefix(header[len(head) :]), tail, first=True)
 
-    def _ended(self, words: str, rest: str, *, first: bool) -> tuple[str, bool]:
-        """The words and what follows them up to their end token, the first or the last there; whether there is one."""
-        places = ((rest.find(token) if first else rest.rfind(token), token) for token in self._special)
-        ends = [at + len(token) for at, token in places if at >= 0]
+    def _through_end_token(self, body: str, suffix: str, *, first: bool) -> tuple[str, bool]:
+        """Return body and suffix up to the first or last special token of the suffix, and whether there is one."""
+        positions = ((suffix.find(token) if first else suffix.rfind(token), token) for token in self._special_tokens)
+        ends = [position + len(token) for position, token in positions if position >= 0]
         if ends:
-            return words + rest[: min(ends) if first else max(ends)], True
-        return (words or rest).rstrip("\n"), False
+            return body + suffix[: min(ends) if first else max(ends)], True
+        return (body or suffix).rstrip("\n"), False
 
-    def _render(self, messages: Sequence[Message], place: str, *, begin_reply: bool = False) -> str:
+    def _render(self, messages: Sequence[Message], row_name: str, *, begin_reply: bool = False) -> str:
         from jinja2 import TemplateError
 
-        told = {} if self._template.thinking is None else {"enable_thinking": self._template.thinking}
+        arguments = {} if self._template.thinking is None else {"enable_thinking": self._template.thinking}
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -214,114 +209,114 @@ class ConversationFormat:
                     chat_template=self._template.text,
                     tokenize=False,
                     add_generation_prompt=begin_reply,
-                    **told,
+                    **arguments,
                 )
             )
         except (TemplateError, TypeError, KeyError) as error:
-            message = f"{place}: the chat template refuses the conversation: {error}"
-            raise ConfigError(message, key=KEY, source=place, hint="mend the row, or take another template") from error
+            message = f"{row_name}: the chat template cannot render the conversation: {error}"
+            raise ConfigError(message, key=KEY, source=row_name, hint="fix the row, or use another template") from error
 
-    def _passage(self, pieces: Sequence[Piece], *, closed: bool) -> Passage:
-        """Tokens of the pieces; where nothing closes the last reply, the end token does."""
-        tokens, own = self._encode([piece for piece in pieces if piece[0]])
+    def _tokenize(self, pieces: Sequence[TextPiece], *, is_closed: bool) -> TokenSequence:
+        """Tokenize the pieces, and add the end token unless the last reply is closed."""
+        tokens, loss_mask = self._encode([piece for piece in pieces if piece[0]])
         end = self._tokenizer.eos_token_id
-        if not closed and end is not None and tokens[-1:] != [end]:
-            tokens, own = [*tokens, end], [*own, True]
-        # nothing stands before the first token that could predict it
-        return Passage(tuple(tokens), (False, *own[1:]))
+        if not is_closed and end is not None and tokens[-1:] != [end]:
+            tokens, loss_mask = [*tokens, end], [*loss_mask, True]
+        # the first token cannot be predicted
+        return TokenSequence(tuple(tokens), (False, *loss_mask[1:]))
 
-    def _piece_by_piece(self, pieces: Sequence[Piece]) -> tuple[list[int], list[bool]]:
-        """Each piece by itself, as an engine meets a prompt and writes a reply."""
+    def _encode_separately(self, pieces: Sequence[TextPiece]) -> tuple[list[int], list[bool]]:
+        """Encode each piece separately, like the prompts and responses of an engine."""
         tokens: list[int] = []
-        own: list[bool] = []
-        for text, learnt in pieces:
+        loss_mask: list[bool] = []
+        for text, is_trained in pieces:
             encoded = self._tokenizer.encode(text, add_special_tokens=False)
             tokens += encoded
-            own += [learnt] * len(encoded)
-        return tokens, own
+            loss_mask += [is_trained] * len(encoded)
+        return tokens, loss_mask
 
-    def _at_once(self, pieces: Sequence[Piece]) -> tuple[list[int], list[bool]]:
-        """All in one; a token belongs to the piece in which it ends."""
+    def _encode_jointly(self, pieces: Sequence[TextPiece]) -> tuple[list[int], list[bool]]:
+        """Encode all pieces at once; a token belongs to the piece in which it ends."""
         text = "".join(part for part, _ in pieces)
-        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        bounds = list(accumulate(len(part) for part, _ in pieces))
-        own: list[bool] = []
+        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        piece_ends = list(accumulate(len(part) for part, _ in pieces))
+        loss_mask: list[bool] = []
         piece = 0
-        for _, end in found["offset_mapping"]:
-            while piece < len(bounds) - 1 and end > bounds[piece]:
+        for _, end in encoding["offset_mapping"]:
+            while piece < len(piece_ends) - 1 and end > piece_ends[piece]:
                 piece += 1
-            own.append(pieces[piece][1])
-        return list(found["input_ids"]), own
+            loss_mask.append(pieces[piece][1])
+        return list(encoding["input_ids"]), loss_mask
 
 
-def cut(passage: Passage, limit: int, truncation: Truncation, place: str) -> Passage:
-    """The passage in at most `limit` tokens, as `truncate` has it.
+def truncate_sequence(sequence: TokenSequence, limit: int, truncation: Truncation, row_name: str) -> TokenSequence:
+    """Truncate a sequence to at most `limit` tokens, like `truncate`.
 
     Raises:
-        ConfigError: it is longer and `truncation` is `error`.
+        ConfigError: the sequence is longer and `truncation` is `error`.
     """
-    length = len(passage.tokens)
+    length = len(sequence.tokens)
     if length <= limit:
-        return passage
+        return sequence
     if truncation == "error":
-        told = f"{place} has {length:,} tokens, more than sft.max_tokens = {limit:,}"
-        hint = f"set it to {length} or more, or data.truncation to left, right or middle"
-        raise ConfigError(told, key="sft.max_tokens", value=limit, source=place, hint=hint)
-    kept = truncate(range(length), limit, truncation)
-    own = [passage.own[at] for at in kept]
-    return Passage(tuple(passage.tokens[at] for at in kept), (False, *own[1:]))
+        message = f"{row_name} has {length:,} tokens, more than sft.max_tokens = {limit:,}"
+        hint = f"set it to at least {length}, or data.truncation to left, right or middle"
+        raise ConfigError(message, key="sft.max_tokens", value=limit, source=row_name, hint=hint)
+    positions = truncate(range(length), limit, truncation)
+    loss_mask = [sequence.loss_mask[position] for position in positions]
+    return TokenSequence(tuple(sequence.tokens[position] for position in positions), (False, *loss_mask[1:]))
 
 
-class Conversations:
-    """Rows as token sequences, end to end; a row has one, or several where the template asks for it.
+class TokenizedConversations:
+    """Concatenated token sequences of rows, five bytes per token in memory.
 
-    In memory: five bytes a token. Rows of which cutting left nothing to learn are left out.
+    A row has one or several sequences. Rows without trained tokens, for example after truncation, are dropped.
     """
 
-    def __init__(self, rows: Iterable[Sequence[Passage]]) -> None:
-        self.kept: list[int] = []
-        """Which of the given rows are there; the others teach nothing."""
-        self.given = 0
+    def __init__(self, rows: Iterable[Sequence[TokenSequence]]) -> None:
+        self.included_rows: list[int] = []
+        """Indices of the input rows that are not dropped."""
+        self.num_input_rows = 0
         self._tokens = array("i")
-        self._own = bytearray()
+        self._loss_mask = bytearray()
         self._ends = array("q", [0])
-        """Where each sequence ends among the tokens, and the next begins."""
+        """Boundaries of the sequences in `_tokens`."""
         self._sequences = array("q", [0])
-        """Where each row ends among the sequences, and the next begins."""
+        """Boundaries of the rows in `_ends`."""
         for row in rows:
-            self._add([passage for passage in row if any(passage.own)])
+            self._add([sequence for sequence in row if any(sequence.loss_mask)])
 
-    def _add(self, passages: Sequence[Passage]) -> None:
-        for passage in passages:
-            self._tokens.extend(passage.tokens)
-            self._own.extend(passage.own)
+    def _add(self, sequences: Sequence[TokenSequence]) -> None:
+        for sequence in sequences:
+            self._tokens.extend(sequence.tokens)
+            self._loss_mask.extend(sequence.loss_mask)
             self._ends.append(len(self._tokens))
-        if passages:
+        if sequences:
             self._sequences.append(len(self._ends) - 1)
-            self.kept.append(self.given)
-        self.given += 1
+            self.included_rows.append(self.num_input_rows)
+        self.num_input_rows += 1
 
     def __len__(self) -> int:
-        """Rows that are there."""
-        return len(self.kept)
+        """Return the number of rows that are not dropped."""
+        return len(self.included_rows)
 
     def batch(self, rows: Sequence[int]) -> Batch:
-        """The sequences of those rows, in their order; each row is a trajectory of its own."""
-        of_row = [range(self._sequences[row], self._sequences[row + 1]) for row in rows]
-        spans = [slice(self._ends[i], self._ends[i + 1]) for sequences in of_row for i in sequences]
-        columns = (np.frombuffer(self._tokens, np.int32), np.frombuffer(self._own, np.bool_))
-        tokens, own = (torch.from_numpy(np.concatenate([column[span] for span in spans])) for column in columns)
+        """Return the sequences of rows as a batch in which each row is a trajectory."""
+        sequences_by_row = [range(self._sequences[row], self._sequences[row + 1]) for row in rows]
+        spans = [slice(self._ends[i], self._ends[i + 1]) for sequences in sequences_by_row for i in sequences]
+        columns = (np.frombuffer(self._tokens, np.int32), np.frombuffer(self._loss_mask, np.bool_))
+        tokens, loss_mask = (torch.from_numpy(np.concatenate([column[span] for span in spans])) for column in columns)
         lengths = torch.tensor([span.stop - span.start for span in spans])
         starts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-        following = torch.cat([own[1:], own.new_zeros(1)])
+        following = torch.cat([loss_mask[1:], loss_mask.new_zeros(1)])
         return Batch(
             tokens=tokens.long(),
             positions=torch.arange(len(tokens)) - starts,
             lengths=lengths,
-            loss_mask=own,
+            loss_mask=loss_mask,
             turn=torch.zeros(len(tokens), dtype=torch.long),
-            turn_end=own & ~following,
-            trajectory=torch.tensor([number for number, sequences in enumerate(of_row) for _ in sequences]),
+            turn_end=loss_mask & ~following,
+            trajectory=torch.tensor([number for number, sequences in enumerate(sequences_by_row) for _ in sequences]),
             group=torch.tensor(rows),
             logprobs=torch.zeros(len(tokens)),
             rewards=torch.zeros(len(tokens)),

@@ -1,4 +1,4 @@
-"""Solved games to learn from."""
+"""Demonstrations: successful episodes of an environment's expert."""
 
 from __future__ import annotations
 
@@ -7,37 +7,34 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final, Protocol, cast
 
-from quintet.envs.seeds import Split, split_seed
-from quintet.envs.world import Unsolved, World
+from quintet.envs.env import Env, UnsolvableError
+from quintet.envs.start_states import Split, split_seed
 from quintet.errors import ConfigError
 from quintet.records import Observation
 
-__all__ = ["DemonstratedTurn", "Demonstration", "Expert", "demonstrate"]
+MAX_TRIES_PER_WIN: Final = 50
+"""Tried episodes per successful one, after which the environment is considered too hard."""
 
 
-PATIENCE: Final = 50
-"""Games tried for each that is won, before the world is held to be too hard."""
-
-
-class Expert(World, Protocol):
-    """A world that can say what to do."""
+class Expert(Env, Protocol):
+    """An environment with an expert policy."""
 
     def expert_action(self) -> str:
-        """A best action in the present state.
+        """Return an optimal action in the current state.
 
         Raises:
-            Unsolved: the expert finds none that leads to success.
+            UnsolvableError: the expert finds no action that leads to success.
         """
         ...
 
     def expert_thought(self) -> str:
-        """What there is to see, in a few words."""
+        """Return a short description of the current state."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DemonstratedTurn:
-    """What the expert saw, thought and did."""
+    """Observation, thought and actions of one expert turn."""
 
     observation: str
     actions: tuple[str, ...]
@@ -46,86 +43,93 @@ class DemonstratedTurn:
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A game that the expert won."""
+    """A successful episode of the expert."""
 
     seed: int
     turns: tuple[DemonstratedTurn, ...]
 
 
-def demonstrate(
-    make_world: Callable[[], World],
-    games: int,
+def collect_demonstrations(
+    build_env: Callable[[], Env],
+    episodes: int,
     *,
     split: Split = Split.DEMONSTRATION,
     max_turns: int,
     max_actions_per_turn: int = 1,
 ) -> list[Demonstration]:
-    """`games` won games of the split. The expert doesn't know how the ice will slip: it loses some
-    games, and those are left out.
+    """Collect `episodes` successful episodes of the split.
+
+    The expert cannot predict slipping on ice; episodes in which it fails are skipped.
 
     Raises:
-        ConfigError: the world has no expert, or hardly a game can be won within `max_turns`.
+        ConfigError: the environment has no expert, or too few episodes succeed within `max_turns`.
     """
-    world = make_world()
-    if not hasattr(world, "expert_action"):
-        raise ConfigError("this world has no expert to learn from", key="warm_start", hint="set warm_start=null")
-    won, tries, fault = _won(cast("Expert", world), split, games, max_turns, max_actions_per_turn)
-    if len(won) < games:
-        cause = f"; the world failed: {type(fault).__name__}: {fault}" if fault else ""
+    env = build_env()
+    if not hasattr(env, "expert_action"):
         raise ConfigError(
-            f"the expert won {len(won)} games in {tries} tries{cause}",
+            "the environment has no expert for a warm start", key="warm_start", hint="set warm_start=null"
+        )
+    demonstrations, num_tries, env_error = _collect(
+        cast("Expert", env), split, episodes, max_turns, max_actions_per_turn
+    )
+    if len(demonstrations) < episodes:
+        cause = f"; the env failed: {type(env_error).__name__}: {env_error}" if env_error else ""
+        raise ConfigError(
+            f"the expert solved {len(demonstrations)} episodes in {num_tries} tries{cause}",
             key="rollout.max_turns",
             value=max_turns,
-            hint="raise rollout.max_turns or make the world easier",
+            hint="increase rollout.max_turns or make the environment easier",
         )
-    return won
+    return demonstrations
 
 
-def _won(
-    expert: Expert, split: Split, games: int, max_turns: int, max_actions: int
+def _collect(
+    expert: Expert, split: Split, episodes: int, max_turns: int, max_actions: int
 ) -> tuple[list[Demonstration], int, Exception | None]:
-    """The won games, how many were tried and what the world last failed of; gives up once fewer than one in `PATIENCE`
-    is won."""
-    won: list[Demonstration] = []
-    fault: Exception | None = None
-    for tries in count():
-        if len(won) == games or tries >= PATIENCE * (len(won) + 2):
-            return won, tries, fault
-        game = _tried(expert, split_seed(split, tries), max_turns, max_actions)
-        if isinstance(game, Demonstration):
-            won.append(game)
-        fault = game if isinstance(game, Exception) else fault
+    """Return the demonstrations, the number of tries and the environment's last error.
+
+    Stops when fewer than one in `MAX_TRIES_PER_WIN` episodes succeeds.
+    """
+    demonstrations: list[Demonstration] = []
+    env_error: Exception | None = None
+    for num_tries in count():
+        if len(demonstrations) == episodes or num_tries >= MAX_TRIES_PER_WIN * (len(demonstrations) + 2):
+            return demonstrations, num_tries, env_error
+        episode = _try_episode(expert, split_seed(split, num_tries), max_turns, max_actions)
+        if isinstance(episode, Demonstration):
+            demonstrations.append(episode)
+        env_error = episode if isinstance(episode, Exception) else env_error
     raise AssertionError("count() ends")
 
 
-def _tried(world: Expert, seed: int, max_turns: int, max_actions: int) -> Demonstration | Exception | None:
-    """See `_play`; what the world raised, where it did."""
+def _try_episode(env: Expert, seed: int, max_turns: int, max_actions: int) -> Demonstration | Exception | None:
+    """Run an episode and return its demonstration, or the exception that the environment raised."""
     try:
-        return _play(world, seed, max_turns, max_actions)
-    except Exception as error:  # noqa: BLE001 - a world of the user's own may raise anything
+        return _run_episode(env, seed, max_turns, max_actions)
+    except Exception as error:  # noqa: BLE001 - a user-defined environment may raise anything
         return error
 
 
-def _play(world: Expert, seed: int, max_turns: int, max_actions: int) -> Demonstration | None:
-    """One game by the expert, None where it isn't won or the expert finds no solution."""
-    observation, done, won = world.reset(seed), False, False
+def _run_episode(env: Expert, seed: int, max_turns: int, max_actions: int) -> Demonstration | None:
+    """Run an episode by the expert; None unless it succeeds."""
+    observation, done, success = env.reset(seed), False, False
     turns: list[DemonstratedTurn] = []
     while not done and len(turns) < max_turns:
         try:
-            turn, observation, done, won = _turn(world, observation, max_actions)
-        except Unsolved:
+            turn, observation, done, success = _run_turn(env, observation, max_actions)
+        except UnsolvableError:
             return None
         turns.append(turn)
-    return Demonstration(seed, tuple(turns)) if won else None
+    return Demonstration(seed, tuple(turns)) if success else None
 
 
-def _turn(world: Expert, observation: Observation, limit: int) -> tuple[DemonstratedTurn, Observation, bool, bool]:
-    """One reply of up to `limit` actions; gives `(turn, next observation, done, won)`."""
-    seen, thought = observation.text, world.expert_thought()
+def _run_turn(env: Expert, observation: Observation, limit: int) -> tuple[DemonstratedTurn, Observation, bool, bool]:
+    """Run a turn of up to `limit` actions; returns `(turn, next observation, done, success)`."""
+    text, thought = observation.text, env.expert_thought()
     actions: list[str] = []
-    done = won = False
+    done = success = False
     while not done and len(actions) < limit:
-        actions.append(world.expert_action())
-        step = world.step(actions[-1])
-        observation, done, won = step.observation, step.terminated or step.truncated, bool(step.info.get("success"))
-    return DemonstratedTurn(seen, tuple(actions), thought), observation, done, won
+        actions.append(env.expert_action())
+        step = env.step(actions[-1])
+        observation, done, success = step.observation, step.terminated or step.truncated, bool(step.info.get("success"))
+    return DemonstratedTurn(text, tuple(actions), thought), observation, done, success

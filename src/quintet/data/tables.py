@@ -1,8 +1,7 @@
-"""Rows of Parquet, JSON, JSON Lines and CSV files by number, of files of any size.
+"""Random access to the rows of Parquet, JSON, JSON Lines and CSV files of any size.
 
-Text files stay where they are: what is kept in memory is where each row begins, eight bytes a row.
-Parquet packs its rows so that one can't be read alone; a large file is rewritten once, block by block,
-as an Arrow file in the cache, which the system maps into memory page by page.
+Of text files, only the offset of each row is in memory, eight bytes per row. Single rows of Parquet files cannot be
+read; large files are converted once to an Arrow file in the cache, which is memory-mapped.
 """
 
 from __future__ import annotations
@@ -20,19 +19,17 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quintet.data.files import made_whole
-from quintet.data.scanning import BrokenRow, csv_offsets, json_offsets, line_offsets
+from quintet.data.data_files import write_atomically
+from quintet.data.row_offsets import InvalidRowError, csv_offsets, json_offsets, line_offsets
 from quintet.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["KINDS", "Rows", "Table", "open_table"]
-
-SMALL = 256 << 20
-"""Bytes of a table that is read into memory, and of a text file whose every row is looked at on opening."""
-BATCH = 1024
-"""Rows that are rewritten at a time."""
+MAX_EAGER_BYTES = 256 << 20
+"""Largest Parquet table that is read into memory, and largest text file whose rows are all parsed when it is opened."""
+REWRITE_BATCH_ROWS = 1024
+"""Rows per batch of a converted Arrow file."""
 
 Row = dict[str, Any]
 
@@ -47,37 +44,39 @@ class Table(Protocol):
     def __getitem__(self, number: int) -> Row:
         """
         Raises:
-            ConfigError: that row can't be read.
+            ConfigError: the row cannot be read.
         """
         ...
 
 
 def open_table(path: Path, key: str, cache: Path) -> Table:
-    """A file's rows; `key` is what named it, for messages.
+    """Open a file; `key` is the configuration key that names it.
 
     Raises:
-        ConfigError: it is of another kind, is empty, or holds a row that can't be read.
-        MachineError: it can't be read, or the cache can't be written.
+        ConfigError: the file has an unknown suffix, is empty, cannot be read or contains an invalid row.
+        MachineError: the cache cannot be written.
     """
-    opener = _OPENERS.get(path.suffix.lower())
-    if opener is None:
-        close = nearest(path.suffix.lower(), KINDS)
-        hint = (f"did you mean {close}? " if close else "") + f"files end in {', '.join(KINDS)}"
-        raise ConfigError(f"{key}: {path} is of no kind that is known", key=key, value=str(path), hint=hint)
+    open_file = _OPEN_FUNCTIONS.get(path.suffix.lower())
+    if open_file is None:
+        suggestion = nearest(path.suffix.lower(), FILE_SUFFIXES)
+        hint = (
+            f"did you mean {suggestion}? " if suggestion else ""
+        ) + f"supported file suffixes: {', '.join(FILE_SUFFIXES)}"
+        raise ConfigError(f"{key}: {path} has an unsupported file suffix", key=key, value=str(path), hint=hint)
     try:
-        table = opener(path, key, cache)
-    except BrokenRow as error:
-        raise error.told(path, key) from error
+        table = open_file(path, key, cache)
+    except InvalidRowError as error:
+        raise error.as_config_error(path, key) from error
     except OSError as error:
-        hint = "check that it is whole and may be read"
-        raise ConfigError(f"{key}: can't read {path}: {error}", key=key, value=str(path), hint=hint) from error
+        hint = "check that the file is complete and readable"
+        raise ConfigError(f"{key}: cannot read {path}: {error}", key=key, value=str(path), hint=hint) from error
     if not len(table):
-        raise ConfigError(f"{key}: {path} holds no rows", key=key, value=str(path), hint="name a file with rows")
+        raise ConfigError(f"{key}: {path} contains no rows", key=key, value=str(path), hint="use a file with rows")
     return table
 
 
-class _Text:
-    """Rows of a text file, each read from the disk when it is asked for."""
+class _TextTable:
+    """Rows of a text file, read from disk on access."""
 
     def __init__(self, path: Path, key: str, offsets: array[int], parse: Callable[[bytes], object]) -> None:
         self.path = path
@@ -85,7 +84,7 @@ class _Text:
         self._offsets = offsets
         self._parse = parse
         self._file = path.open("rb")
-        if offsets[-1] <= SMALL:
+        if offsets[-1] <= MAX_EAGER_BYTES:
             for _ in self:
                 pass
 
@@ -101,39 +100,39 @@ class _Text:
         try:
             row = self._parse(raw)
         except (ValueError, RecursionError, csv.Error) as error:
-            raise BrokenRow(start, _reason(error)).told(self.path, self._key) from error
+            raise InvalidRowError(start, _error_message(error)).as_config_error(self.path, self._key) from error
         if not isinstance(row, dict):
-            raise BrokenRow(start, "a row must be an object, {…}").told(self.path, self._key)
+            raise InvalidRowError(start, "a row must be an object, {…}").as_config_error(self.path, self._key)
         return row
 
 
-def _reason(error: Exception) -> str:
-    """Without the line: JSON counts those of the row alone."""
+def _error_message(error: Exception) -> str:
+    """Return the message without the line number, which JSON counts within the row."""
     return f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
-def _lines(path: Path, key: str, _cache: Path) -> Table:
-    return _Text(path, key, line_offsets(path), json.loads)
+def _open_jsonl(path: Path, key: str, _cache: Path) -> Table:
+    return _TextTable(path, key, line_offsets(path), json.loads)
 
 
-def _objects(path: Path, key: str, _cache: Path) -> Table:
+def _open_json(path: Path, key: str, _cache: Path) -> Table:
     decoder = json.JSONDecoder()
-    return _Text(path, key, json_offsets(path), lambda raw: decoder.raw_decode(raw.decode())[0])
+    return _TextTable(path, key, json_offsets(path), lambda raw: decoder.raw_decode(raw.decode())[0])
 
 
-def _cells(path: Path, key: str, _cache: Path) -> Table:
-    names, offsets = csv_offsets(path)
-    if len(set(names)) < len(names):
-        raise BrokenRow(0, "two columns have the same name")
+def _open_csv(path: Path, key: str, _cache: Path) -> Table:
+    columns, offsets = csv_offsets(path)
+    if len(set(columns)) < len(columns):
+        raise InvalidRowError(0, "two columns have the same name")
 
     def parse(raw: bytes) -> Row:
-        return dict(zip(names, next(csv.reader(io.StringIO(raw.decode(), newline=""))), strict=True))
+        return dict(zip(columns, next(csv.reader(io.StringIO(raw.decode(), newline=""))), strict=True))
 
-    return _Text(path, key, offsets, parse)
+    return _TextTable(path, key, offsets, parse)
 
 
-class _Arrow:
-    """Rows of Arrow record batches, in memory or mapped into it."""
+class _ArrowTable:
+    """Rows of Arrow record batches, in memory or memory-mapped."""
 
     def __init__(self, path: Path, batches: Callable[[int], pa.RecordBatch], sizes: Sequence[int]) -> None:
         self.path = path
@@ -146,74 +145,74 @@ class _Arrow:
     def __getitem__(self, number: int) -> Row:
         if not 0 <= number < len(self):
             raise IndexError(number)
-        which = bisect_right(self._ends, number)
-        batch = self._batch(which)
-        within = number - (self._ends[which] - batch.num_rows)
-        row: Row = batch.slice(within, 1).to_pylist()[0]
+        index = bisect_right(self._ends, number)
+        batch = self._batch(index)
+        offset = number - (self._ends[index] - batch.num_rows)
+        row: Row = batch.slice(offset, 1).to_pylist()[0]
         return row
 
 
-def _parquet(path: Path, key: str, cache: Path) -> Table:
+def _open_parquet(path: Path, key: str, cache: Path) -> Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
-            groups = [file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups)]
-            if sum(groups) <= SMALL:
+            group_sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups)]
+            if sum(group_sizes) <= MAX_EAGER_BYTES:
                 batches = file.read().to_batches()
-                return _Arrow(path, batches.__getitem__, [batch.num_rows for batch in batches])
-            mapped = cache / "tables" / f"{_mark(path)}.arrow"
-            if not mapped.is_file():
-                made_whole(mapped, partial(_rewrite, file))
+                return _ArrowTable(path, batches.__getitem__, [batch.num_rows for batch in batches])
+            arrow_path = cache / "tables" / f"{_cache_key(path)}.arrow"
+            if not arrow_path.is_file():
+                write_atomically(arrow_path, partial(_write_arrow, file))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        told = f"{key}: {path} isn't a Parquet file that can be read: {error}"
-        raise ConfigError(told, key=key, value=str(path), hint="write it again") from error
-    return _mapped(path, mapped)
+        message = f"{key}: {path} is not a readable Parquet file: {error}"
+        raise ConfigError(message, key=key, value=str(path), hint="write the file again") from error
+    return _open_memory_mapped(path, arrow_path)
 
 
-def _mapped(path: Path, mapped: Path) -> _Arrow:
+def _open_memory_mapped(path: Path, arrow_path: Path) -> _ArrowTable:
     import pyarrow as pa
 
-    reader = pa.ipc.open_file(pa.memory_map(str(mapped)))
+    reader = pa.ipc.open_file(pa.memory_map(str(arrow_path)))
     sizes = [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)]
-    return _Arrow(path, reader.get_batch, sizes)
+    return _ArrowTable(path, reader.get_batch, sizes)
 
 
-def _rewrite(file: Any, part: Path) -> None:
+def _write_arrow(file: Any, output: Path) -> None:
     import pyarrow as pa
 
-    # a file of Arrow has room for one dictionary a column, and each row group may bring its own
-    schema = pa.schema([_spelled_out(field) for field in file.schema_arrow])
-    with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        for batch in file.iter_batches(BATCH):
+    # an Arrow file has one dictionary per column, but each row group may have another one
+    schema = pa.schema([_without_dictionary(field) for field in file.schema_arrow])
+    with pa.OSFile(str(output), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for batch in file.iter_batches(REWRITE_BATCH_ROWS):
             writer.write_batch(batch.cast(schema))
 
 
-def _spelled_out(field: pa.Field) -> pa.Field:
+def _without_dictionary(field: pa.Field) -> pa.Field:
     import pyarrow as pa
 
     return field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
 
 
-def _mark(path: Path) -> str:
-    """A name that changes when the file does."""
-    there, status = path.resolve(), path.stat()
-    return hashlib.sha256(f"{there}/{status.st_size}/{status.st_mtime_ns}".encode()).hexdigest()[:32]
+def _cache_key(path: Path) -> str:
+    """Return a key that changes with the file."""
+    resolved, status = path.resolve(), path.stat()
+    return hashlib.sha256(f"{resolved}/{status.st_size}/{status.st_mtime_ns}".encode()).hexdigest()[:32]
 
 
-_OPENERS: Mapping[str, Callable[[Path, str, Path], Table]] = {
-    ".parquet": _parquet,
-    ".json": _objects,
-    ".jsonl": _lines,
-    ".csv": _cells,
+_OPEN_FUNCTIONS: Mapping[str, Callable[[Path, str, Path], Table]] = {
+    ".parquet": _open_parquet,
+    ".json": _open_json,
+    ".jsonl": _open_jsonl,
+    ".csv": _open_csv,
 }
-KINDS = tuple(_OPENERS)
-"""How file names end."""
+FILE_SUFFIXES = tuple(_OPEN_FUNCTIONS)
+"""Supported file suffixes."""
 
 
-class Rows:
-    """The rows of several tables, one after another."""
+class ConcatenatedRows:
+    """The rows of several tables in order."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self._tables = tables
@@ -223,17 +222,17 @@ class Rows:
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, number: int) -> Row:
-        table, within = self._within(number)
-        return table[within]
+        table, offset = self._locate(number)
+        return table[offset]
 
-    def place(self, number: int) -> str:
-        """Where a row lies, in words: `train.parquet, row 7`, counted from 0 as everywhere."""
-        table, within = self._within(number)
-        return f"{table.path}, row {within}"
+    def describe_row(self, number: int) -> str:
+        """Describe a row for messages: `train.parquet, row 7`, counted from 0."""
+        table, offset = self._locate(number)
+        return f"{table.path}, row {offset}"
 
-    def _within(self, number: int) -> tuple[Table, int]:
+    def _locate(self, number: int) -> tuple[Table, int]:
         if not 0 <= number < len(self):
             raise IndexError(number)
-        which = bisect_right(self._ends, number)
-        table = self._tables[which]
-        return table, number - (self._ends[which] - len(table))
+        index = bisect_right(self._ends, number)
+        table = self._tables[index]
+        return table, number - (self._ends[index] - len(table))

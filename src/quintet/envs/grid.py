@@ -1,4 +1,4 @@
-"""Grids of symbols as text and as pictures."""
+"""Rendering of symbol grids as text and as images."""
 
 from __future__ import annotations
 
@@ -7,29 +7,27 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["TILE", "grid_text", "neighbors_text", "paint"]
-
 TILE: Final = 32
-"""Pixels a side."""
+"""Pixels per side."""
 
 
 def grid_text(rows: Sequence[Sequence[str]]) -> str:
-    """Each symbol behind a space, so that a tokenizer keeps it apart: ` P _ O`."""
+    """Return the grid with a space before each symbol, so that tokenizers separate them: ` P _ O`."""
     return "\n".join("".join(f" {symbol}" for symbol in row) for row in rows)
 
 
 def neighbors_text(rows: Sequence[Sequence[str]], row: int, column: int, moves: Mapping[str, tuple[int, int]]) -> str:
-    """What lies next to a cell, a move and a symbol each, # beyond the edge: `Left _ Down O Right # Up _`."""
-    seen = []
+    """Return the neighbors of a cell as moves and symbols, # beyond the edge: `Left _ Down O Right # Up _`."""
+    neighbors = []
     for name, (down, right) in moves.items():
         r, c = row + down, column + right
         inside = 0 <= r < len(rows) and 0 <= c < len(rows[0])
-        seen.append(f"{name} {rows[r][c] if inside else '#'}")
-    return " ".join(seen)
+        neighbors.append(f"{name} {rows[r][c] if inside else '#'}")
+    return " ".join(neighbors)
 
 
 def paint(rows: Sequence[Sequence[str]], tiles: Mapping[str, np.ndarray]) -> np.ndarray:
-    """RGB `uint8[height * TILE, width * TILE, 3]` from one picture for each symbol."""
+    """Return RGB `uint8[height * TILE, width * TILE, 3]` with one tile image per symbol."""
     return np.concatenate([np.concatenate([tiles[symbol] for symbol in row], axis=1) for row in rows], axis=0)
 
 
@@ -40,7 +38,7 @@ def _distance(row: float, column: float) -> np.ndarray:
 
 
 def plain(color: tuple[int, int, int], border: tuple[int, int, int] = (203, 213, 225)) -> np.ndarray:
-    """A tile of one color with a thin border."""
+    """Return a tile of one color with a thin border."""
     tile = np.empty((TILE, TILE, 3), np.uint8)
     tile[:] = border
     tile[1:-1, 1:-1] = color
@@ -48,14 +46,14 @@ def plain(color: tuple[int, int, int], border: tuple[int, int, int] = (203, 213,
 
 
 def disc(tile: np.ndarray, color: tuple[int, int, int], radius: float, row: float = 0.5) -> np.ndarray:
-    """The tile with a disc; `radius` and `row` as shares of the tile."""
+    """Return the tile with a disc; `radius` and `row` are shares of the tile."""
     out = tile.copy()
     out[_distance(row, 0.5) < radius * TILE] = color
     return out
 
 
 def square(tile: np.ndarray, color: tuple[int, int, int], share: float) -> np.ndarray:
-    """The tile with a centered square whose side is that share of it."""
+    """Return the tile with a centered square; `share` is its side relative to the tile."""
     out = tile.copy()
     margin = round(TILE * (1 - share) / 2)
     out[margin : TILE - margin, margin : TILE - margin] = color
@@ -63,7 +61,7 @@ def square(tile: np.ndarray, color: tuple[int, int, int], share: float) -> np.nd
 
 
 def agent(tile: np.ndarray, *, sunk: bool = False) -> np.ndarray:
-    """The tile with the agent on it, or sunk into it up to the head."""
+    """Return the tile with the agent on it, or only its head if `sunk`."""
     if sunk:
         return disc(tile, (234, 88, 12), 0.16, row=0.6)
     return disc(disc(tile, (234, 88, 12), 0.30, row=0.6), (254, 215, 170), 0.14, row=0.28)

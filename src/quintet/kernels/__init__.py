@@ -1,1 +1,1 @@
-"""Kernels of our own where torch has none that fits."""
+"""C++ kernels for CPUs, where torch has no suitable kernel."""

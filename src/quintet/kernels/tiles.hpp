@@ -1,5 +1,5 @@
-// Attention of packed sequences in bfloat16 with the processor's matrix tiles (Intel AMX): products of 16 x 32 by
-// 32 x 16 numbers in one instruction, added up in float32. Numbers are laid so that a tile is a run of 16 rows.
+// Attention of packed sequences in bfloat16 with Intel AMX tiles: one instruction multiplies 16 x 32 by 32 x 16 numbers
+// and accumulates in float32. Data is rearranged so that a tile is 16 contiguous rows.
 #pragma once
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__linux__)
@@ -14,7 +14,7 @@ namespace {
 constexpr index_t PAIRS = 2 * LANES;      // numbers in a tile's row
 constexpr index_t TILE = LANES * PAIRS;   // numbers in a tile
 
-// Whether the kernel lets this process use tiles; asked once.
+// Whether the operating system permits tiles; requested once.
 inline bool tiles_allowed() {
     constexpr long REQUEST = 0x1023, DATA = 18;
     static const bool allowed = syscall(SYS_arch_prctl, REQUEST, DATA) == 0;
@@ -37,8 +37,8 @@ using half = uint16_t;
 inline __m256i halves_of(lanes x) { return (__m256i)_mm512_cvtneps_pbh((__m512)x); }
 inline __m512i words_of(const half* x) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)); }
 
-// 16 x 16 words the other way round.
-inline void turn_words(__m512i* rows) {
+// Transpose 16 x 16 words.
+inline void transpose_words(__m512i* rows) {
     const __m512i place = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
 #pragma GCC unroll 4
     for (int step = 1; step < 16; step *= 2) {
@@ -57,9 +57,9 @@ inline void turn_words(__m512i* rows) {
     }
 }
 
-// Rows of `dim` numbers in the ways in which tiles want them; each begins at a multiple of 16 rows, and there is room
-// for a multiple of 32.
-struct Laid {
+// Rows of `dim` numbers in the arrangements that tile products need. Spans start at a multiple of 16 rows; the capacity
+// is a multiple of 32.
+struct TiledRows {
     index_t dim = 0, room = 0;
     std::vector<half> rows;     // [room, dim]
     std::vector<half> columns;  // tiles [room / 16, dim / 32] of dim pairs x rows: the right side of · xᵀ
@@ -67,8 +67,8 @@ struct Laid {
     std::vector<half> across;   // [dim, room]: the left side of xᵀ ·
     bool with_rows = false, with_columns = false, with_pairs = false, with_across = false;
 
-    void size(index_t wide, index_t count) {
-        dim = wide;
+    void size(index_t to_float, index_t count) {
+        dim = to_float;
         room = count;
         if (with_rows) rows.assign(room * dim, 0);
         if (with_columns) columns.assign(room * dim, 0);
@@ -79,8 +79,8 @@ struct Laid {
     half* column_tile(index_t row, index_t part) { return columns.data() + (row / 16 * (dim / 32) + part) * TILE; }
     const half* pair_tile(index_t row, index_t part) const { return pairs.data() + (row / 32 * (dim / 16) + part) * TILE; }
 
-    // Up to 16 rows, put at `at`; those that aren't there are zeros.
-    void put_some(const bfloat16* from, index_t stride, index_t count, index_t at) {
+    // Put up to 16 rows at `at`, padded with zeros.
+    void put_block(const bfloat16* from, index_t stride, index_t count, index_t at) {
         for (index_t part = 0; part < dim / 32; ++part) {
             __m512i some[16];
             for (index_t t = 0; t < 16; ++t)
@@ -89,7 +89,7 @@ struct Laid {
                 for (index_t t = 0; t < 16; ++t) _mm512_storeu_si512(rows.data() + (at + t) * dim + part * 32, some[t]);
             if (with_pairs) put_pairs(some, at, part);
             if (!with_columns && !with_across) continue;
-            turn_words(some);
+            transpose_words(some);
             if (with_columns) {
                 half* tile = column_tile(at, part);
                 for (index_t r = 0; r < 16; ++r) _mm512_storeu_si512(tile + r * PAIRS, some[r]);
@@ -114,12 +114,12 @@ struct Laid {
         }
     }
     void put(const bfloat16* from, index_t stride, index_t count, index_t at) {
-        for (index_t t = 0; t < count; t += 16) put_some(from + t * stride, stride, std::min<index_t>(16, count - t), at + t);
+        for (index_t t = 0; t < count; t += 16) put_block(from + t * stride, stride, std::min<index_t>(16, count - t), at + t);
     }
 };
 
-// C [16, 16] = or += the sum over `count` tiles of left · right; strides from tile to tile in numbers, `row` from one
-// row of the left side to the next.
+// C [16, 16] = or += the sum over `count` tiles of left · right. Strides are in numbers; `row` is the row stride of the
+// left side.
 inline void tile_product(index_t count, const half* left, index_t row, index_t left_step, const half* right,
                          index_t right_step, float* c, index_t ldc, bool add) {
     if (add)
@@ -133,7 +133,7 @@ inline void tile_product(index_t count, const half* left, index_t row, index_t l
     }
     _tile_stored(0, c, ldc * 4);
 }
-// The same for two tiles of the right side next to each other in C.
+// As `tile_product`, for two adjacent column tiles of C.
 inline void tile_products(index_t count, const half* left, index_t row, index_t left_step, const half* right,
                           index_t right_step, index_t next, float* c, index_t ldc, bool add) {
     if (add) {
@@ -154,12 +154,12 @@ inline void tile_products(index_t count, const half* left, index_t row, index_t 
     _tile_stored(3, c + 16, ldc * 4);
 }
 
-// What one thread keeps for a cluster and a kv head, and for some queries.
+// Buffers of a thread for a cluster, a kv head and a block of queries.
 struct TileRoom {
-    Laid keys, values, query, grads;
+    TiledRows keys, values, query, grads;
     index_t prefix = 0, stem = 0, base = 0;
     std::vector<float> scores, mixed, key_grads, value_grads;
-    std::vector<half> chances, slopes, slope_pairs;
+    std::vector<half> probs, slopes, slope_pairs;
 
     explicit TileRoom(bool backward) {
         keys.with_columns = values.with_pairs = query.with_rows = !backward;
@@ -171,10 +171,10 @@ struct TileRoom {
     void size(const Shape& shape, const Cluster& cluster, bool first, bool backward) {
         prefix = first && shape.prefix ? 0 : shape.prefix;
         stem = cluster.stem.length;
-        base = up(prefix, 16) + up(stem, 16);
+        base = round_up(prefix, 16) + round_up(stem, 16);
         index_t longest = 0;
         for (index_t b = cluster.from; b < cluster.to; ++b) longest = std::max(longest, shape.branches[b].length);
-        const index_t room = up(base + up(longest, 16), 32);
+        const index_t room = round_up(base + round_up(longest, 16), 32);
         keys.size(shape.dim, room);
         values.size(shape.dim, room);
         if (!backward) return;
@@ -182,9 +182,9 @@ struct TileRoom {
         value_grads.assign(room * shape.dim, 0.0f);
     }
 
-    // Whether a place of the panel before the own tokens holds nothing.
-    bool is_gap(index_t place, index_t seen) const {
-        return place < seen && ((place >= prefix && place < up(prefix, 16)) || place >= up(prefix, 16) + stem);
+    // Whether a position before the row's own tokens is a gap.
+    bool is_gap(index_t place, index_t num_context) const {
+        return place < num_context && ((place >= prefix && place < round_up(prefix, 16)) || place >= round_up(prefix, 16) + stem);
     }
 };
 
@@ -194,21 +194,21 @@ struct TileForward {
     bfloat16* out;
     float* sums;
 
-    // 16 queries of one head, the first of them the own token `at`.
-    void queries(TileRoom& room, index_t seen, index_t at, index_t count, index_t token, index_t head) const {
-        const index_t dim = shape.dim, keys = seen + at + 16, stride = room.keys.room;
+    // 16 queries of one head from token `at` of the row.
+    void queries(TileRoom& room, index_t num_context, index_t at, index_t count, index_t token, index_t head) const {
+        const index_t dim = shape.dim, keys = num_context + at + 16, stride = room.keys.room;
         room.query.size(dim, 16);
         room.query.put(states + token * shape.width() + head * dim, shape.width(), count, 0);
         room.scores.resize(16 * stride);
-        room.chances.resize(16 * stride);
+        room.probs.resize(16 * stride);
         room.mixed.resize(16 * dim);
         for (index_t j = 0; j < keys; j += 16)
             tile_product(dim / 32, room.query.rows.data(), dim, 32, room.keys.column_tile(j, 0), TILE,
                          room.scores.data() + j, stride, false);
         float parts[16];
-        for (index_t r = 0; r < 16; ++r) parts[r] = softmax(room, seen, at + r, keys, r, r < count, token + r, head);
+        for (index_t r = 0; r < 16; ++r) parts[r] = softmax(room, num_context, at + r, keys, r, r < count, token + r, head);
         for (index_t d = 0; d < dim / 16; d += 2)
-            tile_products(up(keys, 32) / 32, room.chances.data(), stride, 32, room.values.pair_tile(0, d), dim / 16 * TILE,
+            tile_products(round_up(keys, 32) / 32, room.probs.data(), stride, 32, room.values.pair_tile(0, d), dim / 16 * TILE,
                           TILE, room.mixed.data() + d * 16, dim, false);
         for (index_t r = 0; r < count; ++r)
             for (index_t d = 0; d < dim; d += LANES)
@@ -216,30 +216,30 @@ struct TileForward {
                       out + ((token + r) * shape.heads + head) * dim + d);
     }
 
-    float softmax(TileRoom& room, index_t seen, index_t own, index_t keys, index_t r, bool there, index_t token,
+    float softmax(TileRoom& room, index_t num_context, index_t own, index_t keys, index_t r, bool is_query, index_t token,
                   index_t head) const {
         float* row = room.scores.data() + r * room.keys.room;
-        half* to = room.chances.data() + r * room.keys.room;
-        for (index_t j = room.prefix; j < up(room.prefix, 16); ++j) row[j] = -INFINITY;
-        for (index_t j = up(room.prefix, 16) + room.stem; j < seen; ++j) row[j] = -INFINITY;
-        for (index_t j = seen + own + 1; j < keys; ++j) row[j] = -INFINITY;
-        const float top = most(row, keys) * shape.scale;
+        half* to = room.probs.data() + r * room.keys.room;
+        for (index_t j = room.prefix; j < round_up(room.prefix, 16); ++j) row[j] = -INFINITY;
+        for (index_t j = round_up(room.prefix, 16) + room.stem; j < num_context; ++j) row[j] = -INFINITY;
+        for (index_t j = num_context + own + 1; j < keys; ++j) row[j] = -INFINITY;
+        const float top = maximum(row, keys) * shape.scale;
         lanes sum = {};
         for (index_t j = 0; j < keys; j += LANES) {
-            const lanes chances = exponential(load(row + j) * shape.scale - top);
-            sum += chances;
-            _mm256_storeu_si256((__m256i*)(to + j), halves_of(chances));
+            const lanes probs = exponential(load(row + j) * shape.scale - top);
+            sum += probs;
+            _mm256_storeu_si256((__m256i*)(to + j), halves_of(probs));
         }
         if (keys % 32) _mm256_storeu_si256((__m256i*)(to + keys), _mm256_setzero_si256());
-        const float total = total_of(sum);
-        if (there) sums[token * shape.heads + head] = top + std::log(total);
+        const float total = sum_of(sum);
+        if (is_query) sums[token * shape.heads + head] = top + std::log(total);
         return 1.0f / total;
     }
 
-    void row(TileRoom& room, Span span, index_t seen, index_t kv_head) const {
+    void row(TileRoom& room, Span span, index_t num_context, index_t kv_head) const {
         for (index_t g = 0; g < shape.group(); ++g)
             for (index_t at = 0; at < span.length; at += 16)
-                queries(room, seen, at, std::min<index_t>(16, span.length - at), span.start + at,
+                queries(room, num_context, at, std::min<index_t>(16, span.length - at), span.start + at,
                         kv_head * shape.group() + g);
     }
 
@@ -253,8 +253,8 @@ struct TileForward {
         };
         room.size(shape, cluster, c == 0, false);
         put({0, room.prefix}, 0);
-        put(cluster.stem, up(room.prefix, 16));
-        row(room, cluster.stem, up(room.prefix, 16), kv_head);
+        put(cluster.stem, round_up(room.prefix, 16));
+        row(room, cluster.stem, round_up(room.prefix, 16), kv_head);
         for (index_t b = cluster.from; b < cluster.to; ++b) {
             put(shape.branches[b], room.base);
             row(room, shape.branches[b], room.base, kv_head);
@@ -270,10 +270,10 @@ struct TileBackward {
     const bfloat16* grads;
     float* found;
 
-    // Up to 64 queries of one head, the first of them the own token `at`.
-    void queries(TileRoom& room, index_t seen, index_t at, index_t count, index_t token, index_t head) const {
+    // Up to 64 queries of one head from token `at` of the row.
+    void queries(TileRoom& room, index_t num_context, index_t at, index_t count, index_t token, index_t head) const {
         const index_t dim = shape.dim, width = shape.width(), across = shape.heads * dim;
-        const index_t rows = up(count, 32), tiles = up(count, 16) / 16, keys = seen + at + tiles * 16;
+        const index_t rows = round_up(count, 32), tiles = round_up(count, 16) / 16, keys = num_context + at + tiles * 16;
         const bfloat16 *grad = grads + token * across + head * dim, *result = out + token * across + head * dim;
         room.query.size(dim, rows);
         room.grads.size(dim, rows);
@@ -284,34 +284,34 @@ struct TileBackward {
             tops[i] = sums[(token + i) * shape.heads + head];
             lanes shift = {};
             for (index_t d = 0; d < dim; d += LANES) shift += load(grad + i * across + d) * load(result + i * across + d);
-            shifts[i] = total_of(shift);
+            shifts[i] = sum_of(shift);
         }
-        room.chances.resize(16 * rows);
+        room.probs.resize(16 * rows);
         room.slopes.resize(16 * rows);
-        room.slope_pairs.assign(up(keys, 32) / 32 * tiles * TILE, 0);
-        for (index_t j = 0; j < keys; j += 16) key_block(room, seen, at, j, rows, tiles, tops, shifts);
+        room.slope_pairs.assign(round_up(keys, 32) / 32 * tiles * TILE, 0);
+        for (index_t j = 0; j < keys; j += 16) key_block(room, num_context, at, j, rows, tiles, tops, shifts);
         room.mixed.resize(256);
         for (index_t tile = 0; tile < tiles; ++tile)
             for (index_t d = 0; d < dim; d += 16) {
-                tile_product(up(keys, 32) / 32, room.keys.across.data() + d * room.keys.room, room.keys.room, 32,
+                tile_product(round_up(keys, 32) / 32, room.keys.across.data() + d * room.keys.room, room.keys.room, 32,
                              room.slope_pairs.data() + tile * TILE, tiles * TILE, room.mixed.data(), 16, false);
                 __m512i some[16];
                 for (index_t r = 0; r < 16; ++r) some[r] = _mm512_loadu_si512(room.mixed.data() + r * 16);
-                turn_words(some);
+                transpose_words(some);
                 for (index_t r = 0; r < 16 && tile * 16 + r < count; ++r)
                     _mm512_storeu_si512(found + (token + tile * 16 + r) * width + head * dim + d, some[r]);
             }
     }
 
-    // 16 keys from place `j` on: chances and slopes of the queries that see them, keys before queries, and what comes of
-    // them for these keys and values.
-    void key_block(TileRoom& room, index_t seen, index_t at, index_t j, index_t rows, index_t tiles, const float* tops,
+    // 16 keys from position `j`: transposed probabilities and score gradients of the queries that attend to them, and
+    // the gradients of these keys and values.
+    void key_block(TileRoom& room, index_t num_context, index_t at, index_t j, index_t rows, index_t tiles, const float* tops,
                    const float* shifts) const {
-        const index_t dim = shape.dim, own = j - seen - at;  // the first key's number, counted from the first query
+        const index_t dim = shape.dim, own = j - num_context - at;  // index of the first key relative to the first query
         const index_t first = own > 0 ? own / 16 : 0;
         alignas(64) float scores[256], slopes[256];
         for (index_t tile = 0; tile < rows / 16; ++tile) {
-            half *to = room.chances.data() + tile * 16, *too = room.slopes.data() + tile * 16;
+            half *to = room.probs.data() + tile * 16, *too = room.slopes.data() + tile * 16;
             if (tile < first || tile >= tiles) {
                 for (index_t r = 0; r < 16; ++r) {
                     _mm256_storeu_si256((__m256i*)(to + r * rows), _mm256_setzero_si256());
@@ -324,49 +324,49 @@ struct TileBackward {
             tile_product(dim / 32, room.values.rows.data() + j * dim, dim, 32, room.grads.column_tile(tile * 16, 0), TILE,
                          slopes, 16, false);
             half* pairs = room.slope_pairs.data() + (j / 32 * tiles + tile) * TILE + j % 32 / 2 * PAIRS;
-            elements(room, seen, j, own - tile * 16, scores, slopes, load(tops + tile * 16), load(shifts + tile * 16), to,
+            elements(room, num_context, j, own - tile * 16, scores, slopes, load(tops + tile * 16), load(shifts + tile * 16), to,
                      too, rows, pairs);
         }
         const index_t from = first / 2, parts = rows / 32 - from;
         for (index_t d = 0; d < dim / 16; d += 2) {
-            tile_products(parts, room.chances.data() + from * 32, rows, 32, room.grads.pair_tile(from * 32, d),
+            tile_products(parts, room.probs.data() + from * 32, rows, 32, room.grads.pair_tile(from * 32, d),
                           dim / 16 * TILE, TILE, room.value_grads.data() + j * dim + d * 16, dim, true);
             tile_products(parts, room.slopes.data() + from * 32, rows, 32, room.query.pair_tile(from * 32, d),
                           dim / 16 * TILE, TILE, room.key_grads.data() + j * dim + d * 16, dim, true);
         }
     }
 
-    // 16 keys by 16 queries. Key r is seen by the queries from `own` + r on.
-    void elements(const TileRoom& room, index_t seen, index_t j, index_t own, const float* scores, const float* slopes,
-                  lanes top, lanes shift, half* chances, half* found, index_t rows, half* pairs) const {
+    // 16 keys by 16 queries. Key r is visible to the queries from `own` + r on.
+    void elements(const TileRoom& room, index_t num_context, index_t j, index_t own, const float* scores, const float* slopes,
+                  lanes top, lanes shift, half* probs, half* found, index_t rows, half* pairs) const {
         const __m512i place = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
         __m512i before = _mm512_setzero_si512();
         for (index_t r = 0; r < 16; ++r) {
             lanes chance = exponential(load(scores + r * 16) * shape.scale - top);
-            if (j >= seen && own + r > 0) {
+            if (j >= num_context && own + r > 0) {
                 const __mmask16 sees = _mm512_cmpge_epi32_mask(place, _mm512_set1_epi32(int(own + r)));
                 chance = (lanes)_mm512_maskz_mov_ps(sees, (__m512)chance);
             }
-            if (room.is_gap(j + r, seen)) chance = lanes{};
+            if (room.is_gap(j + r, num_context)) chance = lanes{};
             const lanes slope = chance * (load(slopes + r * 16) - shift) * shape.scale;
-            _mm256_storeu_si256((__m256i*)(chances + r * rows), halves_of(chance));
-            const __m256i narrow = halves_of(slope);
-            _mm256_storeu_si256((__m256i*)(found + r * rows), narrow);
-            const __m512i words = _mm512_cvtepu16_epi32(narrow);
+            _mm256_storeu_si256((__m256i*)(probs + r * rows), halves_of(chance));
+            const __m256i slope_half = halves_of(slope);
+            _mm256_storeu_si256((__m256i*)(found + r * rows), slope_half);
+            const __m512i words = _mm512_cvtepu16_epi32(slope_half);
             if (r % 2)
                 _mm512_storeu_si512(pairs + r / 2 * PAIRS, _mm512_or_si512(before, _mm512_slli_epi32(words, 16)));
             before = words;
         }
     }
 
-    void row(TileRoom& room, Span span, index_t seen, index_t kv_head) const {
+    void row(TileRoom& room, Span span, index_t num_context, index_t kv_head) const {
         for (index_t g = 0; g < shape.group(); ++g)
             for (index_t at = 0; at < span.length; at += 64)
-                queries(room, seen, at, std::min<index_t>(64, span.length - at), span.start + at,
+                queries(room, num_context, at, std::min<index_t>(64, span.length - at), span.start + at,
                         kv_head * shape.group() + g);
     }
 
-    void give(TileRoom& room, Span span, index_t at, float* key, float* value, index_t stride, bool add) const {
+    void store_gradients(TileRoom& room, Span span, index_t at, float* key, float* value, index_t stride, bool add) const {
         for (index_t t = 0; t < span.length; ++t)
             for (index_t d = 0; d < shape.dim; d += LANES) {
                 float *from = room.key_grads.data() + (at + t) * shape.dim + d,
@@ -375,7 +375,7 @@ struct TileBackward {
                 store(add ? load(to) + load(from) : load(from), to);
                 store(add ? load(too) + load(other) : load(other), too);
             }
-        for (index_t d = at * shape.dim; d < (at + up(span.length, 16)) * shape.dim; ++d)
+        for (index_t d = at * shape.dim; d < (at + round_up(span.length, 16)) * shape.dim; ++d)
             room.key_grads[d] = room.value_grads[d] = 0.0f;
     }
 
@@ -389,18 +389,18 @@ struct TileBackward {
             room.values.put(value + span.start * width, width, span.length, at);
         };
         room.size(shape, cluster, c == 0, true);
-        const index_t behind = up(room.prefix, 16);
+        const index_t behind = round_up(room.prefix, 16);
         put({0, room.prefix}, 0);
         put(cluster.stem, behind);
         row(room, cluster.stem, behind, kv_head);
         for (index_t b = cluster.from; b < cluster.to; ++b) {
             put(shape.branches[b], room.base);
             row(room, shape.branches[b], room.base, kv_head);
-            give(room, shape.branches[b], room.base, by_key, by_value, width, false);
+            store_gradients(room, shape.branches[b], room.base, by_key, by_value, width, false);
         }
-        give(room, cluster.stem, behind, by_key, by_value, width, false);
+        store_gradients(room, cluster.stem, behind, by_key, by_value, width, false);
         float* mine = shared + kv_head * shape.prefix * dim;
-        give(room, {0, room.prefix}, 0, mine, mine + shape.kv_heads * shape.prefix * dim, dim, true);
+        store_gradients(room, {0, room.prefix}, 0, mine, mine + shape.kv_heads * shape.prefix * dim, dim, true);
     }
 };
 

@@ -1,4 +1,4 @@
-// Numbers of two widths, vectors of sixteen of them, and what is computed on these; for the sources beside it.
+// float32 and bfloat16 numbers, vectors of 16 of them and functions on vectors, shared by the kernels.
 #pragma once
 
 #include <cmath>
@@ -16,15 +16,15 @@ struct bfloat16 {
     uint16_t bits;
 };
 
-inline float wide(float x) { return x; }
-inline float wide(bfloat16 x) {
+inline float to_float(float x) { return x; }
+inline float to_float(bfloat16 x) {
     uint32_t bits = uint32_t(x.bits) << 16;
     float y;
     std::memcpy(&y, &bits, 4);
     return y;
 }
-inline void narrow(float x, float& y) { y = x; }
-inline void narrow(float x, bfloat16& y) {
+inline void from_float(float x, float& y) { y = x; }
+inline void from_float(float x, bfloat16& y) {
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
     uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -33,13 +33,13 @@ inline void narrow(float x, bfloat16& y) {
 template <class T>
 inline float rounded(float x) {
     T y;
-    narrow(x, y);
-    return wide(y);
+    from_float(x, y);
+    return to_float(y);
 }
 
 constexpr index_t LANES = 16;
 typedef float lanes __attribute__((vector_size(64)));
-typedef int32_t whole_lanes __attribute__((vector_size(64)));
+typedef int32_t int_lanes __attribute__((vector_size(64)));
 
 inline lanes load(const float* x) {
     lanes y;
@@ -68,15 +68,15 @@ inline void store(lanes x, bfloat16* y) {
     std::memcpy(y, &low, 32);
 #endif
 }
-inline lanes same(float x) { return lanes{} + x; }
+inline lanes broadcast(float x) { return lanes{} + x; }
 
-// Sums of neighbours, those of x before those of y.
-inline lanes pairs(lanes x, lanes y) {
+// Sums of neighbouring lanes, those of x before those of y.
+inline lanes add_pairs(lanes x, lanes y) {
     return __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
            __builtin_shufflevector(x, y, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 }
 #ifdef __AVX512F__
-// Sums of lanes that lie `step` apart: of x where a lane's number lacks that bit, of y where it has it.
+// Sums of lanes `step` apart: of x for lanes whose index does not have that bit, of y for the others.
 template <int step>
 inline lanes fold(lanes x, lanes y) {
     constexpr __mmask16 has = step == 1 ? 0xaaaa : step == 2 ? 0xcccc : step == 4 ? 0xf0f0 : 0xff00;
@@ -89,8 +89,8 @@ inline lanes fold(lanes x, lanes y) {
     return (lanes)_mm512_add_ps(own, turned);
 }
 #endif
-// The totals of 16 vectors, which are used up, each in its lane.
-inline lanes totals_of(lanes* x) {
+// Sums of 16 vectors, each in its lane; overwrites the vectors.
+inline lanes sums_of(lanes* x) {
 #ifdef __AVX512F__
 #pragma GCC unroll 8
     for (int t = 0; t < 8; ++t) x[t] = fold<1>(x[2 * t], x[2 * t + 1]);
@@ -103,20 +103,20 @@ inline lanes totals_of(lanes* x) {
 #pragma GCC unroll 4
     for (index_t left = LANES / 2; left; left /= 2)
 #pragma GCC unroll 8
-        for (index_t t = 0; t < left; ++t) x[t] = pairs(x[2 * t], x[2 * t + 1]);
+        for (index_t t = 0; t < left; ++t) x[t] = add_pairs(x[2 * t], x[2 * t + 1]);
     return x[0];
 #endif
 }
-inline float total_of(lanes x) {
-    for (int i = 0; i < 4; ++i) x = pairs(x, x);
+inline float sum_of(lanes x) {
+    for (int i = 0; i < 4; ++i) x = add_pairs(x, x);
     return x[0];
 }
-inline lanes larger(lanes x, lanes y) { return y > x ? y : x; }
-inline float most_of(lanes x) {
-    x = larger(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-    x = larger(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-    x = larger(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
-    x = larger(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+inline lanes max_lanes(lanes x, lanes y) { return y > x ? y : x; }
+inline float max_of(lanes x) {
+    x = max_lanes(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    x = max_lanes(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+    x = max_lanes(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+    x = max_lanes(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
     return x[0];
 }
 
@@ -130,8 +130,7 @@ inline lanes small_exponential(lanes r) {
     return p * r * r + r + 1.0f;
 }
 
-// e^x for x <= 88, to two units in the last place, and infinite soon above that; 0 below -87, and not a number where x
-// is none.
+// e^x with an error of at most 2 ulp for x <= 88; infinity slightly above, 0 below -87, NaN for NaN.
 inline lanes exponential(lanes given) {
 #ifdef __AVX512F__
     const lanes n = (lanes)_mm512_roundscale_ps((__m512)(given * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
@@ -139,24 +138,24 @@ inline lanes exponential(lanes given) {
     const __mmask16 there = _mm512_cmp_ps_mask((__m512)given, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
     return (lanes)_mm512_maskz_scalef_ps(there, (__m512)small_exponential(r), (__m512)n);
 #else
-    const lanes low = same(-87.0f), high = same(88.0f), shift = same(12582912.0f);
+    const lanes low = broadcast(-87.0f), high = broadcast(88.0f), shift = broadcast(12582912.0f);
     lanes x = given < low ? low : given;
     x = x > high ? high : x;
-    // the sum with 1.5 · 2^23 has no room for a fraction
+    // adding 1.5 · 2^23 rounds to an integer
     const lanes n = (x * 1.44269504f + shift) - shift;
     lanes r = x - n * 0.693359375f;
     r -= n * -2.12194440e-4f;
-    const lanes power = reinterpret_cast<lanes>((__builtin_convertvector(n, whole_lanes) + 127) << 23);
-    const lanes within = given > high ? same(INFINITY) : small_exponential(r) * power;
+    const lanes power = reinterpret_cast<lanes>((__builtin_convertvector(n, int_lanes) + 127) << 23);
+    const lanes within = given > high ? broadcast(INFINITY) : small_exponential(r) * power;
     return given < low ? lanes{} : within;
 #endif
 }
 
-// 1 / x for x >= 1, to two units in the last place.
-inline lanes inverse(lanes x) {
+// 1 / x for x >= 1 with an error of at most 2 ulp.
+inline lanes reciprocal(lanes x) {
 #ifdef __AVX512F__
     const lanes near = (lanes)_mm512_rcp14_ps((__m512)x);
-    // where x is infinite, the estimate is 0 and its product with x no number
+    // for infinite x the estimate is 0, and its product with x is NaN
     const lanes better = near * (2.0f - x * near);
     return better == better ? better : 1.0f / x;
 #else

@@ -1,4 +1,4 @@
-"""Evaluation: stored answers are judged, or a model answers first; what they come to goes into the run's directory."""
+"""Evaluation of stored responses, or of a model: scores, their statistics, and files with the results."""
 
 from __future__ import annotations
 
@@ -12,95 +12,93 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-import torch
-
-from quintet.config import Composed, dump_config
-from quintet.config.native import DataConfig, EvaluationConfig, Experiment, RewardConfig
-from quintet.data.questions import RowReader
-from quintet.data.source import open_rows
-from quintet.envs.mixture import open_starts, worlds_of
-from quintet.errors import ConfigError, MachineError, nearest
-from quintet.policies.adapters import add_lora, merge
-from quintet.policies.causal_lm import load_model, load_tokenizer
-from quintet.records import Answer, Failure, Trajectory, Verdict
-from quintet.rollout.agent_loop import AgentLoop, Game, Sampling, derive_seed
-from quintet.rollout.dialogue import ChatFormat
-from quintet.rollout.draws import check_tokens, validation_prompts, validation_sampling
-from quintet.rollout.endpoint import UNLIMITED, EndpointEngine, EndpointSettings, message_tokenizer, without_tokens
-from quintet.rollout.engine import ENGINES, Engine
-from quintet.rollout.prompts import PromptLoop
-from quintet.rollout.rules import rules_of
-from quintet.rollout.supervision import Supervised
-from quintet.runtime.device import beside_engine
+from quintet.config.composed import ComposedConfig
+from quintet.config.native.data import RewardConfig
+from quintet.config.native.experiment import Experiment
+from quintet.config.yaml_writer import dump_config
+from quintet.envs.mixed_env import build_run_envs, build_start_states
+from quintet.errors import ConfigError
+from quintet.pipelines.stored_responses import StoredResponses
+from quintet.policies.lora import add_lora, merge_adapters
+from quintet.policies.model_loading import load_model, load_tokenizer
+from quintet.records import Failure, Response, RewardResult, Trajectory
+from quintet.rollout.agent_loop import AgentLoop
+from quintet.rollout.chat.chat_format import ChatFormat
+from quintet.rollout.engines.engine import ENGINES, Engine
+from quintet.rollout.engines.openai_endpoint import (
+    UNLIMITED,
+    EndpointEngine,
+    EndpointSettings,
+    message_tokenizer,
+    without_tokens,
+)
+from quintet.rollout.engines.restarting_engine import RestartingEngine
+from quintet.rollout.episode import Episode
+from quintet.rollout.episode_limits import build_episode_rules
+from quintet.rollout.sampling_params import SamplingParams, check_tokens, validation_prompts, validation_sampling
+from quintet.rollout.single_turn_loop import SingleTurnLoop
+from quintet.runtime.components import stop_token_ids
+from quintet.runtime.device import move_to_engine_device
 from quintet.runtime.engines import engine_setup
-from quintet.runtime.judging import open_judge
-from quintet.runtime.local import end_tokens
-from quintet.runtime.memory import keep_freed_memory
-from quintet.tracking.estimates import Estimates, Sample, estimates, validation_metrics
-from quintet.tracking.progress import open_progress
-from quintet.tracking.run_directory import RunDirectory, machine_errors
+from quintet.runtime.process_settings import configure_process
+from quintet.runtime.reward_scorer import build_reward_scorer
+from quintet.seeds import derive_seed
+from quintet.tracking.atomic_files import translate_os_errors
+from quintet.tracking.eval_statistics import Estimates, Sample, estimates, validation_metrics
+from quintet.tracking.progress import build_progress
+from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.trajectories import write_trajectories
-from quintet.training.checkpoint import find_checkpoint, open_checkpoint
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = [
-    "Evaluation",
-    "Found",
-    "Measured",
-    "config_beside",
-    "evaluate_model",
-    "evaluate_stored",
-    "find_model",
-    "model_of",
-]
-
-RESULTS, ANSWERS, GAMES, CONFIG = "results.json", "answers.jsonl", "games.jsonl", "evaluation.yaml"
-TOGETHER = 4096
-"""Answers that are judged, or games that are played, at a time: what is held in memory."""
+RESULTS, ANSWERS, EPISODES, CONFIG = "results.json", "answers.jsonl", "episodes.jsonl", "evaluation.yaml"
+MAX_CONCURRENT = 4096
+"""Maximum number of responses, or of episodes, in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What is computed: pass@k and maj@k for these k, from which accuracy an answer is right, and how sure the
-    intervals are."""
+class Statistics:
+    """Statistics to compute: pass@k and maj@k for each k of `samples`, where a response with a score of at least
+    `pass_threshold` is correct, and confidence intervals."""
 
     samples: tuple[int, ...] = (1, 2, 4, 8)
-    right_from: float = 1.0
+    pass_threshold: float = 1.0
     confidence: float = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was found, by data source."""
+    """Results by data source."""
 
     directory: Path
-    measured: Measured
+    statistics: Statistics
     sources: Mapping[str, Estimates]
     failures: Mapping[str, Mapping[str, int]]
-    """How many answers of each source couldn't be judged, by the kind of failure."""
+    """Number of responses per source that could not be scored, by kind of failure."""
     metrics: Mapping[str, float]
-    """The same under verl's names, `test_score/<source>` among them."""
+    """Results under verl's metric names, such as `test_score/<source>`."""
     endpoint: Mapping[str, Any] | None = None
-    """Which endpoint was asked, and what it counted; null where a model of ours answered."""
+    """Endpoint that was evaluated, with its token counts; None for a model on disk."""
 
     @property
     def answers(self) -> int:
-        return sum(found.answers for found in self.sources.values())
+        return sum(estimate.answers for estimate in self.sources.values())
 
     @property
     def failed(self) -> int:
         return sum(sum(kinds.values()) for kinds in self.failures.values())
 
     def as_json(self) -> dict[str, Any]:
-        """What `results.json` holds."""
-        sources = {name: asdict(found) | {"failures": self.failures[name]} for name, found in self.sources.items()}
+        """Return the content of `results.json`."""
+        sources = {
+            name: asdict(estimate) | {"failures": self.failures[name]} for name, estimate in self.sources.items()
+        }
         return {
             "answers": self.answers,
             "failed": self.failed,
-            "confidence": self.measured.confidence,
-            "right_from": self.measured.right_from,
+            "confidence": self.statistics.confidence,
+            "pass_threshold": self.statistics.pass_threshold,
             "sources": sources,
             "metrics": dict(self.metrics),
             **({"endpoint": dict(self.endpoint)} if self.endpoint is not None else {}),
@@ -108,24 +106,24 @@ class Evaluation:
 
 
 @dataclass(slots=True)
-class _Record:
-    """Answers as they are judged: written in the order of their numbers, whatever order they come in."""
+class _ResultWriter:
+    """Writes scored responses in the order of their numbers, in whatever order they are scored."""
 
     file: IO[str]
     samples: list[Sample] = field(default_factory=list)
     failures: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    _waiting: list[tuple[int, Sample, str]] = field(default_factory=list)
+    _queue: list[tuple[int, Sample, str]] = field(default_factory=list)
 
     def add(self, number: int, sample: Sample, failure: Failure | None, shown: Mapping[str, Any]) -> None:
-        """Take the answer of that number; `shown` is what its line holds besides its score."""
+        """Add the result of that number; `shown` are further values of its line."""
         if failure is not None:
             self.failures[sample.source][failure.kind] += 1
         line = json.dumps({**_line(sample, failure), **shown}, ensure_ascii=False)
-        heapq.heappush(self._waiting, (number, sample, line))
-        while self._waiting and self._waiting[0][0] == len(self.samples):
-            _, known, text = heapq.heappop(self._waiting)
-            self.samples.append(known)
-            with machine_errors(self.file.name):
+        heapq.heappush(self._queue, (number, sample, line))
+        while self._queue and self._queue[0][0] == len(self.samples):
+            _, next_sample, text = heapq.heappop(self._queue)
+            self.samples.append(next_sample)
+            with translate_os_errors(self.file.name):
                 self.file.write(f"{text}\n")
 
 
@@ -141,351 +139,244 @@ def _line(sample: Sample, failure: Failure | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _recording(composed: Composed) -> Iterator[tuple[RunDirectory, _Record]]:
-    """The run's directory, made and locked, with a file for answers that appears once it is whole."""
-    directory = RunDirectory.made(composed)
+def _open_results(composed: ComposedConfig) -> Iterator[tuple[RunDirectory, _ResultWriter]]:
+    """Create and lock the run directory; the file with the results gets its name when it is complete."""
+    directory = RunDirectory.create_for(composed)
     with directory.lock():
-        told = dump_config(composed).partition("\n")[2]
-        directory.write_text(CONFIG, f"# Resolved configuration of this evaluation.\n{told}")
+        config = dump_config(composed).partition("\n")[2]
+        directory.write_text(CONFIG, f"# Resolved configuration of this evaluation.\n{config}")
         part = directory.path / f".{ANSWERS}.partial"
-        with machine_errors(part):
-            # a policy's bytes may decode to lone surrogates, which UTF-8 can't hold
+        with translate_os_errors(part):
+            # a policy's bytes may decode to lone surrogates, which UTF-8 cannot encode
             file = part.open("w", encoding="utf-8", errors="backslashreplace")
         try:
             with file:
-                yield directory, _Record(file)
-                with machine_errors(part):
+                yield directory, _ResultWriter(file)
+                with translate_os_errors(part):
                     file.flush()
-            with machine_errors(part):
+            with translate_os_errors(part):
                 part.replace(directory.path / ANSWERS)
         finally:
             part.unlink(missing_ok=True)
 
 
 def _finish(
-    directory: RunDirectory, record: _Record, measured: Measured, endpoint: Mapping[str, Any] | None = None
+    directory: RunDirectory, writer: _ResultWriter, statistics: Statistics, endpoint: Mapping[str, Any] | None = None
 ) -> Evaluation:
-    """Estimates of each source, written down."""
+    """Compute the statistics of each source, and write them."""
     sources: dict[str, list[Sample]] = defaultdict(list)
-    for sample in record.samples:
+    for sample in writer.samples:
         sources[sample.source].append(sample)
-    found = {
-        name: estimates(samples, measured.samples, confidence=measured.confidence, right_from=measured.right_from)
+    by_source = {
+        name: estimates(
+            samples, statistics.samples, confidence=statistics.confidence, pass_threshold=statistics.pass_threshold
+        )
         for name, samples in sorted(sources.items())
     }
-    means = {f"test_score/{name}": one.score.mean for name, one in found.items()}
-    failures = {name: dict(sorted(record.failures[name].items())) for name in found}
-    metrics = means | validation_metrics(record.samples)
-    evaluation = Evaluation(directory.path, measured, found, failures, metrics, endpoint)
+    means = {f"test_score/{name}": estimate.score.mean for name, estimate in by_source.items()}
+    failures = {name: dict(sorted(writer.failures[name].items())) for name in by_source}
+    metrics = means | validation_metrics(writer.samples)
+    evaluation = Evaluation(directory.path, statistics, by_source, failures, metrics, endpoint)
     directory.write_text(RESULTS, json.dumps(evaluation.as_json(), indent=1, ensure_ascii=False) + "\n")
     return evaluation
 
 
-def evaluate_stored(composed: Composed, console: Console) -> Evaluation:
-    """Judge the answers of `evaluation.path` by `reward`, or by `evaluation.function`.
+def evaluate_stored(composed: ComposedConfig, console: Console) -> Evaluation:
+    """Score the responses in `evaluation.path` by `reward`, or by `evaluation.function`.
 
     Raises:
-        ConfigError: nothing to evaluate is named, or the file hasn't the columns.
-        MachineError: a file can't be read or written.
+        ConfigError: `evaluation` is not configured, or the file does not have the columns.
+        MachineError: a file cannot be read or written.
     """
     config = composed.experiment
     stored = config.evaluation
     if stored is None:
         raise ConfigError(
-            "no stored answers to evaluate",
+            "no stored responses to evaluate",
             key="evaluation.path",
-            hint="set evaluation.path to their file, or have a model answer: quintet eval MODEL --data FILE, or a "
+            hint="set evaluation.path to their file, or evaluate a model: quintet eval MODEL --data FILE, or a "
             "configuration with validation.only=true",
         )
-    answers = _Stored(stored, questions_matter=_asks_a_model(config.reward))
-    with _recording(composed) as (directory, record):
-        judging = config.model_copy(update={"reward": _reward(config)})
-        judge = open_judge(judging, Path(config.policy.path or "policy"))
-        progress = open_progress(console)
-        with closing(judge), progress.phase("judging", len(answers), unit="prompt") as phase:
-            waiting: dict[int, Answer] = {}
+    rows = StoredResponses(stored, needs_prompts=_uses_model(config.reward))
+    with _open_results(composed) as (directory, writer):
+        scoring = config.model_copy(update={"reward": _reward(config)})
+        scorer = build_reward_scorer(scoring, Path(config.policy.path or "policy"))
+        progress = build_progress(console)
+        with closing(scorer), progress.phase("scoring", len(rows), unit="prompt") as phase:
+            pending: dict[int, Response] = {}
 
-            def take(verdicts: Iterable[Verdict]) -> None:
+            def add(verdicts: Iterable[RewardResult]) -> None:
                 for verdict in verdicts:
-                    _add_stored(record, waiting.pop(verdict.id), verdict)
+                    _add_stored(writer, pending.pop(verdict.id), verdict)
 
-            for row in range(len(answers)):
-                for answer in answers.of(row):
-                    waiting[answer.id] = answer
-                    judge.submit(answer)
-                take(judge.ready() if len(waiting) < TOGETHER else judge.drain())
+            for row in range(len(rows)):
+                for answer in rows.read(row):
+                    pending[answer.id] = answer
+                    scorer.submit(answer)
+                add(scorer.ready() if len(pending) < MAX_CONCURRENT else scorer.drain())
                 phase.advance()
-            take(judge.drain())
-        return _finish(directory, record, Measured(stored.samples, stored.right_from, stored.confidence))
+            add(scorer.drain())
+        return _finish(directory, writer, Statistics(stored.samples, stored.pass_threshold, stored.confidence))
 
 
-def _add_stored(record: _Record, answer: Answer, verdict: Verdict) -> None:
+def _add_stored(writer: _ResultWriter, answer: Response, verdict: RewardResult) -> None:
     question = answer.question
     sample = Sample(
         question.source or "prompts", str(question.id), verdict.score, dict(verdict.parts), verdict.predicted
     )
-    record.add(answer.id, sample, verdict.failure, {"response": answer.text})
+    writer.add(answer.id, sample, verdict.failure, {"response": answer.text})
 
 
 def _reward(config: Experiment) -> RewardConfig:
-    """What judges: the reward section, with the evaluation's own function where it names one."""
+    """Return the section `reward`, with `evaluation.function` if it is set."""
     reward = config.reward or RewardConfig(function_arguments={})
     function = config.evaluation.function if config.evaluation else None
     return reward if function is None else reward.model_copy(update={"function": function})
 
 
-def _asks_a_model(reward: RewardConfig | None) -> bool:
+def _uses_model(reward: RewardConfig | None) -> bool:
     return reward is not None and (reward.model is not None or reward.judge is not None)
 
 
-class _Stored:
-    """Rows of questions with their answers, numbered through."""
-
-    def __init__(self, config: EvaluationConfig, *, questions_matter: bool) -> None:
-        """`questions_matter` has rows without a prompt refused; rules need none."""
-        self._column = config.response_key
-        self._prompt = None if questions_matter else config.prompt_key
-        self._rows, _ = open_rows([config.path], "evaluation.path")
-        self._reader = RowReader(
-            DataConfig(prompt_key=config.prompt_key, source_key=config.source_key, truth_key=config.truth_key)
-        )
-        self._answers = 0
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def of(self, number: int) -> Iterator[Answer]:
-        """The answers of a row; rows are to be asked for in their order.
-
-        Raises:
-            ConfigError: a column isn't there, or holds something else.
-        """
-        row, place = dict(self._rows[number]), self._rows.place(number)
-        texts = self._texts(row.pop(self._column, None), row, place)
-        if self._prompt is not None and row.get(self._prompt) is None:
-            row[self._prompt] = ""
-        question = self._reader.read(row, number, place)
-        for text in texts:
-            yield Answer(self._answers, question, text, tokens=0)
-            self._answers += 1
-
-    def _texts(self, value: object, row: Mapping[str, Any], place: str) -> Sequence[str]:
-        texts = [value] if isinstance(value, str) else value
-        if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
-            return texts
-        if value is None:
-            close = nearest(self._column, row)
-            told = f"{place} has no such column"
-            hint = (f"did you mean {close}? " if close else "") + f"its columns are {', '.join(row)}"
-        else:
-            told, hint = f"{place} holds {value!r:.60}", "it takes a list of texts, or one text"
-        key = "evaluation.response_key"
-        raise ConfigError(f"{key} = {self._column}: {told}", key=key, value=self._column, source=place, hint=hint)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A model on disk, and the configuration of the run that made it, where that lies beside it."""
-
-    policy: Path
-    config: Path | None = None
-
-
-def find_model(place: str) -> Found:
-    """The model at a path: a Hugging Face directory, a `global_step_N` directory, or a run's, whose last good
-    checkpoint counts.
-
-    Raises:
-        MachineError: there is none, or the checkpoint is damaged.
-    """
-    path = Path(place).expanduser()
-    if (path / "config.json").is_file():
-        return Found(path)
-    if (path / "hf").is_dir():
-        return Found(open_checkpoint(path).directory / "hf", _beside(path.resolve().parent.parent))
-    if (path / "checkpoints").is_dir():
-        damaged: dict[Path, str] = {}
-        checkpoint = find_checkpoint(path / "checkpoints", damaged.__setitem__)
-        if checkpoint is not None:
-            return Found(checkpoint.directory / "hf", _beside(path))
-        faults = "; ".join(f"{one.name}: {why}" for one, why in damaged.items()) or "there is none yet"
-        raise MachineError(f"no whole checkpoint in {path / 'checkpoints'} ({faults})", "name another run")
-    raise MachineError(
-        f"no model at {place}", "name a directory with config.json and weights, a global_step_N directory, or a run's"
-    )
-
-
-def model_of(config: Experiment) -> Path:
-    """The model of a configuration: the checkpoint that `resume` names, `policy.path`, or the last good checkpoint of
-    the run of that name.
-
-    Raises:
-        ConfigError: there is none of these.
-        MachineError: the checkpoint is damaged.
-    """
-    if config.resume not in ("auto", "never"):
-        return find_model(config.resume).policy
-    if config.policy.path is not None:
-        return Path(config.policy.path)
-    run = RunDirectory.of(config)
-    if config.resume == "auto" and run.checkpoints.is_dir():
-        return find_model(str(run.path)).policy
-    raise ConfigError(
-        f"no model to evaluate: policy.path is null, and there is no checkpoint in {run.checkpoints}",
-        key="policy.path",
-        hint="name a model directory (policy.path=…, policy.preset=null), or have quintet train make one first",
-    )
-
-
-def config_beside(place: Path) -> Path | None:
-    """The configuration of the run whose directory that is, or whose checkpoint lies there; null for anything else."""
-    if (place / "config.json").is_file():
-        return None
-    if (place / "hf").is_dir():
-        return _beside(place.resolve().parent.parent)
-    return _beside(place) if (place / "checkpoints").is_dir() else None
-
-
-def _beside(run: Path) -> Path | None:
-    config = RunDirectory(run).config
-    return config if config.is_file() else None
-
-
 def evaluate_model(
-    composed: Composed, measured: Measured, console: Console, endpoint: EndpointSettings | None = None
+    composed: ComposedConfig, statistics: Statistics, console: Console, endpoint: EndpointSettings | None = None
 ) -> Evaluation:
-    """Have `policy.path`, or the model behind an endpoint, answer the held-out questions of `data`, or play held-out
-    games of its worlds: `validation.sampling.samples` times each, as `validation.sampling` says.
+    """Let `policy.path`, or the model behind an endpoint, answer the held-out prompts of `data`, or run the held-out
+    episodes of its environments: `validation.sampling.samples` times each, sampled as `validation.sampling` says.
 
     Raises:
-        ConfigError: the files, the world or the rules aren't as the configuration says, or an endpoint can't do so.
-        MachineError: the model can't be read, or a file can't be written.
+        ConfigError: files, environment or reward function do not fit the configuration or the endpoint.
+        MachineError: the model cannot be read, or a file cannot be written.
     """
     config = composed.experiment
     if endpoint is not None:
         check_for_endpoint(config)
-    with _recording(composed) as (directory, record):
-        player = _Player.of(config, endpoint)
+    with _open_results(composed) as (directory, writer):
+        evaluator = _Evaluator.of(config, endpoint)
         samples = config.validation.sampling.samples
-        progress = open_progress(console)
-        kept: list[Trajectory] = []
-        with closing(player), progress.phase("playing", len(player.starts) * samples, unit="game") as phase:
-            for trajectory in player.play(samples):
-                counted = trajectory if endpoint is None else without_tokens(trajectory)
-                _add_played(record, counted, trajectory.group * samples + trajectory.sample, whose=endpoint)
-                if config.world.name != "prompts":
-                    kept.append(counted)
+        progress = build_progress(console)
+        stored: list[Trajectory] = []
+        with closing(evaluator), progress.phase("episodes", len(evaluator.starts) * samples, unit="episode") as phase:
+            for trajectory in evaluator.play(samples):
+                shown_trajectory = trajectory if endpoint is None else without_tokens(trajectory)
+                _add_played(writer, shown_trajectory, trajectory.group * samples + trajectory.sample, endpoint=endpoint)
+                if not config.env.reads_prompts:
+                    stored.append(shown_trajectory)
                 phase.advance()
-        if kept:
-            kept.sort(key=lambda t: (t.group, t.sample))
-            write_trajectories(directory.path / GAMES, 0, "validation", kept)
-        return _finish(directory, record, measured, player.told(endpoint))
+        if stored:
+            stored.sort(key=lambda t: (t.group, t.sample))
+            write_trajectories(directory.path / EPISODES, 0, "validation", stored)
+        return _finish(directory, writer, statistics, evaluator.endpoint_counts(endpoint))
 
 
 def check_for_endpoint(config: Experiment) -> None:
-    """
+    """Reject settings that an endpoint does not support.
+
     Raises:
-        ConfigError: something is asked for that needs the policy's tokens, which an endpoint doesn't show.
+        ConfigError: a setting needs the policy's tokens, which an endpoint does not return.
     """
     rollout, data, reward = config.rollout, config.data, config.reward
-    wanted = {
+    is_set = {
         "rollout.max_prompt_tokens": rollout.max_prompt_tokens != UNLIMITED,
         "rollout.max_start_tokens": rollout.max_start_tokens is not None,
         "rollout.max_observation_tokens": rollout.max_observation_tokens is not None,
         "rollout.end_token": rollout.end_token is not None,
         "rollout.engine": rollout.engine != "hf",
-        **{f"{one.key}.max_tokens": getattr(one.config, "max_tokens", None) is not None for one in config.played},
+        **{f"{env.key}.max_tokens": getattr(env.config, "max_tokens", None) is not None for env in config.played},
         "data.filter_long_prompts": data is not None and data.filter_long_prompts,
         "data.template": data is not None and data.template is not None,
         "reward.overlong": reward is not None and reward.overlong is not None,
         "reward.model.path": reward is not None and reward.model is not None and reward.model.path is None,
     }
-    for key in (key for key, asked in wanted.items() if asked):
+    for key in (key for key, value in is_set.items() if value):
         raise ConfigError(
-            f"{key} concerns the policy's own tokens, and an endpoint shows none", key=key, hint=f"leave {key} out"
+            f"{key} needs the policy's tokens, which an endpoint does not return", key=key, hint=f"remove {key}"
         )
 
 
-def _add_played(record: _Record, trajectory: Trajectory, number: int, *, whose: EndpointSettings | None = None) -> None:
+def _add_played(
+    writer: _ResultWriter, trajectory: Trajectory, number: int, *, endpoint: EndpointSettings | None = None
+) -> None:
     parts = dict(trajectory.parts) or {"acc": float(trajectory.success)}
-    sample = Sample(trajectory.world, str(trajectory.seed), trajectory.reward, parts, trajectory.predicted)
+    sample = Sample(trajectory.env, str(trajectory.seed), trajectory.reward, parts, trajectory.predicted)
     shown = {
         "response": trajectory.turns[-1].text if trajectory.turns else "",
         "sample": trajectory.sample,
         "outcome": trajectory.outcome.value,
         "turns": len(trajectory.turns),
-        "tokens": trajectory.response_tokens if whose is None else None,
+        "tokens": trajectory.response_tokens if endpoint is None else None,
     }
-    record.add(number, sample, trajectory.failure, shown)
+    writer.add(number, sample, trajectory.failure, shown)
 
 
 @dataclass(frozen=True, slots=True)
-class _Player:
-    """A model, what it is asked, and who judges."""
+class _Evaluator:
+    """A policy, the environments that it is evaluated in, and their start states."""
 
-    games: AgentLoop | PromptLoop
+    episodes: AgentLoop | SingleTurnLoop
     starts: Sequence[int]
-    sampling: Sampling
+    sampling: SamplingParams
     engine: Engine
-    together: int
-    """Starts that are played at a time."""
+    starts_per_round: int
+    """Maximum number of start states that are run concurrently."""
 
     @classmethod
-    def of(cls, config: Experiment, endpoint: EndpointSettings | None = None) -> _Player:
-        policy = _loaded(config) if endpoint is None else _behind(endpoint)
+    def of(cls, config: Experiment, endpoint: EndpointSettings | None = None) -> _Evaluator:
+        policy = _load_policy(config) if endpoint is None else _endpoint_policy(endpoint)
         sampling = validation_sampling(config, derive_seed(config.seed, "evaluation"))
-        if config.world.name == "prompts":
-            return _asked(config, policy, sampling)
+        if config.env.reads_prompts:
+            return _prompt_evaluator(config, policy, sampling)
         engine = policy.open(config.rollout.max_prompt_tokens)
-        starts = open_starts(config).held_out()
-        # every failure is shown in the results: none ends an evaluation
-        rules = [one.forgiving() for one in rules_of(config)]
-        chat = ChatFormat.under(config.rollout, policy.tokenizer, policy.ends)
-        games = AgentLoop.playing(engine, chat, worlds_of(config), rules)
-        return cls(games, starts, sampling, engine, validation_prompts(config, len(starts)))
+        starts = build_start_states(config).held_out()
+        # failures are part of the results and do not end an evaluation
+        rules = [one.tolerating_failures() for one in build_episode_rules(config)]
+        chat = ChatFormat.from_config(config.rollout, policy.tokenizer, policy.stop_token_ids)
+        episodes = AgentLoop.with_rules(engine, chat, build_run_envs(config), rules)
+        return cls(episodes, starts, sampling, engine, validation_prompts(config, len(starts)))
 
     def play(self, samples: int) -> Iterator[Trajectory]:
-        """All games, `samples` from each start, `TOGETHER` at a time at most."""
-        games = [Game(start, group, sample) for group, start in enumerate(self.starts) for sample in range(samples)]
-        size = min(TOGETHER, self.together * samples)
-        for first in range(0, len(games), size):
-            yield from self.games.play(games[first : first + size], self.sampling)
+        """Run `samples` episodes from each start state, at most `MAX_CONCURRENT` at a time."""
+        episodes = [
+            Episode(start, group, sample) for group, start in enumerate(self.starts) for sample in range(samples)
+        ]
+        size = min(MAX_CONCURRENT, self.starts_per_round * samples)
+        for first in range(0, len(episodes), size):
+            yield from self.episodes.collect_rollouts(episodes[first : first + size], self.sampling)
 
-    def told(self, endpoint: EndpointSettings | None) -> dict[str, Any] | None:
-        """Of an endpoint, what it counted."""
+    def endpoint_counts(self, endpoint: EndpointSettings | None) -> dict[str, Any] | None:
+        """Return the token counts of an endpoint; None for a model on disk."""
         if endpoint is None or not isinstance(self.engine, EndpointEngine):
             return None
         return {"url": endpoint.url, "model": endpoint.model, **self.engine.counts}
 
     def close(self) -> None:
-        """Let go of processes, of worlds and of the judge, and of the engine."""
-        self.games.close()
+        """Close environments, reward scorer and engine."""
+        self.episodes.close()
         self.engine.close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Policy:
-    """What answers."""
+    """Engine factory and tokenizer of the policy that is evaluated."""
 
     directory: Path
     tokenizer: Any
-    ends: tuple[int, ...]
-    """Tokens that end an answer."""
+    stop_token_ids: tuple[int, ...]
+    """Tokens that end a response."""
     open: Callable[[int], Engine]
-    """The engine, with room for prompts of so many tokens."""
+    """Builds the engine for prompts of up to this number of tokens."""
 
 
-def _loaded(config: Experiment) -> _Policy:
-    """The model at `policy.path`."""
-    keep_freed_memory()
-    torch.set_num_threads(config.training.threads or torch.get_num_threads())
+def _load_policy(config: Experiment) -> _Policy:
+    """Load the model at `policy.path`."""
+    configure_process(config)
     directory, trusted = Path(str(config.policy.path)), config.policy.trust_remote_code
     model = load_model(directory, trust_remote_code=trusted, overrides=config.policy.overrides)
-    adapted = config.policy.lora if config.policy.lora and config.policy.lora.path else None
-    if adapted:
-        add_lora(model, adapted)
-        merge(model)
-    beside_engine(model, config)
+    adapters = config.policy.lora if config.policy.lora and config.policy.lora.path else None
+    if adapters:
+        add_lora(model, adapters)
+        merge_adapters(model)
+    move_to_engine_device(model, config)
     tokenizer = load_tokenizer(
         config.policy.tokenizer or directory,
         trust_remote_code=trusted or config.policy.trust_tokenizer_code,
@@ -494,39 +385,39 @@ def _loaded(config: Experiment) -> _Policy:
 
     check_tokens(config, model.config.vocab_size)
 
-    def opened(prompt_tokens: int) -> Engine:
+    def build_engine(prompt_tokens: int) -> Engine:
         needed = prompt_tokens + config.rollout.max_response_tokens
         context = min(needed, config.rollout.engine_options.max_model_tokens or needed)
         setup = engine_setup(config, directory, model, tokenizer, context)
-        opening = ENGINES.get(config.rollout.engine).load()
-        engine = Supervised(lambda: opening(setup), model.named_parameters)
-        if adapted:  # an engine may have read the model's own files
+        create = ENGINES.get(config.rollout.engine).load()
+        engine = RestartingEngine(lambda: create(setup), model.named_parameters)
+        if adapters:  # an engine may have read the model's own files
             engine.load_weights(0, model.named_parameters())
         return engine
 
-    return _Policy(directory, tokenizer, end_tokens(tokenizer, model), opened)
+    return _Policy(directory, tokenizer, stop_token_ids(tokenizer, model), build_engine)
 
 
-def _behind(endpoint: EndpointSettings) -> _Policy:
-    """The model behind an endpoint."""
+def _endpoint_policy(endpoint: EndpointSettings) -> _Policy:
+    """Return the model behind an endpoint."""
     tokenizer = message_tokenizer()
-    ends = (int(tokenizer.eos_token_id),)
-    return _Policy(Path("policy"), tokenizer, ends, lambda _: EndpointEngine(endpoint, tokenizer))
+    stop_tokens = (int(tokenizer.eos_token_id),)
+    return _Policy(Path("policy"), tokenizer, stop_tokens, lambda _: EndpointEngine(endpoint, tokenizer))
 
 
-def _asked(config: Experiment, policy: _Policy, sampling: Sampling) -> _Player:
-    """The held-out questions, and who has them answered; the engine makes room for the longest."""
-    from quintet.data.dataset import Questions
+def _prompt_evaluator(config: Experiment, policy: _Policy, sampling: SamplingParams) -> _Evaluator:
+    """Return the evaluator of held-out prompts, with an engine for the longest of them."""
+    from quintet.data.prompt_split import PromptSplit
 
     if config.data is None:
-        raise ConfigError("no questions to ask", key="data", hint="name files: data.validation_files")
+        raise ConfigError("no prompts to evaluate on", key="data", hint="set files: data.validation_files")
     limit = config.rollout.max_prompt_tokens
-    questions = Questions.of(config.data, policy.tokenizer, limit, "validation", config.seed)
+    questions = PromptSplit.from_config(config.data, policy.tokenizer, limit, "validation", config.seed)
     rows = range(len(questions))
     engine = policy.open(max(len(questions.prompt(row)) for row in rows))
-    judge = open_judge(config, policy.directory)
-    # every failure is shown in the results: none ends an evaluation
-    loop = PromptLoop(
-        engine, policy.tokenizer, questions, judge, config.rollout, ends=policy.ends, max_failed_share=1.0
+    scorer = build_reward_scorer(config, policy.directory)
+    # failures are part of the results and do not end an evaluation
+    loop = SingleTurnLoop(
+        engine, policy.tokenizer, questions, scorer, config.rollout, end_ids=policy.stop_token_ids, max_failed_share=1.0
     )
-    return _Player(loop, rows, sampling, engine, validation_prompts(config, len(rows)))
+    return _Evaluator(loop, rows, sampling, engine, validation_prompts(config, len(rows)))

@@ -1,4 +1,4 @@
-"""A trained model as a directory to give away: adapters merged, types converted, a model card beside it."""
+"""Export of a trained model as a Hugging Face directory: adapters merged, weights cast, with a model card."""
 
 from __future__ import annotations
 
@@ -17,98 +17,109 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from quintet import __version__
-from quintet.config.native import Experiment
+from quintet.config.deprecation import upgrade_keys
+from quintet.config.native.experiment import Experiment
 from quintet.errors import MachineError
-from quintet.pipelines.closing import config_summary
-from quintet.pipelines.evaluate import find_model
-from quintet.pipelines.sft_export import put
-from quintet.policies.adapters import base_of
+from quintet.pipelines.model_lookup import find_model
+from quintet.pipelines.sft.final_weights import write_directory
+from quintet.pipelines.summary import config_summary
+from quintet.policies.lora import read_base_model_path
 from quintet.tracking.loggers import read_metrics
 from quintet.tracking.run_directory import RunDirectory
-from quintet.training.checkpoint import MANIFEST, NAME, STATE, Checkpoint, open_checkpoint, read_checkpoint
-from quintet.training.hf_directory import HfDirectory
-from quintet.training.tensor_files import stored_sizes, write_tensors
-
-__all__ = ["DTYPES", "Exported", "export"]
+from quintet.training.checkpoint.checkpoint import (
+    CHECKPOINT_PREFIX,
+    MANIFEST_FILE,
+    STATE_FILE,
+    Checkpoint,
+    open_checkpoint,
+    read_checkpoint,
+)
+from quintet.training.checkpoint.hf_directory import HfDirectory
+from quintet.training.checkpoint.safetensors_files import stored_sizes, write_tensors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""Types that weights can be converted to."""
+"""Dtypes that weights can be cast to."""
 CARD = "README.md"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
-    """What was written."""
+class ExportResult:
+    """Result of an export."""
 
     source: Path
     target: Path
     step: int | None
-    """Of the checkpoint; None where it was none."""
+    """Step of the checkpoint; None if the source is not a checkpoint."""
     parameters: int
     size: int
-    """Bytes of the weights."""
+    """Size of the weights in bytes."""
 
 
-def export(source: str, target: Path, dtype: str | None = None) -> Exported:
-    """Write the model of a checkpoint, a run, or a directory with a model or with adapters, as `transformers` reads
-    it: whole weights, in `dtype` where one is named, and a model card. The directory is there whole or not at all.
+def export(source: str, target: Path, dtype: str | None = None) -> ExportResult:
+    """Write the model of a checkpoint, run, model directory or adapter directory in the format of `transformers`: full
+    weights, cast to `dtype` if given, and a model card. The target appears only when it is complete.
 
     Raises:
-        MachineError: there is no such model, the checkpoint is damaged, or something lies at the target.
+        MachineError: there is no such model, the checkpoint is damaged, or the target already exists.
     """
     if target.exists():
-        raise MachineError(f"{target} is there already", "name another directory, or remove it")
-    wanted = DTYPES[dtype] if dtype else None
-    place = Path(source).expanduser()
-    given = _checkpoint_around(place)
-    if (place / ADAPTER).is_file():
-        with _readable(place):
-            put(target, lambda directory: _merge(place, directory, wanted))
-        return _told(place, target, None)
+        raise MachineError(f"{target} already exists", "choose another directory, or remove it")
+    target_dtype = DTYPES[dtype] if dtype else None
+    source_path = Path(source).expanduser()
+    enclosing = _enclosing_checkpoint(source_path)
+    if (source_path / ADAPTER).is_file():
+        with _translate_read_errors(source_path):
+            write_directory(target, lambda directory: _merge(source_path, directory, target_dtype))
+        return _export_result(source_path, target, None)
     model = find_model(source).policy
     if not any(model.glob("*.safetensors")):
-        raise MachineError(f"{model} has no weights in safetensors", "save it once more by transformers")
-    checkpoint = given if model == place else read_checkpoint(model.parent)
+        raise MachineError(
+            f"{model} has no weights in safetensors", "save it again with save_pretrained(safe_serialization=True)"
+        )
+    checkpoint = enclosing if model == source_path else read_checkpoint(model.parent)
 
     def write(directory: Path) -> None:
-        _convert(model, directory, wanted)
+        _convert(model, directory, target_dtype)
         if checkpoint is not None:
             (directory / CARD).write_text(_card(checkpoint, dtype))
 
-    with _readable(model):
-        put(target, write)
-    return _told(model, target, checkpoint.step if checkpoint else None)
+    with _translate_read_errors(model):
+        write_directory(target, write)
+    return _export_result(model, target, checkpoint.step if checkpoint else None)
 
 
-def _told(source: Path, target: Path, step: int | None) -> Exported:
+def _export_result(source: Path, target: Path, step: int | None) -> ExportResult:
     sizes = [stored_sizes(file) for file in target.glob("*.safetensors")]
-    return Exported(source, target, step, sum(count for count, _ in sizes), sum(size for _, size in sizes))
+    return ExportResult(source, target, step, sum(count for count, _ in sizes), sum(size for _, size in sizes))
 
 
-def _checkpoint_around(place: Path) -> Checkpoint | None:
-    """The checkpoint that a directory with a model or with adapters is part of; other programs have directories of
-    that name, too.
+def _enclosing_checkpoint(path: Path) -> Checkpoint | None:
+    """Return the checkpoint that contains a model or adapter directory; None for directories of other programs with the
+    same name.
 
     Raises:
         MachineError: it is damaged.
     """
-    around = place.resolve().parent
-    ours = around.name.startswith(NAME) and any((around / name).is_file() for name in (STATE, MANIFEST))
-    return open_checkpoint(around) if ours and place.is_dir() else None
+    parent = path.resolve().parent
+    is_checkpoint = parent.name.startswith(CHECKPOINT_PREFIX) and any(
+        (parent / name).is_file() for name in (STATE_FILE, MANIFEST_FILE)
+    )
+    return open_checkpoint(parent) if is_checkpoint and path.is_dir() else None
 
 
 @contextmanager
-def _readable(place: Path) -> Iterator[None]:
-    """
+def _translate_read_errors(path: Path) -> Iterator[None]:
+    """Translate errors of damaged safetensors files.
+
     Raises:
-        MachineError: weights are torn.
+        MachineError: the weights are damaged.
     """
     try:
         yield
     except SafetensorError as error:
-        raise MachineError(f"can't read the weights at {place}: {error}", "take another copy of them") from error
+        raise MachineError(f"cannot read the weights at {path}: {error}", "use another copy") from error
 
 
 def _converted(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -118,7 +129,7 @@ def _converted(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 def _convert(source: Path, target: Path, dtype: torch.dtype | None) -> None:
     """Copy a model's directory, one file with weights after the other."""
     size = 0
-    # what begins with a point is no part of the model, and may be the very directory that is written
+    # hidden files are not part of the model; one may be the staging directory being written
     for path in sorted(path for path in source.iterdir() if not path.name.startswith(".")):
         if path.suffix == ".safetensors":
             tensors = {name: _converted(tensor, dtype) for name, tensor in load_file(path).items()}
@@ -139,41 +150,41 @@ def _change(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _merge(adapters: Path, target: Path, dtype: torch.dtype | None) -> None:
-    """The model that the adapters belong to, with them in it; in that model's type where none is named.
+    """Write the adapters' base model with the adapters merged, by default in the base model's dtype.
 
     Raises:
-        MachineError: that model isn't here.
+        MachineError: the base model is missing.
     """
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    base = base_of(adapters)
+    base = read_base_model_path(adapters)
     if base is None or not (base / "config.json").is_file() or not (adapters / "adapter_model.safetensors").is_file():
         hint = f"put it there, or set base_model_name_or_path in {adapters / ADAPTER}"
-        raise MachineError(f"the adapters at {adapters} belong to {base}, and there is no model", hint)
+        raise MachineError(f"the base model {base} of the adapters at {adapters} is missing", hint)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, local_files_only=True)
     merged = PeftModel.from_pretrained(model, adapters).merge_and_unload()
     stored = json.loads((base / "config.json").read_text())
     merged.to(dtype or DTYPES.get(str(stored.get("dtype") or stored.get("torch_dtype")), torch.float32))
-    # of tied weights the first name, as everywhere
+    # keep the first name of tied weights
     named = reversed(merged.state_dict(keep_vars=True).items())
-    held = {id(tensor): (name, tensor.detach()) for name, tensor in named}
-    HfDirectory.of(merged).write(target.parent, target.name, dict(held.values()))
-    words = adapters if (adapters / "tokenizer_config.json").is_file() else base
-    AutoTokenizer.from_pretrained(words, local_files_only=True).save_pretrained(target)
+    unique = {id(tensor): (name, tensor.detach()) for name, tensor in named}
+    HfDirectory.from_model(merged).write(target.parent, target.name, dict(unique.values()))
+    tokenizer_source = adapters if (adapters / "tokenizer_config.json").is_file() else base
+    AutoTokenizer.from_pretrained(tokenizer_source, local_files_only=True).save_pretrained(target)
     (target / CARD).write_text(_head({}) + f"\n# {adapters.resolve().parent.name}\n\nAdapters merged into `{base}`.\n")
 
 
 def _head(more: Mapping[str, Any]) -> str:
-    """What the hub reads of a card."""
+    """Return the card's YAML front matter."""
     values = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["quintet"], **more}
     return f"---\n{yaml.safe_dump(values, sort_keys=False)}---\n"
 
 
 def _card(checkpoint: Checkpoint, dtype: str | None) -> str:
-    """Where the model comes from, how well it does, and the configuration that made it."""
+    """Return the model card: origin, results and configuration."""
     experiment = checkpoint.state["experiment"]
-    config = Experiment.model_validate(experiment, strict=False)
+    config = Experiment.model_validate(upgrade_keys(experiment), strict=False)
     run = RunDirectory(checkpoint.directory.resolve().parent.parent)
     way = "supervised fine-tuning" if config.sft else "reinforcement learning"
     seconds = float(checkpoint.state["seconds"])
@@ -182,11 +193,11 @@ def _card(checkpoint: Checkpoint, dtype: str | None) -> str:
         f"# {config.name}, step {checkpoint.step}",
         "",
         f"Trained by {way} with Quintet {__version__}: {checkpoint.step} of {config.training.steps} steps, "
-        f"{seconds / 60:.1f} minutes. Weights are in {dtype or 'the type they were trained in'}.",
+        f"{seconds / 60:.1f} minutes. Weights are in {dtype or 'the training dtype'}.",
         "",
         *_table(("", ""), list(config_summary(config).items())),
         *_results(run, checkpoint.step),
-        "## Loading it",
+        "## Usage",
         "",
         "```python",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
@@ -211,7 +222,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _results(run: RunDirectory, step: int) -> list[str]:
-    """What validations up to that step measured: the first, and the last."""
+    """Return the card's table of the first and last validation up to that step."""
     lines = [line for line in read_metrics(run.metrics) if line["step"] <= step] if run.metrics.is_file() else []
     found: dict[str, list[tuple[int, float]]] = {}
     for line in lines:

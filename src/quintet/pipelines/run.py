@@ -1,4 +1,4 @@
-"""What surrounds every run: its directory, its clock, its logs, its checkpoints and where it goes on."""
+"""The run that every pipeline works in: its directory, clock, logs and checkpoints."""
 
 from __future__ import annotations
 
@@ -10,56 +10,46 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quintet.config import Composed, dump_config, plan
-from quintet.config.native import Experiment, SftConfig
-from quintet.pipelines.resuming import starting_point
-from quintet.tracking.loggers import LoggerContext, MetricLogger, open_loggers, truncate
-from quintet.tracking.progress import Progress, open_progress
-from quintet.tracking.run_directory import RunDirectory, machine_errors, write_atomic
-from quintet.training.checkpoint import Checkpoint
-from quintet.training.remote import RemoteStore
-from quintet.training.saving import Saver, Write
+from quintet.config.composed import ComposedConfig
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.training import SftConfig
+from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
+from quintet.config.yaml_writer import dump_config
+from quintet.errors import InterruptedRun
+from quintet.pipelines.resume import find_resume_checkpoint
+from quintet.runtime.signals import StopRequest
+from quintet.tracking.atomic_files import translate_os_errors, write_atomic
+from quintet.tracking.logger import LoggerContext
+from quintet.tracking.loggers import MetricLogger, build_loggers, truncate
+from quintet.tracking.progress import Progress, build_progress
+from quintet.tracking.run_directory import RunDirectory
+from quintet.training.checkpoint.async_save import AsyncCheckpointer, WriteFiles
+from quintet.training.checkpoint.checkpoint import Checkpoint
+from quintet.training.checkpoint.remote_store import RemoteStore
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from quintet.runtime.conducting import Conductor
-    from quintet.runtime.local import Components
+    from quintet.runtime.controller import Controller
 
-__all__ = ["Run", "Timings", "open_run"]
-
-MADE_POLICY_BYTES = 4 << 20
+PRESET_BYTES = 4 << 20
 LOG_BYTES = 16 << 20
-"""Metrics, games and the report of a run of the usual length."""
-
-
-class Timings:
-    """Seconds spent in each phase of a step."""
-
-    def __init__(self) -> None:
-        self.metrics: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        key = f"timing_s/{name}"
-        self.metrics[key] = self.metrics.get(key, 0.0) + time.perf_counter() - started
+"""Estimated size of a run's metrics, episodes and report."""
 
 
 @dataclass(slots=True)
 class Run:
-    """One run in its directory."""
+    """A run in its directory."""
 
-    composed: Composed
+    composed: ComposedConfig
     directory: RunDirectory
     progress: Progress
-    saver: Saver
+    saver: AsyncCheckpointer
     checkpoint: Checkpoint | None = None
-    """Where it goes on from."""
-    conductor: Conductor | None = None
-    """Through whom other ranks take part; None where there are none."""
-    _begun: float = field(default_factory=time.perf_counter)
+    """Checkpoint that it resumes from."""
+    controller: Controller | None = None
+    """Controller of the workers; None if they run in this process."""
+    _started_at: float = field(default_factory=time.perf_counter)
     _logger: MetricLogger | None = None
 
     @property
@@ -68,18 +58,18 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Wall time spent on this run, earlier processes included."""
+        """Wall-clock time spent on this run, including earlier processes."""
         before = self.checkpoint.state["seconds"] if self.checkpoint else 0.0
-        return float(before) + time.perf_counter() - self._begun
+        return float(before) + time.perf_counter() - self._started_at
 
-    def settle(self, steps: int) -> None:
-        """The number of steps, now that it is known how many follow from the data."""
+    def set_steps(self, steps: int) -> None:
+        """Set the number of steps, which may follow from the data."""
         config = self.config
         training = config.training.model_copy(update={"steps": steps})
         self.composed = replace(self.composed, experiment=config.model_copy(update={"training": training}))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics of one step everywhere."""
+        """Write the metrics of one step to all loggers."""
         if self._logger is None:
             config = self.config
             stage = config.sft if config.sft and not config.sft.then_reinforce else SftConfig()
@@ -90,69 +80,73 @@ class Run:
                 name=stage.name or config.name,
                 project=stage.project or config.tracking.project or "quintet",
             )
-            self._logger = open_loggers(config.tracking.loggers if stage.loggers is None else stage.loggers, context)
+            self._logger = build_loggers(config.tracking.loggers if stage.loggers is None else stage.loggers, context)
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         self._logger.log(step, self.seconds, {**metrics, "perf/max_memory_rss_gb": memory})
 
     def reopen(self) -> None:
-        """A run that was finished and has more to do now is running again, under the configuration of now."""
+        """Mark a finished run that has more steps to do now as running, with its current configuration."""
         if self.directory.read_state().get("status") == "finished":
-            _note_running(self)
+            _mark_running(self)
 
-    def save(self, step: int, components: Components) -> None:
-        """Begin the checkpoint of this step; see `store`."""
-        self.store(step, components.save, **components.extra())
+    def save(self, step: int, copy: Callable[[Path], WriteFiles], **state: Any) -> None:
+        """Start to write a checkpoint in the background.
 
-    def store(self, step: int, copy: Callable[[Path], Write], **state: Any) -> None:
-        """Begin a checkpoint: `copy(directory)` takes copies and gives what writes them there, in the background;
-        `state` are JSON values of the caller's. What went wrong with the one before is raised here, as by `wait`."""
-        state |= {"seconds": self.seconds, "experiment": self.config.model_dump(mode="json")}
-        state["contents"] = list(self.config.checkpoint.contents)
-        without = self.checkpoint.directory if self.checkpoint and self.config.checkpoint.delete_after_load else None
-        with machine_errors(self.directory.checkpoints):
-            self.saver.save(step, state, copy, without=without)
-
-    def wait(self) -> None:
-        """Until the checkpoint that is being written is whole.
+        Args:
+            step: Number of training steps done.
+            copy: Copies all tensors, and returns the function that writes them into the checkpoint.
+            state: State besides tensors, as JSON values.
 
         Raises:
-            MachineError: the machine, or the store that it is copied to, refuses.
+            MachineError: the previous checkpoint could not be written.
         """
-        with machine_errors(self.directory.checkpoints):
+        state |= {"seconds": self.seconds, "experiment": self.config.model_dump(mode="json")}
+        state["contents"] = list(self.config.checkpoint.contents)
+        delete = self.checkpoint.directory if self.checkpoint and self.config.checkpoint.delete_after_load else None
+        with translate_os_errors(self.directory.checkpoints):
+            self.saver.save(step, state, copy, delete=delete)
+
+    def wait(self) -> None:
+        """Wait until the current checkpoint is written completely.
+
+        Raises:
+            MachineError: it could not be written, or copied to `checkpoint.remote_dir`.
+        """
+        with translate_os_errors(self.directory.checkpoints):
             self.saver.wait()
 
     def close(self) -> None:
-        """Let go of the log files."""
+        """Close checkpoint writer and loggers."""
         self.saver.close()
         if self._logger is not None:
             self._logger.close()
 
 
 @contextmanager
-def open_run(composed: Composed, console: Console, conductor: Conductor | None = None) -> Iterator[Run]:
-    """The run's directory, made and locked, and the checkpoint that it goes on from.
+def open_run(composed: ComposedConfig, console: Console, controller: Controller | None = None) -> Iterator[Run]:
+    """Create and lock the run's directory, and find the checkpoint that it resumes from.
 
     Raises:
-        MachineError: the directory can't be written or is in use, or the checkpoint named is damaged.
-        ConfigError: the configuration isn't the one that the checkpoint was made with.
+        MachineError: the directory cannot be written or is in use, or the checkpoint is damaged.
+        ConfigError: the configuration differs from the one that the checkpoint was saved with.
     """
     config = composed.experiment
-    directory = RunDirectory.of(config)
+    directory = RunDirectory.from_config(config)
     directory.create(_needed_bytes(composed, directory.checkpoints))
-    remote = _store(config, directory)
+    remote = _build_remote_store(config, directory)
     with directory.lock():
-        progress = open_progress(console)
-        saver = Saver(
+        progress = build_progress(console)
+        saver = AsyncCheckpointer(
             directory.checkpoints,
             keep=config.checkpoint.keep,
-            others=conductor.others if conductor else 0,
-            publish=remote.put if remote else None,
-            check=conductor.check if conductor else None,
+            num_other_ranks=controller.world_size - 1 if controller else 0,
+            publish=remote.upload if remote else None,
+            check_alive=controller.check_alive if controller else None,
         )
-        beginning = starting_point(config, directory, progress, remote)
-        run = Run(composed, directory, progress, saver, beginning, conductor)
-        if beginning and remote:
-            _catch_up(saver, remote, beginning, directory)
+        checkpoint = find_resume_checkpoint(config, directory, progress, remote)
+        run = Run(composed, directory, progress, saver, checkpoint, controller)
+        if checkpoint and remote:
+            _upload_missing_checkpoint(saver, remote, checkpoint, directory)
         _prepare(run)
         try:
             yield run
@@ -160,59 +154,76 @@ def open_run(composed: Composed, console: Console, conductor: Conductor | None =
             run.close()
 
 
-def _store(config: Experiment, directory: RunDirectory) -> RemoteStore | None:
-    """Where copies of checkpoints go."""
+def _build_remote_store(config: Experiment, directory: RunDirectory) -> RemoteStore | None:
+    """Return the store that checkpoints are copied to."""
     if config.checkpoint.remote_dir is None:
         return None
-    store = RemoteStore.of(config.checkpoint.remote_dir)
-    store.refuse_own(directory.checkpoints)
+    store = RemoteStore.from_url(config.checkpoint.remote_dir)
+    store.check_is_not(directory.checkpoints)
     return store
 
 
-def _catch_up(saver: Saver, remote: RemoteStore, checkpoint: Checkpoint, directory: RunDirectory) -> None:
-    """Have the run's own checkpoint copied where an earlier process couldn't, or was killed over it."""
-    if checkpoint.directory.parent == directory.checkpoints and not remote.has(checkpoint.directory):
+def _upload_missing_checkpoint(
+    saver: AsyncCheckpointer, remote: RemoteStore, checkpoint: Checkpoint, directory: RunDirectory
+) -> None:
+    """Copy the run's last checkpoint to the store if an earlier process has not done it."""
+    if checkpoint.directory.parent == directory.checkpoints and not remote.contains(checkpoint.directory):
         saver.publish(checkpoint.directory)
 
 
-def _needed_bytes(composed: Composed, checkpoints: Path) -> int:
-    """A lower bound of what a run still writes: checkpoints of weights and, where all are trained and kept, their two
-    Adam moments, in float32.
+def _needed_bytes(composed: ComposedConfig, checkpoints: Path) -> int:
+    """Return a lower bound of what the run will still write: checkpoints of weights and, unless only adapters are
+    trained, two Adam moments in float32.
 
-    One more than are kept, because the new one is whole before the oldest goes; no more than are made. What lies there
-    already takes no more room.
+    There is one checkpoint more than `checkpoint.keep` for a while, since the oldest is removed after the new one is
+    complete. Existing files are subtracted.
     """
     config = composed.experiment
-    kept = min(config.checkpoint.keep + 1, plan(composed).checkpoints)
-    given = config.sft.path if config.sft and config.sft.path else config.policy.path
-    path = Path(given) if given else None
-    weights = sum(file.stat().st_size for file in path.glob("*.safetensors")) if path else MADE_POLICY_BYTES
+    num_checkpoints = min(config.checkpoint.keep + 1, compute_batch_arithmetic(composed).checkpoints)
+    source = config.sft.path if config.sft and config.sft.path else config.policy.path
+    path = Path(source) if source else None
+    weights = sum(file.stat().st_size for file in path.glob("*.safetensors")) if path else PRESET_BYTES
     adapted = config.policy.lora or (config.sft and config.sft.lora)
     copies = 3 if "optimizer" in config.checkpoint.contents and not adapted else 1
-    there = sum(file.stat().st_size for file in checkpoints.rglob("*") if file.is_file() and not file.is_symlink())
-    return max(0, copies * weights * kept - there) + LOG_BYTES
+    existing = sum(file.stat().st_size for file in checkpoints.rglob("*") if file.is_file() and not file.is_symlink())
+    return max(0, copies * weights * num_checkpoints - existing) + LOG_BYTES
 
 
 def _copy_config(run: Run) -> None:
-    """The configuration a second time, where somebody wants it to lie."""
+    """Write a second copy of the configuration into `tracking.config_dir`."""
     if run.config.tracking.config_dir is not None:
-        place = Path(run.config.tracking.config_dir)
-        with machine_errors(place):
-            place.mkdir(parents=True, exist_ok=True)
-        write_atomic(place / run.directory.config.name, dump_config(run.composed).encode())
+        directory = Path(run.config.tracking.config_dir)
+        with translate_os_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+        write_atomic(directory / run.directory.config.name, dump_config(run.composed).encode())
 
 
 def _prepare(run: Run) -> None:
-    """Forget what the present run won't go on from, and write its configuration."""
+    """Remove logs and files from after the checkpoint, and write the configuration."""
     step = run.checkpoint.step if run.checkpoint else -1
     truncate(run.directory.path, step)
     if run.checkpoint is None:
-        run.directory.forget()
+        run.directory.clear()
     if run.directory.read_state().get("status") != "finished":
-        _note_running(run)
+        _mark_running(run)
 
 
-def _note_running(run: Run) -> None:
+def _mark_running(run: Run) -> None:
     run.directory.write_text(run.directory.config.name, dump_config(run.composed))
     _copy_config(run)
     run.directory.write_state("running")
+
+
+def is_due(step: int, every: int) -> bool:
+    """Return whether something that happens every `every` steps (never if 0 or less) is due after `step`."""
+    return every > 0 and step % every == 0
+
+
+def interrupted(run: Run, stop: StopRequest, step: int) -> InterruptedRun:
+    """Return the error that ends a run after a request to stop."""
+    if step == 0:
+        return InterruptedRun(f"stopped by {stop.signal} in the warm start", "rerun the same command to restart it")
+    return InterruptedRun(
+        f"stopped by {stop.signal} after step {step}; {run.directory.path} can be resumed",
+        "rerun the same command to continue from its last checkpoint",
+    )

@@ -1,4 +1,4 @@
-"""Supervised start: the policy learns the form of a reply and first moves from solved games."""
+"""Warm start: supervised training on demonstrations, from which the policy learns response format and first moves."""
 
 from __future__ import annotations
 
@@ -8,161 +8,162 @@ from typing import Any
 
 import torch
 
-from quintet.algorithms.objective import Imitation
-from quintet.config.native import Experiment, PlayedWorld, RolloutConfig, WarmStartConfig
-from quintet.config.native.mixture import apportioned
-from quintet.data.book import PromptBook
-from quintet.data.demonstrations import Demonstration, demonstrate
-from quintet.envs.catalogue import make_world, under_key
-from quintet.envs.seeds import Split
+from quintet.algorithms.objective import CrossEntropyObjective
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.mixture import RunEnv, apportion
+from quintet.config.native.rollout import RolloutConfig
+from quintet.config.native.training import WarmStartConfig
+from quintet.data.demonstrations import Demonstration, collect_demonstrations
+from quintet.data.prompt_dataset import PromptDataset
+from quintet.envs.factory import build_env, env_errors_under_key
+from quintet.envs.start_states import Split
 from quintet.errors import ConfigError
 from quintet.records import Batch, Outcome, Question, StopReason, Trajectory, Turn
-from quintet.rollout.agent_loop import derive_seed
-from quintet.rollout.assemble import assemble
-from quintet.rollout.dialogue import ChatFormat, Dialogue
-from quintet.rollout.replies import ReplyFormat
-from quintet.training.handles import Actor
-from quintet.training.optimizer import learning_rate, weight_decay
+from quintet.rollout.chat.chat_format import ChatFormat, Dialogue
+from quintet.rollout.chat.response_parser import ResponseFormat
+from quintet.rollout.collate import collate
+from quintet.seeds import derive_seed
+from quintet.training.optim.lr_schedule import learning_rate, weight_decay
 from quintet.training.packing import select_sequences
-
-__all__ = ["Lesson", "answer_batch", "corpus", "demonstration_batch", "learn_demonstrations", "lessons"]
+from quintet.training.protocols import Actor
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """Solved games of one world, and how they are told."""
+class EnvDemonstrations:
+    """Episodes of one environment that its expert has solved, and the rules for showing them to the policy."""
 
-    games: Sequence[Demonstration]
+    episodes: Sequence[Demonstration]
     instruction: str
-    replies: ReplyFormat
+    response_format: ResponseFormat
     rollout: RolloutConfig
 
 
-def lessons(config: Experiment, games: int) -> list[Lesson]:
-    """So many solved games of the run's world, or of each of its worlds by share, at least one of each.
+def solve_episodes(config: Experiment, episodes: int) -> list[EnvDemonstrations]:
+    """Let the experts of the run's environments solve episodes, divided by share and at least one of each.
 
     Raises:
-        ConfigError: a world has no expert, or hardly a game can be won.
+        ConfigError: an environment has no expert, or almost no episode can be won.
     """
-    parts = apportioned(games, [one.share for one in config.played])
-    return [_lesson(one, max(1, part), config) for one, part in zip(config.played, parts, strict=True)]
+    counts = apportion(episodes, [env.share for env in config.played])
+    return [_solve(env, max(1, count), config) for env, count in zip(config.played, counts, strict=True)]
 
 
-def _lesson(one: PlayedWorld, games: int, config: Experiment) -> Lesson:
-    with under_key(one.key):
-        world = make_world(one.config)
+def _solve(run_env: RunEnv, episodes: int, config: Experiment) -> EnvDemonstrations:
+    with env_errors_under_key(run_env.key):
+        env = build_env(run_env.config)
     try:
-        won = demonstrate(
-            lambda: make_world(one.config),
-            games,
+        solved = collect_demonstrations(
+            lambda: build_env(run_env.config),
+            episodes,
             split=Split.DEMONSTRATION,
-            max_turns=one.rollout.max_turns,
-            max_actions_per_turn=one.rollout.max_actions_per_turn,
+            max_turns=run_env.rollout.max_turns,
+            max_actions_per_turn=run_env.rollout.max_actions_per_turn,
         )
     except ConfigError as error:
-        if not config.worlds:
+        if not config.envs:
             raise
-        told = f"worlds.{one.name}: {error.message}"
-        raise ConfigError(told, key=error.key, value=error.value, hint=error.hint) from error
-    return Lesson(won, world.instruction(), ReplyFormat.under(one.rollout, world.actions), one.rollout)
+        message = f"envs.{run_env.name}: {error.message}"
+        raise ConfigError(message, key=error.key, value=error.value, hint=error.hint) from error
+    return EnvDemonstrations(
+        solved, env.instruction(), ResponseFormat.from_config(run_env.rollout, env.actions), run_env.rollout
+    )
 
 
-def corpus(shown: Iterable[Lesson]) -> Iterator[str]:
-    """What a made policy's tokenizer is trained on: every text of the demonstrations."""
-    for lesson in shown:
-        yield f"system\n{lesson.instruction}"
-        for turn in (turn for game in lesson.games for turn in game.turns):
+def iter_demonstration_texts(demonstrations: Iterable[EnvDemonstrations]) -> Iterator[str]:
+    """Yield all texts of the demonstrations, to train the tokenizer of a preset on."""
+    for env in demonstrations:
+        yield f"system\n{env.instruction}"
+        for turn in (turn for episode in env.episodes for turn in episode.turns):
             yield f"user\n{turn.observation}\nassistant\n"
-            yield lesson.replies.write(turn.thought, turn.actions)
+            yield env.response_format.format(turn.thought, turn.actions)
 
 
-def demonstration_batch(shown: Iterable[Lesson], chat: ChatFormat) -> Batch:
-    """Demonstrations as the policy would have played them, the replies under the loss mask."""
-    games = ((lesson, game) for lesson in shown for game in lesson.games)
-    return assemble(_as_trajectory(game, number, chat, lesson) for number, (lesson, game) in enumerate(games))
+def demonstration_batch(demonstrations: Iterable[EnvDemonstrations], chat: ChatFormat) -> Batch:
+    """Return the demonstrations as episodes of the policy, with the responses under the loss mask."""
+    episodes = ((env, episode) for env in demonstrations for episode in env.episodes)
+    return collate(_as_trajectory(episode, index, chat, env) for index, (env, episode) in enumerate(episodes))
 
 
-def _as_trajectory(demonstration: Demonstration, number: int, chat: ChatFormat, lesson: Lesson) -> Trajectory:
-    dialogue = Dialogue.under(lesson.rollout, chat, lesson.instruction)
+def _as_trajectory(demonstration: Demonstration, index: int, chat: ChatFormat, env: EnvDemonstrations) -> Trajectory:
+    dialogue = Dialogue.from_config(env.rollout, chat, env.instruction)
     turns: list[Turn] = []
-    for shown in demonstration.turns:
-        _, new, continues = dialogue.observe(shown.observation)
-        text = lesson.replies.write(shown.thought, shown.actions)
-        tokens = chat.written(text)
-        dialogue.reply(tokens)
-        turns.append(
-            Turn(
-                observation=shown.observation,
-                prompt=new,
-                continues=continues,
-                tokens=tokens,
-                logprobs=(0.0,) * len(tokens),
-                weight_version=0,
-                text=text,
-                actions=shown.actions,
-                valid_format=True,
-                reward=0.0,
-                stop=StopReason.STOP,
-            )
-        )
-    return Trajectory("demonstration", demonstration.seed, number, 0, tuple(turns), Outcome.SUCCESS)
+    for step in demonstration.turns:
+        _, prompt, continues = dialogue.observe(step.observation)
+        text = env.response_format.format(step.thought, step.actions)
+        tokens = chat.encode_response(text)
+        dialogue.add_response(tokens)
+        turns.append(_expert_turn(prompt, tokens, text, step.observation, step.actions, continues=continues))
+    return Trajectory("demonstration", demonstration.seed, index, 0, tuple(turns), Outcome.SUCCESS)
 
 
-def answer_batch(book: PromptBook, rows: int, tokenizer: Any, rollout: RolloutConfig) -> Batch:
-    """Demonstrated answers of up to `rows` training questions as the policy would have given them, the answers
-    under the loss mask.
-
-    Raises:
-        ConfigError: no row has one.
-    """
-    shown = [(number, book[number]) for number in book.shown(rows)]
-    found = [_as_answer(book, number, question, tokenizer, rollout) for number, question in shown if question.response]
-    if not found:
-        raise ConfigError(
-            "the data have no demonstrated answers to learn from",
-            key="warm_start",
-            hint="name their column, data.response_key, or set warm_start=null",
-        )
-    return assemble(found)
-
-
-def _as_answer(book: PromptBook, number: int, question: Question, tokenizer: Any, rollout: RolloutConfig) -> Trajectory:
-    words = tokenizer.encode(question.response, add_special_tokens=False)[: rollout.max_response_tokens - 1]
-    tokens = (*words, tokenizer.eos_token_id)
-    turn = Turn(
-        observation="",
-        prompt=book.prompt(number),
-        continues=False,
+def _expert_turn(
+    prompt: tuple[int, ...],
+    tokens: tuple[int, ...],
+    text: str,
+    observation: str = "",
+    actions: tuple[str, ...] = (),
+    *,
+    continues: bool = False,
+) -> Turn:
+    return Turn(
+        observation=observation,
+        prompt=prompt,
+        continues=continues,
         tokens=tokens,
         logprobs=(0.0,) * len(tokens),
         weight_version=0,
-        text=str(question.response),
-        actions=(),
+        text=text,
+        actions=actions,
         valid_format=True,
         reward=0.0,
         stop=StopReason.STOP,
     )
-    return Trajectory("demonstration", number, number, 0, (turn,), Outcome.SUCCESS)
 
 
-def learn_demonstrations(
+def response_batch(prompts: PromptDataset, num_rows: int, tokenizer: Any, rollout: RolloutConfig) -> Batch:
+    """Return the demonstrated responses of up to `num_rows` training rows as responses, under the loss mask.
+
+    Raises:
+        ConfigError: no row has a demonstrated response.
+    """
+    rows = [(index, prompts[index]) for index in prompts.demonstrated(num_rows)]
+    responses = [_as_response(prompts, index, row, tokenizer, rollout) for index, row in rows if row.response]
+    if not responses:
+        raise ConfigError(
+            "the data has no demonstrated responses for the warm start",
+            key="warm_start",
+            hint="set data.response_key to the column with responses, or set warm_start=null",
+        )
+    return collate(responses)
+
+
+def _as_response(
+    prompts: PromptDataset, index: int, row: Question, tokenizer: Any, rollout: RolloutConfig
+) -> Trajectory:
+    tokens = tokenizer.encode(row.response, add_special_tokens=False)[: rollout.max_response_tokens - 1]
+    turn = _expert_turn(prompts.prompt(index), (*tokens, tokenizer.eos_token_id), str(row.response))
+    return Trajectory("demonstration", index, index, 0, (turn,), Outcome.SUCCESS)
+
+
+def train_on_demonstrations(
     actor: Actor,
     batch: Batch,
     config: WarmStartConfig,
     seed: int,
-    report: Callable[[int, dict[str, float]], bool],
+    should_stop: Callable[[int, dict[str, float]], bool],
 ) -> None:
-    """Up to `config.updates` steps of cross-entropy on random sequences; ends where
-    `report(update, metrics)`, called after each, says that it is enough."""
-    order = torch.Generator().manual_seed(derive_seed(seed, "warm_start"))
-    waiting = torch.empty(0, dtype=torch.long)
+    """Make up to `config.updates` steps of cross-entropy on random sequences; stop when `should_stop(update, metrics)`,
+    which is called after each of them, returns True."""
+    shuffle = torch.Generator().manual_seed(derive_seed(seed, "warm_start"))
+    queue = torch.empty(0, dtype=torch.long)
     for update in range(1, config.updates + 1):
-        while len(waiting) < config.turns_per_update:
-            waiting = torch.cat([waiting, torch.randperm(len(batch.lengths), generator=order)])
-        chosen, waiting = waiting[: config.turns_per_update], waiting[config.turns_per_update :]
+        while len(queue) < config.turns_per_update:
+            queue = torch.cat([queue, torch.randperm(len(batch.lengths), generator=shuffle)])
+        sequences, queue = queue[: config.turns_per_update], queue[config.turns_per_update :]
         rate = learning_rate(config.optimizer, update, config.updates)
         decay = weight_decay(config.optimizer, update, config.updates)
-        metrics = actor.update(select_sequences(batch, chosen), Imitation(), "token-mean", rate, decay=decay)
-        named = {name: metrics[name] for name in ("sft/loss", "sft/token_accuracy")}
-        if report(update, {**named, "sft/lr": rate, "sft/grad_norm": metrics["grad_norm"]}):
+        part = select_sequences(batch, sequences)
+        metrics = actor.update(part, CrossEntropyObjective(), "token-mean", rate, weight_decay=decay)
+        losses = {name: metrics[name] for name in ("sft/loss", "sft/token_accuracy")}
+        if should_stop(update, {**losses, "sft/lr": rate, "sft/grad_norm": metrics["grad_norm"]}):
             return

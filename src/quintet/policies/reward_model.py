@@ -1,4 +1,4 @@
-"""Reward models: a classifier whose only output is how good a conversation's last answer is."""
+"""Reward models: transformers classifiers with one output that scores the last response of a conversation."""
 
 from __future__ import annotations
 
@@ -15,44 +15,41 @@ from torch import Tensor
 
 from quintet.config.native.data import RewardConfig, RewardModelConfig
 from quintet.errors import ConfigError, MachineError
-from quintet.policies.causal_lm import load_tokenizer
-from quintet.records import Answer, Failure, Question, Verdict
-from quintet.rewards.appraisal import overlong_penalty
-from quintet.rewards.form import has_form
+from quintet.policies.model_loading import load_tokenizer
+from quintet.records import Failure, Question, Response, RewardResult
+from quintet.rewards.format_check import has_format
+from quintet.rewards.reward_terms import overlong_penalty
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-__all__ = ["RewardModel", "RewardModelJudge", "import_libraries"]
-
 KEY = "reward.model.path"
-PASS_TOKENS = 16384
-"""Tokens of one forward pass, padding included, where `sequences_per_pass` isn't given."""
-AT_LEAST = 64
-"""Answers that wait until they are judged together, while others are still being written."""
+MAX_TOKENS_PER_PASS = 16384
+"""Tokens of a forward pass, padding included, if `sequences_per_pass` is not set."""
+MIN_BATCH_RESPONSES = 64
+"""Minimum number of pending responses to score a batch while others are still being generated."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Wording:
-    """How a question and an answer become the model's tokens.
+class _SequenceEncoder:
+    """Encodes a question and a response for the reward model.
 
-    `foreign` is the end token, as text, of a policy whose tokenizer isn't the model's own: then question and answer
-    are one conversation under the model's chat template. Else the model sees what the policy saw and wrote: the
-    prompt, the answer and the end token.
+    `policy_end_token` is set if the policy has another tokenizer: then question and response are formatted with the
+    reward model's chat template. Otherwise the model gets the policy's prompt, response and end token.
     """
 
     tokenizer: PreTrainedTokenizerFast
     max_tokens: int
-    foreign: str | None = None
+    policy_end_token: str | None = None
 
-    def encode(self, question: Question, answer: str) -> list[int]:
-        """Token ids; what is over `max_tokens` is cut off the end."""
+    def encode(self, question: Question, response: str) -> list[int]:
+        """Return token ids, truncated at the end to `max_tokens`."""
         messages: list[Mapping[str, Any]] = [*question.messages]
-        if self.foreign is None:
-            text = self._render(messages, prompt=True) + answer + (self.tokenizer.eos_token or "")
+        if self.policy_end_token is None:
+            text = self._render(messages, prompt=True) + response + (self.tokenizer.eos_token or "")
         else:
-            own = answer.replace(self.foreign, "") if self.foreign else answer
-            text = self._render([*messages, {"role": "assistant", "content": own}], prompt=False)
+            content = response.replace(self.policy_end_token, "") if self.policy_end_token else response
+            text = self._render([*messages, {"role": "assistant", "content": content}], prompt=False)
         return list(self.tokenizer.encode(text, add_special_tokens=False))[: self.max_tokens]
 
     def _render(self, messages: list[Mapping[str, Any]], *, prompt: bool) -> str:
@@ -60,40 +57,41 @@ class _Wording:
 
 
 class RewardModel:
-    """Scores answers with a transformers classifier of one output.
+    """Scores responses with a transformers classifier that has one output.
 
-    A sequence classifier gives its score itself; of a token classifier, as verl uses them, the score at the last
-    token counts. Answers of like length share a forward pass, padded on the right.
+    A sequence classifier returns the score; for a token classifier, as in verl, it is the score of the last token.
+    Responses of similar length share a forward pass, padded on the right.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
-        wording: _Wording,
+        encoder: _SequenceEncoder,
         *,
         sequences_per_pass: int | None = None,
         offload: bool = False,
         device: str = "cpu",
     ) -> None:
-        """`offload` has the weights lie on the CPU but for the time of scoring."""
+        """With `offload`, the weights are on the CPU except while scoring."""
         self._model = model.eval().requires_grad_(False)
-        self._wording = wording
-        self._per_pass = sequences_per_pass
+        self._encoder = encoder
+        self._sequences_per_pass = sequences_per_pass
         self._offload = offload and device != "cpu"
         self._device = device
-        self._padding: int | None = model.config.get_text_config().pad_token_id
-        self._token_level = type(model).__name__.endswith("ForTokenClassification")
+        self._pad_token_id: int | None = model.config.get_text_config().pad_token_id
+        self._is_token_classifier = type(model).__name__.endswith("ForTokenClassification")
         if not self._offload:
             self._model.to(device)
 
     @classmethod
-    def load(cls, config: RewardModelConfig, policy: Path, longest: int) -> RewardModel:
-        """The model that a configuration names, on the GPU where there is one. `policy` is the policy's directory,
-        `longest` what its prompt and reply may hold, in tokens.
+    def load(cls, config: RewardModelConfig, policy: Path, max_length: int) -> RewardModel:
+        """Load the configured model, on a GPU if there is one.
+
+        `policy` is the policy's directory, `max_length` the largest number of tokens of prompt and response.
 
         Raises:
-            ConfigError: the directory holds no reward model, or a library of it can't be imported.
-            MachineError: it can't be read.
+            ConfigError: the directory contains no reward model, or one of its libraries cannot be imported.
+            MachineError: the model cannot be loaded.
         """
         import_libraries(config.external_libs, "reward.model.external_libs")
         directory = Path(config.path).expanduser() if config.path else policy
@@ -101,18 +99,18 @@ class RewardModel:
         tokenizer = load_tokenizer(directory, trust_remote_code=config.trust_remote_code)
         if not tokenizer.chat_template:
             raise ConfigError(
-                f"{KEY} = {str(directory)!r}: its tokenizer has no chat template",
+                f"{KEY} = {str(directory)!r}: the tokenizer has no chat template",
                 key=KEY,
                 value=str(directory),
-                hint="put the template that it was trained with into chat_template.jinja there",
+                hint="add the chat template of its training as chat_template.jinja to the directory",
             )
-        foreign = None
+        policy_end_token = None
         if config.tokenizer is not None:
-            # its vocabulary alone is read: no code of that directory runs
-            foreign = load_tokenizer(Path(config.tokenizer).expanduser()).eos_token or ""
+            # only the vocabulary is read: no code of that directory runs
+            policy_end_token = load_tokenizer(Path(config.tokenizer).expanduser()).eos_token or ""
         return cls(
             model,
-            _Wording(tokenizer, config.max_tokens or longest, foreign),
+            _SequenceEncoder(tokenizer, config.max_tokens or max_length, policy_end_token),
             sequences_per_pass=config.sequences_per_pass,
             offload=config.offload_parameters,
             device="cuda" if torch.cuda.is_available() else "cpu",
@@ -120,53 +118,59 @@ class RewardModel:
 
     @property
     def offloads(self) -> bool:
-        """Each call of `score` moves the weights to the device and back."""
+        """Whether each call of `score` moves the weights to the device and back."""
         return self._offload
 
-    def score(self, questions: Sequence[Question], answers: Sequence[str]) -> list[float]:
-        """How good each answer to its question is, in the model's own unit, as it comes: it may be no number."""
-        rows = [self._wording.encode(question, text) for question, text in zip(questions, answers, strict=True)]
-        scores = [math.nan] * len(rows)
-        with self._placed():
-            for numbers in self._passes(rows):
-                found = self._forward([rows[number] for number in numbers]).tolist()
-                for number, score in zip(numbers, found, strict=True):
-                    scores[number] = score
+    def score(self, questions: Sequence[Question], responses: Sequence[str]) -> list[float]:
+        """Return the model's raw scores of the responses; they may be NaN."""
+        sequences = [self._encoder.encode(question, text) for question, text in zip(questions, responses, strict=True)]
+        scores = [math.nan] * len(sequences)
+        with self._on_device():
+            for indices in self._batches(sequences):
+                results = self._forward([sequences[index] for index in indices]).tolist()
+                for index, score in zip(indices, results, strict=True):
+                    scores[index] = score
         return scores
 
-    def _passes(self, rows: Sequence[list[int]]) -> Iterator[list[int]]:
-        """Numbers of the rows of each pass, longest first, so that little is padded."""
-        order = sorted((number for number, row in enumerate(rows) if row), key=lambda n: -len(rows[n]))
-        while order:
-            size = self._per_pass or max(1, PASS_TOKENS // len(rows[order[0]]))
-            yield order[:size]
-            order = order[size:]
+    def _batches(self, sequences: Sequence[list[int]]) -> Iterator[list[int]]:
+        """Yield the indices of the sequences of each pass, longest first, to minimize padding."""
+        remaining = sorted(
+            (index for index, sequence in enumerate(sequences) if sequence), key=lambda n: -len(sequences[n])
+        )
+        while remaining:
+            size = self._sequences_per_pass or max(1, MAX_TOKENS_PER_PASS // len(sequences[remaining[0]]))
+            yield remaining[:size]
+            remaining = remaining[size:]
 
     @torch.inference_mode()
-    def _forward(self, rows: Sequence[list[int]]) -> Tensor:
-        """Scores of token sequences, float32 [rows]."""
-        padding = self._padding_for(rows)
-        longest = max(map(len, rows))
-        tokens = torch.tensor([row + [padding] * (longest - len(row)) for row in rows], device=self._device)
-        lengths = torch.tensor([len(row) for row in rows], device=self._device)
-        mask = (torch.arange(longest, device=self._device) < lengths[:, None]).long()
+    def _forward(self, sequences: Sequence[list[int]]) -> Tensor:
+        """Return the scores of token sequences, float32 [sequences]."""
+        pad_token_id = self._choose_pad_token(sequences)
+        max_length = max(map(len, sequences))
+        tokens = torch.tensor(
+            [sequence + [pad_token_id] * (max_length - len(sequence)) for sequence in sequences], device=self._device
+        )
+        lengths = torch.tensor([len(sequence) for sequence in sequences], device=self._device)
+        mask = (torch.arange(max_length, device=self._device) < lengths[:, None]).long()
         logits: Tensor = self._model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
-        if self._token_level:
-            logits = logits[torch.arange(len(rows), device=self._device), lengths - 1]
+        if self._is_token_classifier:
+            logits = logits[torch.arange(len(sequences), device=self._device), lengths - 1]
         return logits.float().squeeze(-1)
 
-    def _padding_for(self, rows: Sequence[list[int]]) -> int:
-        """The model's own padding token. One that has none reads its score at the last token that isn't padding:
-        any will do that ends no row here."""
-        if self._padding is not None:
-            return self._padding
-        last = {row[-1] for row in rows}
-        padding = next(token for token in range(len(last) + 1) if token not in last)
-        self._model.config.get_text_config().pad_token_id = padding
-        return padding
+    def _choose_pad_token(self, sequences: Sequence[list[int]]) -> int:
+        """Return the model's padding token, or else a token with which no sequence ends.
+
+        A model without padding token reads its score at the last token that is not padding.
+        """
+        if self._pad_token_id is not None:
+            return self._pad_token_id
+        last_tokens = {sequence[-1] for sequence in sequences}
+        pad_token_id = next(token for token in range(len(last_tokens) + 1) if token not in last_tokens)
+        self._model.config.get_text_config().pad_token_id = pad_token_id
+        return pad_token_id
 
     @contextmanager
-    def _placed(self) -> Iterator[None]:
+    def _on_device(self) -> Iterator[None]:
         if not self._offload:
             yield
             return
@@ -178,39 +182,42 @@ class RewardModel:
             torch.cuda.empty_cache()
 
 
-def import_libraries(names: Sequence[str], key: str) -> None:
-    """Import what registers models or rules.
+def import_libraries(modules: Sequence[str], key: str) -> None:
+    """Import modules that register models or reward functions.
 
     Raises:
-        ConfigError: one of them can't be imported.
+        ConfigError: a module cannot be imported.
     """
-    for name in names:
+    for name in modules:
         try:
             import_module(name)
         except ImportError as error:
             raise ConfigError(
-                f"{key} = {name!r} can't be imported: {error}",
+                f"{key} = {name!r} cannot be imported: {error}",
                 key=key,
                 value=name,
-                hint="install it, or put its directory into PYTHONPATH",
+                hint="install it, or add its directory to PYTHONPATH",
             ) from error
 
 
 def _load_classifier(directory: Path, *, trust_remote_code: bool) -> PreTrainedModel:
-    """The classifier in that directory, float32, or bfloat16 where a GPU runs it, as in verl."""
+    """Load the classifier in `directory` in float32, or in bfloat16 for a GPU, as verl does."""
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
     if not (directory / "config.json").is_file():
-        raise MachineError(f"no model at {directory}", f"{KEY} names a directory with config.json and weights")
+        raise MachineError(f"no model at {directory}", f"set {KEY} to a directory with config.json and weights")
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise MachineError(f"can't load a reward model from {directory}: {error}", "give a classifier") from error
-    names = tuple(getattr(config, "architectures", None) or ())
-    kind = AutoModelForTokenClassification if _is_token_level(names) else AutoModelForSequenceClassification
-    _one_output(directory, config, names)
+        hint = f"set {KEY} to a sequence or token classifier"
+        raise MachineError(f"cannot load a reward model from {directory}: {error}", hint) from error
+    architectures = tuple(getattr(config, "architectures", None) or ())
+    auto_class = (
+        AutoModelForTokenClassification if _is_token_level(architectures) else AutoModelForSequenceClassification
+    )
+    _check_single_output(directory, config, architectures)
     try:
-        model, loading = kind.from_pretrained(
+        model, loading = auto_class.from_pretrained(
             directory,
             config=config,
             dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32,
@@ -219,95 +226,99 @@ def _load_classifier(directory: Path, *, trust_remote_code: bool) -> PreTrainedM
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise MachineError(f"can't load a reward model from {directory}: {error}", "give a classifier") from error
+        hint = f"set {KEY} to a sequence or token classifier"
+        raise MachineError(f"cannot load a reward model from {directory}: {error}", hint) from error
     if missing := sorted(loading["missing_keys"]):
-        raise _no_reward_model(directory, f"its weights lack {', '.join(missing[:3])}")
-    loaded: PreTrainedModel = model
-    return loaded
+        raise _not_a_reward_model(directory, f"missing weights: {', '.join(missing[:3])}")
+    classifier: PreTrainedModel = model
+    return classifier
 
 
 def _is_token_level(architectures: tuple[str, ...]) -> bool:
     return any(name.endswith("ForTokenClassification") for name in architectures)
 
 
-def _one_output(directory: Path, config: PreTrainedConfig, architectures: tuple[str, ...]) -> None:
+def _check_single_output(directory: Path, config: PreTrainedConfig, architectures: tuple[str, ...]) -> None:
     if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures):
-        raise _no_reward_model(directory, f"it is a language model, {architectures[0]}")
+        raise _not_a_reward_model(directory, f"it is a language model, {architectures[0]}")
     if config.num_labels != 1:
-        raise _no_reward_model(directory, f"it has {config.num_labels} outputs")
+        raise _not_a_reward_model(directory, f"it has {config.num_labels} outputs")
 
 
-def _no_reward_model(directory: Path, why: str) -> ConfigError:
+def _not_a_reward_model(directory: Path, reason: str) -> ConfigError:
     return ConfigError(
-        f"{KEY}: {directory} is no reward model: {why}",
+        f"{KEY} = {directory} is not a reward model: {reason}",
         key=KEY,
         value=str(directory),
-        hint="give a sequence or token classifier with one output (num_labels 1)",
+        hint="use a sequence or token classifier with one output (num_labels 1)",
     )
 
 
-class RewardModelJudge:
-    """Judges answers by a reward model: score times `reward.scale`, and what form and length are worth on top. Its own
-    score is told as `model_score`.
+class RewardModelScorer:
+    """Scores responses by a reward model: score times `reward.scale`, plus format reward and length penalty.
 
-    An answer whose score is no number, or whose pass raises, keeps the cause and gets the reward of a wrong one.
+    The raw score is reported as `model_score`. A response whose score is not finite, or whose forward pass raises, gets
+    the reward of a wrong response and a recorded failure.
     """
 
-    def __init__(self, model: RewardModel, config: RewardConfig, longest_reply: int) -> None:
-        """`longest_reply` counts tokens."""
+    def __init__(self, model: RewardModel, config: RewardConfig, max_response_tokens: int) -> None:
         self._model = model
         self._config = config
-        self._longest = longest_reply
-        self._waiting: list[Answer] = []
+        self._max_response_tokens = max_response_tokens
+        self._pending: list[Response] = []
 
-    def submit(self, answer: Answer) -> None:
-        """Take an answer."""
-        self._waiting.append(answer)
+    def submit(self, response: Response) -> None:
+        """Queue a response."""
+        self._pending.append(response)
 
-    def ready(self) -> list[Verdict]:
-        """Verdicts, once enough answers wait for a pass to pay; none where the weights would have to move."""
-        return [] if self._model.offloads or len(self._waiting) < AT_LEAST else self.drain()
+    def ready(self) -> list[RewardResult]:
+        """Return results if enough responses are pending and the model is not offloaded."""
+        return [] if self._model.offloads or len(self._pending) < MIN_BATCH_RESPONSES else self.drain()
 
-    def drain(self) -> list[Verdict]:
-        """Verdicts on all answers that wait."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
+    def drain(self) -> list[RewardResult]:
+        """Return the results of all pending responses."""
+        pending, self._pending = self._pending, []
+        if not pending:
             return []
-        scores = self._scores(waiting)
-        if isinstance(scores, Failure) and len(waiting) > 1:
-            # the others needn't suffer from the one that it is about
-            return [self._verdict(answer, _first(self._scores([answer]))) for answer in waiting]
-        found = [_first(scores)] if isinstance(scores, Failure) else scores
-        return [self._verdict(answer, score) for answer, score in zip(waiting, found, strict=True)]
+        scores = self._score(pending)
+        if isinstance(scores, Failure) and len(pending) > 1:
+            # score one by one, so that only the response that causes the failure fails
+            return [self._result(response, _single_score(self._score([response]))) for response in pending]
+        results = [_single_score(scores)] if isinstance(scores, Failure) else scores
+        return [self._result(response, score) for response, score in zip(pending, results, strict=True)]
 
     def close(self) -> None:
-        """Forget what waits."""
-        self._waiting.clear()
+        """Discard pending responses."""
+        self._pending.clear()
 
-    def _scores(self, answers: Sequence[Answer]) -> list[float] | Failure:
+    def _score(self, responses: Sequence[Response]) -> list[float] | Failure:
         try:
-            return self._model.score([answer.question for answer in answers], [answer.text for answer in answers])
-        except Exception as error:  # noqa: BLE001 - whatever a model raises is kept as data
+            return self._model.score(
+                [response.question for response in responses], [response.text for response in responses]
+            )
+        except Exception as error:  # noqa: BLE001 - a model's code may raise anything; the failure is recorded
             return Failure("reward", type(error).__name__, str(error))
 
-    def _verdict(self, answer: Answer, score: float | Failure) -> Verdict:
+    def _result(self, response: Response, score: float | Failure) -> RewardResult:
         if not isinstance(score, Failure) and not math.isfinite(score):
-            score = Failure("reward", "NotFinite", f"the reward model gave {score}")
-        additions = self._additions(answer)
-        worth = self._config.format_reward * additions.get("format", 0.0) + additions.get("overlong", 0.0)
+            score = Failure("reward", "NotFinite", f"the reward model returned {score}")
+        terms = self._format_and_length_terms(response)
+        bonus = self._config.format_reward * terms.get("format", 0.0) + terms.get("overlong", 0.0)
         if isinstance(score, Failure):
-            return Verdict(answer.id, self._config.worst * self._config.scale + worth, additions, failure=score)
-        return Verdict(answer.id, score * self._config.scale + worth, {"model_score": score, **additions})
+            return RewardResult(
+                response.id, self._config.wrong_reward * self._config.scale + bonus, terms, failure=score
+            )
+        return RewardResult(response.id, score * self._config.scale + bonus, {"model_score": score, **terms})
 
-    def _additions(self, answer: Answer) -> dict[str, float]:
-        """`format`: 1 where the answer has the form; `overlong`: what its length costs, at most 0."""
-        config, found = self._config, {}
+    def _format_and_length_terms(self, response: Response) -> dict[str, float]:
+        """Return `format`, 1 if the response has the required format, and `overlong`, the length penalty ≤ 0."""
+        config, results = self._config, {}
         if config.format is not None:
-            found["format"] = float(has_form(config.format, answer.text))
+            results["format"] = float(has_format(config.format, response.text))
         if config.overlong is not None:
-            found["overlong"] = overlong_penalty(answer.tokens, self._longest, config.overlong)
-        return found
+            results["overlong"] = overlong_penalty(response.tokens, self._max_response_tokens, config.overlong)
+        return results
 
 
-def _first(scores: list[float] | Failure) -> float | Failure:
+def _single_score(scores: list[float] | Failure) -> float | Failure:
     return scores if isinstance(scores, Failure) else scores[0]

@@ -1,4 +1,4 @@
-"""Routers of a mixture of experts: what decides which experts a token goes to."""
+"""Freezing of the routers of mixture-of-experts models."""
 
 from __future__ import annotations
 
@@ -6,36 +6,34 @@ from torch import nn
 
 from quintet.errors import ConfigError
 
-__all__ = ["freeze_routers", "no_routers"]
-
-NAMES = ("gate", "router")
-"""What transformers calls a router beside its `experts`."""
+ROUTER_NAMES = ("gate", "router")
+"""Attribute names of routers in transformers, next to `experts`."""
 
 
 def freeze_routers(model: nn.Module) -> None:
-    """From now on the routers get no gradient and stay as they are.
+    """Exclude all routers of the model from training.
 
     Raises:
-        ConfigError: the model has none.
+        ConfigError: the model has no routers.
     """
-    found = [
+    routers = [
         router
         for layer in model.modules()
         if hasattr(layer, "experts")
-        for name in NAMES
+        for name in ROUTER_NAMES
         if isinstance(router := getattr(layer, name, None), nn.Module)
     ]
-    if not found:
-        raise no_routers()
-    for router in found:
+    if not routers:
+        raise no_routers_error()
+    for router in routers:
         router.requires_grad_(requires_grad=False)
 
 
-def no_routers() -> ConfigError:
-    """That there is nothing to freeze."""
+def no_routers_error() -> ConfigError:
+    """Return the error for `policy.freeze_router` on a model without experts."""
     return ConfigError(
-        "policy.freeze_router: the model has no experts and so no router",
+        "policy.freeze_router = true: the model has no experts and therefore no router",
         key="policy.freeze_router",
         value=True,
-        hint="leave it out",
+        hint="set policy.freeze_router=false",
     )

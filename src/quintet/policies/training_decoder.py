@@ -1,9 +1,9 @@
-"""The forward and backward pass of Llama-like decoders on a CPU, where gradients are wanted.
+"""Forward and backward pass of Llama-like decoders on a CPU with compiled kernels.
 
-The same numbers as the model's own modules, which read and write memory some thirty times a layer besides their matrix
-products; here each of norm, positions, attention and gate is one pass over its data (`kernels.training`), queries, keys
-and values come of one product, gates and ups of another, and weights are cast once for both passes. A model that isn't
-known to the last detail, or is hooked into, keeps its modules.
+Besides matrix products, the model's own modules read and write memory some thirty times per layer. Here norm, rotary
+embedding, attention and SwiGLU are one pass over their data each (`kernels.training`), queries, keys and values are one
+product, gate and up projection another, and weights are cast once for both passes. Models with other layers or with
+hooks use their own modules.
 """
 
 from __future__ import annotations
@@ -15,21 +15,19 @@ from torch import Tensor, nn
 
 from quintet.kernels.training import TrainingKernels, training_kernels
 from quintet.policies.attention import Layout, PackedLayout
-from quintet.policies.attention_kernels import attention_kernel
+from quintet.policies.attention_backends import attention_backend
 
-__all__ = ["training_states"]
-
-BODIES = frozenset({"LlamaModel", "MistralModel", "Qwen2Model"})
-LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"})
-LANES = 16
-"""Numbers that the kernels take at a time: heads are as wide or a multiple of it."""
+SUPPORTED_BODIES = frozenset({"LlamaModel", "MistralModel", "Qwen2Model"})
+SUPPORTED_LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"})
+VECTOR_LANES = 16
+"""Numbers that the kernels process at a time; the head dimension must be a multiple of it."""
 
 
-class _Pass(NamedTuple):
-    """What is the same for all layers of a pass."""
+class _PassContext(NamedTuple):
+    """Arguments shared by all layers of a pass."""
 
     kernels: TrainingKernels
-    words: Tensor
+    kernel_descriptor: Tensor
     cosine: Tensor
     sine: Tensor
     heads: int
@@ -39,144 +37,164 @@ class _Pass(NamedTuple):
 
 
 class _Weights(NamedTuple):
-    """Of a layer, as matrices are multiplied."""
+    """Weight matrices of a layer in the kernels' dtype."""
 
     attention: Tensor
     """[(heads + 2 · kv_heads) · dim, hidden]."""
     out: Tensor
-    both: Tensor
-    """Gates and ups, [2 · mlp, hidden]."""
+    gate_up: Tensor
+    """Gate before up, [2 · mlp, hidden]."""
     down: Tensor
 
 
 class _Layer(torch.autograd.Function):
-    """A decoder's layer: states float32 [P, hidden], and what is to be added to them in the kernels' type; gives the
-    same of the states behind it."""
+    """A decoder layer: maps float32 states [P, hidden] and a residual to add, in the kernels' dtype, to the same."""
 
     @staticmethod
     def forward(
-        ctx: Any, shared: _Pass, eps: tuple[float, float], states: Tensor, more: Tensor | None, *weights: Tensor
+        ctx: Any,
+        context: _PassContext,
+        eps: tuple[float, float],
+        states: Tensor,
+        residual: Tensor | None,
+        *weights: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """`weights` are those of `_weights_of`, in its order."""
-        kernels = shared.kernels
-        first, second, bias, cast = _cast(weights, kernels.dtype)
-        before, normed, scales = kernels.norm(states, more, first, eps[0])
-        mixed = torch.mm(normed, cast.attention.t()) if bias is None else torch.addmm(bias, normed, cast.attention.t())
-        kernels.turn(mixed, shared.heads + shared.kv_heads, shared.dim, shared.cosine, shared.sine)
-        attended, sums = kernels.attend(shared.words, shared.scale, mixed, shared.heads, shared.dim)
-        middle, inner, inner_scales = kernels.norm(before, torch.mm(attended, cast.out.t()), second, eps[1])
-        both = torch.mm(inner, cast.both.t())
-        found = torch.mm(kernels.gate(both), cast.down.t())
-        ctx.shared, ctx.biased, ctx.added = shared, bias is not None, more is not None
+        """`weights` are the results of `_layer_weights`."""
+        kernels = context.kernels
+        first_norm, second_norm, bias, matrices = _cast_weights(weights, kernels.dtype)
+        attention_input, normed, scales = kernels.rms_norm(states, residual, first_norm, eps[0])
+        weight = matrices.attention.t()
+        qkv = torch.mm(normed, weight) if bias is None else torch.addmm(bias, normed, weight)
+        kernels.rotary(qkv, context.heads + context.kv_heads, context.dim, context.cosine, context.sine)
+        attended, log_sums = kernels.attention(
+            context.kernel_descriptor, context.scale, qkv, context.heads, context.dim
+        )
+        middle, mlp_input, mlp_scales = kernels.rms_norm(
+            attention_input, torch.mm(attended, matrices.out.t()), second_norm, eps[1]
+        )
+        gate_up = torch.mm(mlp_input, matrices.gate_up.t())
+        output = torch.mm(kernels.silu_mul(gate_up), matrices.down.t())
+        ctx.context, ctx.has_bias, ctx.has_residual = context, bias is not None, residual is not None
         ctx.sizes = [len(weight) for weight in weights]
         ctx.save_for_backward(
-            before, normed, scales, mixed, attended, sums, middle, inner, inner_scales, both, first, second, *cast
-        )
-        return middle, found
+            attention_input, normed, scales, qkv, attended, log_sums,
+            middle, mlp_input, mlp_scales, gate_up, first_norm, second_norm, *matrices,
+        )  # fmt: skip
+        return middle, output
 
     @staticmethod
-    def backward(ctx: Any, by_middle: Tensor | None, by_found: Tensor) -> tuple[Any, ...]:
-        """Gradients of all that `forward` was given."""
-        shared, kernels = ctx.shared, ctx.shared.kernels
+    def backward(ctx: Any, grad_middle: Tensor | None, grad_output: Tensor) -> tuple[Any, ...]:
+        """Return the gradients of the arguments of `forward`."""
+        context, kernels = ctx.context, ctx.context.kernels
         saved = ctx.saved_tensors
-        before, normed, scales, mixed, attended, sums, middle, inner, inner_scales, both, first, second = saved[:12]
-        cast = _Weights(*saved[12:])
-        by_both, gated = kernels.gate_back(both, torch.mm(by_found, cast.down))
-        by_down = kernels.product(by_found, gated)
-        states, narrow, by_second = kernels.norm_back(
-            torch.mm(by_both, cast.both), middle, second, inner_scales, by_middle
+        attention_input, normed, scales, qkv, attended, log_sums = saved[:6]
+        middle, mlp_input, mlp_scales, gate_up, first_norm, second_norm = saved[6:12]
+        matrices = _Weights(*saved[12:])
+        grad_gate_up, gated = kernels.silu_mul_backward(gate_up, torch.mm(grad_output, matrices.down))
+        grad_down = kernels.weight_gradient(grad_output, gated)
+        states, grad_cast, grad_second_norm = kernels.rms_norm_backward(
+            torch.mm(grad_gate_up, matrices.gate_up), middle, second_norm, mlp_scales, grad_middle
         )
-        by_states = kernels.attend_back(shared.words, shared.scale, mixed, attended, sums, torch.mm(narrow, cast.out))
-        by_mixed, by_bias = kernels.turn_back(
-            by_states, shared.heads + shared.kv_heads, shared.dim, shared.cosine, shared.sine
+        grad_qkv = kernels.attention_backward(
+            context.kernel_descriptor, context.scale, qkv, attended, log_sums, torch.mm(grad_cast, matrices.out)
         )
-        by_out, by_inputs = kernels.product(narrow, attended), kernels.product(by_mixed, normed)
-        by_gates = kernels.product(by_both, inner)
-        states, narrow, by_first = kernels.norm_back(torch.mm(by_mixed, cast.attention), before, first, scales, states)
-        parts = torch.split(by_inputs, ctx.sizes[2:5])
-        biases = torch.split(by_bias, ctx.sizes[5:8]) if ctx.biased else (None, None, None)
-        gates = torch.split(by_gates, ctx.sizes[9:11])
+        grad_qkv_cast, grad_bias = kernels.rotary_backward(
+            grad_qkv, context.heads + context.kv_heads, context.dim, context.cosine, context.sine
+        )
+        grad_out = kernels.weight_gradient(grad_cast, attended)
+        grad_inputs = kernels.weight_gradient(grad_qkv_cast, normed)
+        grad_gates = kernels.weight_gradient(grad_gate_up, mlp_input)
+        states, grad_cast, grad_first_norm = kernels.rms_norm_backward(
+            torch.mm(grad_qkv_cast, matrices.attention), attention_input, first_norm, scales, states
+        )
+        qkv_grads = torch.split(grad_inputs, ctx.sizes[2:5])
+        bias_grads = torch.split(grad_bias, ctx.sizes[5:8]) if ctx.has_bias else (None, None, None)
+        gate_grads = torch.split(grad_gates, ctx.sizes[9:11])
         return (
-            None, None, states, narrow if ctx.added else None,
-            by_first, by_second, *parts, *biases, by_out, *gates, by_down,
+            None, None, states, grad_cast if ctx.has_residual else None,
+            grad_first_norm, grad_second_norm, *qkv_grads, *bias_grads, grad_out, *gate_grads, grad_down,
         )  # fmt: skip
 
 
 class _Norm(torch.autograd.Function):
-    """The norm behind the last layer."""
+    """The norm after the last layer."""
 
     @staticmethod
-    def forward(ctx: Any, kernels: TrainingKernels, eps: float, states: Tensor, more: Tensor, weight: Tensor) -> Tensor:
-        """In the kernels' type."""
-        kept, out, scales = kernels.norm(states, more, weight, eps)
+    def forward(
+        ctx: Any, kernels: TrainingKernels, eps: float, states: Tensor, residual: Tensor, weight: Tensor
+    ) -> Tensor:
+        """Return the normalized states in the kernels' dtype."""
+        summed, out, scales = kernels.rms_norm(states, residual, weight, eps)
         ctx.kernels = kernels
-        ctx.save_for_backward(kept, scales, weight)
+        ctx.save_for_backward(summed, scales, weight)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        """Gradients of all that `forward` was given."""
-        kept, scales, weight = ctx.saved_tensors
-        states, narrow, by_weight = ctx.kernels.norm_back(grad.contiguous(), kept, weight, scales, None)
-        return None, None, states, narrow, by_weight
+        """Return the gradients of the arguments of `forward`."""
+        summed, scales, weight = ctx.saved_tensors
+        states, grad_cast, grad_weight = ctx.kernels.rms_norm_backward(grad.contiguous(), summed, weight, scales, None)
+        return None, None, states, grad_cast, grad_weight
 
 
-def _cast(weights: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None, _Weights]:
-    """Both norms' weights, the bias of queries, keys and values, and the matrices."""
-    first, second, query, key, value, query_bias, key_bias, value_bias, out, gate, up, down = weights
+def _cast_weights(weights: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None, _Weights]:
+    """Return the weights of both norms, the bias of queries, keys and values, and the matrices."""
+    first_norm, second_norm, query, key, value, query_bias, key_bias, value_bias, out, gate, up, down = weights
     bias = torch.cat([query_bias, key_bias, value_bias]).to(dtype) if len(query_bias) else None
-    matrices = _Weights(_joined(dtype, query, key, value), out.to(dtype), _joined(dtype, gate, up), down.to(dtype))
-    return first, second, bias, matrices
+    matrices = _Weights(
+        _concat_rows(dtype, query, key, value), out.to(dtype), _concat_rows(dtype, gate, up), down.to(dtype)
+    )
+    return first_norm, second_norm, bias, matrices
 
 
-def _joined(dtype: torch.dtype, *parts: Tensor) -> Tensor:
-    """One below the other."""
-    joined = parts[0].new_empty(sum(len(part) for part in parts), parts[0].shape[1], dtype=dtype)
-    for place, part in zip(torch.split(joined, [len(part) for part in parts]), parts, strict=True):
-        place.copy_(part)
-    return joined
+def _concat_rows(dtype: torch.dtype, *parts: Tensor) -> Tensor:
+    concatenated = parts[0].new_empty(sum(len(part) for part in parts), parts[0].shape[1], dtype=dtype)
+    for target, part in zip(torch.split(concatenated, [len(part) for part in parts]), parts, strict=True):
+        target.copy_(part)
+    return concatenated
 
 
-def training_states(body: nn.Module, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor | None:
-    """Last hidden state of each token, [P] to [P, hidden], in the type in which matrices are multiplied; None where the
-    modules themselves must be asked. See `causal_lm.hidden_states`."""
+def training_hidden_states(body: nn.Module, tokens: Tensor, position_ids: Tensor, layout: Layout) -> Tensor | None:
+    """Return the last hidden states [P, hidden] in the kernels' dtype, or None if the model's modules must be used."""
     if type(layout) is not PackedLayout or tokens.device.type != "cpu" or not len(tokens):
         return None
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
     kernels = training_kernels(dtype)
-    if kernels is None or not _is_known(body) or attention_kernel(body.layers[0].self_attn):  # type: ignore[index, union-attr]
+    if kernels is None or not _is_supported(body) or attention_backend(body.layers[0].self_attn):  # type: ignore[index, union-attr]
         return None
-    return _states(body, kernels, tokens, positions, layout)
+    return _run_layers(body, kernels, tokens, position_ids, layout)
 
 
-def _states(body: Any, kernels: TrainingKernels, tokens: Tensor, positions: Tensor, layout: PackedLayout) -> Tensor:
+def _run_layers(
+    body: Any, kernels: TrainingKernels, tokens: Tensor, position_ids: Tensor, layout: PackedLayout
+) -> Tensor:
     states: Tensor = body.embed_tokens(tokens)
     with torch.no_grad():
-        cosine, sine = (x[0].float().contiguous() for x in body.rotary_emb(states[None], positions[None]))
+        cosine, sine = (x[0].float().contiguous() for x in body.rotary_emb(states[None], position_ids[None]))
     attention = body.layers[0].self_attn
     dim = int(attention.head_dim)
     heads, kv_heads = (len(module.weight) // dim for module in (attention.q_proj, attention.k_proj))
-    words = layout.words(heads, kv_heads, dim)
-    shared = _Pass(kernels, words, cosine, sine, heads, kv_heads, dim, float(attention.scaling))
-    more: Tensor | None = None
+    kernel_descriptor = layout.kernel_descriptor(heads, kv_heads, dim)
+    context = _PassContext(kernels, kernel_descriptor, cosine, sine, heads, kv_heads, dim, float(attention.scaling))
+    residual: Tensor | None = None
     with torch.autocast("cpu", enabled=False):
         for layer in body.layers:
             eps = (layer.input_layernorm.variance_epsilon, layer.post_attention_layernorm.variance_epsilon)
-            states, more = _Layer.apply(shared, eps, states, more, *_weights_of(layer))  # type: ignore[no-untyped-call]
-        normed: Tensor = _Norm.apply(kernels, body.norm.variance_epsilon, states, more, body.norm.weight)  # type: ignore[no-untyped-call]
+            states, residual = _Layer.apply(context, eps, states, residual, *_layer_weights(layer))  # type: ignore[no-untyped-call]
+        normed: Tensor = _Norm.apply(kernels, body.norm.variance_epsilon, states, residual, body.norm.weight)  # type: ignore[no-untyped-call]
     return normed
 
 
-def _weights_of(layer: Any) -> tuple[Tensor, ...]:
-    """As `_Layer` takes them; a bias that isn't there is empty."""
-    none = torch.empty(0)
+def _layer_weights(layer: Any) -> tuple[Tensor, ...]:
+    """Return the weights in the order of `_Layer.forward`; missing biases are empty."""
+    empty = torch.empty(0)
     attention, mlp = layer.self_attn, layer.mlp
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     return (
         layer.input_layernorm.weight,
         layer.post_attention_layernorm.weight,
         *(projection.weight for projection in projections),
-        *(none if projection.bias is None else projection.bias for projection in projections),
+        *(empty if projection.bias is None else projection.bias for projection in projections),
         attention.o_proj.weight,
         mlp.gate_proj.weight,
         mlp.up_proj.weight,
@@ -184,21 +202,21 @@ def _weights_of(layer: Any) -> tuple[Tensor, ...]:
     )
 
 
-def _is_known(body: Any) -> bool:
-    kind = type(body)
-    if kind.__name__ not in BODIES or not kind.__module__.startswith("transformers.models."):
+def _is_supported(body: Any) -> bool:
+    cls = type(body)
+    if cls.__name__ not in SUPPORTED_BODIES or not cls.__module__.startswith("transformers.models."):
         return False
     layers = body.layers
     if not len(layers) or body.config.get_text_config().hidden_act != "silu":
         return False
-    if any(_is_changed(module) for module in body.modules()) or not _is_plain(body.embed_tokens.weight):
+    if any(_is_modified(module) for module in body.modules()) or not _is_local_float32(body.embed_tokens.weight):
         return False
-    return all(_is_plain_layer(layer) for layer in layers) and _is_plain(body.norm.weight)
+    return all(_is_supported_layer(layer) for layer in layers) and _is_local_float32(body.norm.weight)
 
 
-def _is_plain_layer(layer: Any) -> bool:
-    """Whether it is of a known kind, with weights in float32 of which none is elsewhere, and keeps all activations."""
-    if type(layer).__name__ not in LAYERS or getattr(layer, "gradient_checkpointing", False):
+def _is_supported_layer(layer: Any) -> bool:
+    """Return whether the layer's architecture is supported, with local float32 weights and no checkpointing."""
+    if type(layer).__name__ not in SUPPORTED_LAYERS or getattr(layer, "gradient_checkpointing", False):
         return False
     attention, mlp = layer.self_attn, layer.mlp
     inputs = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -207,30 +225,30 @@ def _is_plain_layer(layer: Any) -> bool:
         return False
     if any(module.bias is not None for module in outputs) or len({module.bias is None for module in inputs}) > 1:
         return False
-    dropped = attention.training and getattr(attention, "attention_dropout", 0.0)
-    if not all(_is_plain(weight) for weight in _weights_of(layer)):
+    has_dropout = attention.training and getattr(attention, "attention_dropout", 0.0)
+    if not all(_is_local_float32(weight) for weight in _layer_weights(layer)):
         return False
-    turned = getattr(attention.config, "rope_parameters", None) or {}
-    if dropped or turned.get("partial_rotary_factor", 1.0) != 1.0:
+    rope = getattr(attention.config, "rope_parameters", None) or {}
+    if has_dropout or rope.get("partial_rotary_factor", 1.0) != 1.0:
         return False
-    return bool(attention.head_dim % LANES == 0) and not _slides(layer)
+    return bool(attention.head_dim % VECTOR_LANES == 0) and not _has_sliding_window(layer)
 
 
-def _slides(layer: Any) -> bool:
-    """Whether it looks back so far and no further: the modules refuse what is longer."""
-    own = getattr(layer.self_attn, "sliding_window", None)
+def _has_sliding_window(layer: Any) -> bool:
+    window = getattr(layer.self_attn, "sliding_window", None)
     if type(layer).__name__ == "MistralDecoderLayer":
-        own = getattr(layer.self_attn.config, "sliding_window", None)
-    return own is not None
+        window = getattr(layer.self_attn.config, "sliding_window", None)
+    return window is not None
 
 
-def _is_changed(module: nn.Module) -> bool:
-    """Whether somebody hooked into a module, or gave it another forward pass."""
-    hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return bool(hooked) or "forward" in vars(module) or module._compiled_call_impl is not None
+def _is_modified(module: nn.Module) -> bool:
+    """Return whether the module has hooks or a replaced forward pass."""
+    has_hooks = (
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+    return bool(has_hooks) or "forward" in vars(module) or module._compiled_call_impl is not None
 
 
-def _is_plain(weight: Tensor) -> bool:
-    """Whether all of it lies here, in float32."""
-    kind = type(weight) in (nn.Parameter, Tensor) and weight.dtype is torch.float32
-    return kind and weight.device.type == "cpu" and weight.is_contiguous()
+def _is_local_float32(weight: Tensor) -> bool:
+    is_float32 = type(weight) in (nn.Parameter, Tensor) and weight.dtype is torch.float32
+    return is_float32 and weight.device.type == "cpu" and weight.is_contiguous()

@@ -1,4 +1,4 @@
-"""An endpoint that speaks OpenAI's chat protocol, asked over HTTP: what its refusals mean, and when to ask again."""
+"""Client of an endpoint with the OpenAI chat protocol, with errors and retries."""
 
 from __future__ import annotations
 
@@ -16,44 +16,41 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-__all__ = ["ChatEndpoint", "EndpointRefusal", "EndpointReply", "patiently", "shortened"]
-
 T = TypeVar("T")
 
-LONGEST_REPLY = 4 << 20
-"""Bytes of a reply that are read; a longer one is refused."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-"""Seconds before the second attempt, doubled before each further one, and at most, also where the server asks for
-more."""
-TRY_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-"""HTTP states after which the same request may succeed."""
+MAX_REPLY_BYTES = 4 << 20
+"""Longer replies are refused."""
+FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
+"""Seconds before the second attempt, doubled before each further one, and the maximum, also for `Retry-After`."""
+RETRYABLE_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+"""HTTP status codes after which the same request may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointReply:
-    """What an endpoint says."""
+    """Reply of an endpoint."""
 
     choice: Mapping[str, Any]
-    """The first one; it has a `message` with `content`."""
+    """First choice; has a `message` with `content`."""
     usage: Mapping[str, int]
-    """Tokens, as far as it counts them."""
+    """Token counts that the endpoint reports."""
     body: bytes
 
 
-class EndpointRefusal(Exception):
-    """The endpoint says no, or something that isn't its protocol. `again` says that it may answer another time,
-    `after` so many seconds."""
+class EndpointError(Exception):
+    """Error of the endpoint, or a reply that violates the protocol. If `retryable`, a request after `retry_after`
+    seconds may succeed."""
 
-    def __init__(self, kind: str, message: str, *, again: bool, after: float = 0.0) -> None:
+    def __init__(self, kind: str, message: str, *, retryable: bool, retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.kind = kind
-        self.again = again
-        self.after = after
+        self.retryable = retryable
+        self.retry_after = retry_after
 
 
 @dataclass(frozen=True, slots=True)
 class ChatEndpoint:
-    """Where conversations go. `seconds` is the time that one reply may take."""
+    """Endpoint with a time limit of `seconds` per reply."""
 
     url: str
     headers: Mapping[str, str]
@@ -62,16 +59,16 @@ class ChatEndpoint:
 
     @classmethod
     def at(cls, url: str, key_variable: str, seconds: float) -> ChatEndpoint:
-        """The endpoint at `url`, as far as `/v1`; its key, if it wants one, is in that environment variable."""
+        """Build from the base URL, up to `/v1`, and the name of the environment variable with the API key."""
         key = os.environ.get(key_variable)
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         return cls(f"{url.rstrip('/')}/chat/completions", headers, _opener(url), seconds)
 
-    def ask(self, body: Mapping[str, Any]) -> EndpointReply:
-        """The reply to a request's body.
+    def complete(self, body: Mapping[str, Any]) -> EndpointReply:
+        """Return the reply to a request body.
 
         Raises:
-            EndpointRefusal: it doesn't give one.
+            EndpointError: the request fails.
         """
         sent = json.dumps(body).encode(errors="backslashreplace")
         request = urllib.request.Request(self.url, sent, dict(self.headers), method="POST")  # noqa: S310 - checked before
@@ -82,47 +79,47 @@ class ChatEndpoint:
         except urllib.error.HTTPError as error:
             raise _refusal(error) from error
         except TimeoutError as error:
-            raise EndpointRefusal("Timeout", f"no reply within {self.seconds:g} s", again=True) from error
+            raise EndpointError("Timeout", f"no reply within {self.seconds:g} s", retryable=True) from error
         except urllib.error.URLError as error:
             late = isinstance(error.reason, TimeoutError)
-            told = f"no connection within {self.seconds:g} s" if late else f"{error.reason}"
-            raise EndpointRefusal("Timeout" if late else "ConnectionError", told, again=True) from error
+            problem = f"no connection within {self.seconds:g} s" if late else f"{error.reason}"
+            raise EndpointError("Timeout" if late else "ConnectionError", problem, retryable=True) from error
         except (OSError, http.client.HTTPException) as error:
-            told = str(error) or "the connection broke"
-            raise EndpointRefusal(type(error).__name__, told, again=True) from error
+            problem = str(error) or "the connection broke"
+            raise EndpointError(type(error).__name__, problem, retryable=True) from error
 
 
-def patiently(ask: Callable[[], T], retries: int, given_up: threading.Event) -> T:
-    """What `ask` gives, asked again up to `retries` times where that may help, and not once `given_up` is set.
+def with_retries(request: Callable[[], T], retries: int, stopped: threading.Event) -> T:
+    """Return the result of `request`, retried up to `retries` times after retryable errors, until `stopped` is set.
 
     Raises:
-        EndpointRefusal: the last refusal.
+        EndpointError: the last refusal.
     """
     attempt = 0
     while True:
         try:
-            return ask()
-        except EndpointRefusal as error:
-            pause = min(max(FIRST_PAUSE * 2**attempt, error.after), LONGEST_PAUSE)
-            if not error.again or attempt == retries or given_up.wait(pause):
+            return request()
+        except EndpointError as error:
+            pause = min(max(FIRST_PAUSE * 2**attempt, error.retry_after), MAX_PAUSE)
+            if not error.retryable or attempt == retries or stopped.wait(pause):
                 raise
         attempt += 1
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A key isn't sent to anybody whom the configuration doesn't name."""
+    """Follows no redirects, so that the API key is only sent to the configured host."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
-    """Goes through the environment's proxy, except to this machine itself."""
-    proxies = [urllib.request.ProxyHandler({})] if _is_here(urlsplit(url).hostname or "") else []
+    """Return an opener with the proxy of the environment, except for this machine."""
+    proxies = [urllib.request.ProxyHandler({})] if _is_local(urlsplit(url).hostname or "") else []
     return urllib.request.build_opener(_NoRedirect, *proxies)
 
 
-def _is_here(host: str) -> bool:
+def _is_local(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -130,19 +127,19 @@ def _is_here(host: str) -> bool:
 
 
 def _read(response: Any, deadline: float) -> bytes:
-    """The body, for which a server that sends a byte now and then doesn't get more time.
+    """Read the body; a server that keeps sending single bytes does not extend the deadline.
 
     Raises:
-        TimeoutError: it isn't over in time.
-        EndpointRefusal: it is too long.
+        TimeoutError: the body is not complete by the deadline.
+        EndpointError: the body is too long.
     """
     parts: list[bytes] = []
     size = 0
     while part := response.read1(1 << 16):
         parts.append(part)
         size += len(part)
-        if size > LONGEST_REPLY:
-            raise EndpointRefusal("TooLong", f"a reply of more than {LONGEST_REPLY >> 20} MiB", again=False)
+        if size > MAX_REPLY_BYTES:
+            raise EndpointError("TooLong", f"a reply of more than {MAX_REPLY_BYTES >> 20} MiB", retryable=False)
         if time.monotonic() > deadline:
             raise TimeoutError
     return b"".join(parts)
@@ -150,28 +147,28 @@ def _read(response: Any, deadline: float) -> bytes:
 
 def _reply(body: bytes) -> EndpointReply:
     try:
-        told = json.loads(body)
-        choice = told["choices"][0]
+        reply = json.loads(body)
+        choice = reply["choices"][0]
         choice["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-        raise EndpointRefusal("BadReply", f"no chat completion: {shortened(body)}", again=True) from error
-    usage = told.get("usage")
+        raise EndpointError("BadReply", f"no chat completion: {shortened(body)}", retryable=True) from error
+    usage = reply.get("usage")
     counts = usage.items() if isinstance(usage, Mapping) else ()
     return EndpointReply(choice, {name: count for name, count in counts if isinstance(count, int)}, body)
 
 
-def _refusal(error: urllib.error.HTTPError) -> EndpointRefusal:
+def _refusal(error: urllib.error.HTTPError) -> EndpointError:
     with error:
         try:
-            said = shortened(error.read(2048))
+            detail = shortened(error.read(2048))
         except (OSError, http.client.HTTPException):
-            said = ""
-    told = f"HTTP {error.code} {error.reason}" + (f": {said}" if said else "")
-    after = error.headers.get("Retry-After", "") if error.headers else ""
-    seconds = float(after) if re.fullmatch(r"\d{1,6}(\.\d+)?", after) else 0.0
-    return EndpointRefusal(f"Http{error.code}", told, again=error.code in TRY_AGAIN, after=seconds)
+            detail = ""
+    message = f"HTTP {error.code} {error.reason}" + (f": {detail}" if detail else "")
+    header = error.headers.get("Retry-After", "") if error.headers else ""
+    seconds = float(header) if re.fullmatch(r"\d{1,6}(\.\d+)?", header) else 0.0
+    return EndpointError(f"Http{error.code}", message, retryable=error.code in RETRYABLE_STATUS, retry_after=seconds)
 
 
 def shortened(body: bytes) -> str:
-    """The beginning of a reply on one line, for messages."""
+    """Return the beginning of a reply as one line, for messages."""
     return " ".join(body[:300].decode(errors="replace").split())

@@ -1,4 +1,4 @@
-"""What a verifier says of an answer."""
+"""Result of a verifier."""
 
 from __future__ import annotations
 
@@ -6,40 +6,38 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["RIGHT", "WRONG", "Score", "Verifier", "right", "truths"]
-
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How right an answer is: `score` between 0 and 1, `predicted` the answer that was read out of the text, `parts`
-    what else is to be logged."""
+    """Correctness of a response: `score` between 0 and 1, `predicted` the extracted answer, `parts` further metrics."""
 
     score: float
     predicted: str | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
-Verifier = Callable[[str, Any, Mapping[str, Any]], Score]
-"""`(text, truth, extra) -> Score`: the policy's words, what is right, and what the row says besides."""
+Verifier = Callable[..., Score]
+"""`(text, truth, extra) -> Score`: response, ground truth, and the extra fields of the row. A verifier with a
+`config_class` also takes `options`, an instance of it."""
 
 WRONG = 0.0
-RIGHT = 1.0
+CORRECT = 1.0
 
 
-def right(yes: bool, predicted: str | None) -> Score:
-    """All or nothing."""
-    return Score(RIGHT if yes else WRONG, predicted)
+def binary_score(correct: bool, predicted: str | None) -> Score:
+    """Return score 1 or 0."""
+    return Score(CORRECT if correct else WRONG, predicted)
 
 
-def truths(truth: Any) -> list[str]:
-    """Every answer that counts as right: one, a list of them, or a mapping with `target`.
+def accepted_answers(truth: Any) -> list[str]:
+    """Return the correct answers of a ground truth: one, a list of them, or a mapping with `target`.
 
     Raises:
-        ValueError: the row names none.
+        ValueError: there is none.
     """
     if isinstance(truth, dict):
         truth = truth.get("target", truth.get("answer"))
-    found = truth if isinstance(truth, list | tuple) else [truth]
-    if not found or any(one is None for one in found):
-        raise ValueError("the row doesn't say what is right")
-    return [str(one) for one in found]
+    answers = truth if isinstance(truth, list | tuple) else [truth]
+    if not answers or any(answer is None for answer in answers):
+        raise ValueError("the row has no ground truth")
+    return [str(answer) for answer in answers]

@@ -1,489 +1,332 @@
-"""Games: many worlds and one engine. A finished turn steps its world at once and queues the next turn; nobody waits at
-a turn's end for the others, and the engine goes on while worlds are at work."""
+"""Agent loop: many envs and one engine. A finished response is executed by its env at once and the next turn is queued,
+so that no episode waits for another one and the engine keeps running while envs work."""
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
 from typing import Self
 
-from quintet.config.native import Experiment, RolloutConfig
-from quintet.envs.mixture import worlds_of
-from quintet.envs.seeds import seed_of, world_of
-from quintet.envs.world import World
-from quintet.envs.worlds import Answered, LocalWorlds, Moved, Opened, Worlds
-from quintet.records import Failure, Generation, Observation, Outcome, Request, Step, StopReason, Trajectory, Turn
-from quintet.rollout.dialogue import ChatFormat, Dialogue, PromptChange
-from quintet.rollout.engine import Engine
-from quintet.rollout.replies import ParsedReply, ReplyFormat
-from quintet.rollout.rules import GameLimits, Health, Rules, rules_of
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.rollout import RolloutConfig
+from quintet.envs.env import Env
+from quintet.envs.mixed_env import build_run_envs
+from quintet.envs.start_states import env_index
+from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeStarted, LocalVectorEnv, VectorEnv
+from quintet.records import Failure, Generation, Observation, Outcome, Step, StopReason, Trajectory
+from quintet.rollout.chat.chat_format import ChatFormat, Dialogue, PromptChange
+from quintet.rollout.chat.response_parser import ParsedResponse, ResponseFormat
+from quintet.rollout.engines.engine import Engine
+from quintet.rollout.episode import EMPTY, LOST, UNEXPLAINED, Episode, PolicyResponse, RunningEpisode
+from quintet.rollout.episode_limits import EpisodeLimits, EpisodeRules, FailureMonitor, build_episode_rules
+from quintet.rollout.sampling_params import SamplingParams
 
-__all__ = ["AgentLoop", "Game", "GameLimits", "Sampling", "derive_seed"]
-
-
-UNEXPLAINED = Failure("engine", "Unexplained", "the engine stopped in the middle of a turn and didn't say why")
-EMPTY = Failure("engine", "EmptyResponse", "the engine gave no token, not even one that ends the turn")
-LOST = Failure("engine", "Lost", "the engine has no requests left and never answered this one")
-REMEMBERED = 4096
-"""Replies whose words are kept."""
-NOTHING = ParsedReply((), valid=False)
-UNSEEN = Observation("")
-
-
-def derive_seed(*parts: int | str) -> int:
-    """A non-negative 63-bit seed that follows from its parts."""
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
-@dataclass(frozen=True, slots=True)
-class Game:
-    """A game to be played: where it begins, its group, the sample's number within the group."""
-
-    seed: int
-    """The world's seed; of a further world of the run, with the world in it, see `quintet.envs.seeds.start_in`."""
-    group: int
-    sample: int
-    again: int = 0
-    """How often the step has played that start before, so that other words are drawn."""
-
-    def draws(self, sampling: Sampling, turn: int) -> int:
-        """The seed of what is drawn in a turn."""
-        repeated = (self.again,) if self.again else ()
-        return derive_seed(sampling.seed, self.seed, self.sample, turn, *repeated)
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are drawn in a round of games. Temperature 0 is greedy; see `Request` for the rest."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    min_tokens: int = 0
-    ignore_end: bool = False
-    """Replies go on to their longest, whatever tokens come; texts in `stop_texts` still end them."""
-    end_ids: tuple[int, ...] | None = None
-    """Tokens that end a reply in place of the tokenizer's own; None keeps those."""
-    stop_texts: tuple[str, ...] = ()
-
-    def request(
-        self,
-        number: int,
-        prompt: tuple[int, ...],
-        max_tokens: int,
-        seed: int,
-        ends: Sequence[int],
-        *,
-        keep: bool = False,
-    ) -> Request:
-        """A turn to be written under it; `ends` are the tokens by which the chat format ends one, `keep` says that a
-        further one may follow it."""
-        own = tuple(ends) if self.end_ids is None else self.end_ids
-        return Request(
-            id=number,
-            prompt=prompt,
-            max_tokens=max_tokens,
-            seed=seed,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            min_tokens=min(self.min_tokens, max_tokens),
-            stop_ids=() if self.ignore_end else own,
-            stop_texts=self.stop_texts,
-            keep=keep,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Reply:
-    """What the policy wrote in a turn, and what its world is to do."""
-
-    generation: Generation
-    text: str = ""
-    parsed: ParsedReply = NOTHING
-
-    @property
-    def valid(self) -> bool:
-        return self.parsed.valid and self.generation.stop is StopReason.STOP
-
-
-@dataclass(slots=True)
-class _Player:
-    """A game in progress."""
-
-    id: int
-    game: Game
-    sampling: Sampling
-    rules: Rules
-    dialogue: Dialogue | None = None
-    format: ReplyFormat | None = None
-    observation: Observation = UNSEEN
-    new: tuple[int, ...] = ()
-    continues: bool = False
-    turns: list[Turn] = field(default_factory=list)
-    reply: _Reply | None = None
-    """What its world executes; None while the policy writes or the world begins."""
-    writing: bool = False
-    """The engine has its request."""
-    actions: int = 0
-    tokens: int = 0
+MAX_CACHED_RESPONSES = 4096
 
 
 class AgentLoop:
-    """Plays games with one engine.
+    """Runs episodes with one engine.
 
-    `play` plays a round from start to end. `begin` and `advance` play the same games in pieces, so that they may be
-    kept running over an update of the weights. A game's world or request that fails costs that game alone: it comes
-    back as `Outcome.FAILED` with its `Failure`.
+    `collect_rollouts` runs episodes to their end. `start` and `step` run the same episodes incrementally, so that they
+    can continue across a weight sync. A failing env or request costs only its own episode, which ends as
+    `Outcome.FAILED` with its `Failure`.
     """
 
     def __init__(
         self,
         engine: Engine,
         chat: ChatFormat,
-        worlds: Worlds | Callable[[], World],
+        envs: VectorEnv | Callable[[], Env],
         config: RolloutConfig,
-        world_name: str,
-        limits: GameLimits | None = None,
-        rules: Sequence[Rules] = (),
+        env_name: str,
+        limits: EpisodeLimits | None = None,
+        rules: Sequence[EpisodeRules] = (),
     ) -> None:
-        """`worlds` may be what makes a world, to be played in this process. Where there are several, `rules` are those
-        of each, in place of one world's `config`, name and limits."""
+        """`envs` may be a function that creates an env for this process. With several envs, `rules` has one entry per
+        env and replaces `config`, `env_name` and `limits`."""
         self._engine = engine
         self.chat = chat
-        self._worlds: Worlds = LocalWorlds(worlds) if callable(worlds) else worlds
-        self._rules = tuple(rules) or (Rules(world_name, config, limits or GameLimits()),)
-        self._health = {rules.name: Health(rules.limits.failed_share, rules.key) for rules in self._rules}
-        self._numbers = count()
-        self._players: dict[int, _Player] = {}
-        self._formats: dict[tuple[str, tuple[str, ...]], ReplyFormat] = {}
-        # trained policies say the same again and again
-        self._understood = lru_cache(maxsize=REMEMBERED)(self._understand)
-        self._ended: list[tuple[int, Trajectory]] = []
-        self._changes: Counter[PromptChange] = Counter()
+        self._envs: VectorEnv = LocalVectorEnv(envs) if callable(envs) else envs
+        self._rules = tuple(rules) or (EpisodeRules(env_name, config, limits or EpisodeLimits()),)
+        self._failures = {r.name: FailureMonitor(r.limits.max_failed_share, r.key) for r in self._rules}
+        self._ids = count()
+        self._running: dict[int, RunningEpisode] = {}
+        self._formats: dict[tuple[str, tuple[str, ...]], ResponseFormat] = {}
+        # trained policies repeat their responses
+        self._parse_cached = lru_cache(maxsize=MAX_CACHED_RESPONSES)(self._parse)
+        self._finished: list[tuple[int, Trajectory]] = []
+        self._prompt_changes: Counter[PromptChange] = Counter()
         self.engine_seconds = 0.0
-        """Time spent in the engine, over all games."""
+        """Time spent in the engine, over all episodes."""
         self.loop_seconds = 0.0
-        """Time spent in neither the engine nor worlds."""
-        self._measured = {"engine": 0.0, "world": 0.0, "loop": 0.0}
+        """Time spent in neither the engine nor envs."""
+        self._reported_seconds = {"engine": 0.0, "env": 0.0, "loop": 0.0}
 
     @classmethod
-    def of(cls, engine: Engine, chat: ChatFormat, config: Experiment) -> Self:
-        """As an experiment wants it.
+    def from_config(cls, engine: Engine, chat: ChatFormat, config: Experiment) -> Self:
+        """Build the envs and the loop of an experiment.
 
         Raises:
-            ConfigError: a user's own world can't be loaded.
+            ConfigError: a user-defined env cannot be loaded.
         """
-        return cls.playing(engine, chat, worlds_of(config), rules_of(config))
+        return cls.with_rules(engine, chat, build_run_envs(config), build_episode_rules(config))
 
     @classmethod
-    def playing(cls, engine: Engine, chat: ChatFormat, worlds: Worlds, rules: Sequence[Rules]) -> Self:
-        """One world or several, each by its rules."""
-        return cls(engine, chat, worlds, rules[0].config, rules[0].name, rules=rules)
+    def with_rules(cls, engine: Engine, chat: ChatFormat, envs: VectorEnv, rules: Sequence[EpisodeRules]) -> Self:
+        """Build a loop over one or several envs, each with its rules."""
+        return cls(engine, chat, envs, rules[0].config, rules[0].name, rules=rules)
 
     @property
-    def world_seconds(self) -> float:
-        """Time spent in worlds, or with waiting for them while the engine had nothing to do, over all games."""
-        return self._worlds.seconds
+    def env_seconds(self) -> float:
+        """Time spent in envs, or waiting for them while the engine was idle, over all episodes."""
+        return self._envs.seconds
 
     @property
     def busy(self) -> bool:
-        """Games run, or have ended and weren't taken yet."""
-        return bool(self._players or self._ended)
+        """Whether episodes are running, or have ended without having been returned."""
+        return bool(self._running or self._finished)
 
-    def play(self, games: Sequence[Game], sampling: Sampling) -> Iterator[Trajectory]:
-        """Play all games; trajectories come as they end, in no particular order. Games that run already go on beside
-        them; where none do, what the engine knows from earlier rounds is forgotten first, so that a round's numbers
-        are its own, to the last bit.
+    def collect_rollouts(self, episodes: Sequence[Episode], sampling: SamplingParams) -> Iterator[Trajectory]:
+        """Run all episodes and yield their trajectories in the order in which they end. Episodes that are already
+        running continue beside them; if there are none, the prefix cache is reset first, so that results do not depend
+        on earlier rollouts, to the last bit.
 
         Raises:
-            MachineError: more than `limits.failed_share` of the games failed.
+            MachineError: more than `max_failed_share` of the episodes failed.
         """
-        own = self._begin(games, sampling)
+        pending = self._start(episodes, sampling)
         try:
-            while own:
-                self._advance()
-                ended, self._ended = self._ended, []
-                self._ended = [one for one in ended if one[0] not in own]
-                for number, trajectory in ended:
-                    if number in own:
-                        own.remove(number)
+            while pending:
+                self._step()
+                finished, self._finished = self._finished, []
+                self._finished = [entry for entry in finished if entry[0] not in pending]
+                for number, trajectory in finished:
+                    if number in pending:
+                        pending.remove(number)
                         yield trajectory
         finally:
-            # whoever asked may have gone, or a fault ends the run
-            self._abort(player for player in self._players.values() if player.id in own)
-            self._ended = [one for one in self._ended if one[0] not in own]
+            # the consumer may have stopped iterating, or an error ends the run
+            self._abort(running for running in self._running.values() if running.id in pending)
+            self._finished = [entry for entry in self._finished if entry[0] not in pending]
 
-    def begin(self, games: Sequence[Game], sampling: Sampling) -> None:
-        """Start games beside those that run; `advance` plays them."""
-        self._begin(games, sampling)
+    def start(self, episodes: Sequence[Episode], sampling: SamplingParams) -> None:
+        """Start episodes beside those that are running; `step` advances them."""
+        self._start(episodes, sampling)
 
-    def advance(self) -> list[Trajectory]:
-        """Let engine and worlds go on by a step; the games that ended. Waits for worlds where the engine is idle.
+    def step(self) -> list[Trajectory]:
+        """Advance engine and envs by one step and return the episodes that ended. Waits for envs if the engine is idle.
 
         Raises:
-            MachineError: more than `limits.failed_share` of the games side by side failed.
-            EngineFault: the engine died, and nothing watches over it; see `Supervised`.
+            MachineError: more than `max_failed_share` of the concurrent episodes failed.
+            EngineError: the engine died and is not a `RestartingEngine`.
         """
-        self._advance()
-        ended, self._ended = self._ended, []
-        return [trajectory for _, trajectory in ended]
+        self._step()
+        finished, self._finished = self._finished, []
+        return [trajectory for _, trajectory in finished]
 
     def abort(self, groups: Collection[int]) -> list[Trajectory]:
-        """Give up the games of groups, as far as they were played: `Outcome.ABORTED`. Those that have ended and
-        weren't taken yet are handed out beside them, as they ended."""
-        through = [game for _, game in self._ended if game.group in groups]
-        self._ended = [one for one in self._ended if one[1].group not in groups]
-        return through + self._abort(player for player in self._players.values() if player.game.group in groups)
+        """Abort the running episodes of groups and return them as `Outcome.ABORTED`, together with episodes of these
+        groups that had ended and were not yet returned."""
+        ended = [trajectory for _, trajectory in self._finished if trajectory.group in groups]
+        self._finished = [entry for entry in self._finished if entry[1].group not in groups]
+        return ended + self._abort(running for running in self._running.values() if running.episode.group in groups)
 
-    def measures(self) -> dict[str, float]:
-        """Metrics since this was asked last: seconds in the engine, in worlds and in between, and what became of the
-        worlds' words in prompts."""
-        seconds = {"engine": self.engine_seconds, "world": self.world_seconds, "loop": self.loop_seconds}
-        spent = {f"timing_s/{name}": value - self._measured[name] for name, value in seconds.items()}
-        changes, self._changes = self._changes, Counter()
-        self._measured = seconds
-        return spent | {f"prompt/{change}": changes[change] for change in PromptChange}
+    def pop_metrics(self) -> dict[str, float]:
+        """Return the metrics since the last call: timings, and counts of changed observations."""
+        seconds = {"engine": self.engine_seconds, "env": self.env_seconds, "loop": self.loop_seconds}
+        elapsed = {f"timing_s/{name}": value - self._reported_seconds[name] for name, value in seconds.items()}
+        changes, self._prompt_changes = self._prompt_changes, Counter()
+        self._reported_seconds = seconds
+        return elapsed | {f"prompt/{change}": changes[change] for change in PromptChange}
 
     def close(self) -> None:
-        """Give up what runs and let go of the worlds' processes."""
-        self._abort(self._players.values())
-        self._worlds.close()
+        """Abort running episodes and stop the processes of the envs."""
+        self._abort(self._running.values())
+        self._envs.close()
 
-    def _begin(self, games: Sequence[Game], sampling: Sampling) -> set[int]:
-        """The numbers of the games that were started."""
-        if not self._players:
-            self._engine.forget()
-            for health in self._health.values():
-                health.restart()
-        begun: set[int] = set()
-        for game in games:
-            player = _Player(next(self._numbers), game, sampling, self._rules[world_of(game.seed)])
-            self._players[player.id] = player
-            self._worlds.open(player.id, game.seed)
-            begun.add(player.id)
-        for name, playing in Counter(player.rules.name for player in self._players.values()).items():
-            self._health[name].widen(playing)
-        return begun
+    def _start(self, episodes: Sequence[Episode], sampling: SamplingParams) -> set[int]:
+        """Start episodes and return their ids."""
+        if not self._running:
+            self._engine.reset_prefix_cache()
+            for monitor in self._failures.values():
+                monitor.reset()
+        started: set[int] = set()
+        for episode in episodes:
+            running = RunningEpisode(next(self._ids), episode, sampling, self._rules[env_index(episode.seed)])
+            self._running[running.id] = running
+            self._envs.start(running.id, episode.seed)
+            started.add(running.id)
+        for name, num_running in Counter(running.rules.name for running in self._running.values()).items():
+            self._failures[name].widen(num_running)
+        return started
 
-    def _advance(self) -> None:
-        started, before = time.perf_counter(), self.engine_seconds + self._worlds.seconds
+    def _step(self) -> None:
+        started, before = time.perf_counter(), self.engine_seconds + self._envs.seconds
         if self._engine.busy:
-            for generation in self._step():
-                self._wrote(generation)
-        idle = not self._engine.busy and not self._ended
-        for answer in self._worlds.answers(wait=idle):
-            self._answered(answer)
-        if self._players and not (self._engine.busy or self._worlds.asked or self._ended):
-            self._lose()
-        elsewhere = self.engine_seconds + self._worlds.seconds - before
+            for generation in self._step_engine():
+                self._handle_generation(generation)
+        idle = not self._engine.busy and not self._finished
+        for event in self._envs.poll(wait=idle):
+            self._handle_env_event(event)
+        if self._running and not (self._engine.busy or self._envs.pending or self._finished):
+            self._fail_lost_episodes()
+        elsewhere = self.engine_seconds + self._envs.seconds - before
         self.loop_seconds += time.perf_counter() - started - elsewhere
 
-    def _step(self) -> list[Generation]:
+    def _step_engine(self) -> list[Generation]:
         started = time.perf_counter()
         generations = self._engine.step()
         self.engine_seconds += time.perf_counter() - started
         return generations
 
-    def _wrote(self, generation: Generation) -> None:
-        """Have a reply's actions executed, or end its game."""
-        player = self._players.get(generation.id)
-        if player is None or not player.writing:
+    def _handle_generation(self, generation: Generation) -> None:
+        """Execute the actions of a response, or end its episode."""
+        running = self._running.get(generation.id)
+        if running is None or not running.is_generating:
             return
-        player.writing = False
-        player.tokens += len(generation.tokens)
+        running.is_generating = False
+        running.num_tokens += len(generation.tokens)
         if generation.stop is StopReason.FAILED:
-            self._stopped(player, generation, Outcome.FAILED, generation.failure or UNEXPLAINED)
+            self._end_mid_turn(running, generation, Outcome.FAILED, generation.failure or UNEXPLAINED)
         elif generation.stop is StopReason.ABORT:
-            self._stopped(player, generation, Outcome.ABORTED)
+            self._end_mid_turn(running, generation, Outcome.ABORTED)
         elif not generation.tokens:
             full = generation.stop is StopReason.CONTEXT
-            self._end(player, *((Outcome.CONTEXT, None) if full else (Outcome.FAILED, EMPTY)))
+            self._end(running, *((Outcome.CONTEXT, None) if full else (Outcome.FAILED, EMPTY)))
         else:
-            self._act(player, generation)
+            self._execute_response(running, generation)
 
-    def _stopped(
-        self, player: _Player, generation: Generation, outcome: Outcome, failure: Failure | None = None
+    def _end_mid_turn(
+        self, running: RunningEpisode, generation: Generation, outcome: Outcome, failure: Failure | None = None
     ) -> None:
-        """End a game whose turn the engine left in the middle; what it wrote stays, nothing of it is executed."""
-        player.turns.append(_turn(player, _Reply(generation, self.chat.decode(generation.tokens))))
-        self._end(player, outcome, failure)
+        """End an episode whose response the engine did not finish; the partial response is recorded, not executed."""
+        running.add_turn(PolicyResponse(generation, self.chat.decode(generation.tokens)))
+        self._end(running, outcome, failure)
 
-    def _act(self, player: _Player, generation: Generation) -> None:
-        dialogue, replies = player.dialogue, player.format
-        if dialogue is None or replies is None:
-            raise AssertionError("a reply before its game began")
-        dialogue.reply(generation.tokens)
-        text, parsed = self._understood(generation.tokens, replies)
-        most = player.rules.limits.actions
-        if most is not None:
-            left = most - player.actions
-            parsed = ParsedReply(parsed.actions[:left], valid=parsed.valid)
-        player.reply = _Reply(generation, text, parsed)
+    def _execute_response(self, running: RunningEpisode, generation: Generation) -> None:
+        dialogue, response_format = running.dialogue, running.format
+        if dialogue is None or response_format is None:
+            raise AssertionError("a response before its episode started")
+        dialogue.add_response(generation.tokens)
+        text, parsed = self._parse_cached(generation.tokens, response_format)
+        max_actions = running.rules.limits.max_actions
+        if max_actions is not None:
+            parsed = ParsedResponse(parsed.actions[: max_actions - running.num_actions], valid=parsed.valid)
+        running.response = PolicyResponse(generation, text, parsed)
         if parsed.actions:
-            self._worlds.move(player.id, parsed.actions)
+            self._envs.step(running.id, parsed.actions)
         else:
-            self._execute(player, ())
+            self._finish_turn(running, ())
 
-    def _understand(self, tokens: tuple[int, ...], replies: ReplyFormat) -> tuple[str, ParsedReply]:
-        """A reply's words, and what they ask for."""
+    def _parse(self, tokens: tuple[int, ...], response_format: ResponseFormat) -> tuple[str, ParsedResponse]:
         text = self.chat.decode(tokens)
-        return text, replies.parse(self.chat.begun + text)
+        return text, response_format.parse(self.chat.response_prefix + text)
 
-    def _answered(self, answer: Answered) -> None:
-        """Go on with a game whose world has answered."""
-        player = self._players.get(answer.game)
-        if player is None:
+    def _handle_env_event(self, event: EnvEvent) -> None:
+        """Continue or end the episode of an env that has finished starting or executing."""
+        running = self._running.get(event.episode)
+        if running is None:
             return
-        if isinstance(answer, Opened):
-            player.dialogue = Dialogue.under(player.rules.config, self.chat, answer.instruction)
-            player.format = self._format(player.rules, answer.actions)
-            self._ask(player, answer.observation)
-        elif isinstance(answer, Moved):
-            self._execute(player, answer.steps)
+        if isinstance(event, EpisodeStarted):
+            running.dialogue = Dialogue.from_config(running.rules.config, self.chat, event.instruction)
+            running.format = self._response_format(running.rules, event.actions)
+            self._request_turn(running, event.observation)
+        elif isinstance(event, ActionsExecuted):
+            self._finish_turn(running, event.steps)
         else:
-            self._end(player, Outcome.FAILED, answer.failure)
+            self._end(running, Outcome.FAILED, event.failure)
 
-    def _format(self, rules: Rules, actions: tuple[str, ...]) -> ReplyFormat:
+    def _response_format(self, rules: EpisodeRules, actions: tuple[str, ...]) -> ResponseFormat:
         if (rules.name, actions) not in self._formats:
-            special = sorted(self.chat.anatomy.control)
-            self._formats[rules.name, actions] = ReplyFormat.under(rules.config, actions, special)
+            special = sorted(self.chat.template_parts.control)
+            self._formats[rules.name, actions] = ResponseFormat.from_config(rules.config, actions, special)
         return self._formats[rules.name, actions]
 
-    def _ask(self, player: _Player, observation: Observation) -> None:
-        """Queue the next turn, or end the game where there is no room for it."""
-        dialogue, config, most = player.dialogue, player.rules.config, player.rules.limits.tokens
+    def _request_turn(self, running: RunningEpisode, observation: Observation) -> None:
+        """Queue the next turn, or end the episode if there is no room for it."""
+        dialogue, config, limit = running.dialogue, running.rules.config, running.rules.limits.max_tokens
         if dialogue is None:
-            raise AssertionError("a turn before its game began")
-        prompt, player.new, player.continues = dialogue.observe(observation.text)
-        player.observation = observation
-        player.tokens += len(player.new)
+            raise AssertionError("a turn before its episode started")
+        prompt, running.new_prompt, running.continues = dialogue.observe(observation.text)
+        running.observation = observation
+        running.num_tokens += len(running.new_prompt)
         if dialogue.changes:
-            self._changes.update(dialogue.changes)
-        longest = config.max_response_tokens
-        if most is not None:
-            longest = min(longest, most - player.tokens)
+            self._prompt_changes.update(dialogue.changes)
+        max_tokens = config.max_response_tokens
+        if limit is not None:
+            max_tokens = min(max_tokens, limit - running.num_tokens)
         if len(prompt) > config.max_prompt_tokens:
-            self._end(player, Outcome.CONTEXT)
-        elif longest < 1:
-            self._end(player, Outcome.MAX_TOKENS)
+            self._end(running, Outcome.CONTEXT)
+        elif max_tokens < 1:
+            self._end(running, Outcome.MAX_TOKENS)
         else:
-            self._submit(player, prompt, longest)
+            self._add_request(running, prompt, max_tokens)
 
-    def _submit(self, player: _Player, prompt: tuple[int, ...], longest: int) -> None:
-        turn = len(player.turns)
-        window, most = player.rules.config.window_size, player.rules.config.max_turns
-        keep = turn + 1 < most and (window is None or turn + 1 < window)
-        seed, ends = player.game.draws(player.sampling, turn), self.chat.end_ids
-        request = player.sampling.request(player.id, prompt, longest, seed, ends, keep=keep)
+    def _add_request(self, running: RunningEpisode, prompt: tuple[int, ...], max_tokens: int) -> None:
+        turn = len(running.turns)
+        window, max_turns = running.rules.config.window_size, running.rules.config.max_turns
+        keep = turn + 1 < max_turns and (window is None or turn + 1 < window)
+        seed, end_ids = running.episode.sampling_seed(running.sampling, turn), self.chat.end_ids
+        request = running.sampling.request(running.id, prompt, max_tokens, seed, end_ids, keep=keep)
         started = time.perf_counter()
         try:
-            self._engine.submit(request)
-            player.writing = True
+            self._engine.add_request(request)
+            running.is_generating = True
         except ValueError:
-            # longer than the engine can take
-            self._end(player, Outcome.CONTEXT)
+            # the prompt is longer than the engine's context
+            self._end(running, Outcome.CONTEXT)
         finally:
             self.engine_seconds += time.perf_counter() - started
 
-    def _execute(self, player: _Player, steps: Sequence[Step]) -> None:
-        """Note what came of a turn, and go on or end."""
-        if player.reply is None:
-            raise AssertionError("a step before a reply")
-        config = player.rules.config
+    def _finish_turn(self, running: RunningEpisode, steps: Sequence[Step]) -> None:
+        """Record a turn and its reward, and request the next one or end the episode."""
+        if running.response is None:
+            raise AssertionError("an env step before a response")
+        config = running.rules.config
         binary = config.binary_reward
-        reward = 0.0 if player.reply.valid or binary else config.format_penalty
+        reward = 0.0 if running.response.valid or binary else config.format_penalty
         outcome: Outcome | None = None
         for step in steps:
-            won = bool(step.info.get("success"))
+            success = bool(step.info.get("success"))
             ended = step.terminated or step.truncated
-            reward += float(won and ended) if binary else step.reward
+            reward += float(success and ended) if binary else step.reward
             if ended:
-                outcome = _outcome(won, terminated=step.terminated)
-        player.turns.append(_turn(player, player.reply, reward, steps))
-        player.actions += len(steps)
-        player.reply = None
-        outcome = outcome or _out_of_bounds(player)
+                outcome = _outcome(success, terminated=step.terminated)
+        running.add_turn(running.response, reward, steps)
+        running.num_actions += len(steps)
+        running.response = None
+        outcome = outcome or running.reached_limit
         if outcome is not None:
-            self._end(player, outcome)
+            self._end(running, outcome)
         else:
-            self._ask(player, steps[-1].observation if steps else player.observation)
+            self._request_turn(running, steps[-1].observation if steps else running.observation)
 
-    def _lose(self) -> None:
-        """Neither engine nor worlds know of the games that are left."""
-        for player in list(self._players.values()):
-            self._end(player, Outcome.FAILED, LOST)
+    def _fail_lost_episodes(self) -> None:
+        """Fail episodes that neither the engine nor an env is working on."""
+        for running in list(self._running.values()):
+            self._end(running, Outcome.FAILED, LOST)
 
-    def _abort(self, players: Iterable[_Player]) -> list[Trajectory]:
-        """End games in the middle."""
-        chosen = {player.id: player for player in players}
-        writing = [player.id for player in chosen.values() if player.writing]
-        for generation in self._engine.abort(writing) if writing else ():
-            player = chosen[generation.id]
+    def _abort(self, episodes: Iterable[RunningEpisode]) -> list[Trajectory]:
+        aborted = {running.id: running for running in episodes}
+        generating = [running.id for running in aborted.values() if running.is_generating]
+        for generation in self._engine.abort(generating) if generating else ():
             if generation.tokens:
-                player.turns.append(_turn(player, _Reply(generation, self.chat.decode(generation.tokens))))
-        for player in chosen.values():
-            self._end(player, Outcome.ABORTED)
-        aborted = [trajectory for number, trajectory in self._ended if number in chosen]
-        self._ended = [one for one in self._ended if one[0] not in chosen]
-        return aborted
+                aborted[generation.id].add_turn(PolicyResponse(generation, self.chat.decode(generation.tokens)))
+        for running in aborted.values():
+            self._end(running, Outcome.ABORTED)
+        trajectories = [trajectory for number, trajectory in self._finished if number in aborted]
+        self._finished = [entry for entry in self._finished if entry[0] not in aborted]
+        return trajectories
 
-    def _end(self, player: _Player, outcome: Outcome, failure: Failure | None = None) -> None:
-        self._worlds.drop(player.id)
-        del self._players[player.id]
-        game = player.game
-        trajectory = Trajectory(
-            world=player.rules.name,
-            seed=seed_of(game.seed),
-            group=game.group,
-            sample=game.sample,
-            turns=tuple(player.turns),
-            outcome=outcome,
-            failure=failure,
-            kind=player.rules.kind,
-        )
-        self._ended.append((player.id, trajectory))
+    def _end(self, running: RunningEpisode, outcome: Outcome, failure: Failure | None = None) -> None:
+        self._envs.drop(running.id)
+        del self._running[running.id]
+        self._finished.append((running.id, running.finish(outcome, failure)))
         if outcome is not Outcome.ABORTED:
-            self._health[player.rules.name].count(failure)
-
-
-def _out_of_bounds(player: _Player) -> Outcome | None:
-    """Which of the limits a game has reached, if any."""
-    most = player.rules.limits.actions
-    if len(player.turns) >= player.rules.config.max_turns:
-        return Outcome.MAX_TURNS
-    return Outcome.MAX_ACTIONS if most is not None and player.actions >= most else None
-
-
-def _turn(player: _Player, reply: _Reply, reward: float = 0.0, steps: Sequence[Step] = ()) -> Turn:
-    generation = reply.generation
-    return Turn(
-        observation=player.observation.text,
-        prompt=player.new,
-        continues=player.continues,
-        tokens=generation.tokens,
-        logprobs=generation.logprobs,
-        weight_version=generation.weight_version,
-        text=reply.text,
-        actions=reply.parsed.actions[: len(steps)],
-        valid_format=reply.valid,
-        reward=reward,
-        stop=generation.stop,
-        frames=tuple(step.observation.text for step in steps),
-        images=player.observation.images,
-        switches=generation.switches,
-    )
+            self._failures[running.rules.name].record(failure)
 
 
 def _outcome(success: bool, *, terminated: bool) -> Outcome:

@@ -1,4 +1,4 @@
-"""What an outside program asked a served policy, kept token for token, so that it can be trained on."""
+"""Sessions: the requests of an external agent to the served policy, recorded token by token for training."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import Any
 
 from quintet.records import StopReason, Turn
 
-__all__ = ["Exchange", "Prompt", "Session", "read_session", "turns_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Tokens that a policy is given.
+    """Prompt tokens of a request.
 
     >>> Prompt((1, 2, 3), text="2 + 3 = ?").reused
     0
@@ -23,44 +21,44 @@ class Prompt:
 
     tokens: tuple[int, ...]
     text: str | None = None
-    """What they say; null where they came as tokens."""
+    """Text of the prompt; None if the request contained tokens."""
     reused: int = 0
-    """How many of them are an earlier exchange's own, prompt and reply, as they were given and sampled."""
+    """Number of leading tokens reused from an earlier exchange, prompt and completion, as given and sampled."""
     shown: str = ""
-    """The newest words, for people."""
+    """The last message, for display."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A prompt and one reply to it."""
+    """A prompt and one completion."""
 
     number: int
-    """Of the request within its session, from 0; requests are numbered as they come."""
+    """Number of the request within its session, from 0."""
     choice: int
-    """Of the reply among those to one request."""
+    """Index of the completion among those of the request."""
     prompt: Prompt
     tokens: tuple[int, ...]
-    """As sampled, the end token included."""
+    """Completion tokens as sampled, with the end token."""
     logprobs: tuple[float, ...]
-    """Nats, one for each of `tokens`; see `Generation`."""
+    """One per token, nats; see `Generation`."""
     text: str
-    """What `tokens` say, the end token left out."""
+    """Text of `tokens` without the end token."""
     closed: bool
-    """Its last token ended it, and isn't in `text`."""
+    """Whether the last token is an end token, which is not in `text`."""
     stop: StopReason
     weight_version: int
     switches: tuple[tuple[int, int], ...] = ()
     reward: float = 0.0
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """What the request said about itself, `user` and `metadata`."""
+    """`user` and `metadata` of the request."""
 
     @property
     def sequence(self) -> tuple[int, ...]:
-        """Prompt and reply."""
+        """Prompt and completion tokens."""
         return self.prompt.tokens + self.tokens
 
-    def line(self) -> str:
-        """Itself as one line of JSON; `read_session` reads it back."""
+    def to_json(self) -> str:
+        """Return one line of JSON, which `read_session` parses."""
         return json.dumps(
             {
                 "request": self.number,
@@ -83,89 +81,89 @@ class Exchange:
 
 
 def read_session(lines: str) -> tuple[Exchange, ...]:
-    """The exchanges that `Exchange.line` wrote, in their order.
+    """Parse the lines of `Exchange.to_json`.
 
     Raises:
-        ValueError: that isn't what it wrote.
+        ValueError: a line has another format.
     """
     try:
-        return tuple(_exchange(json.loads(line)) for line in lines.splitlines() if line)
+        return tuple(_parse_exchange(json.loads(line)) for line in lines.splitlines() if line)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"not a session's exchange: {error!r}") from error
+        raise ValueError(f"not an exchange of a session: {error!r}") from error
 
 
-def _exchange(told: Mapping[str, Any]) -> Exchange:
+def _parse_exchange(fields: Mapping[str, Any]) -> Exchange:
     return Exchange(
-        number=told["request"],
-        choice=told["choice"],
-        prompt=Prompt(tuple(told["prompt_token_ids"]), told["prompt"], told["reused"], told["shown"]),
-        tokens=tuple(told["token_ids"]),
-        logprobs=tuple(told["logprobs"]),
-        text=told["text"],
-        closed=told["closed"],
-        stop=StopReason(told["stop"]),
-        weight_version=told["weight_version"],
-        switches=tuple((place, version) for place, version in told["switches"]),
-        reward=told["reward"],
-        notes=told["notes"],
+        number=fields["request"],
+        choice=fields["choice"],
+        prompt=Prompt(tuple(fields["prompt_token_ids"]), fields["prompt"], fields["reused"], fields["shown"]),
+        tokens=tuple(fields["token_ids"]),
+        logprobs=tuple(fields["logprobs"]),
+        text=fields["text"],
+        closed=fields["closed"],
+        stop=StopReason(fields["stop"]),
+        weight_version=fields["weight_version"],
+        switches=tuple((index, version) for index, version in fields["switches"]),
+        reward=fields["reward"],
+        notes=fields["notes"],
     )
 
 
 class Session:
-    """The exchanges of one outside program's episode. All methods may be called from any thread."""
+    """Exchanges of one episode of an external agent. All methods may be called from any thread."""
 
-    def __init__(self, dialogue: int = 0) -> None:
-        """`dialogue` is the number under which an engine may keep what it computed for the latest exchange."""
+    def __init__(self, request_id: int = 0) -> None:
+        """`request_id` is the id under which the engine may keep the dialogue's KV cache, see `Request.keep`."""
         self._exchanges: list[Exchange] = []
         self._requests = 0
         self._lock = threading.Lock()
-        self._dialogue = dialogue
-        self._lent = False
+        self._request_id = request_id
+        self._id_in_use = False
         self.tokens = 0
-        """Tokens that it holds, of prompts and replies."""
+        """Number of recorded prompt and completion tokens."""
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """Those that are over, in the order in which their requests came."""
+        """Finished exchanges, in the order of their requests."""
         with self._lock:
             return tuple(self._exchanges)
 
-    def begin(self) -> int:
-        """The number of a request that comes in."""
+    def next_request_number(self) -> int:
+        """Return the number of a new request."""
         with self._lock:
             self._requests += 1
             return self._requests - 1
 
-    def lend(self) -> int | None:
-        """The number of its dialogue; None while another request has it. To be given back when the request is over."""
+    def acquire_request_id(self) -> int | None:
+        """Return the dialogue's request id, or None while another request uses it; see `release_request_id`."""
         with self._lock:
-            if self._lent:
+            if self._id_in_use:
                 return None
-            self._lent = True
-            return self._dialogue
+            self._id_in_use = True
+            return self._request_id
 
-    def take_back(self) -> None:
-        """The request that had the number is over."""
+    def release_request_id(self) -> None:
+        """Make the dialogue's request id available again."""
         with self._lock:
-            self._lent = False
+            self._id_in_use = False
 
     def add(self, exchanges: Iterable[Exchange]) -> None:
-        """Keep what came of a request."""
+        """Record the exchanges of a finished request."""
         with self._lock:
             for exchange in exchanges:
                 self._exchanges.append(exchange)
                 self.tokens += len(exchange.prompt.tokens) + len(exchange.tokens)
-            self._exchanges.sort(key=lambda known: (known.number, known.choice))
+            self._exchanges.sort(key=lambda exchange: (exchange.number, exchange.choice))
 
     def reward(self, value: float) -> None:
         """Add a reward to the latest exchange.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no exchange.
         """
         with self._lock:
             if not self._exchanges:
-                raise ValueError("a session without an exchange has nothing to reward")
+                raise ValueError("a session without an exchange cannot be rewarded")
             last = self._exchanges[-1]
             self._exchanges[-1] = replace(last, reward=last.reward + value)
 
@@ -174,52 +172,50 @@ class Session:
         text: str,
         encode: Callable[[str], Sequence[int]],
         encode_more: Callable[[str], Sequence[int]],
-        spelt: Callable[[int], str],
+        token_text: Callable[[int], str],
         shown: str = "",
     ) -> Prompt:
-        """The tokens of a prompt. Where it begins with the words of an earlier prompt and of its whole reply, these
-        keep the tokens that they had, and only what follows is encoded; of several that fit, the longest and then the
-        latest counts.
+        """Tokenize a prompt. If it starts with the text of an earlier prompt and its completion, their tokens are
+        reused and only the rest is encoded, with `encode_more`; the longest and then the latest match is used.
 
-        The reply keeps its tokens where the text repeats all it said: not where a stop text was cut off it, nor where
-        the chat template writes it otherwise (without its thoughts, trimmed), nor where it ended with another token
-        than the one that follows it in the text. Then the whole text is encoded, by `encode`; what follows known
-        tokens, by `encode_more`. `ends` are the tokens that end a reply and what they are written as.
+        A completion does not match if a stop string was cut off, if the chat template changed it (dropped thoughts,
+        stripped whitespace), or if the text has another end token behind it. Then the whole text is encoded, with
+        `encode`. `token_text` returns the text of an end token.
         """
         latest = reversed(self.exchanges)
-        fitting = [known for known in latest if _says(known) and text.startswith(_says(known))]
-        for known in sorted(fitting, key=lambda known: -len(_says(known))):
-            rest = text[len(_says(known)) :]
-            tokens = _after(rest, known, encode_more, spelt)
+        matches = [exchange for exchange in latest if _text(exchange) and text.startswith(_text(exchange))]
+        for exchange in sorted(matches, key=lambda exchange: -len(_text(exchange))):
+            rest = text[len(_text(exchange)) :]
+            tokens = _encode_rest(rest, exchange, encode_more, token_text)
             if tokens is not None:
-                return Prompt(known.sequence + tokens, text, len(known.sequence), shown)
+                return Prompt(exchange.sequence + tokens, text, len(exchange.sequence), shown)
         return Prompt(tuple(encode(text)), text, 0, shown)
 
 
-def _says(exchange: Exchange) -> str:
-    """Prompt and reply as text; nothing where the prompt came as tokens or the reply is empty."""
+def _text(exchange: Exchange) -> str:
+    """Text of prompt and completion; empty if the prompt has no text or the completion is empty."""
     return f"{exchange.prompt.text}{exchange.text}" if exchange.prompt.text and exchange.tokens else ""
 
 
-def _after(
-    rest: str, known: Exchange, encode: Callable[[str], Sequence[int]], spelt: Callable[[int], str]
+def _encode_rest(
+    rest: str, exchange: Exchange, encode: Callable[[str], Sequence[int]], token_text: Callable[[int], str]
 ) -> tuple[int, ...] | None:
-    """Tokens of what follows a reply; None where the text doesn't close it as it closed itself."""
-    if not known.closed:
+    """Tokens of the text behind a completion; None if it does not start with the completion's end token."""
+    if not exchange.closed:
         return tuple(encode(rest))
-    if not rest.startswith(spelt(known.tokens[-1])):
+    if not rest.startswith(token_text(exchange.tokens[-1])):
         return None
-    # encoded behind the end token, as it stands in the text, and not as if a text began there
+    # encoded together with the end token, because tokenizers treat the start of a text differently
     first, *others = encode(rest)
-    return tuple(others) if first == known.tokens[-1] else None
+    return tuple(others) if first == exchange.tokens[-1] else None
 
 
-def turns_of(session: Session | Iterable[Exchange]) -> tuple[Turn, ...]:
-    """The exchanges as turns of a trajectory, in their order; those without a token of the policy's are left out.
+def build_turns(session: Session | Iterable[Exchange]) -> tuple[Turn, ...]:
+    """Convert exchanges to turns of a trajectory; exchanges without completion tokens are left out.
 
-    A turn continues the one before where its prompt begins with that one's prompt and reply, token for token: then its
-    own prompt is only what follows. Anything else begins a new sequence: a changed system message, a history that was
-    cut or encoded anew, another conversation of the same program in between, a second reply to the same prompt.
+    A turn continues the previous one if its prompt starts with the tokens of that prompt and completion; `Turn.prompt`
+    is then the rest. Otherwise it starts a new sequence: after a changed system message, a truncated or re-encoded
+    history, an interleaved conversation, or a second completion of the same prompt.
     """
     turns: list[Turn] = []
     before: tuple[int, ...] | None = None

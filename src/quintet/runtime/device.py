@@ -1,4 +1,4 @@
-"""Where a process computes."""
+"""Compute device of this process."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import torch
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from quintet.config.native import Experiment
-
-__all__ = ["beside_engine", "compute_device"]
+    from quintet.config.native.experiment import Experiment
 
 
 def compute_device() -> torch.device:
-    """The GPU that this process has, where there is one; `CUDA_VISIBLE_DEVICES=` hides them all. Among several ranks on
-    a machine each has its own (`training/meeting.py`)."""
+    """Return this process's GPU if there is one (`CUDA_VISIBLE_DEVICES=` hides all), or else the CPU. Each rank of a
+    machine has its own GPU; see `training/parallel/rendezvous.py`."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def beside_engine(model: PreTrainedModel, config: Experiment) -> PreTrainedModel:
-    """The model where the run's engine wants it: the embedded one generates with it, others load their own."""
+def move_to_engine_device(model: PreTrainedModel, config: Experiment) -> PreTrainedModel:
+    """Move the model to the compute device if the engine in this process generates with it."""
     if config.rollout.engine == "hf":
         model.to(compute_device())
     return model

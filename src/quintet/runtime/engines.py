@@ -1,4 +1,4 @@
-"""What an engine is opened with, from a configuration."""
+"""Setup of engines from a configuration."""
 
 from __future__ import annotations
 
@@ -8,39 +8,37 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quintet.config.native import Experiment
-from quintet.rollout.agent_loop import derive_seed
-from quintet.rollout.engine import EngineSetup
-from quintet.rollout.memory import slots_within
-from quintet.runtime.stored_types import stored_type, with_types
+from quintet.config.native.experiment import Experiment
+from quintet.rollout.engines.engine import EngineSetup
+from quintet.rollout.engines.hf.memory import max_seqs_in_memory
+from quintet.runtime.dtypes import stored_dtype, with_dtypes
+from quintet.seeds import derive_seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["engine_dtype", "engine_setup", "policy_dtype"]
-
-TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def policy_dtype(config: Experiment) -> torch.dtype:
-    """Type in which the policy generates and multiplies while it learns."""
-    return TYPES[with_types(config).policy.dtype]
+    """Return the dtype of the policy in training and generation."""
+    return DTYPES_BY_NAME[with_dtypes(config).policy.dtype]
 
 
 def engine_dtype(config: Experiment, policy: Path) -> torch.dtype:
-    """The engine's own type; without one, that of the policy. `auto` is what the model names that the run began with:
-    the one at `policy.path`, or that made at `policy`. A checkpoint's own says how learners hold it.
+    """Return the engine's dtype (default: the policy's). `auto` is the dtype of the initial model, at `policy.path` or,
+    for a preset, at `policy`; a checkpoint is stored in the learner's dtype.
 
     Raises:
-        ConfigError: the model names a type that no engine is known to take.
-        MachineError: that model isn't there any more.
+        ConfigError: no engine supports the dtype.
+        MachineError: the initial model was removed.
     """
-    named: str | None = config.rollout.engine_options.dtype
-    if named is None:
+    name: str | None = config.rollout.engine_options.dtype
+    if name is None:
         return policy_dtype(config)
-    if named == "auto":
-        named = stored_type(config.policy.path or policy, "rollout.engine_options.dtype")
-    return TYPES[named]
+    if name == "auto":
+        name = stored_dtype(config.policy.path or policy, "rollout.engine_options.dtype")
+    return DTYPES_BY_NAME[name]
 
 
 def engine_setup(
@@ -48,21 +46,23 @@ def engine_setup(
     policy: Path,
     model: PreTrainedModel,
     tokenizer: Any,
-    context: int,
+    max_model_len: int,
     *,
-    side_by_side: int | None = None,
-    learner_owns: bool = True,
+    max_concurrent: int | None = None,
+    is_learner_model: bool = True,
 ) -> EngineSetup:
-    """For an engine around the model of that directory, with room for `context` tokens of prompt and answer and for
-    `side_by_side` requests, or as many as `rollout.max_concurrent` says. `learner_owns` says that the model is the
-    learner's.
+    """Return the setup of an engine for the model at `policy`, with a context of `max_model_len` tokens.
+
+    Args:
+        max_concurrent: Maximum number of concurrent requests (default: `rollout.max_concurrent`).
+        is_learner_model: Whether `model` is the learner's, whose weights the engine must not change.
 
     Raises:
-        ConfigError: not even one request fits into the engine's share of the memory.
+        ConfigError: the KV cache of one request does not fit into the engine's share of the memory.
     """
     options = config.rollout.engine_options
     dtype = engine_dtype(config, policy)
-    wanted = config.rollout.max_concurrent if side_by_side is None else side_by_side
+    max_requests = config.rollout.max_concurrent if max_concurrent is None else max_concurrent
 
     def decode(tokens: Sequence[int]) -> str:
         return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
@@ -71,11 +71,11 @@ def engine_setup(
         directory=policy,
         model=model,
         dtype=dtype,
-        slots=slots_within(model, context, wanted, options.memory_share, dtype),
-        context=context,
-        decode=decode,
+        max_num_seqs=max_seqs_in_memory(model, max_model_len, max_requests, options.memory_share, dtype),
+        max_model_len=max_model_len,
+        detokenize=decode,
         options=options,
         seed=derive_seed(config.seed, "engine"),
         trust_remote_code=config.policy.trust_remote_code,
-        learner_owns=learner_owns,
+        is_learner_model=is_learner_model,
     )

@@ -1,11 +1,9 @@
-"""How this process gives memory back."""
+"""Memory allocator of this process."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
-
-__all__ = ["keep_freed_memory"]
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Option numbers of glibc's mallopt(3)."""
@@ -14,8 +12,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 def keep_freed_memory() -> None:
     """Let glibc keep the large blocks that tensors free instead of returning each to the kernel.
 
-    An update frees and takes the same megabytes again and again; without this the kernel clears them
-    anew every time, a quarter of the time of an update on a CPU. Does nothing on other systems.
+    An update allocates and frees the same blocks again and again, and the kernel would clear them each time: a quarter
+    of the time of an update on a CPU. Does nothing on other systems.
     """
     if not sys.platform.startswith("linux"):
         return

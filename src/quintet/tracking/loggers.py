@@ -1,7 +1,4 @@
-"""Where metrics go: a JSON-lines file, TensorBoard, the console.
-
-A metric without a definition in `quintet.tracking.metrics` is refused.
-"""
+"""Loggers: JSON lines, TensorBoard, console. Metrics without a definition in `metrics.yaml` are rejected."""
 
 from __future__ import annotations
 
@@ -10,77 +7,29 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from quintet.registry import Registry
+from quintet.tracking.atomic_files import translate_os_errors, write_atomic
+from quintet.tracking.logger import LOGGERS, Logger, LoggerContext
 from quintet.tracking.metrics import describe
-from quintet.tracking.progress import NullProgress, Reporter
-from quintet.tracking.run_directory import machine_errors, write_atomic
-
-__all__ = [
-    "LOGGERS",
-    "ConsoleLogger",
-    "JsonlLogger",
-    "Logger",
-    "LoggerContext",
-    "MetricLogger",
-    "TensorboardLogger",
-    "open_loggers",
-    "read_metrics",
-    "truncate",
-]
-
-
-class Logger(Protocol):
-    """One place where metrics go."""
-
-    def log(self, step: int, time_seconds: float, metrics: Mapping[str, float]) -> None:
-        """Keep the metrics of one step; `time_seconds` counts from the run's start."""
-        ...
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class LoggerContext:
-    """What a logger may need in order to open."""
-
-    directory: Path
-    """The run's directory."""
-    filename: str = "metrics.jsonl"
-    """JSON-lines file; the warm start writes `warm_start.jsonl`, so that its updates and the steps
-    of reinforcement learning, which both count from 1, stay apart."""
-    resume_step: int | None = None
-    """The last step that a resumed run keeps; None for a new run."""
-    reporter: Reporter = field(default_factory=NullProgress)
-    """Shows the metrics to people."""
-    name: str = "run"
-    """As people call the run."""
-    project: str = "quintet"
-    """As people call what the run belongs to."""
-
-
-LOGGERS: Registry[Logger] = Registry("logger", entry_points="quintet.loggers")
-"""Factories take a `LoggerContext`."""
 
 
 class JsonlLogger:
-    """One line a step: `step`, `time_seconds`, then the metrics by name. On disk before `log` returns.
+    """Logger of one JSON line per step: `step`, `time_seconds`, then the metrics by name. On disk before `log` returns.
 
-    Values that are not finite are written as null, because JSON has no word for them.
+    Values that are not finite are written as null, because JSON cannot express them.
     """
 
     def __init__(self, context: LoggerContext) -> None:
         self._path = context.directory / context.filename
-        with machine_errors(self._path):
+        with translate_os_errors(self._path):
             self._file = self._path.open("ab", buffering=0)
 
     def log(self, step: int, time_seconds: float, metrics: Mapping[str, float]) -> None:
         line: dict[str, Any] = {"step": step, "time_seconds": round(time_seconds, 3)}
         line.update((name, _finite(metrics[name])) for name in sorted(metrics))
-        with machine_errors(self._path):
+        with translate_os_errors(self._path):
             self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
             os.fsync(self._file.fileno())
 
@@ -93,10 +42,10 @@ def _finite(value: float) -> float | None:
 
 
 class TensorboardLogger:
-    """A scalar for each metric, written with TensorBoard's own event writer.
+    """Logger of one scalar per metric, written with TensorBoard's event writer.
 
-    On resume a session mark tells TensorBoard to hide events of later steps that an interrupted run
-    left behind. The mark covers a whole directory, so files other than `metrics.jsonl` get their own.
+    On resume a session mark tells TensorBoard to hide later events of the interrupted run. The mark covers a whole
+    directory, so metrics files other than `metrics.jsonl` get their own directory.
     """
 
     def __init__(self, context: LoggerContext) -> None:
@@ -105,7 +54,7 @@ class TensorboardLogger:
 
         stem = Path(context.filename).stem
         self._path = context.directory / "tensorboard" / ("" if stem == "metrics" else stem)
-        with machine_errors(self._path):
+        with translate_os_errors(self._path):
             self._path.mkdir(parents=True, exist_ok=True)
             self._writer = EventFileWriter(str(self._path))
         if context.resume_step is not None:
@@ -117,22 +66,22 @@ class TensorboardLogger:
 
         values = [Summary.Value(tag=name, simple_value=metrics[name]) for name in sorted(metrics)]
         self._add(step=step, summary=Summary(value=values))
-        with machine_errors(self._path):
+        with translate_os_errors(self._path):
             self._writer.flush()
 
     def close(self) -> None:
-        with machine_errors(self._path):
+        with translate_os_errors(self._path):
             self._writer.close()
 
     def _add(self, **fields: Any) -> None:
         from tensorboard.compat.proto import event_pb2
 
-        with machine_errors(self._path):
+        with translate_os_errors(self._path):
             self._writer.add_event(event_pb2.Event(wall_time=time.time(), **fields))
 
 
 class ConsoleLogger:
-    """Hands the metrics to whatever shows the run's progress."""
+    """Logger that shows key metrics next to the progress bar."""
 
     def __init__(self, context: LoggerContext) -> None:
         self._reporter = context.reporter
@@ -145,7 +94,7 @@ class ConsoleLogger:
 
 
 class MetricLogger:
-    """Several loggers as one; lets only defined metrics through."""
+    """Logger that forwards defined metrics to several loggers."""
 
     def __init__(self, loggers: Iterable[Logger]) -> None:
         self._loggers = tuple(loggers)
@@ -154,7 +103,7 @@ class MetricLogger:
         """Log to every logger.
 
         Raises:
-            ValueError: a metric is not defined; nothing is written then.
+            ValueError: A metric is not defined; nothing is written.
         """
         for name in metrics:
             try:
@@ -169,26 +118,26 @@ class MetricLogger:
             logger.close()
 
 
-def open_loggers(names: Iterable[str], context: LoggerContext) -> MetricLogger:
-    """The loggers of those names.
+def build_loggers(names: Iterable[str], context: LoggerContext) -> MetricLogger:
+    """Build the named loggers.
 
     Raises:
-        ConfigError: an unknown name, or a package that is not installed.
-        MachineError: the run's directory can't be written.
+        ConfigError: A name is unknown or its package is not installed.
+        MachineError: The run directory cannot be written.
     """
     factories = [LOGGERS.get(name).load() for name in names]
     return MetricLogger(factory(context) for factory in factories)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a metrics file; empty where there is none.
+    """Return the complete lines of a metrics file, empty if there is no file.
 
-    Reading stops at the first line that is not whole: a process was killed while it wrote it.
+    Reading stops at the first incomplete line: a process was killed while writing it.
     """
     lines: list[dict[str, Any]] = []
     if not path.exists():
         return lines
-    with machine_errors(path):
+    with translate_os_errors(path):
         data = path.read_bytes()
     for raw in data.splitlines(keepends=True):
         line = _parse(raw)
@@ -209,36 +158,24 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
 
 
 def truncate(directory: Path, step: int, filename: str = "metrics.jsonl") -> None:
-    """Forget what an interrupted run logged after `step`, and a line that it left half-written.
+    """Remove lines after `step` and an incomplete last line from a metrics file.
 
-    The lines kept are the very bytes that were written. A step must be logged before its checkpoint
-    is made, else its line may be missing after a resume.
+    Remaining lines are unchanged byte for byte. A step must be logged before its checkpoint is saved, otherwise its
+    line may be missing after a resume.
 
     Raises:
-        MachineError: the file can't be rewritten.
+        MachineError: The file cannot be rewritten.
     """
     path = directory / filename
     if not path.exists():
         return
-    with machine_errors(path):
+    with translate_os_errors(path):
         data = path.read_bytes()
-    kept: list[bytes] = []
+    remaining: list[bytes] = []
     for raw in data.splitlines(keepends=True):
         line = _parse(raw)
         if line is None:
             break
         if line["step"] <= step:
-            kept.append(raw)
-    write_atomic(path, b"".join(kept))
-
-
-def _wandb(context: LoggerContext) -> Logger:
-    from quintet.tracking.wandb import WandbLogger
-
-    return WandbLogger(context)
-
-
-LOGGERS.add("jsonl", JsonlLogger, help="one JSON line a step in metrics.jsonl")
-LOGGERS.add("tensorboard", TensorboardLogger, help="TensorBoard events", requires=("tensorboard",))
-LOGGERS.add("wandb", _wandb, help="Weights & Biases; offline where nobody is logged in", requires=("wandb",))
-LOGGERS.add("console", ConsoleLogger, help="key metrics beside the progress bar, or as plain lines")
+            remaining.append(raw)
+    write_atomic(path, b"".join(remaining))

@@ -1,6 +1,6 @@
-"""How far long work is: a bar with rate and time left on a terminal, plain lines elsewhere.
+"""Progress display: a bar with rate and remaining time on a terminal, plain lines elsewhere.
 
-Nothing here prints by itself: everything goes to the `rich` console that the command line hands in.
+Output goes only to the `rich` console that the command line passes in.
 """
 
 from __future__ import annotations
@@ -18,66 +18,55 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-__all__ = [
-    "BarProgress",
-    "NullProgress",
-    "Phase",
-    "PlainProgress",
-    "Progress",
-    "Reporter",
-    "duration",
-    "open_progress",
-]
-
 KEY_METRICS: Mapping[str, str] = {
     "trajectory/success_rate": "success",
     "critic/score/mean": "reward",
-    "val/{world}/success_rate": "validation",
+    "val/{env}/success_rate": "validation",
     "sft/loss": "loss",
     "sft/token_accuracy": "accuracy",
     "train/loss": "loss",
     "train/token_accuracy": "accuracy",
     "val/loss": "held-out loss",
 }
-"""What a bar shows, by the word it shows it under."""
+"""Metrics shown next to a bar, with their labels."""
 
 PLAIN_METRICS = (*KEY_METRICS, "actor/entropy", "actor/ppo_kl", "response_length/mean")
-"""What a plain line shows."""
+"""Metrics shown in a plain line."""
 
 
 class Reporter(Protocol):
-    """Takes the metrics of a step to show them."""
+    """Display for the metrics of a step."""
 
     def report(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
 
 class Phase(Protocol):
-    """One stretch of work of known length."""
+    """Phase of known length."""
 
     def advance(self, metrics: Mapping[str, float] | None = None, count: int = 1) -> None:
-        """`count` more units are done; `metrics` are shown beside them."""
+        """Advance by `count` units and show `metrics`."""
         ...
 
 
 class Progress(Reporter, Protocol):
-    """Shows phases, which may lie inside each other, and notes between them."""
+    """Display for nested phases and notes."""
 
     def phase(self, name: str, total: int, done: int = 0, unit: str = "step") -> AbstractContextManager[Phase]:
-        """Open a phase of `total` units, `done` of them behind it already (a resumed run)."""
+        """Start a phase of `total` units, of which `done` are already completed (in a resumed run)."""
         ...
 
     def note(self, text: str) -> None:
-        """One line, kept."""
+        """Print one permanent line."""
         ...
 
 
-def open_progress(console: Console, every_steps: int = 1, every_seconds: float = 5.0) -> Progress:
-    """A bar where the console is a terminal, plain lines where it isn't."""
+def build_progress(console: Console, every_steps: int = 1, every_seconds: float = 5.0) -> Progress:
+    """Return a progress bar for a terminal, plain lines otherwise."""
     return BarProgress(console) if console.is_terminal else PlainProgress(console, every_steps, every_seconds)
 
 
 def duration(seconds: float) -> str:
-    """A time that people read.
+    """Format a duration.
 
     >>> duration(41.2), duration(125), duration(3900)
     ('41 s', '2 min', '1 h 5 min')
@@ -89,7 +78,7 @@ def duration(seconds: float) -> str:
 
 
 class _Pace:
-    """Seconds a unit over the last advances: the first steps are slow, so the whole mean misleads."""
+    """Moving average of seconds per unit; the first steps are slow, so the overall mean misleads."""
 
     def __init__(self, total: int, done: int, unit: str, clock: Callable[[], float]) -> None:
         self.total, self.done, self.unit, self.clock = total, done, unit, clock
@@ -109,19 +98,19 @@ class _Pace:
             return ""
         return f"{pace:.2g} s/{self.unit}" if pace >= 1 else f"{1 / pace:.3g} {self.unit}s/s"
 
-    def left(self) -> str:
+    def remaining(self) -> str:
         pace = self.seconds_per_unit()
         return "" if pace is None else f"{duration(pace * max(self.total - self.done, 0))} left"
 
 
-def _chosen(metrics: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
-    """Those of the metrics whose definition is among `names`, in the order of `names`."""
-    found = [(describe(name).name, name, value) for name, value in metrics.items()]
-    return {name: value for wanted in names for defined, name, value in found if defined == wanted}
+def _select_metrics(metrics: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
+    """Return the metrics whose definition is in `names`, in that order."""
+    defined = [(describe(name).name, name, value) for name, value in metrics.items()]
+    return {name: value for selected in names for definition, name, value in defined if definition == selected}
 
 
 class NullProgress:
-    """Shows nothing."""
+    """Progress that shows nothing."""
 
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
         pass
@@ -140,8 +129,8 @@ class NullProgress:
 class PlainProgress:
     """Lines such as `step:12/100 - critic/score/mean:0.53 - 1.6 s/step - 2 min left`.
 
-    A line comes at most every `every_steps` units and `every_seconds` seconds, and at a phase's end;
-    metrics that fall between two lines are shown with the next, the latest value of each.
+    A line is printed at most every `every_steps` units and `every_seconds` seconds, and at the end of a phase. It
+    shows the latest value of each metric.
     """
 
     def __init__(
@@ -156,7 +145,7 @@ class PlainProgress:
         self._pending: dict[str, float] = {}
 
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._pending.update(_chosen(metrics, PLAIN_METRICS))
+        self._pending.update(_select_metrics(metrics, PLAIN_METRICS))
 
     def note(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False, highlight=False)
@@ -168,15 +157,15 @@ class PlainProgress:
         phase.finish()
 
     def due(self, steps: int, seconds: float) -> bool:
-        """Whether that many units and seconds since the last line call for a new one."""
+        """Return whether a new line is due after that many units and seconds."""
         return steps >= self._every_steps and seconds >= self._every_seconds
 
     def line(self, name: str, pace: _Pace) -> None:
-        """Write the line of one phase."""
-        chosen = _chosen(self._pending, PLAIN_METRICS)
+        """Print the line of one phase."""
+        selected = _select_metrics(self._pending, PLAIN_METRICS)
         self._pending.clear()
-        parts = [f"{name}:{pace.done}/{pace.total}", *(f"{key}:{value:.4g}" for key, value in chosen.items())]
-        self.note(" - ".join(part for part in (*parts, pace.rate(), pace.left()) if part))
+        parts = [f"{name}:{pace.done}/{pace.total}", *(f"{key}:{value:.4g}" for key, value in selected.items())]
+        self.note(" - ".join(part for part in (*parts, pace.rate(), pace.remaining()) if part))
 
 
 class _PlainPhase:
@@ -200,7 +189,7 @@ class _PlainPhase:
 
 
 class BarProgress:
-    """A live bar for each open phase: share done, rate, time left, key metrics."""
+    """Live bar per phase with completed share, rate, remaining time and key metrics."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
@@ -217,20 +206,20 @@ class BarProgress:
     @contextmanager
     def phase(self, name: str, total: int, done: int = 0, unit: str = "step") -> Iterator[Phase]:
         bars = self._bars or self._start()
-        task = bars.add_task(name, total=total, completed=done, rate="", left="", metrics="")
+        task = bars.add_task(name, total=total, completed=done, rate="", remaining="", metrics="")
         phase = _BarPhase(bars, task, _Pace(total, done, unit, self._clock))
         self._open.append(phase)
         try:
             yield phase
         finally:
             self._open.remove(phase)
-            self._leave(bars, task)
+            self._finish(bars, task)
 
     def _start(self) -> RichProgress:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
-        fields = [TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in ("rate", "left", "metrics")]
+        fields = [TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in ("rate", "remaining", "metrics")]
         self._bars = RichProgress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -241,8 +230,8 @@ class BarProgress:
         self._bars.start()
         return self._bars
 
-    def _leave(self, bars: RichProgress, task: TaskID) -> None:
-        """An inner phase's bar goes; the outermost stays on the screen as the record of the work."""
+    def _finish(self, bars: RichProgress, task: TaskID) -> None:
+        """Remove an inner phase's bar; the outermost stays on screen."""
         if self._open:
             bars.remove_task(task)
             return
@@ -257,11 +246,13 @@ class _BarPhase:
 
     def advance(self, metrics: Mapping[str, float] | None = None, count: int = 1) -> None:
         self._pace.advance(count)
-        self._bars.update(self._task, completed=self._pace.done, rate=self._pace.rate(), left=self._pace.left())
+        self._bars.update(
+            self._task, completed=self._pace.done, rate=self._pace.rate(), remaining=self._pace.remaining()
+        )
         self.show(metrics or {})
 
     def show(self, metrics: Mapping[str, float]) -> None:
-        self._latest.update(_chosen(metrics, tuple(KEY_METRICS)))
-        chosen = _chosen(self._latest, tuple(KEY_METRICS))
-        text = " · ".join(f"{KEY_METRICS[describe(name).name]} {value:.2f}" for name, value in chosen.items())
+        self._latest.update(_select_metrics(metrics, tuple(KEY_METRICS)))
+        selected = _select_metrics(self._latest, tuple(KEY_METRICS))
+        text = " · ".join(f"{KEY_METRICS[describe(name).name]} {value:.2f}" for name, value in selected.items())
         self._bars.update(self._task, metrics=text)

@@ -1,4 +1,4 @@
-"""`report.html`: one page that shows whether a run learned, and games it played. It needs nothing outside itself."""
+"""`report.html`: a self-contained page with learning curves and episodes of a run."""
 
 from __future__ import annotations
 
@@ -14,50 +14,48 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from quintet.tracking.boards import BoardSheet
-from quintet.tracking.charts import Chart, Series, number_text
-from quintet.tracking.games import choose_games, games_html
+from quintet.tracking.chart_svg import Chart, Series, number_text
+from quintet.tracking.episode_html import choose_episodes, episodes_html
+from quintet.tracking.grid_svg import GridSheet
 from quintet.tracking.loggers import read_metrics
 from quintet.tracking.metrics import describe, healthy_text
 from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.trajectories import read_trajectories
 
-__all__ = ["ClosingRow", "write_report"]
-
 Lines = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class ClosingRow:
-    """One line of the closing table: a number before and after training; None or NaN where unknown."""
+class ComparisonRow:
+    """A value before and after training; None or NaN if unknown."""
 
     label: str
     before: float | None
     after: float | None
     share: bool = False
-    """Shown in percent."""
+    """Whether the value is shown in percent."""
 
 
 def write_report(
     directory: Path,
     title: str,
     config_summary: Mapping[str, object],
-    closing_table: Sequence[ClosingRow],
-    games: int = 12,
+    closing_table: Sequence[ComparisonRow],
+    episodes: int = 12,
 ) -> Path:
     """Write the report of the run in `directory` and return its path.
 
-    Curves come from `metrics.jsonl` and `warm_start.jsonl`, games from the first and the last file of
-    `trajectories/validation/`; what is missing is left out. `games` is how many are shown. Text from
-    the policy is escaped, and the page's own policy (CSP) lets no script run but the page's.
+    Curves come from `metrics.jsonl` and `warm_start.jsonl`, episodes from the first and last file of
+    `trajectories/validation/`; missing files are skipped. `episodes` is the number of episodes shown. Text from the
+    policy is escaped, and the Content-Security-Policy allows only the page's script.
 
     Raises:
-        MachineError: a file can't be read or written.
+        MachineError: A file cannot be read or written.
     """
     run = RunDirectory(directory)
     script = _asset("report.js")
-    boards = BoardSheet()
-    played = _games(run, games, boards)
+    boards = GridSheet()
+    episodes_section = _episodes(run, episodes, boards)
     page = Template(_asset("report.html")).substitute(
         title=escape(title),
         style=_asset("report.css"),
@@ -65,7 +63,7 @@ def write_report(
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         hero=_hero(closing_table),
         curves=_curves(read_metrics(run.metrics), read_metrics(run.warm_start)),
-        games=played,
+        episodes=episodes_section,
         settings=_settings(config_summary),
         tiles=boards.definitions(_asset("tiles.svg")),
     )
@@ -77,7 +75,7 @@ def _asset(name: str) -> str:
     return (resources.files("quintet.tracking") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _hero(rows: Sequence[ClosingRow]) -> str:
+def _hero(rows: Sequence[ComparisonRow]) -> str:
     return "".join(
         f'<div class="figure"><dt>{escape(row.label)}</dt><dd><span class="before">'
         f'{number_text(row.before, row.share)}</span><i aria-label="became">→</i>'
@@ -96,26 +94,26 @@ def _value(line: Mapping[str, Any], name: str) -> float:
 
 
 def _series(lines: Lines, name: str, label: str, tone: str = "main", *, dots: bool = False) -> Series:
-    """One metric's curve. A metric measured now and then has its points joined."""
+    """Return the curve of one metric; steps without a value are skipped."""
     points = ((float(line["step"]), _value(line, name)) for line in lines if name in line)
     return Series(label, tuple(points), tone, dots)
 
 
 def _validation(lines: Lines, part: str, label: str) -> list[Series]:
-    """One curve a world of `val/{world}/<part>`."""
-    found = sorted({key for line in lines for key in line if key.startswith("val/") and key.endswith(f"/{part}")})
-    names = {name: label if len(found) == 1 else f"{label}, {name.split('/')[1]}" for name in found}
-    return [_series(lines, name, text, dots=True) for name, text in names.items()]
+    """Return one curve of `val/{env}/<part>` per environment."""
+    names = sorted({key for line in lines for key in line if key.startswith("val/") and key.endswith(f"/{part}")})
+    labels = {name: label if len(names) == 1 else f"{label}, {name.split('/')[1]}" for name in names}
+    return [_series(lines, name, text, dots=True) for name, text in labels.items()]
 
 
-def _of_worlds(lines: Lines, part: str) -> list[Series]:
-    """One curve a world of `train/{world}/<part>`, where there are several."""
-    found = sorted({key for line in lines for key in line if key.startswith("train/") and key.endswith(f"/{part}")})
-    return [_series(lines, name, f"training, {name.split('/')[1]}", "second", dots=True) for name in found]
+def _per_env(lines: Lines, part: str) -> list[Series]:
+    """Return one curve of `train/{env}/<part>` per environment, if there are several."""
+    names = sorted({key for line in lines for key in line if key.startswith("train/") and key.endswith(f"/{part}")})
+    return [_series(lines, name, f"training, {name.split('/')[1]}", "second", dots=True) for name in names]
 
 
 def _single(lines: Lines, title: str, name: str, *, percent: bool = False) -> Chart:
-    """A chart of one metric, with what it means and what is healthy."""
+    """Return the chart of one metric with its meaning and healthy range."""
     metric = describe(name)
     unit = "" if percent else f", in {metric.unit}"
     caption = f"{metric.meaning}{unit}. Healthy: {healthy_text(metric.healthy)}."
@@ -123,28 +121,28 @@ def _single(lines: Lines, title: str, name: str, *, percent: bool = False) -> Ch
 
 
 def _curves(lines: Lines, warm_start: Lines) -> str:
-    one = partial(_single, lines)
+    single = partial(_single, lines)
     charts = [
         Chart(
             "Success",
-            "Share of games solved: held-out ones are played greedily, those of training with sampling.",
+            "Share of episodes solved: held-out episodes are decoded greedily, training episodes are sampled.",
             (
                 _series(lines, "trajectory/success_rate", "training", "second"),
                 *_validation(lines, "success_rate", "held-out"),
-                *_of_worlds(lines, "success_rate"),
+                *_per_env(lines, "success_rate"),
             ),
             percent=True,
             wide=True,
             bounds=(0.0, 1.0),
         ),
-        one("Reward", "critic/score/mean"),
-        one("Entropy", "actor/entropy"),
-        one("Policy change", "actor/ppo_kl"),
-        one("Valid format", "response/valid_format", percent=True),
-        one("Words a turn", "response_length/mean"),
-        one("Turns a game", "num_turns/mean"),
-        one("Critic", "critic/vf_explained_var"),
-        one("Throughput", "perf/throughput"),
+        single("Reward", "critic/score/mean"),
+        single("Entropy", "actor/entropy"),
+        single("Policy change", "actor/ppo_kl"),
+        single("Valid format", "response/valid_format", percent=True),
+        single("Tokens per response", "response_length/mean"),
+        single("Turns per episode", "num_turns/mean"),
+        single("Critic", "critic/vf_explained_var"),
+        single("Throughput", "perf/throughput"),
         _single(warm_start, "Warm start", "sft/loss"),
     ]
     drawn = "".join(chart.html() for chart in charts) + _timing(lines)
@@ -152,7 +150,7 @@ def _curves(lines: Lines, warm_start: Lines) -> str:
 
 
 def _timing(lines: Lines) -> str:
-    """Where the time of all steps went, one bar."""
+    """Return one bar with the share of each phase in the time of all steps."""
     prefix = "timing_s/"
     names = sorted({key for line in lines for key in line if key.startswith(prefix)} - {f"{prefix}step"})
     sums = {name: math.fsum(value for line in lines if math.isfinite(value := _value(line, name))) for name in names}
@@ -172,19 +170,21 @@ def _timing(lines: Lines) -> str:
     )
 
 
-def _games(run: RunDirectory, count: int, boards: BoardSheet) -> str:
+def _episodes(run: RunDirectory, count: int, boards: GridSheet) -> str:
     files = sorted(run.trajectories("validation", 0).parent.glob("step_*.jsonl"))
     if not files or count == 0:
         return ""
     last = read_trajectories(files[-1])
     first = read_trajectories(files[0]) if len(files) > 1 else []
-    chosen = choose_games(last, first, count)
+    chosen = choose_episodes(last, first, count)
     if not chosen:
         return ""
-    solved = sum(bool(game["success"]) for game in last)
-    before = " First come those lost before training and solved after; ✗ → ✓ marks them." if first else ""
+    solved = sum(bool(episode["success"]) for episode in last)
+    before = " Episodes lost before training and solved after it come first, marked ✗ → ✓." if first else ""
     intro = (
-        f"{len(chosen)} of the {len(last)} held-out games of the last validation, {solved} of which were solved. "
-        f"They are chosen, not drawn at random: about a third are failures, where there are so many.{before}"
+        f"{len(chosen)} of the {len(last)} held-out episodes of the last validation, {solved} of which were solved. "
+        f"The selection is not random: about a third are failures, if there are enough.{before}"
     )
-    return f'<section id="games"><h2>Games</h2><p class="lead">{intro}</p>{games_html(chosen, boards)}</section>'
+    return (
+        f'<section id="episodes"><h2>Episodes</h2><p class="lead">{intro}</p>{episodes_html(chosen, boards)}</section>'
+    )

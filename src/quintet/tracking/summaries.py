@@ -1,4 +1,4 @@
-"""Trajectories and batches in numbers, under the names of `tracking.metrics`."""
+"""Metrics of trajectories and batches; their definitions are in `metrics.yaml`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 
 from quintet.records import Batch, Outcome, StopReason, Trajectory, Turn
 
-__all__ = ["summarize_batch", "summarize_games", "summarize_validation", "summarize_worlds"]
-
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
     if not values:
@@ -18,12 +16,12 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _share(flags: Iterable[bool]) -> float:
-    seen = list(flags)
-    return sum(seen) / max(1, len(seen))
+    values = list(flags)
+    return sum(values) / max(1, len(values))
 
 
 def _prompt_lengths(trajectory: Trajectory) -> list[int]:
-    """Context of each turn, tokens."""
+    """Return the context length of each turn in tokens."""
     lengths: list[int] = []
     for turn in trajectory.turns:
         before = lengths[-1] + len(trajectory.turns[len(lengths) - 1].tokens) if turn.continues else 0
@@ -31,8 +29,8 @@ def _prompt_lengths(trajectory: Trajectory) -> list[int]:
     return lengths
 
 
-def summarize_games(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """A step's training games."""
+def summarize_episodes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return metrics of a step's training episodes."""
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     scores = [trajectory.reward for trajectory in trajectories]
     return {
@@ -49,28 +47,33 @@ def summarize_games(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         **{f"trajectory/outcome/{kind}": _share(t.outcome is kind for t in trajectories) for kind in Outcome},
         **{f"response/stop_reason/{kind}": _share(turn.stop is kind for turn in turns) for kind in StopReason},
         **_failures(trajectories),
-        **_parts(trajectories),
+        **_reward_components(trajectories),
     }
 
 
 def _is_empty(turn: Turn) -> bool:
-    """The policy ended its turn without a word."""
+    """Return whether the policy ended its turn without any text."""
     return turn.stop is StopReason.STOP and not turn.text.strip()
 
 
 def _failures(trajectories: Iterable[Trajectory]) -> dict[str, float]:
-    """What failed where, counted by kind."""
+    """Count failures by place and kind."""
     failures = [trajectory.failure for trajectory in trajectories if trajectory.failure is not None]
-    return dict(Counter(f"trajectory/failures/{_part(one.where)}/{_part(one.kind)}" for one in failures))
+    return dict(
+        Counter(
+            f"trajectory/failures/{_metric_component(failure.where)}/{_metric_component(failure.kind)}"
+            for failure in failures
+        )
+    )
 
 
-def _part(word: str) -> str:
-    """A word as one part of a metric's name; a world's process may say anything."""
-    return re.sub(r"\W", "_", word)[:60] or "_"
+def _metric_component(text: str) -> str:
+    """Sanitize text from an environment process for use in a metric name."""
+    return re.sub(r"\W", "_", text)[:60] or "_"
 
 
-def _parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """What rewards are made of, where a reward function says so, and what couldn't be judged."""
+def _reward_components(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the mean of each reward component and the number of answers that could not be scored."""
     names = sorted({name for trajectory in trajectories for name in trajectory.parts})
     if not names:
         return {}
@@ -80,50 +83,50 @@ def _parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return means | {"reward/failed": failed}
 
 
-def summarize_validation(world: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Held-out games."""
+def summarize_validation(env: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return metrics of held-out episodes."""
     count = max(1, len(trajectories))
     return {
-        f"val/{world}/success_rate": _share(trajectory.success for trajectory in trajectories),
-        f"val/{world}/reward": sum(trajectory.reward for trajectory in trajectories) / count,
-        f"val/{world}/turns": sum(len(trajectory.turns) for trajectory in trajectories) / count,
-        f"val/{world}/valid_format": _share(turn.valid_format for t in trajectories for turn in t.turns),
-        f"val/{world}/failed": sum(trajectory.outcome is Outcome.FAILED for trajectory in trajectories),
+        f"val/{env}/success_rate": _share(trajectory.success for trajectory in trajectories),
+        f"val/{env}/reward": sum(trajectory.reward for trajectory in trajectories) / count,
+        f"val/{env}/turns": sum(len(trajectory.turns) for trajectory in trajectories) / count,
+        f"val/{env}/valid_format": _share(turn.valid_format for t in trajectories for turn in t.turns),
+        f"val/{env}/failed": sum(trajectory.outcome is Outcome.FAILED for trajectory in trajectories),
     }
 
 
-def summarize_worlds(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """A step's training games, each world by itself."""
-    by_world: dict[str, list[Trajectory]] = {}
+def summarize_envs(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return metrics of a step's training episodes per environment."""
+    by_env: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
-        by_world.setdefault(trajectory.world, []).append(trajectory)
+        by_env.setdefault(trajectory.env, []).append(trajectory)
     metrics: dict[str, float] = {}
-    for world, games in by_world.items():
+    for env, episodes in by_env.items():
         metrics |= {
-            f"train/{world}/success_rate": _share(game.success for game in games),
-            f"train/{world}/reward": sum(game.reward for game in games) / len(games),
-            f"train/{world}/groups": len({game.group for game in games}),
-            f"train/{world}/valid_format": _share(turn.valid_format for game in games for turn in game.turns),
-            f"train/{world}/failed": sum(game.outcome is Outcome.FAILED for game in games),
+            f"train/{env}/success_rate": _share(episode.success for episode in episodes),
+            f"train/{env}/reward": sum(episode.reward for episode in episodes) / len(episodes),
+            f"train/{env}/groups": len({episode.group for episode in episodes}),
+            f"train/{env}/valid_format": _share(turn.valid_format for episode in episodes for turn in episode.turns),
+            f"train/{env}/failed": sum(episode.outcome is Outcome.FAILED for episode in episodes),
         }
     return metrics
 
 
 def summarize_batch(batch: Batch) -> dict[str, float]:
-    """Advantages, and values and returns where there is a critic."""
-    own = batch.loss_mask
+    """Return metrics of advantages and, with a critic, of values and returns."""
+    mask = batch.loss_mask
     metrics: dict[str, float] = {}
-    if not bool(own.any()):
+    if not bool(mask.any()):
         return metrics
     if batch.advantages is not None:
-        advantages = batch.advantages[own]
+        advantages = batch.advantages[mask]
         metrics |= {
             "critic/advantages/mean": float(advantages.mean()),
             "critic/advantages/max": float(advantages.max()),
             "critic/advantages/min": float(advantages.min()),
         }
     if batch.values is not None and batch.returns is not None:
-        values, returns = batch.values[own], batch.returns[own]
+        values, returns = batch.values[mask], batch.returns[mask]
         metrics |= {
             "critic/values/mean": float(values.mean()),
             "critic/returns/mean": float(returns.mean()),

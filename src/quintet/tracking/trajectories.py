@@ -1,4 +1,4 @@
-"""The store of played games: JSON lines, one trajectory a line, turn by turn."""
+"""Trajectory files: JSON lines, one trajectory per line."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any, Literal
 
 from quintet.errors import MachineError
 from quintet.records import Failure, Trajectory, Turn
-from quintet.tracking.run_directory import machine_errors, write_atomic
-
-__all__ = ["read_trajectories", "write_trajectories"]
+from quintet.tracking.atomic_files import translate_os_errors, write_atomic
 
 
 def write_trajectories(
@@ -22,48 +20,50 @@ def write_trajectories(
     *,
     tokens: bool = False,
 ) -> None:
-    """Write the games of one step, all of them or no file at all.
+    """Write the trajectories of one step atomically.
 
-    `tokens` adds token ids, log-probs (nats) and the weight version of each turn, which makes the
-    file several times larger. Images are counted, not stored.
+    `tokens` adds token ids, log-probs (nats) and the weight version of each turn, which makes the file several times
+    larger. Images are counted, not stored.
 
     Raises:
-        MachineError: the machine refuses to write.
+        MachineError: The file cannot be written.
     """
-    with machine_errors(path.parent):
+    with translate_os_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     lines = (
         json.dumps({"step": step, "split": split} | _trajectory(item, tokens), ensure_ascii=False)
         for item in trajectories
     )
-    # A policy's bytes may decode to lone surrogates, which UTF-8 can't hold: they become JSON's \uXXXX.
+    # Sampled bytes may decode to lone surrogates, which UTF-8 cannot encode: write them as JSON's \uXXXX.
     write_atomic(path, "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
 
 
 def read_trajectories(path: Path) -> list[dict[str, Any]]:
-    """The games that `write_trajectories` wrote, as dicts.
+    """Read the trajectories that `write_trajectories` wrote, as dicts.
 
     Raises:
-        MachineError: no such file, or a line that isn't a game; the message names the line.
+        MachineError: The file is missing or a line is not a trajectory; the message names the line.
     """
-    with machine_errors(path):
+    with translate_os_errors(path):
         lines = path.read_text(encoding="utf-8").split("\n")
     return [_parse(path, number, line) for number, line in enumerate(lines, 1) if line]
 
 
 def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        game = json.loads(line)
+        episode = json.loads(line)
     except ValueError as error:
         raise MachineError(f"{path}:{number} is not JSON: {error}", hint="the file was changed or cut") from None
-    if not isinstance(game, dict) or not isinstance(game.get("turns"), list):
+    if not isinstance(episode, dict) or not isinstance(episode.get("turns"), list):
         raise MachineError(f"{path}:{number} is not a trajectory", hint="the file was changed or cut")
-    return game
+    if "world" in episode:  # written before environments were called `env`
+        episode["env"] = episode.pop("world")
+    return episode
 
 
 def _trajectory(item: Trajectory, tokens: bool) -> dict[str, Any]:
     return {
-        "world": item.world,
+        "env": item.env,
         **({} if item.kind is None else {"kind": item.kind}),
         "seed": item.seed,
         "group": item.group,
@@ -106,5 +106,5 @@ def _turn(turn: Turn, tokens: bool) -> dict[str, Any]:
 
 
 def _action(action: Any) -> Any:
-    """Words as they are, arrays of continuous control as nested lists."""
+    """Return text actions unchanged and arrays of continuous actions as nested lists."""
     return action.tolist() if hasattr(action, "tolist") else action

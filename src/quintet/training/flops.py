@@ -1,4 +1,4 @@
-"""Floating-point operations of a pass, and what share of a device's peak they make use of."""
+"""FLOPs of forward and backward passes, and model FLOPs utilization (MFU)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["forward_flops", "peak_flops", "training_flops", "utilisation"]
-
-PEAKS = {
+PEAK_FLOPS = {
     "B200": 2250e12,
     "GH200": 989e12,
     "H200": 989e12,
@@ -24,17 +22,17 @@ PEAKS = {
     "L4": 121e12,
     "A10": 125e12,
 }
-"""Dense bfloat16 matrix products a second by NVIDIA's datasheets; a longer name comes before one that it holds."""
+"""Peak dense bfloat16 FLOP/s by NVIDIA's datasheets; a longer name comes before its prefix."""
 
 
-def forward_flops(config: Any, lengths: Tensor, places: int | None = None) -> int:
-    """Of a forward pass over whole sequences, int64 [B] tokens each: two for each weight that a token meets, and for
-    attention two for each number of a query and of a value at each token seen, the causal half alone. Logits are made
-    at so many `places`, everywhere without.
+def forward_flops(config: Any, lengths: Tensor, num_logits: int | None = None) -> int:
+    """Return the FLOPs of a forward pass over sequences of `lengths`, int64 [B] tokens: two per weight and token, and
+    for causal attention two per element of query and value and attended token. Logits are computed at `num_logits`
+    positions (default: all).
 
-    As in Narayanan et al. 2021 (arXiv:2104.04473, appendix) and verl's `flops_counter`, which both count attention
-    over the future, too, and the head at every token. Norms, positions and gates aren't counted; of a mixture of
-    experts only those that a token is sent to are. `config` is the model's, of Hugging Face.
+    As in Narayanan et al. 2021 (arXiv:2104.04473, appendix) and verl's `flops_counter`, except that both count
+    attention without the causal mask, and the head at every token. Norms, positional encoding and gates are not
+    counted, and only the active experts of a mixture are. `config` is the Hugging Face model configuration.
     """
     config = config.get_text_config()
     tokens = int(lengths.sum())
@@ -43,13 +41,13 @@ def forward_flops(config: Any, lengths: Tensor, places: int | None = None) -> in
     pairs = int((lengths * (lengths + 1) // 2).sum())
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     projections = config.hidden_size * dim * (2 * heads + 2 * kv_heads)
-    layer = tokens * (projections + _transform(config)) + 2 * heads * dim * pairs
-    head = (tokens if places is None else places) * config.hidden_size * config.vocab_size
+    layer = tokens * (projections + _mlp_weights(config)) + 2 * heads * dim * pairs
+    head = (tokens if num_logits is None else num_logits) * config.hidden_size * config.vocab_size
     return int(2 * (config.num_hidden_layers * layer + head))
 
 
-def _transform(config: Any) -> int:
-    """Weights that a token meets in a layer's gated feed-forward part."""
+def _mlp_weights(config: Any) -> int:
+    """Return the number of active MLP weights per token in a layer."""
     hidden = config.hidden_size
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     if not experts:
@@ -59,21 +57,20 @@ def _transform(config: Any) -> int:
     return int(hidden * (3 * width * config.num_experts_per_tok + 3 * shared + experts))
 
 
-def training_flops(config: Any, lengths: Tensor, places: int | None = None) -> int:
-    """The same of a forward and a backward pass, which takes twice as many: by the inputs and by the weights. What is
-    computed anew to save memory isn't counted."""
-    return 3 * forward_flops(config, lengths, places)
+def training_flops(config: Any, lengths: Tensor, num_logits: int | None = None) -> int:
+    """Return the FLOPs of forward and backward pass, three times those of the forward pass, without recomputation."""
+    return 3 * forward_flops(config, lengths, num_logits)
 
 
 def peak_flops(device: str) -> float | None:
-    """Dense bfloat16 operations a second of a device of that name; None of one that isn't known."""
-    return next((peak for name, peak in PEAKS.items() if name in device), None)
+    """Return the peak dense bfloat16 FLOP/s of a device by its name; None if it is unknown."""
+    return next((peak for name, peak in PEAK_FLOPS.items() if name in device), None)
 
 
-def utilisation(flops: float, seconds: float, devices: int = 1, device: str | None = None) -> dict[str, float]:
-    """`perf/tflops/actor`, 10¹² operations a second on each of the `devices`, and `perf/mfu/actor`, their share of the
-    peak, where that of the `device` is known; the one in use where none is named."""
+def utilization(flops: float, seconds: float, devices: int = 1, device: str | None = None) -> dict[str, float]:
+    """Return `perf/tflops/actor`, TFLOP/s per device, and `perf/mfu/actor`, the MFU, if the peak of the `device`
+    (default: the current GPU) is known."""
     name = device or (torch.cuda.get_device_name() if torch.cuda.is_available() else "")
-    pace, peak = flops / max(seconds, 1e-9) / devices, peak_flops(name)
-    found = {"perf/tflops/actor": pace / 1e12}
-    return found | ({"perf/mfu/actor": pace / peak} if peak else {})
+    achieved, peak = flops / max(seconds, 1e-9) / devices, peak_flops(name)
+    metrics = {"perf/tflops/actor": achieved / 1e12}
+    return metrics | ({"perf/mfu/actor": achieved / peak} if peak else {})

@@ -1,421 +1,215 @@
-"""Learners: a model, its optimizer, and updates on packed batches."""
+"""Learners of policy and critic: a model, its optimizer, and updates on packed micro-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from quintet.algorithms.aggregation import Aggregation
-from quintet.algorithms.objective import CriticObjective, PolicyLearning
-from quintet.config.native import OptimizerConfig
-from quintet.policies.adapters import has_lora, is_adapter, merge_stream, scales
-from quintet.policies.causal_lm import Packed, PolicyModule, TokenMeasures, ValueModel, View
+from quintet.algorithms.objective import CriticObjective, PolicyObjectiveFn
+from quintet.config.native.learners import OptimizerConfig
+from quintet.policies.causal_lm import PolicyModule, ValueModel
+from quintet.policies.lora import adapter_scales, has_lora, is_adapter_name, merge_adapter_stream
+from quintet.policies.packed_batch import PackedBatch
 from quintet.records import Batch
-from quintet.training.lay import Lay, Whole, own_name
-from quintet.training.local_step import LocalStep
+from quintet.training.learner_setup import LearnerSetup
 from quintet.training.offload import Offload
-from quintet.training.optimizer import hidden_matrices, make_optimizer
-from quintet.training.packing import Budget, MicroBatch, micro_batches
-from quintet.training.ranks import Ranks
-from quintet.training.scaling import LossScale
-from quintet.training.update import PolicyUpdate, ValueUpdate
+from quintet.training.optim.dtensor_step import DTensorStep
+from quintet.training.optim.optimizer import build_optimizer, hidden_matrices
+from quintet.training.packing import MicroBatch, micro_batches
+from quintet.training.parallel.strategy import ParallelStrategy, ReplicatedStrategy, parameter_name
+from quintet.training.policy_update import PolicyUpdate, ValueUpdate
+from quintet.training.protocols import DivergenceReference
+from quintet.training.scorer import PolicyScorer, autocast, forward_only
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["ActorLearner", "CriticLearner", "Learner", "Scorer", "Viewed"]
 
-ALONE = Ranks()
-
-
-class Learner(Protocol):
-    """What the loop knows of a learner, wherever its ranks run."""
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Full tensors under Hugging Face names."""
-        ...
-
-
-class Viewed(Protocol):
-    """A policy from which another's divergence is measured, wherever its ranks run."""
-
-    def view(self, packed: Packed) -> View:
-        """What the measure needs of it."""
-        ...
-
-    def expect(self, passes: Sequence[Packed]) -> None:
-        """Those very passes will be viewed, each once."""
-        ...
-
-    def at_hand(self) -> AbstractContextManager[None]:
-        """Has its weights where they compute, for several views."""
-        ...
-
-
-def _precision(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
-    return nullcontext() if dtype is torch.float32 else torch.autocast(device.type, dtype=dtype)
-
-
-def _never(metrics: Mapping[str, float]) -> bool:
+def _never_skip(metrics: Mapping[str, float]) -> bool:
     return False
 
 
-class _Learning:
-    """Gradients added up over micro-batches and ranks, clipped, one optimizer step. A step whose gradient isn't
-    finite is skipped and counted."""
+class _GradientLearner:
+    """Base of learners: gradients accumulate over micro-batches and ranks, are clipped, and one optimizer step follows.
+    A step with a gradient that is not finite is skipped and counted."""
 
-    def __init__(
-        self,
-        lay: Lay,
-        config: OptimizerConfig,
-        *,
-        budget: Budget,
-        inference_budget: Budget | None = None,
-        dtype: torch.dtype = torch.float32,
-        ranks: Ranks = ALONE,
-        scale: LossScale | None = None,
-        offload: Offload | None = None,
-    ) -> None:
-        """`budget` holds for passes with gradients, `inference_budget` for those without; the former for both
-        where it is alone. `ranks` share the passes among them, and `lay` is how weights lie over them; `scale` is for
-        float16. `offload` says where weights and moments are between calls."""
-        self.lay = lay
-        self.scale = scale
-        self._offload = offload or Offload()
+    def __init__(self, strategy: ParallelStrategy, config: OptimizerConfig, setup: LearnerSetup) -> None:
+        self.strategy = strategy
+        self.loss_scale = setup.loss_scale
+        self.setup = replace(setup, strategy=strategy, offload=setup.offload or Offload())
+        self._offload = self.setup.offload or Offload()
         self._config = config
-        self._budget = budget
-        self._inference_budget = inference_budget or budget
-        self._dtype = dtype
-        self._ranks = ranks
-        self.optimizer = make_optimizer(config, lay.parameters(), hidden_matrices(lay.module))
-        by_parts = LocalStep(self.optimizer) if LocalStep.suits(self.optimizer) else None
-        self._make_step = by_parts or self.optimizer.step
-        self._offload.watch(self.optimizer, by_parts.forget if by_parts else lambda: None)
+        self._ranks = setup.ranks
+        self.optimizer = build_optimizer(config, strategy.parameters(), hidden_matrices(strategy.module))
+        sharded_step = DTensorStep(self.optimizer) if DTensorStep.supports(self.optimizer) else None
+        self._optimizer_step = sharded_step or self.optimizer.step
+        self._offload.register_optimizer(self.optimizer, sharded_step.clear_cache if sharded_step else lambda: None)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Learner.weights`."""
-        with self._offload.at_hand():
-            yield from self.lay.weights()
+        with self._offload.on_device():
+            yield from self.strategy.full_weights()
 
-    def at_hand(self) -> AbstractContextManager[None]:
-        """Has weights and moments where they compute: moments that come up inside belong there."""
-        return self._offload.at_hand(optimizer=True)
+    def on_device(self) -> AbstractContextManager[None]:
+        """Keep weights and optimizer state on the device while inside; state that is created inside belongs there."""
+        return self._offload.on_device(optimizer=True)
 
-    def _step(
+    def loss_scale_state(self) -> dict[str, float]:
+        """See `LossScaled.loss_scale_state`."""
+        return self.loss_scale.state_dict() if self.loss_scale else {}
+
+    def load_loss_scale_state(self, state: Mapping[str, float]) -> None:
+        """See `LossScaled.load_loss_scale_state`."""
+        if self.loss_scale and "factor" in state:
+            self.loss_scale.load_state_dict(state)
+
+    def _update(
         self,
         batch: Batch,
-        rate: float,
-        loss_of: Callable[[MicroBatch], tuple[Tensor, dict[str, Tensor]]],
-        refused: Callable[[Mapping[str, float]], bool] = _never,
-        decay: float | None = None,
-        reference: Viewed | None = None,
+        learning_rate: float,
+        compute_loss: Callable[[MicroBatch], tuple[Tensor, dict[str, Tensor]]],
+        should_skip: Callable[[Mapping[str, float]], bool] = _never_skip,
+        weight_decay: float | None = None,
+        reference: DivergenceReference | None = None,
     ) -> dict[str, float]:
-        """One optimizer step on the whole batch, unless it is `refused` by its metrics, which are sums over
-        micro-batches. `decay` is its weight decay, the configured one without. Losses may view the `reference` once a
-        pass."""
-        decay = self._config.weight_decay if decay is None else decay
-        with self._offload.at_hand(optimizer=True), reference.at_hand() if reference else nullcontext():
-            return self._stepped(batch, rate, loss_of, refused, decay, reference)
+        """Make one optimizer step on the whole batch and return its metrics, sums over micro-batches. The step is not
+        made if `should_skip(metrics)`. Losses may call `reference.lazy_logits` once per pass."""
+        with self._offload.on_device(optimizer=True), reference.on_device() if reference else nullcontext():
+            sums = self._accumulate_gradients(batch, compute_loss, reference)
+            if self.loss_scale:
+                self.loss_scale.unscale(self.strategy.parameters())
+            grad_norm = self.strategy.clip_grad_norm(self._config.max_grad_norm)
+            is_finite = bool(torch.isfinite(grad_norm))
+            if self.loss_scale:
+                self.loss_scale.update(finite=is_finite)
+            if is_finite and not should_skip(sums):
+                decay = self._config.weight_decay if weight_decay is None else weight_decay
+                for group in self.optimizer.param_groups:
+                    group["lr"], group["weight_decay"] = learning_rate, decay
+                self._optimizer_step()
+            self.optimizer.zero_grad(set_to_none=True)
+        return {**sums, "grad_norm": float(grad_norm), "skipped": float(not is_finite), "lr": learning_rate}
 
-    def _stepped(
+    def _accumulate_gradients(
         self,
         batch: Batch,
-        rate: float,
-        loss_of: Callable[[MicroBatch], tuple[Tensor, dict[str, Tensor]]],
-        refused: Callable[[Mapping[str, float]], bool],
-        decay: float,
-        reference: Viewed | None,
+        compute_loss: Callable[[MicroBatch], tuple[Tensor, dict[str, Tensor]]],
+        reference: DivergenceReference | None,
     ) -> dict[str, float]:
+        """Run forward and backward over the batch on all ranks and return the metrics, summed over all of them."""
         sums: dict[str, float] = {}
-        factor = self.lay.factor * (self.scale.factor if self.scale else 1.0)
-        dealt = list(self._ranks.deal(micro_batches(batch, self._budget), even=self.lay.even))
+        factor = self.strategy.loss_factor * (self.loss_scale.factor if self.loss_scale else 1.0)
+        micros = micro_batches(batch, self.setup.budget)
+        assigned = list(self._ranks.assign(micros, even=self.strategy.needs_equal_passes))
 
-        def backward_from(number: int) -> Tensor:
-            loss, metrics = loss_of(dealt[number].part)
-            for name, value in metrics.items() if dealt[number].counts else ():
+        def scaled_loss(index: int) -> Tensor:
+            assignment = assigned[index]
+            loss, metrics = compute_loss(assignment.item)
+            for name, value in metrics.items() if assignment.is_counted else ():
                 sums[name] = sums.get(name, 0.0) + float(value.detach())
-            return loss * (factor * dealt[number].counts)
+            return loss * (factor * assignment.is_counted)
 
-        passes = [one.part.packed for one in dealt]
+        passes = [assignment.item.packed for assignment in assigned]
         if reference is not None:
-            reference.expect(passes)
-        self.lay.learn(passes, backward_from)
-        sums = self._ranks.sum_values(self.lay.agree(sums))
-        self.lay.finish()
-        if self.scale:
-            self.scale.undo(self.lay.parameters())
-        norm = self.lay.clip(self._config.max_grad_norm)
-        finite = bool(torch.isfinite(norm))
-        if self.scale:
-            self.scale.update(finite=finite)
-        if finite and not refused(sums):
-            for group in self.optimizer.param_groups:
-                group["lr"], group["weight_decay"] = rate, decay
-            self._make_step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return {**sums, "grad_norm": float(norm), "skipped": float(not finite), "lr": rate}
+            reference.precompute_lazy_logits(passes)
+        self.strategy.forward_backward(passes, scaled_loss)
+        totals = self._ranks.all_reduce_dict(self.strategy.broadcast_from_last_stage(sums))
+        self.strategy.reduce_gradients()
+        return totals
 
 
-@torch.no_grad()
-def _measured(
-    batch: Batch,
-    budget: Budget,
-    lay: Lay,
-    ranks: Ranks,
-    measure: Callable[[Packed], Tensor],
-    reference: Viewed | None = None,
-) -> Tensor:
-    """Float32 [N]: what is measured at the own tokens, 0 elsewhere; measures may view the `reference` once a pass."""
-    out = torch.zeros(len(batch.tokens))
-    dealt = list(ranks.deal(micro_batches(batch, budget), even=lay.even))
-    packed = [one.part.packed for one in dealt]
-    if reference is not None:
-        reference.expect(packed)
-    for micro, found in zip(dealt, lay.measure(packed, lambda number: measure(packed[number])), strict=True):
-        if micro.counts:
-            out[micro.part.index] = found.float()
-    return ranks.sum(out)
+class ActorLearner(_GradientLearner):
+    """Learner of the policy."""
 
-
-class Scorer:
-    """A policy that says how likely it is to write what somebody wrote."""
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        budget: Budget,
-        dtype: torch.dtype = torch.float32,
-        temperature: float = 1.0,
-        ranks: Ranks = ALONE,
-        lay: Lay | None = None,
-        offload: Offload | None = None,
-    ) -> None:
-        """`temperature` divides the logits, as while sampling; `ranks` share the passes among them, and `lay` is how
-        the model's weights lie over them: whole in each where none is given. `offload` says where they are between
-        calls."""
+    def __init__(self, model: PreTrainedModel, config: OptimizerConfig, setup: LearnerSetup) -> None:
+        super().__init__(setup.strategy or ReplicatedStrategy(PolicyModule(model), setup.ranks), config, setup)
         self.model = model
-        self.lay: Lay = lay or Whole(PolicyModule(model), ranks)
-        self._budget = budget
-        self.dtype = dtype
-        self._temperature = temperature
-        self._ranks = ranks
-        self._views: dict[int, View] = {}
-        self._offload = offload or Offload()
-
-    def at_hand(self) -> AbstractContextManager[None]:
-        """See `Viewed.at_hand`."""
-        return self._offload.at_hand()
-
-    def state(self) -> dict[str, Tensor]:
-        """What it judges by, full tensors under the model's own names."""
-        return dict(self.lay.weights())
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Put back what `state` gave."""
-        self.lay.load(state.items())
-
-    def measures(
-        self, packed: Packed, other: Viewed | None = None, *, swapped: bool = False, squared_mass: bool = False
-    ) -> TokenMeasures:
-        """Log-probs, entropy and the rest at each predicted place, [M], on the CPU; see `token_measures`."""
-        with self.at_hand(), _precision(self.dtype, self.lay.device):
-            there = packed.to(self.lay.device)
-            theirs = None if other is None else other.view(packed)
-            found = self.lay.module(there, self._temperature, theirs, swapped=swapped, squared_mass=squared_mass)
-        return TokenMeasures(*(column.cpu() for column in found))
-
-    @torch.no_grad()
-    def view(self, packed: Packed) -> View:
-        """See `Viewed.view`."""
-        known = self._views.pop(id(packed), None)
-        if known is not None:
-            return known
-        with self.at_hand():
-            found: View = self.lay.module(packed.to(self.lay.device), view_only=True)
-        return found
-
-    def expect(self, passes: Sequence[Packed]) -> None:
-        """See `Viewed.expect`."""
-        found = self.lay.ahead(passes, lambda number: self.view(passes[number]))
-        # the head is the same for all of them, so one copy does
-        self._views = {id(passes[number]): View(one.hidden, found[0].head) for number, one in found.items()}
-
-    def statistics(self, packed: Packed) -> tuple[Tensor, Tensor]:
-        """Log-probability of each target and entropy at its place, nats, both float32 [M]."""
-        measures = self.measures(packed)
-        return measures.logprobs, measures.entropy
-
-    def logprobs(self, batch: Batch) -> Tensor:
-        """Log-probability of each own token, nats, float32 [N]; 0 outside the loss mask."""
-        return self._over(batch, lambda packed: self.measures(packed).logprobs)
-
-    def squared_mass(self, batch: Batch) -> Tensor:
-        """Σ π² over the vocabulary at the place of each own token, float32 [N]; 0 outside the loss mask."""
-        return self._over(batch, lambda packed: self.measures(packed, squared_mass=True).squared_mass)
-
-    def divergence(self, batch: Batch, reference: Viewed, *, swapped: bool = False) -> Tensor:
-        """KL(policy ‖ reference) over the whole vocabulary at the place of each own token, or with `swapped` the other
-        way round; nats, float32 [N], 0 outside the loss mask."""
-        return self._over(batch, lambda packed: self.measures(packed, reference, swapped=swapped).divergence, reference)
-
-    def _over(self, batch: Batch, measure: Callable[[Packed], Tensor], reference: Viewed | None = None) -> Tensor:
-        with self.at_hand(), reference.at_hand() if reference else nullcontext():
-            return _measured(batch, self._budget, self.lay, self._ranks, measure, reference)
-
-
-class ActorLearner(_Learning):
-    """Trains the policy."""
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        config: OptimizerConfig,
-        *,
-        budget: Budget,
-        inference_budget: Budget | None = None,
-        dtype: torch.dtype = torch.float32,
-        temperature: float = 1.0,
-        ranks: Ranks = ALONE,
-        lay: Lay | None = None,
-        scale: LossScale | None = None,
-        offload: Offload | None = None,
-    ) -> None:
-        """`temperature` divides the logits, as while sampling; `lay` is how the model's weights lie over the `ranks`:
-        whole in each where none is given. Losses are multiplied by `scale` where there is one; `offload` says where
-        weights and moments are between calls."""
-        lay = lay or Whole(PolicyModule(model), ranks)
-        super().__init__(
-            lay,
-            config,
-            budget=budget,
-            inference_budget=inference_budget,
-            dtype=dtype,
-            ranks=ranks,
-            scale=scale,
-            offload=offload,
+        self._lora_scales = (
+            {parameter_name(name): scale for name, scale in adapter_scales(model).items()} if has_lora(model) else {}
         )
-        self.model = model
-        self._scales = {own_name(name): scale for name, scale in scales(model).items()} if has_lora(model) else {}
-        self.scorer = Scorer(
-            model,
-            budget=self._inference_budget,
-            dtype=dtype,
-            temperature=temperature,
-            ranks=ranks,
-            lay=lay,
-            offload=self._offload,
-        )
+        self.scorer = PolicyScorer(model, self.setup)
 
-    def under(self, config: OptimizerConfig) -> ActorLearner:
-        """The same policy under a fresh optimizer, scored as it is, whatever temperature play has."""
-        return ActorLearner(
-            self.model,
-            config,
-            budget=self._budget,
-            inference_budget=self._inference_budget,
-            dtype=self._dtype,
-            ranks=self._ranks,
-            lay=self.lay,
-            scale=self.scale,
-            offload=self._offload,
-        )
+    def with_optimizer(self, config: OptimizerConfig) -> ActorLearner:
+        """Return a learner of the same policy with a fresh optimizer, which scores at temperature 1."""
+        return ActorLearner(self.model, config, replace(self.setup, temperature=1.0))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Learner.weights`; with adapters in them."""
-        return merge_stream(super().weights(), self._scales) if self._scales else super().weights()
+        """See `Learner.weights`; adapters are merged."""
+        return merge_adapter_stream(super().weights(), self._lora_scales) if self._lora_scales else super().weights()
 
     def adapters(self) -> Iterator[tuple[str, Tensor]]:
-        """The adapters by themselves, full tensors under the model's own names; none where all weights are trained."""
-        return ((name, tensor) for name, tensor in super().weights() if is_adapter(name))
+        """Yield the adapters, full tensors under the model's parameter names; none if all weights are trained."""
+        return ((name, tensor) for name, tensor in super().weights() if is_adapter_name(name))
 
     def update(
         self,
         batch: Batch,
-        objective: PolicyLearning,
+        objective: PolicyObjectiveFn,
         aggregation: Aggregation | str,
-        rate: float,
+        learning_rate: float,
         *,
-        reference: Viewed | None = None,
+        reference: DivergenceReference | None = None,
         seed: int = 0,
-        decay: float | None = None,
+        weight_decay: float | None = None,
     ) -> dict[str, float]:
-        """One optimizer step on a mini-batch, with the configured weight decay where no `decay` is given.
+        """Make one optimizer step on a mini-batch, by default with the configured weight decay.
 
-        `reference` is needed for a `full` divergence in the loss; `seed` decides what `clip_cov` draws. Besides the
-        objective's own metrics gives `grad_norm`, `lr`, `skipped` and the gap between the engine's and the
-        learner's probabilities (`probs_diff_max`, `probs_diff_mean`), which is rounding alone as long as no step was
-        made since the tokens were sampled. Where the objective has a `stop_ratio`, `actor/stopped_updates` is 1 if
-        the update wasn't made because of it.
+        `reference` is needed for a `full` divergence in the loss; `seed` seeds the random choice of `clip_cov`.
+        Returns the objective's metrics, `grad_norm`, `lr`, `skipped` and the gap between the engine's and the
+        learner's probabilities (`probs_diff_max`, `probs_diff_mean`), which is rounding error as long as no step
+        was made since the tokens were sampled. If the objective has a `stop_ratio`, `actor/stopped_updates` is 1
+        for an update that was skipped because of it.
 
         Raises:
-            ValueError: the divergence is to be `full` and there is no reference.
+            ValueError: the divergence is `full` and there is no reference.
         """
         update = PolicyUpdate(
             batch,
             objective,
             aggregation,
-            micro_batches(batch, self._budget),
-            logprobs=self.scorer.logprobs,
+            micro_batches(batch, self.setup.budget),
+            compute_log_probs=self.scorer.compute_log_probs,
             dtype=self.scorer.dtype,
-            referred=reference is not None,
+            has_reference=reference is not None,
             seed=seed,
         )
-        full = update.full
+        kl = update.full_divergence
 
-        def loss_of(micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
-            packed, scorer = micro.packed, self.scorer
-            measures = scorer.measures(packed, reference, swapped=full.swapped) if full else scorer.measures(packed)
-            return update.loss(micro, measures)
+        def compute_loss(micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
+            scorer = self.scorer
+            if kl:
+                return update.loss(micro, scorer.token_statistics(micro.packed, reference, swapped=kl.swapped))
+            return update.loss(micro, scorer.token_statistics(micro.packed))
 
-        metrics = self._step(batch, rate, loss_of, update.stops, decay, reference if full else None)
-        return update.told(metrics, self._ranks.largest(self.lay.agree(update.largest_gap)))
-
-
-class CriticLearner(_Learning):
-    """Trains the critic."""
-
-    def __init__(
-        self,
-        model: ValueModel,
-        config: OptimizerConfig,
-        *,
-        budget: Budget,
-        inference_budget: Budget | None = None,
-        dtype: torch.dtype = torch.float32,
-        ranks: Ranks = ALONE,
-        lay: Lay | None = None,
-        scale: LossScale | None = None,
-        offload: Offload | None = None,
-    ) -> None:
-        """`lay` is how the model's weights lie over the `ranks`: whole in each where none is given. Losses are
-        multiplied by `scale` where there is one; `offload` says where weights and moments are between calls."""
-        lay = lay or Whole(model, ranks)
-        super().__init__(
-            lay,
-            config,
-            budget=budget,
-            inference_budget=inference_budget,
-            dtype=dtype,
-            ranks=ranks,
-            scale=scale,
-            offload=offload,
+        metrics = self._update(
+            batch, learning_rate, compute_loss, update.should_skip_step, weight_decay, reference if kl else None
         )
+        largest_gap = self._ranks.all_reduce_max(self.strategy.broadcast_from_last_stage(update.largest_gap))
+        return update.final_metrics(metrics, largest_gap)
+
+
+class CriticLearner(_GradientLearner):
+    """Learner of the critic."""
+
+    def __init__(self, model: ValueModel, config: OptimizerConfig, setup: LearnerSetup) -> None:
+        super().__init__(setup.strategy or ReplicatedStrategy(model, setup.ranks), config, setup)
         self.model = model
 
-    def values(self, batch: Batch) -> Tensor:
-        """The estimate before each own token, float32 [N]; 0 elsewhere."""
-        with self._offload.at_hand():
-            return _measured(batch, self._inference_budget, self.lay, self._ranks, self._values)
+    def compute_values(self, batch: Batch) -> Tensor:
+        """Return the value before each response token, float32 [N]; 0 elsewhere."""
+        with self._offload.on_device():
+            return forward_only(batch, self.setup.forward_budget, self.strategy, self._ranks, self._values)
 
-    def _values(self, packed: Packed) -> Tensor:
-        there = packed.to(self.lay.device)
-        with _precision(self._dtype, there.tokens.device):
-            values: Tensor = self.lay.module(there).float().cpu()
+    def _values(self, packed: PackedBatch) -> Tensor:
+        inputs = packed.to(self.strategy.device)
+        with autocast(self.setup.dtype, inputs.tokens.device):
+            values: Tensor = self.strategy.module(inputs).float().cpu()
         return values
 
     def update(
@@ -423,20 +217,20 @@ class CriticLearner(_Learning):
         batch: Batch,
         objective: CriticObjective,
         aggregation: Aggregation | str,
-        rate: float,
+        learning_rate: float,
         mask: Tensor | None = None,
         *,
-        decay: float | None = None,
+        weight_decay: float | None = None,
     ) -> dict[str, float]:
-        """One optimizer step on a mini-batch that has `values` and `returns`; `mask` bool [N] are the own tokens whose
-        values are learnt, None all of them; `decay` as for the actor.
+        """Make one optimizer step on a mini-batch with `values` and `returns`, by default with the configured weight
+        decay. `mask`, bool [N], selects the response tokens to train on (default: all).
 
         Raises:
             ValueError: the batch has no values or no returns.
         """
-        update = ValueUpdate(batch, objective, aggregation, lambda own: micro_batches(own, self._budget), mask)
+        update = ValueUpdate(batch, objective, aggregation, lambda part: micro_batches(part, self.setup.budget), mask)
 
-        def loss_of(micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        def compute_loss(micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
             return update.loss(micro, self._values(micro.packed))
 
-        return self._step(update.batch, rate, loss_of, decay=decay)
+        return self._update(update.batch, learning_rate, compute_loss, weight_decay=weight_decay)

@@ -1,8 +1,8 @@
-"""What a learner has on a GPU lies in main memory while others compute.
+"""Offloading of weights, optimizer state and activations to host memory.
 
-Between the calls of a learner its weights and its optimizer's moments are moved away, as `memory.offload_parameters`
-and `memory.offload_optimizer` say, and come back for the next call, bit for bit. Gradients never outlast a step.
-Activations are moved as the forward pass saves them, and come back as the backward pass asks for them.
+Between calls of a learner its weights and optimizer state are offloaded, as `memory.offload_parameters` and
+`memory.offload_optimizer` say, and loaded back bit-equal for the next call. Gradients never outlast a step.
+Activations are offloaded when the forward pass saves them, and loaded back when the backward pass needs them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from quintet.config.native.learners import MemoryConfig
-from quintet.policies.spread import spread_tensor
+from quintet.policies.parallel.dtensor_shards import dtensor_from_shard
 
-__all__ = ["Offload", "activations_away", "keeping_activations", "moved"]
-
-SMALL_BYTES = 2**16
-"""Smaller activations aren't worth the way."""
+MIN_ACTIVATION_BYTES = 2**16
+"""Activations smaller than this stay on the device: moving them costs more than it saves."""
 
 logger = logging.getLogger(__name__)
 
 
 class Offload:
-    """Where a learner's weights and moments are. Nothing is moved by default."""
+    """Offloading of a learner's weights and optimizer state; by default nothing is offloaded."""
 
     def __init__(
         self,
@@ -37,140 +35,143 @@ class Offload:
         parameters: bool = False,
         optimizer: bool = False,
         pin: bool = False,
-        home: torch.device | None = None,
-        away: torch.device | None = None,
+        device: torch.device | None = None,
+        offload_device: torch.device | None = None,
     ) -> None:
-        """Of the module's `parameters`, and the moments of optimizers that are watched, while nobody is `at_hand`;
-        `pin`ned memory is copied from and to faster. They live on `home`, that of the weights, and go to `away`."""
+        """Offload the module's `parameters`, and the state of registered optimizers, to `offload_device` (default: CPU)
+        except inside `on_device`, where they are on `device` (default: that of the weights). Copies from and to
+        `pin`ned memory are faster."""
         self._module = module
         self._parameters, self._optimizer = parameters, optimizer
         self._pin = pin
-        self._home = home or (next(module.parameters()).device if module is not None else torch.device("cpu"))
-        self._away = away or torch.device("cpu")
-        self._watched: list[tuple[Any, Callable[[], None]]] = []
-        self._needed = {"parameters": 0, "optimizer": 0}
+        self._device = device or (next(module.parameters()).device if module is not None else torch.device("cpu"))
+        self._offload_device = offload_device or torch.device("cpu")
+        self._registered: list[tuple[Any, Callable[[], None]]] = []
+        self._users = {"parameters": 0, "optimizer": 0}
         if parameters:
-            self._move_weights(self._put)
+            self._move_weights(self._offload)
 
     @classmethod
-    def of(cls, memory: MemoryConfig, module: nn.Module, name: str, *, played: bool = False) -> Offload:
-        """As the configuration of the learner called `name` has it. `played` says that an engine plays with the very
-        weights, which then stay. What there is no other place for is said once, and stays where it is."""
-        home = next(module.parameters()).device
+    def from_config(
+        cls, memory: MemoryConfig, module: nn.Module, name: str, *, shared_with_engine: bool = False
+    ) -> Offload:
+        """Return the offloading that `<name>.memory` configures. Weights that are `shared_with_engine` are not
+        offloaded, and on the CPU nothing is; either case is logged."""
+        device = next(module.parameters()).device
         for option in ("parameters", "optimizer", "gradients"):
-            if home.type == "cpu" and getattr(memory, f"offload_{option}"):
-                logger.info("%s.memory.offload_%s: they are in main memory already", name, option)
-        if home.type == "cpu":
+            if device.type == "cpu" and getattr(memory, f"offload_{option}"):
+                logger.info("%s.memory.offload_%s has no effect: the learner computes on the CPU", name, option)
+        if device.type == "cpu":
             return cls()
-        if memory.offload_parameters and played:
-            logger.info("%s.memory.offload_parameters: the engine plays with the same weights, so they stay", name)
+        if memory.offload_parameters and shared_with_engine:
+            logger.info("%s.memory.offload_parameters has no effect: the engine generates with the same weights", name)
         return cls(
             module,
-            parameters=memory.offload_parameters and not played,
+            parameters=memory.offload_parameters and not shared_with_engine,
             optimizer=memory.offload_optimizer,
             pin=memory.pin,
         )
 
-    def watch(self, optimizer: Any, forget: Callable[[], None]) -> None:
-        """Move the moments of that optimizer, too; `forget` has others let go of where they were."""
+    def register_optimizer(self, optimizer: Any, clear_cache: Callable[[], None]) -> None:
+        """Offload this optimizer's state, too; `clear_cache` is called before its tensors move."""
         if self._optimizer:
-            self._watched.append((optimizer, forget))
+            self._registered.append((optimizer, clear_cache))
 
     @contextmanager
-    def at_hand(self, *, optimizer: bool = False) -> Iterator[None]:
-        """Have the weights at home, and with `optimizer` the moments; inside another one nothing is moved."""
-        wanted = ["parameters"] * self._parameters + ["optimizer"] * (self._optimizer and optimizer)
-        for part in wanted:
-            self._needed[part] += 1
-            if self._needed[part] == 1:
-                self._move(part, self._fetch)
+    def on_device(self, *, optimizer: bool = False) -> Iterator[None]:
+        """Keep the weights, and with `optimizer` its state, on the device while inside; contexts can be nested."""
+        parts = ["parameters"] * self._parameters + ["optimizer"] * (self._optimizer and optimizer)
+        for part in parts:
+            self._users[part] += 1
+            if self._users[part] == 1:
+                self._move(part, self._onload)
         try:
             yield
         finally:
-            for part in wanted:
-                self._needed[part] -= 1
-                if not self._needed[part]:
-                    self._move(part, self._put)
+            for part in parts:
+                self._users[part] -= 1
+                if not self._users[part]:
+                    self._move(part, self._offload)
 
-    def _move(self, part: str, way: Callable[[Tensor], Tensor]) -> None:
+    def _move(self, part: str, move: Callable[[Tensor], Tensor]) -> None:
         if part == "parameters":
-            self._move_weights(way)
+            self._move_weights(move)
         else:
-            self._move_moments(way)
+            self._move_optimizer_state(move)
 
-    def _put(self, tensor: Tensor) -> Tensor:
-        return moved(tensor, self._away, pin=self._pin)
+    def _offload(self, tensor: Tensor) -> Tensor:
+        return copy_to_device(tensor, self._offload_device, pin=self._pin)
 
-    def _fetch(self, tensor: Tensor) -> Tensor:
-        return moved(tensor, self._home)
+    def _onload(self, tensor: Tensor) -> Tensor:
+        return copy_to_device(tensor, self._device)
 
     @torch.no_grad()
-    def _move_weights(self, way: Callable[[Tensor], Tensor]) -> None:
-        """FSDP2 looks for its shards again by itself; FSDP has to be shown where its pieces are."""
+    def _move_weights(self, move: Callable[[Tensor], Tensor]) -> None:
+        """Move the weights. FSDP2 tracks moved shards itself; FSDP1's flat parameters must be replaced."""
         if self._module is None:
             return
         units = [part for part in self._module.modules() if getattr(part, "_handle", None) is not None]
         for unit in units:
-            _move_flat(unit, way)
+            _move_flat_parameter(unit, move)
         if not units:
-            self._module._apply(way)  # type: ignore[no-untyped-call]
+            self._module._apply(move)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
-    def _move_moments(self, way: Callable[[Tensor], Tensor]) -> None:
-        for optimizer, forget in self._watched:
-            forget()
+    def _move_optimizer_state(self, move: Callable[[Tensor], Tensor]) -> None:
+        for optimizer, clear_cache in self._registered:
+            clear_cache()
             for fields in optimizer.state.values():
                 for name, value in fields.items():
                     if isinstance(value, Tensor):
-                        fields[name] = way(value)
+                        fields[name] = move(value)
 
 
-def _move_flat(unit: Any, way: Callable[[Tensor], Tensor]) -> None:
-    """A unit's piece of flat weights, another name for it, and the views that a model's own parameters are."""
+def _move_flat_parameter(unit: Any, move: Callable[[Tensor], Tensor]) -> None:
+    """Move a unit's shard of the flat parameter, its alias, and the views that are the model's parameters."""
     from torch.distributed.fsdp._runtime_utils import _reshard
 
     handle = unit._handle
     if handle.uses_sharded_strategy and not handle.is_sharded(handle.flat_param):
         _reshard(unit, handle, free_unsharded_flat_param=True)
-    handle.flat_param.data = handle.flat_param._local_shard = way(handle.flat_param.data)
+    handle.flat_param.data = handle.flat_param._local_shard = move(handle.flat_param.data)
     if handle._use_orig_params:
         handle._use_sharded_views()
 
 
-def moved(tensor: Tensor, device: torch.device, *, pin: bool = False) -> Tensor:
-    """A copy there; of a sharded tensor this rank's part is moved."""
+def copy_to_device(tensor: Tensor, device: torch.device, *, pin: bool = False) -> Tensor:
+    """Return a copy on the device; of a DTensor the local shard is copied."""
     if isinstance(tensor, DTensor):
-        local = moved(tensor.to_local(), device, pin=pin)
-        return spread_tensor(local, tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride())
-    there = torch.empty_like(tensor, device=device, pin_memory=pin and device.type == "cpu")
-    there.copy_(tensor, non_blocking=False)
-    return there
+        local = copy_to_device(tensor.to_local(), device, pin=pin)
+        return dtensor_from_shard(local, tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride())
+    target = torch.empty_like(tensor, device=device, pin_memory=pin and device.type == "cpu")
+    target.copy_(tensor, non_blocking=False)
+    return target
 
 
-def keeping_activations(
+def activation_offloading(
     memory: MemoryConfig, device: torch.device, name: str
 ) -> Callable[[], AbstractContextManager[Any]]:
-    """What goes around a forward pass so that its activations are where `memory.offload_activations` wants them."""
+    """Return a factory of the context for a forward pass that offloads activations, if `memory.offload_activations`."""
     if not memory.offload_activations:
         return nullcontext
     if device.type == "cpu":
-        logger.info("%s.memory.offload_activations: they are in main memory already", name)
+        logger.info("%s.memory.offload_activations has no effect: the learner computes on the CPU", name)
         return nullcontext
-    return lambda: activations_away(torch.device("cpu"), pin=memory.pin)
+    return lambda: offload_activations(torch.device("cpu"), pin=memory.pin)
 
 
 @contextmanager
-def activations_away(away: torch.device, *, pin: bool = False) -> Iterator[None]:
-    """What a forward pass saves for the backward pass lies there in between: all but weights and what is small."""
+def offload_activations(offload_device: torch.device, *, pin: bool = False) -> Iterator[None]:
+    """Offload what a forward pass saves for the backward pass, except weights and small tensors."""
 
     def pack(tensor: Tensor) -> Tensor | tuple[torch.device, Tensor]:
-        stays = isinstance(tensor, nn.Parameter | DTensor) or (tensor._base is not None and _is_weight(tensor._base))
-        if stays or tensor.numel() * tensor.element_size() < SMALL_BYTES:
+        keep = isinstance(tensor, nn.Parameter | DTensor) or (tensor._base is not None and _is_weight(tensor._base))
+        if keep or tensor.numel() * tensor.element_size() < MIN_ACTIVATION_BYTES:
             return tensor
-        return tensor.device, moved(tensor.detach(), away, pin=pin)
+        return tensor.device, copy_to_device(tensor.detach(), offload_device, pin=pin)
 
-    def unpack(kept: Tensor | tuple[torch.device, Tensor]) -> Tensor:
-        return kept if isinstance(kept, Tensor) else moved(kept[1], kept[0])
+    def unpack(saved: Tensor | tuple[torch.device, Tensor]) -> Tensor:
+        return saved if isinstance(saved, Tensor) else copy_to_device(saved[1], saved[0])
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield

@@ -1,4 +1,4 @@
-"""Cutting a batch into micro-batches that a model takes packed."""
+"""Split a batch into mini-batches and packed micro-batches."""
 
 from __future__ import annotations
 
@@ -14,39 +14,38 @@ from torch import Tensor
 from quintet.config.native.learners import BudgetConfig
 from quintet.config.native.training import TrainingConfig
 from quintet.policies.attention import PackedLayout
-from quintet.policies.causal_lm import Packed
+from quintet.policies.packed_batch import PackedBatch
 from quintet.records import Batch
-
-__all__ = ["Budget", "MicroBatch", "micro_batches", "mini_batches", "select_sequences", "select_trajectories"]
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """What one forward pass may hold: about so many tokens, at most so many sequences; None sets no limit."""
+class MicroBatchBudget:
+    """Limits of one micro-batch: approximate number of tokens, and number of sequences; None is no limit."""
 
-    tokens: int | None = None
-    sequences: int | None = None
-    ranks: int = 1
-    """Passes are cut so that this many ranks have as many of them, all of about as many tokens."""
+    max_tokens: int | None = None
+    max_sequences: int | None = None
+    num_ranks: int = 1
+    """Balance micro-batches so that this many ranks have equally many, of similar numbers of tokens."""
 
     @classmethod
-    def of(cls, own: BudgetConfig, training: TrainingConfig, ranks: int = 1) -> Budget:
-        """A component's own limits, or the run's where it has none."""
-        if own.tokens is None and own.sequences is None:
-            return cls(training.micro_batch_tokens, ranks=ranks)
-        return cls(own.tokens, own.sequences, ranks)
+    def from_config(cls, config: BudgetConfig, training: TrainingConfig, num_ranks: int = 1) -> MicroBatchBudget:
+        """Return the component's limits, or the run's `training.micro_batch_tokens` if it has none."""
+        if config.tokens is None and config.sequences is None:
+            return cls(training.micro_batch_tokens, num_ranks=num_ranks)
+        return cls(config.tokens, config.sequences, num_ranks)
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """`packed` for the model; `index` int64 [M], where its targets stand in the batch's tokens."""
+    """Packed sequences, and which response tokens of the batch they predict."""
 
-    packed: Packed
+    packed: PackedBatch
     index: Tensor
+    """Indices of the targets in the batch's tokens, int64 [M]."""
 
 
 def select_sequences(batch: Batch, sequences: Tensor) -> Batch:
-    """The given sequences, int64 [b], in that order; the numbers of trajectories stay."""
+    """Return the batch of these sequences, int64 [b], in their order; trajectory indices are unchanged."""
     lengths = batch.lengths[sequences]
     starts = batch.lengths.cumsum(0) - batch.lengths
     tokens = _ranges(starts[sequences], lengths)
@@ -62,170 +61,173 @@ def select_sequences(batch: Batch, sequences: Tensor) -> Batch:
 
 
 def select_trajectories(batch: Batch, keep: Tensor) -> Batch:
-    """The trajectories where `keep`, bool [R], is true; numbers of trajectories stay."""
+    """Return the batch of the trajectories with `keep`, bool [R]; trajectory indices are unchanged."""
     return select_sequences(batch, keep[batch.trajectory].nonzero().squeeze(-1))
 
 
 def mini_batches(
-    batch: Batch, size: int, generator: torch.Generator | None, *, whole_groups: bool = True
+    batch: Batch, size: int, generator: torch.Generator | None, *, full_groups: bool = True
 ) -> Iterator[Batch]:
-    """Whole groups in random order, or single trajectories, `size` at a time; the last may be smaller. Without a
-    generator they come in their own order."""
-    owner = batch.group[batch.trajectory] if whole_groups else batch.trajectory
+    """Yield mini-batches of `size` groups (or single trajectories without `full_groups`), in random order if there is
+    a generator; the last may be smaller."""
+    owner = batch.group[batch.trajectory] if full_groups else batch.trajectory
     present = torch.unique(owner)
     order = present if generator is None else present[torch.randperm(len(present), generator=generator)]
     for chosen in order.split(size):
         yield select_sequences(batch, torch.isin(owner, chosen).nonzero().squeeze(-1))
 
 
-def micro_batches(batch: Batch, budget: Budget) -> Iterator[MicroBatch]:
-    """All sequences that have own tokens, as many at a time as the budget holds and at least one.
+def micro_batches(batch: Batch, budget: MicroBatchBudget) -> Iterator[MicroBatch]:
+    """Yield packed micro-batches of all sequences with response tokens, each with as many as the budget allows and at
+    least one.
 
-    Sequences of the same prompt stand together, so that it is computed once; beyond that they are
-    sorted by length, so that little is padded.
+    Sequences with the same prompt are adjacent, so that the prompt is computed once; beyond that they are sorted by
+    length.
     """
     lengths = batch.lengths
     starts = lengths.cumsum(0) - lengths
     prompts = _prompt_lengths(batch, starts)
-    stems = _number_prompts(batch, starts, prompts)
-    order = torch.from_numpy(np.lexsort((lengths.numpy(), stems.numpy(), prompts.numpy())))
+    prompt_ids = _prompt_ids(batch, starts, prompts)
+    order = torch.from_numpy(np.lexsort((lengths.numpy(), prompt_ids.numpy(), prompts.numpy())))
     order = order[prompts[order] < lengths[order]]
     first = torch.ones(len(order), dtype=torch.bool)
-    first[1:] = stems[order][1:] != stems[order][:-1]
+    first[1:] = prompt_ids[order][1:] != prompt_ids[order][:-1]
     costs = lengths[order] - prompts[order] * ~first
-    part = _parts(costs, budget)
-    if budget.ranks > 1 and len(order):
-        part = _balanced(costs, budget, len(torch.unique(part)))
-    for number in torch.unique(part):
-        chosen = order[part == number]
-        yield _pack(batch, starts[chosen], lengths[chosen], prompts[chosen], stems[chosen])
+    assignment = _assign_greedily(costs, budget)
+    if budget.num_ranks > 1 and len(order):
+        assignment = _assign_balanced(costs, budget, len(torch.unique(assignment)))
+    for micro_batch in torch.unique(assignment):
+        chosen = order[assignment == micro_batch]
+        yield _pack(batch, starts[chosen], lengths[chosen], prompts[chosen], prompt_ids[chosen])
 
 
-def _parts(costs: Tensor, budget: Budget) -> Tensor:
-    """To which pass each sequence belongs, int64 [S]; `costs` are the tokens that each adds."""
-    by_tokens = torch.zeros_like(costs) if budget.tokens is None else (costs.cumsum(0) - 1) // budget.tokens
-    if budget.sequences is None:
+def _assign_greedily(costs: Tensor, budget: MicroBatchBudget) -> Tensor:
+    """Return each sequence's micro-batch, int64 [S]; `costs` are the tokens that each sequence adds."""
+    by_tokens = torch.zeros_like(costs) if budget.max_tokens is None else (costs.cumsum(0) - 1) // budget.max_tokens
+    if budget.max_sequences is None:
         return by_tokens
-    place = torch.arange(len(costs))
+    position = torch.arange(len(costs))
     first = torch.searchsorted(by_tokens, by_tokens)
-    # the number of a token pass, then of the sequences' pass inside it
-    return by_tokens * (len(costs) + 1) + (place - first) // budget.sequences
+    # index by tokens, then by sequences inside it
+    return by_tokens * (len(costs) + 1) + (position - first) // budget.max_sequences
 
 
-def _balanced(costs: Tensor, budget: Budget, needed: int) -> Tensor:
-    """To which pass each sequence belongs, int64 [S], in their order: of at least `needed` passes, a multiple of the
-    ranks unless there are fewer sequences, of which the largest is as small as can be."""
-    sums, most = costs.cumsum(0).tolist(), budget.sequences or len(costs)
-    wanted = min(-(-needed // budget.ranks) * budget.ranks, len(costs))
-    low, high = int(costs.max()), int(sums[-1])
+def _assign_balanced(costs: Tensor, budget: MicroBatchBudget, min_count: int) -> Tensor:
+    """Return each sequence's micro-batch, int64 [S], in order. There are at least `min_count` micro-batches, a multiple
+    of the ranks unless there are fewer sequences, and the largest one is as small as possible."""
+    cumulative, max_sequences = costs.cumsum(0).tolist(), budget.max_sequences or len(costs)
+    count = min(-(-min_count // budget.num_ranks) * budget.num_ranks, len(costs))
+    low, high = int(costs.max()), int(cumulative[-1])
     while low < high:
         middle = (low + high) // 2
-        if len(_ends(sums, middle, most)) <= wanted:
+        if len(_ends(cumulative, middle, max_sequences)) <= count:
             high = middle
         else:
             low = middle + 1
-    ends = _ends(sums, low, most)
-    while len(ends) < wanted:
-        _halve_largest(ends, sums)
+    ends = _ends(cumulative, low, max_sequences)
+    while len(ends) < count:
+        _halve_largest(ends, cumulative)
     sizes = torch.tensor(ends).diff(prepend=torch.tensor([0]))
     return torch.arange(len(ends)).repeat_interleave(sizes)
 
 
-def _ends(sums: list[int], capacity: int, most: int) -> list[int]:
-    """Where passes end that are each filled with as many tokens as fit, and at most so many sequences; `sums` are the
-    tokens of all sequences up to each."""
+def _ends(cumulative: list[int], capacity: int, max_sequences: int) -> list[int]:
+    """Return the ends of micro-batches, each filled with as many sequences as fit into `capacity` tokens and
+    `max_sequences`; `cumulative` are the tokens up to each sequence."""
     ends, begin = [], 0
-    while begin < len(sums):
-        before = sums[begin - 1] if begin else 0
-        begin = min(bisect_right(sums, before + capacity), begin + most)
+    while begin < len(cumulative):
+        before = cumulative[begin - 1] if begin else 0
+        begin = min(bisect_right(cumulative, before + capacity), begin + max_sequences)
         ends.append(begin)
     return ends
 
 
-def _halve_largest(ends: list[int], sums: list[int]) -> None:
-    """Of the passes with several sequences, the one with most tokens becomes two."""
+def _halve_largest(ends: list[int], cumulative: list[int]) -> None:
+    """Split the micro-batch with most tokens, of those with several sequences, in two."""
     begins = [0, *ends[:-1]]
-    several = [number for number, (begin, end) in enumerate(zip(begins, ends, strict=True)) if end - begin > 1]
+    divisible = [index for index, (begin, end) in enumerate(zip(begins, ends, strict=True)) if end - begin > 1]
 
-    def before(place: int) -> int:
-        return sums[place - 1] if place else 0
+    def before(sequence: int) -> int:
+        return cumulative[sequence - 1] if sequence else 0
 
-    largest = max(several, key=lambda number: before(ends[number]) - before(begins[number]))
+    largest = max(divisible, key=lambda index: before(ends[index]) - before(begins[index]))
     begin, end = begins[largest], ends[largest]
-    half = bisect_right(sums, (before(begin) + before(end)) // 2, begin, end)
-    ends.insert(largest, min(max(half, begin + 1), end - 1))
+    middle = bisect_right(cumulative, (before(begin) + before(end)) // 2, begin, end)
+    ends.insert(largest, min(max(middle, begin + 1), end - 1))
 
 
 def _ranges(starts: Tensor, lengths: Tensor) -> Tensor:
-    """The numbers start … start + length - 1 of each pair, end to end."""
+    """Return start, …, start + length - 1 of each pair, concatenated."""
     begins = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
     return torch.arange(int(lengths.sum())) - begins + starts.repeat_interleave(lengths)
 
 
 def _prompt_lengths(batch: Batch, starts: Tensor) -> Tensor:
-    """Tokens of each sequence before the first that is the policy's own, int64 [S]."""
-    own = batch.loss_mask.nonzero().squeeze(-1)
-    place = torch.searchsorted(own, starts)
-    found = own[place.clamp(max=max(len(own) - 1, 0))] if len(own) else starts
-    prompts = torch.where(place < len(own), found - starts, batch.lengths)
+    """Return the number of tokens before each sequence's first response token, int64 [S]."""
+    response = batch.loss_mask.nonzero().squeeze(-1)
+    position = torch.searchsorted(response, starts)
+    first = response[position.clamp(max=max(len(response) - 1, 0))] if len(response) else starts
+    prompts = torch.where(position < len(response), first - starts, batch.lengths)
     return torch.minimum(prompts, batch.lengths)
 
 
-def _number_prompts(batch: Batch, starts: Tensor, prompts: Tensor) -> Tensor:
-    """The same number for sequences of the same prompt, int64 [S]."""
+def _prompt_ids(batch: Batch, starts: Tensor, prompts: Tensor) -> Tensor:
+    """Return one number per sequence, int64 [S], equal for sequences with the same prompt."""
     tokens = batch.tokens.numpy()
-    seen: dict[bytes, int] = {}
-    numbers = [
-        seen.setdefault(tokens[start : start + length].tobytes(), len(seen))
+    ids: dict[bytes, int] = {}
+    prompt_ids = [
+        ids.setdefault(tokens[start : start + length].tobytes(), len(ids))
         for start, length in zip(starts.tolist(), prompts.tolist(), strict=True)
     ]
-    return torch.tensor(numbers)
+    return torch.tensor(prompt_ids)
 
 
-def _pack(batch: Batch, starts: Tensor, lengths: Tensor, prompts: Tensor, stems: Tensor) -> MicroBatch:
-    """Sequences with equal `stems` next to each other, packed as `PackedLayout` has it.
+def _pack(batch: Batch, starts: Tensor, lengths: Tensor, prompts: Tensor, prompt_ids: Tensor) -> MicroBatch:
+    """Pack sequences, with those of equal `prompt_ids` adjacent, as a `PackedLayout`: common prefix, then prompts
+    (stems), then responses (branches).
 
-    The last token of a sequence predicts nothing and is left out, so a branch may be empty; it has
-    then no row, and its first and only target is predicted by the end of its prompt.
+    The last token of a sequence predicts nothing and is omitted, so a branch may be empty; its only target is then
+    predicted by the end of its prompt.
     """
-    fresh = torch.ones(len(stems), dtype=torch.bool)
-    fresh[1:] = stems[1:] != stems[:-1]
-    prefix = _common_prefix(batch, starts[fresh], prompts[fresh])
-    grown = 1 < int(fresh.sum()) < len(stems)
-    base = prompts if grown else torch.full_like(prompts, prefix)
-    parent = fresh.cumsum(0) - 1
-    stem_lengths = (prompts - prefix)[fresh] if grown else None
-    stem_tokens = _ranges(starts[fresh] + prefix, stem_lengths) if stem_lengths is not None else starts[:0]
-    fed = (lengths - 1 - base).clamp(min=0)
-    index = torch.cat([torch.arange(prefix) + starts[0], stem_tokens, _ranges(starts + base, fed)])
+    is_first = torch.ones(len(prompt_ids), dtype=torch.bool)
+    is_first[1:] = prompt_ids[1:] != prompt_ids[:-1]
+    prefix = _common_prefix(batch, starts[is_first], prompts[is_first])
+    has_stems = 1 < int(is_first.sum()) < len(prompt_ids)
+    base = prompts if has_stems else torch.full_like(prompts, prefix)
+    parent = is_first.cumsum(0) - 1
+    stem_lengths = (prompts - prefix)[is_first] if has_stems else None
+    stem_tokens = _ranges(starts[is_first] + prefix, stem_lengths) if stem_lengths is not None else starts[:0]
+    branch_lengths = (lengths - 1 - base).clamp(min=0)
+    index = torch.cat([torch.arange(prefix) + starts[0], stem_tokens, _ranges(starts + base, branch_lengths)])
 
     before = prefix + stem_lengths.cumsum(0)[parent] - 1 if stem_lengths is not None else base - 1
-    begin = prefix + len(stem_tokens) + fed.cumsum(0) - fed
+    begin = prefix + len(stem_tokens) + branch_lengths.cumsum(0) - branch_lengths
     rows = torch.arange(len(lengths)).repeat_interleave(lengths)
     tokens = _ranges(starts, lengths)
-    own = batch.loss_mask[tokens]
-    tokens, rows = tokens[own], rows[own]
+    is_response = batch.loss_mask[tokens]
+    tokens, rows = tokens[is_response], rows[is_response]
     offset = tokens - starts[rows] - 1 - base[rows]
-    packed = Packed(
+    packed = PackedBatch(
         tokens=batch.tokens[index],
-        positions=batch.positions[index],
-        layout=_layout(fed, prefix, stem_lengths, parent),
-        sources=torch.where(offset < 0, before[rows], begin[rows] + offset),
+        position_ids=batch.positions[index],
+        layout=_layout(branch_lengths, prefix, stem_lengths, parent),
+        prediction_indices=torch.where(offset < 0, before[rows], begin[rows] + offset),
         targets=batch.tokens[tokens],
     )
     return MicroBatch(packed, tokens)
 
 
 def _layout(branches: Tensor, prefix: int, stems: Tensor | None, parents: Tensor) -> PackedLayout:
-    filled = branches > 0
-    return PackedLayout(branches[filled], prefix, stems, None if stems is None else parents[filled])
+    non_empty = branches > 0
+    return PackedLayout(branches[non_empty], prefix, stems, None if stems is None else parents[non_empty])
 
 
 def _common_prefix(batch: Batch, starts: Tensor, prompts: Tensor) -> int:
-    """Tokens that all distinct prompts begin with; of several, each keeps one to itself."""
+    """Return the length of the common prefix of all distinct prompts; if there are several, each keeps a token of its
+    own."""
     shortest = int(prompts.min())
     if len(starts) == 1:
         return shortest
-    places = starts[:, None] + torch.arange(max(shortest - 1, 0))
-    same = (batch.tokens[places] == batch.tokens[places[:1]]).all(0)
+    positions = starts[:, None] + torch.arange(max(shortest - 1, 0))
+    same = (batch.tokens[positions] == batch.tokens[positions[:1]]).all(0)
     return int(same.long().cumprod(0).sum())

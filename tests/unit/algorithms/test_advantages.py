@@ -10,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.algorithms.advantages import ADVANTAGES, bi_level_gae, gae, group_statistics, grpo
-from quintet.config.native import BiLevelGaeConfig, GaeConfig, GrpoConfig
+from quintet.algorithms.advantages.critics import bi_level_gae, gae
+from quintet.algorithms.advantages.groups import group_statistics
+from quintet.algorithms.advantages.outcome import grpo
+from quintet.config.native.advantages import ADVANTAGES, BiLevelGaeConfig, GaeConfig, GrpoConfig
 from quintet.errors import ConfigError
 from quintet.records import Batch
 
@@ -31,7 +33,7 @@ def close(actual: torch.Tensor, expected: list[float]) -> None:
     torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), atol=2e-6, rtol=0)
 
 
-def test_gae_skips_what_the_world_said(make_batch: MakeBatch) -> None:
+def test_gae_skips_what_the_env_said(make_batch: MakeBatch) -> None:
     advantages, returns = gae(two_turns(make_batch), GaeConfig(gamma=1.0, lam=0.95, whiten=False))
     close(advantages, [1.580733, 1.558666, 1.535438, 1.510987, 1.48525, 0, 0, 0.195, 0.1, 0])
     close(returns, [1.680733, 1.758666, 1.835438, 1.910987, 1.98525, 0, 0, 0.995, 1, 1])
@@ -59,7 +61,7 @@ def test_without_discounts_bi_level_gae_is_gae(make_batch: MakeBatch) -> None:
 
 
 def test_a_trajectory_in_several_sequences_is_one_trajectory(make_batch: MakeBatch) -> None:
-    """A sliding window cuts a game into sequences; credit must still flow over the cuts."""
+    """A sliding window cuts an episode into sequences; credit must still flow over the cuts."""
     whole = gae(two_turns(make_batch), GaeConfig(gamma=0.9, lam=0.8, whiten=False))[0]
     cut = make_batch(
         [MASK[0][:6], MASK[0][6:]],
@@ -91,7 +93,7 @@ def test_a_group_of_one_keeps_its_score() -> None:
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 3), st.floats(0.5, 1.0), st.floats(0.5, 1.0))
 def test_observation_tokens_never_change_credit(extra: int, gamma: float, lam: float) -> None:
-    """Whatever the world says between two turns, the policy's tokens keep their advantages."""
+    """Whatever the env says between two turns, the policy's tokens keep their advantages."""
     make: MakeBatch = make_batch_plain
     config = BiLevelGaeConfig(gamma=gamma, lam=lam, turn_gamma=gamma, turn_lam=lam, whiten=False)
     short = bi_level_gae(make([[1, 1, 1, 1]], [[0, 1, 0, 2.0]], [[0, 1, 0, 1]], [[0.3, 0.1, 0.2, 0.4]]), config)[0]

@@ -1,4 +1,5 @@
-"""If these fail, a batch from which games were dropped is compared with games that are gone, or breaks the run."""
+"""If these fail, a batch from which episodes were dropped is compared with episodes that are gone, or breaks the
+run."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from quintet.algorithms.advantages import ADVANTAGES, critic_mask, group_statistics, own_tokens, played
-from quintet.config.native.advantages import AdvantageConfig
+from quintet.algorithms.advantages.critics import critic_mask
+from quintet.algorithms.advantages.groups import group_statistics, has_response, num_response_tokens
+from quintet.config.native.advantages import ADVANTAGES, AdvantageConfig
 from quintet.records import Batch
 from quintet.training.packing import select_trajectories
 
@@ -36,8 +38,8 @@ def make(make_batch: MakeBatch, rows: list[int], dtype: torch.dtype = torch.floa
     return dataclasses.replace(
         batch,
         logprobs=-0.2 - 0.1 * sizes.sum(1).to(dtype),
-        squared_mass=0.3 + 0.05 * sizes[:, 1].to(dtype),
-        saw=sizes[:, 1] % 2 + 10 * torch.tensor([GROUPS[int(row)] for row in sizes[:, 0]]),
+        sum_squared_probs=0.3 + 0.05 * sizes[:, 1].to(dtype),
+        observation_group=sizes[:, 1] % 2 + 10 * torch.tensor([GROUPS[int(row)] for row in sizes[:, 0]]),
         turn=torch.cat([torch.tensor(mask).eq(0).cumsum(0) for mask in masks]),
         baseline=torch.tensor(pick([0.5, 0.1, 0.2, 0.3, 0.4, 0.6])).to(dtype),
         parts={"right": torch.tensor(pick([1.0, 0.0, 1.0, 0.5, 0.0, 2.0])).to(dtype)},
@@ -45,7 +47,7 @@ def make(make_batch: MakeBatch, rows: list[int], dtype: torch.dtype = torch.floa
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_games_that_are_gone_take_no_part(make_batch: MakeBatch, name: str) -> None:
+def test_episodes_that_are_gone_take_no_part(make_batch: MakeBatch, name: str) -> None:
     """What remains of a batch, whose trajectories keep their numbers, is estimated like a batch of its own."""
     rows = [0, 1, 3, 4]
     whole = make(make_batch, list(range(len(MASKS))))
@@ -53,7 +55,7 @@ def test_games_that_are_gone_take_no_part(make_batch: MakeBatch, name: str) -> N
     keep[rows] = True
     rest = select_trajectories(whole, keep)
     assert len(rest.group) == len(MASKS)
-    assert played(rest).tolist() == keep.tolist()
+    assert has_response(rest).tolist() == keep.tolist()
     estimate, config = ADVANTAGES.get(name).load(), CONFIG.validate_python({"name": name})
     expected = estimate(make(make_batch, rows), config)
     for found, told in zip(estimate(rest, config), expected, strict=True):
@@ -62,9 +64,7 @@ def test_games_that_are_gone_take_no_part(make_batch: MakeBatch, name: str) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", NAMES)
-def test_as_exact_as_the_rewards_and_0_on_the_worlds_words(
-    make_batch: MakeBatch, name: str, dtype: torch.dtype
-) -> None:
+def test_as_exact_as_the_rewards_and_0_on_the_envs_words(make_batch: MakeBatch, name: str, dtype: torch.dtype) -> None:
     batch = make(make_batch, list(range(len(MASKS))), dtype)
     advantages, returns = ADVANTAGES.get(name).load()(batch, CONFIG.validate_python({"name": name}))
     assert advantages.dtype == returns.dtype == dtype
@@ -106,9 +106,9 @@ def test_what_is_not_counted_enters_no_mean() -> None:
     assert deviation.tolist() == pytest.approx([1.0, 0.5**0.5, 0.5**0.5, 0.5**0.5])
 
 
-def test_own_tokens_are_counted_over_all_sequences_of_a_game(make_batch: MakeBatch) -> None:
+def test_own_tokens_are_counted_over_all_sequences_of_a_episode(make_batch: MakeBatch) -> None:
     batch = make_batch([[1, 0, 1], [0, 1]], [[0, 0, 0], [0, 0]], trajectory=[0, 0])
-    assert own_tokens(batch).tolist() == [3]
+    assert num_response_tokens(batch).tolist() == [3]
 
 
 def test_the_critic_learns_where_returns_are_known(make_batch: MakeBatch) -> None:
@@ -145,7 +145,7 @@ def test_a_users_own_estimator(make_batch: MakeBatch, tmp_path: Path) -> None:
     whitened, _ = estimate(batch, CONFIG.validate_python({**given, "whiten": True}))
     assert whitened.tolist() == pytest.approx([0.0, -(0.5**0.5), 0.0, 0.5**0.5])
     given["function"] = f"{tmp_path}/mine.py:broken"
-    with pytest.raises(ConfigError, match=r"broken.*must give") as caught:
+    with pytest.raises(ConfigError, match=r"broken.*must return") as caught:
         estimate(batch, CONFIG.validate_python(given))
     assert caught.value.key == "algorithm.advantage.function"
     assert "batch.rewards" in str(caught.value.hint)

@@ -9,27 +9,32 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.algorithms.advantages import (
+from quintet.algorithms.advantages.outcome import (
+    arpo,
+    brpo,
     gdpo,
     gpg,
     grpo,
     grpo_passk,
     opo,
-    optimal_token_baseline,
     raw,
-    reinforce,
     reinforce_plus_plus_baseline,
-    remax,
     rloo,
 )
+from quintet.algorithms.advantages.returns import reinforce, remax
+from quintet.algorithms.advantages.token_baselines import optimal_token_baseline
 from quintet.config.native.advantages import (
-    BaselineConfig,
+    AdvantageSection,
+    ArpoConfig,
+    BrpoConfig,
     GdpoConfig,
     GrpoConfig,
+    OptimalTokenBaselineConfig,
     PassKConfig,
+    ReinforceConfig,
     ReinforcePlusPlusBaselineConfig,
-    ReturnConfig,
-    TokenBaselineConfig,
+    TirOptimalTokenBaselineConfig,
+    advantage_class,
 )
 from quintet.errors import ConfigError
 from quintet.records import Batch
@@ -39,7 +44,7 @@ Estimator = Callable[[Batch, Any], tuple[torch.Tensor, torch.Tensor]]
 
 SCORES = [1.0, 4.0, 7.0, 5.0]
 GROUPS = [0, 0, 0, 1]
-"""Three games from one start, one from another."""
+"""Three episodes from one start, one from another."""
 
 
 def one_token_each(make_batch: MakeBatch, scores: list[float] = SCORES, group: list[int] = GROUPS) -> Batch:
@@ -50,8 +55,8 @@ def close(found: torch.Tensor, expected: list[float]) -> None:
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-7, rtol=0)
 
 
-def baseline(name: str) -> BaselineConfig:
-    return BaselineConfig(name=name)
+def baseline(name: str) -> AdvantageSection:
+    return advantage_class(name)(name=name)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +64,9 @@ def baseline(name: str) -> BaselineConfig:
     [
         (grpo, GrpoConfig(), [-3 / (3 + 1e-6), 0, 3 / (3 + 1e-6), 5 / (1 + 1e-6)]),
         (grpo, GrpoConfig(normalize_by_std=False), [-3, 0, 3, 5]),
-        (grpo, GrpoConfig(name="brpo", normalize_by_std=False), [-3.25, -0.25, 2.75, 0.75]),
-        (grpo, GrpoConfig(name="brpo"), [x / (6.25**0.5 + 1e-6) for x in (-3.25, -0.25, 2.75, 0.75)]),
-        (grpo, GrpoConfig(name="arpo", normalize_by_std=False), SCORES),
+        (brpo, BrpoConfig(normalize_by_std=False), [-3.25, -0.25, 2.75, 0.75]),
+        (brpo, BrpoConfig(), [x / (6.25**0.5 + 1e-6) for x in (-3.25, -0.25, 2.75, 0.75)]),
+        (arpo, ArpoConfig(normalize_by_std=False), SCORES),
         (grpo_passk, PassKConfig(name="grpo_passk", normalize_by_std=False), [0, 0, 3, 0]),
         (grpo_passk, PassKConfig(name="grpo_passk"), [0, 0, 3 / (3 + 1e-6), 0]),
         (rloo, baseline("rloo"), [1 - 5.5, 4 - 4, 7 - 2.5, 5]),
@@ -75,7 +80,7 @@ def test_against_the_others(make_batch: MakeBatch, estimate: Estimator, config: 
     close(returns, expected)
 
 
-def test_gpg_lifts_what_is_left_when_most_games_have_nothing(make_batch: MakeBatch) -> None:
+def test_gpg_lifts_what_is_left_when_most_episodes_have_nothing(make_batch: MakeBatch) -> None:
     batch = one_token_each(make_batch, [0.0, 0.0, 0.0, 2.0], [0, 0, 0, 0])
     close(gpg(batch, baseline("gpg"))[0], [4 * -0.5] * 3 + [4 * 1.5])
 
@@ -86,12 +91,12 @@ def test_of_two_best_nobody_leads(make_batch: MakeBatch) -> None:
 
 
 def test_opo_weighs_the_baseline_by_length(make_batch: MakeBatch) -> None:
-    """(1 × 4 + 3 × 0) / 4 = 1; what the world said has no length."""
+    """(1 × 4 + 3 × 0) / 4 = 1; what the env said has no length."""
     batch = make_batch([[0, 1], [1, 0, 1, 1], [1, 1]], [[0, 4.0], [0, 0, 0, 0], [0, 5.0]], group=[0, 0, 1])
     close(opo(batch, baseline("opo"))[0], [0, 3, -1, 0, -1, -1, 5, 5])
 
 
-def test_remax_takes_off_what_a_greedy_game_earns(make_batch: MakeBatch) -> None:
+def test_remax_takes_off_what_a_greedy_episode_earns(make_batch: MakeBatch) -> None:
     batch = make_batch([[0, 1, 1], [1, 0, 1]], [[0, 0, 1.0], [0.5, 0, 2.0]])
     batch = dataclasses.replace(batch, baseline=torch.tensor([0.25, 1.0]))
     advantages, returns = remax(batch, baseline("remax"))
@@ -103,7 +108,7 @@ def test_remax_takes_off_what_a_greedy_game_earns(make_batch: MakeBatch) -> None
 
 def test_returns_are_discounted_over_own_tokens_alone(make_batch: MakeBatch) -> None:
     batch = make_batch([[1, 0, 0, 1, 1]], [[1.0, 0, 0, 0, 8.0]])
-    advantages, returns = reinforce(batch, ReturnConfig(name="reinforce", gamma=0.5))
+    advantages, returns = reinforce(batch, ReinforceConfig(name="reinforce", gamma=0.5))
     close(advantages, [1 + 0.25 * 8, 0, 0, 4, 8])
     close(returns, [3, 0, 0, 4, 8])
 
@@ -148,7 +153,7 @@ def test_gdpo_without_its_parts_says_what_to_do(
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 7.7])
-def test_games_of_one_reward_have_exactly_no_advantage(make_batch: MakeBatch, value: float) -> None:
+def test_episodes_of_one_reward_have_exactly_no_advantage(make_batch: MakeBatch, value: float) -> None:
     """The rounding of a mean over 1e-6 would be a gradient."""
     batch = make_batch([[1]] * 7, [[value]] * 7, group=[0] * 7, dtype=torch.float32)
     assert not grpo(batch, GrpoConfig())[0].any()
@@ -158,24 +163,24 @@ def token_baseline_batch(make_batch: MakeBatch) -> Batch:
     """π = 1/2 and Σπ² = 1/2 make w = 1/2 at every own token."""
     batch = make_batch([[1, 0, 1, 1], [1, 1]], [[0, 0, 1.0, 3.0], [0, 2.0]])
     half = torch.full((6,), 0.5, dtype=torch.float64)
-    return dataclasses.replace(batch, logprobs=half.log(), squared_mass=half)
+    return dataclasses.replace(batch, logprobs=half.log(), sum_squared_probs=half)
 
 
-def test_places_without_the_worlds_words(make_batch: MakeBatch) -> None:
+def test_places_without_the_envs_words(make_batch: MakeBatch) -> None:
     """Returns 4, 4, 3 and 2, 2; W = 1/2, 1, 3/2: baselines (4 + 2) / 2 = 3, 3, and at the third place, where there
     is no other, 3 or with a zero tail none."""
     batch = token_baseline_batch(make_batch)
-    tir = TokenBaselineConfig(name="tir_optimal_token_baseline", zero_tail=False)
+    tir = TirOptimalTokenBaselineConfig(zero_tail=False)
     advantages, returns = optimal_token_baseline(batch, tir)
     close(advantages, [1, 0, 1, 0, -1, -1])
     close(returns, [4, 0, 4, 3, 2, 2])
-    tail, _ = optimal_token_baseline(batch, TokenBaselineConfig(name="tir_optimal_token_baseline"))
+    tail, _ = optimal_token_baseline(batch, TirOptimalTokenBaselineConfig())
     close(tail, [1, 0, 1, 3, -1, -1])
 
 
-def test_places_with_the_worlds_words(make_batch: MakeBatch) -> None:
-    """At the second place only the second game has a token, at the third only the first."""
-    config = TokenBaselineConfig(name="optimal_token_baseline", zero_tail=False)
+def test_places_with_the_envs_words(make_batch: MakeBatch) -> None:
+    """At the second place only the second episode has a token, at the third only the first."""
+    config = OptimalTokenBaselineConfig(zero_tail=False)
     close(optimal_token_baseline(token_baseline_batch(make_batch), config)[0], [1, 0, 0, 0, -1, 0])
 
 
@@ -184,11 +189,11 @@ def test_energy_weighs_the_baseline(make_batch: MakeBatch) -> None:
     batch = dataclasses.replace(
         make_batch([[1], [1]], [[0.0], [4.0]]),
         logprobs=torch.tensor([0.5, 0.25], dtype=torch.float64).log(),
-        squared_mass=torch.tensor([0.5, 1.0], dtype=torch.float64),
+        sum_squared_probs=torch.tensor([0.5, 1.0], dtype=torch.float64),
     )
-    config = TokenBaselineConfig(name="optimal_token_baseline")
+    config = OptimalTokenBaselineConfig()
     close(optimal_token_baseline(batch, config)[0], [-3, 1])
     weighted = dataclasses.replace(batch, correction=torch.tensor([2.0, 1.0]))
     close(optimal_token_baseline(weighted, config)[0], [-12 / 7, 16 / 7])
     with pytest.raises(ValueError, match="squared"):
-        optimal_token_baseline(dataclasses.replace(batch, squared_mass=None), config)
+        optimal_token_baseline(dataclasses.replace(batch, sum_squared_probs=None), config)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.algorithms.advantages import bi_level_gae, gae, gigpo, grpo_dynamic, turn_ends, turn_wise_gae
+from quintet.algorithms.advantages.critics import bi_level_gae, gae, turn_ends, turn_wise_gae
+from quintet.algorithms.advantages.turns import gigpo, grpo_dynamic
 from quintet.config.native.advantages import (
     BiLevelGaeConfig,
     GaeConfig,
@@ -75,7 +76,7 @@ def test_a_penalty_on_each_token_makes_a_turn_of_it_for_the_peers(make_batch: Ma
 
 
 def test_the_last_own_token_ends_a_turn_whatever_was_marked(make_batch: MakeBatch) -> None:
-    """A game that was cut in mid-reply. RAGEN's code reads beyond the end where the last token isn't rewarded."""
+    """An episode that was cut in mid-reply. RAGEN's code reads beyond the end where the last token isn't rewarded."""
     batch = make_batch([[1, 1, 0, 1, 0]], [[0, 1.0, 0, 0, 0]], ends=[[0, 1, 0, 0, 0]], values=[[0.5] * 5])
     assert turn_ends(batch).tolist() == [False, True, False, True, False]
     config = BiLevelGaeConfig(gamma=1.0, lam=1.0, turn_gamma=1.0, turn_lam=1.0, turn_ends="rewards", whiten=False)
@@ -88,8 +89,8 @@ def test_one_turn_alone_is_plain_gae(make_batch: MakeBatch) -> None:
     torch.testing.assert_close(bi_level_gae(batch, BiLevelGaeConfig(gamma=0.9, lam=0.8, whiten=False)), flat)
 
 
-def games(make_batch: MakeBatch) -> Batch:
-    """Two games of two turns from one start, and one of one turn from another. `saw`: all begin alike in a group;
+def episodes(make_batch: MakeBatch) -> Batch:
+    """Two episodes of two turns from one start, and one of one turn from another. `saw`: all begin alike in a group;
     then the first two meet the same, too."""
     batch = make_batch(
         [[0, 1, 1, 0, 1], [0, 1, 0, 1], [0, 1]], [[0, 0, 1.0, 0, 2.0], [0, 0.0, 0, 4.0], [0, 3.0]], group=[0, 0, 1]
@@ -97,25 +98,25 @@ def games(make_batch: MakeBatch) -> Batch:
     return dataclasses.replace(
         batch,
         turn=torch.tensor([0, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0]),
-        saw=torch.tensor([0, 0, 0, 1, 1, 0, 0, 1, 1, 2, 2]),
+        observation_group=torch.tensor([0, 0, 0, 1, 1, 0, 0, 1, 1, 2, 2]),
     )
 
 
 def test_turns_are_compared_with_those_that_answered_the_same(make_batch: MakeBatch) -> None:
-    """Returns of turns with γ 1/2: 2, 2 and 2, 4. Games 3 and 4 about 3.5; the lone game keeps its 3."""
+    """Returns of turns with γ 1/2: 2, 2 and 2, 4. Episodes 3 and 4 about 3.5; the lone episode keeps its 3."""
     config = GigpoConfig(name="gigpo", turn_gamma=0.5, normalize_by_std=False)
-    close(gigpo(games(make_batch), config)[0], [0, -0.5, -0.5, 0, -0.5 - 1, 0, 0.5, 0, 0.5 + 1, 0, 3.0])
-    weighted = GigpoConfig(name="gigpo", turn_gamma=0.5, normalize_by_std=False, game_weight=0.0, turn_weight=2.0)
-    close(gigpo(games(make_batch), weighted)[0], [0, 0, 0, 0, -2, 0, 0, 0, 2, 0, 0])
-    normalised = GigpoConfig(name="gigpo", turn_gamma=0.5, game_weight=0.0)
-    close(gigpo(games(make_batch), normalised)[0], [0, 0, 0, 0, -(0.5**0.5), 0, 0, 0, 0.5**0.5, 0, 0])
-    with pytest.raises(ValueError, match="answered"):
-        gigpo(dataclasses.replace(games(make_batch), saw=None), config)
+    close(gigpo(episodes(make_batch), config)[0], [0, -0.5, -0.5, 0, -0.5 - 1, 0, 0.5, 0, 0.5 + 1, 0, 3.0])
+    weighted = GigpoConfig(name="gigpo", turn_gamma=0.5, normalize_by_std=False, episode_weight=0.0, turn_weight=2.0)
+    close(gigpo(episodes(make_batch), weighted)[0], [0, 0, 0, 0, -2, 0, 0, 0, 2, 0, 0])
+    normalised = GigpoConfig(name="gigpo", turn_gamma=0.5, episode_weight=0.0)
+    close(gigpo(episodes(make_batch), normalised)[0], [0, 0, 0, 0, -(0.5**0.5), 0, 0, 0, 0.5**0.5, 0, 0])
+    with pytest.raises(ValueError, match="observation_group"):
+        gigpo(dataclasses.replace(episodes(make_batch), observation_group=None), config)
 
 
 def test_a_turn_that_nobody_else_had_is_not_credited(make_batch: MakeBatch) -> None:
-    batch = dataclasses.replace(games(make_batch), saw=torch.tensor([0, 0, 0, 1, 1, 0, 0, 3, 3, 2, 2]))
-    config = GigpoConfig(name="gigpo", turn_gamma=1.0, normalize_by_std=False, game_weight=0.0)
+    batch = dataclasses.replace(episodes(make_batch), observation_group=torch.tensor([0, 0, 0, 1, 1, 0, 0, 3, 3, 2, 2]))
+    config = GigpoConfig(name="gigpo", turn_gamma=1.0, normalize_by_std=False, episode_weight=0.0)
     close(gigpo(batch, config)[0], [0, -0.5, -0.5, 0, 0, 0, 0.5, 0, 0, 0, 0])
 
 
@@ -126,13 +127,13 @@ def test_a_turn_that_nobody_else_had_is_not_credited(make_batch: MakeBatch) -> N
         ("turn", [0, -0.75, -0.75, 0, 0.25, 0, -1.75, 0, 2.25, 0, 3.0]),
     ],
 )
-def test_grpo_of_games_or_of_turns(make_batch: MakeBatch, level: Any, expected: list[float]) -> None:
-    """Games 3 and 4 about 3.5; turns 1, 2, 0 and 4 about 1.75."""
+def test_grpo_of_episodes_or_of_turns(make_batch: MakeBatch, level: Any, expected: list[float]) -> None:
+    """Episodes 3 and 4 about 3.5; turns 1, 2, 0 and 4 about 1.75."""
     config = GrpoDynamicConfig(name="grpo_dynamic", level=level, normalize_by_std=False)
-    close(grpo_dynamic(games(make_batch), config)[0], expected)
+    close(grpo_dynamic(episodes(make_batch), config)[0], expected)
 
 
 def test_turns_are_divided_by_the_deviation_of_turns(make_batch: MakeBatch) -> None:
-    advantages, _ = grpo_dynamic(games(make_batch), GrpoDynamicConfig(name="grpo_dynamic", level="turn"))
+    advantages, _ = grpo_dynamic(episodes(make_batch), GrpoDynamicConfig(name="grpo_dynamic", level="turn"))
     deviation = ((0.75**2 + 0.25**2 + 1.75**2 + 2.25**2) / 3) ** 0.5
     close(advantages[[1, 4, 6, 8]], [x / (deviation + 1e-6) for x in (-0.75, 0.25, -1.75, 2.25)])

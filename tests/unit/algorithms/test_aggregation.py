@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintet.algorithms.aggregation import Aggregation, token_weights
-from quintet.config.native import AlgorithmConfig
+from quintet.config.native.algorithm import AlgorithmConfig
 
 MASK = torch.tensor([0, 1, 1, 1, 0, 1, 0, 0], dtype=torch.bool)
 OWNER = torch.tensor([3, 3, 3, 3, 5, 5, 6, 6])
@@ -34,10 +34,10 @@ def test_an_unknown_aggregation_is_refused() -> None:
         token_weights("seq-mean-token-sum-norm", MASK, OWNER)
 
 
-def test_the_longest_game_is_the_scale_where_none_is_given() -> None:
+def test_the_longest_episode_is_the_scale_where_none_is_given() -> None:
     config = AlgorithmConfig(aggregation="seq-mean-token-sum-norm")
-    assert Aggregation.of(config, 96).scale == 96.0
-    assert Aggregation.of(config.model_copy(update={"aggregation_scale": 7.5}), 96).scale == 7.5
+    assert Aggregation.from_config(config, 96).scale == 96.0
+    assert Aggregation.from_config(config.model_copy(update={"aggregation_scale": 7.5}), 96).scale == 7.5
 
 
 @pytest.mark.parametrize(

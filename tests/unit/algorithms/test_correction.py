@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.algorithms.correction import correction
+from quintet.algorithms.correction import rollout_correction
 from quintet.config.native.algorithm import CorrectionConfig, RejectionConfig
 from quintet.records import Batch
 
 MakeBatch = Callable[..., Batch]
 RATIOS = [[1.0, 2.0, 1.5], [0.5, 4.0, 1.0]]
-"""learner / engine; the first token of the first game and the last of the second are the world's."""
+"""learner / engine; the first token of the first episode and the last of the second are the env's."""
 MASKS = [[0, 1, 1], [1, 1, 0]]
 
 
@@ -29,14 +29,14 @@ def batch(make_batch: MakeBatch) -> Batch:
 
 
 def weights(batch: Batch, **config: Any) -> list[float]:
-    return correction(batch, CorrectionConfig(**config))[0].tolist()
+    return rollout_correction(batch, CorrectionConfig(**config))[0].tolist()
 
 
 def test_token_weights_are_cut(batch: Batch) -> None:
     assert weights(batch, upper=1.8) == pytest.approx([0, 1.8, 1.5, 0.5, 1.8, 0])
 
 
-def test_sequence_weights_are_the_product_over_a_game(batch: Batch) -> None:
+def test_sequence_weights_are_the_product_over_a_episode(batch: Batch) -> None:
     assert weights(batch, level="sequence", upper=2.5) == pytest.approx([0, 2.5, 2.5, 2.0, 2.0, 0])
 
 
@@ -70,14 +70,14 @@ def test_without_a_level_nothing_is_weighed(batch: Batch) -> None:
 )
 def test_rejections_by_hand(batch: Batch, rejection: dict[str, Any], kept: list[int]) -> None:
     config = CorrectionConfig(level=None, reject=(RejectionConfig(**rejection),))
-    _, keep, metrics = correction(batch, config)
+    _, keep, metrics = rollout_correction(batch, config)
     assert keep.tolist() == [True, *map(bool, kept), True]
     assert metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(1 - sum(kept) / 4)
 
 
 def test_all_rejections_count(batch: Batch) -> None:
     rules = (RejectionConfig(upper=2.1), RejectionConfig(upper=2.5, over="sequence_sum"))
-    _, keep, metrics = correction(batch, CorrectionConfig(reject=rules))
+    _, keep, metrics = rollout_correction(batch, CorrectionConfig(reject=rules))
     assert keep.tolist() == [True, False, False, True, False, True]
     assert metrics["rollout_corr/rollout_rs_token_k1_masked_fraction"] == pytest.approx(1 / 4)
     assert metrics["rollout_corr/rollout_rs_seq_sum_k1_seq_masked_fraction"] == pytest.approx(1 / 2)
@@ -85,7 +85,7 @@ def test_all_rejections_count(batch: Batch) -> None:
 
 
 def test_the_gap_is_measured(batch: Batch) -> None:
-    _, _, metrics = correction(batch, CorrectionConfig(upper=2.0))
+    _, _, metrics = rollout_correction(batch, CorrectionConfig(upper=2.0))
     logs = [math.log(r) for r in (2.0, 1.5, 0.5, 4.0)]
     assert metrics["rollout_corr/kl"] == pytest.approx(-sum(logs) / 4)
     assert metrics["rollout_corr/chi2_token"] == pytest.approx((4 + 2.25 + 0.25 + 16) / 4 - 1)
@@ -97,10 +97,10 @@ def test_the_gap_is_measured(batch: Batch) -> None:
 
 def test_a_batch_without_the_engines_words_is_refused(batch: Batch) -> None:
     with pytest.raises(ValueError, match="rollout_logprobs"):
-        correction(replace(batch, rollout_logprobs=None), CorrectionConfig())
+        rollout_correction(replace(batch, rollout_logprobs=None), CorrectionConfig())
 
 
 def test_a_batch_without_own_words_has_no_gap(batch: Batch) -> None:
     silent = replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
-    found, keep, metrics = correction(silent, CorrectionConfig(reject=(RejectionConfig(upper=1.1),)))
+    found, keep, metrics = rollout_correction(silent, CorrectionConfig(reject=(RejectionConfig(upper=1.1),)))
     assert (found.tolist(), bool(keep.all()), metrics) == ([0.0] * 6, True, {})

@@ -1,4 +1,4 @@
-"""If these fail, the wrong games are learnt from."""
+"""If these fail, the wrong episodes are learnt from."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.algorithms.filters import has_signal, keep_trajectories
+from quintet.algorithms.filters import has_signal, select_groups
 from quintet.config.native.algorithm import FilterConfig
 
 GROUP = torch.tensor([4, 4, 7, 7, 9, 9, 2])
 REWARDS = torch.tensor([0.0, 0.0, 0.0, 1.0, 3.0, 5.0, 2.0], dtype=torch.float64)
-"""Deviations 0, 0.71 and 1.41, and one game alone."""
+"""Deviations 0, 0.71 and 1.41, and one episode alone."""
 
 
 def kept(**options: Any) -> list[int]:
     """Numbers of the groups that stay."""
     signal = options.pop("signal_threshold", None)
     counted = options.pop("counted", None)
-    keep = keep_trajectories(REWARDS, GROUP, FilterConfig(**options), signal_threshold=signal, counted=counted)
+    keep = select_groups(REWARDS, GROUP, FilterConfig(**options), signal_threshold=signal, counted=counted)
     names = set(GROUP[keep].tolist())
     assert keep.tolist() == [bool(counted is None or counted[i]) and int(g) in names for i, g in enumerate(GROUP)]
     return sorted(names)
@@ -69,10 +69,10 @@ def test_the_share_that_deviates_most_stays(share: float, expected: list[int]) -
 def test_a_share_that_comes_out_even_is_not_rounded_up() -> None:
     """0.3 × 10 is a little more than 3 to a computer."""
     rewards = torch.arange(20, dtype=torch.float64) * (torch.arange(20) % 2)
-    keep = keep_trajectories(rewards, torch.arange(20) // 2, FilterConfig(keep_share=0.3))
+    keep = select_groups(rewards, torch.arange(20) // 2, FilterConfig(keep_share=0.3))
     assert keep.tolist() == [False] * 14 + [True] * 6
     assert 0.1 * 3 * 10 > 3.0
-    assert int(keep_trajectories(rewards, torch.arange(20) // 2, FilterConfig(keep_share=0.1 * 3)).sum()) == 6
+    assert int(select_groups(rewards, torch.arange(20) // 2, FilterConfig(keep_share=0.1 * 3)).sum()) == 6
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_bounds_on_the_mean_come_first(options: dict[str, Any], expected: list[i
 
 
 def test_what_is_not_counted_is_not_kept() -> None:
-    """Without its second game group 9 has no deviation left."""
+    """Without its second episode group 9 has no deviation left."""
     counted = torch.tensor([True] * 5 + [False] + [True])
     assert kept(counted=counted) == [2, 4, 7, 9]
     assert kept(counted=counted, keep_share=0.25) == [7]
@@ -105,10 +105,10 @@ def test_what_is_not_counted_is_not_kept() -> None:
     st.lists(st.tuples(st.integers(0, 4), st.integers(-3, 3)), min_size=1, max_size=20),
     st.floats(0.01, 1.0),
 )
-def test_groups_stay_or_go_whole_and_one_always_stays(games: list[tuple[int, int]], share: float) -> None:
-    group = torch.tensor([number for number, _ in games])
-    rewards = torch.tensor([float(reward) for _, reward in games])
-    keep = keep_trajectories(rewards, group, FilterConfig(keep_share=share))
+def test_groups_stay_or_go_whole_and_one_always_stays(episodes: list[tuple[int, int]], share: float) -> None:
+    group = torch.tensor([number for number, _ in episodes])
+    rewards = torch.tensor([float(reward) for _, reward in episodes])
+    keep = select_groups(rewards, group, FilterConfig(keep_share=share))
     names = torch.unique(group[keep])
     assert keep.any()
     assert torch.equal(keep, torch.isin(group, names))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.algorithms.kl import KlControl, kl_estimate, penalised, token_divergence
-from quintet.config.native import KlConfig
+from quintet.algorithms.kl import KlControl, kl_estimate, penalize_rewards, token_divergence
+from quintet.config.native.algorithm import KlConfig
 
 NOW = torch.tensor([0.4, 0.1], dtype=torch.float64).log()
 REFERENCE = torch.tensor([0.2, 0.2], dtype=torch.float64).log()
@@ -62,7 +62,7 @@ def test_the_third_estimate_is_held_within_bounds() -> None:
 
 
 def test_what_is_missing_is_told() -> None:
-    with pytest.raises(ValueError, match="Scorer"):
+    with pytest.raises(ValueError, match="full divergence"):
         token_divergence(NOW, REFERENCE, KlConfig(estimator="full"), None)
     with pytest.raises(ValueError, match="reference"):
         token_divergence(NOW, None, KlConfig(), None)
@@ -72,23 +72,23 @@ def test_what_is_missing_is_told() -> None:
 
 @pytest.mark.parametrize("changes", [{"estimator": "k1"}, {"estimator": "full"}])
 def test_a_penalty_comes_off_own_tokens_alone(changes: dict[str, Any]) -> None:
-    config = KlConfig.model_validate({"place": "reward", "coefficient": 0.5, **changes})
+    config = KlConfig.model_validate({"apply_to": "reward", "coefficient": 0.5, **changes})
     full = torch.tensor([0.3, 0.7], dtype=torch.float64)
     mask = torch.tensor([False, True])
-    rewards = penalised(torch.ones(2).double(), NOW, REFERENCE, mask, KlControl.of(config), full)
+    rewards = penalize_rewards(torch.ones(2).double(), NOW, REFERENCE, mask, KlControl.from_config(config), full)
     cost = 0.7 if config.estimator == "full" else -X
     assert rewards.tolist() == pytest.approx([1.0, 1.0 - 0.5 * cost])
 
 
 def test_a_steered_coefficient_moves_by_a_fifth_at_most() -> None:
     """Worked out by hand: β (1 + clip(KL / target - 1, ±0.2) n / horizon)."""
-    control = KlControl.of(KlConfig(place="reward", coefficient=0.2, target=0.1, horizon=100))
+    control = KlControl.from_config(KlConfig(apply_to="reward", coefficient=0.2, target=0.1, horizon=100))
     control.observe(0.11, 10)
     assert control.coefficient == pytest.approx(0.2 * 1.01)
     control.observe(5.0, 10)
     assert control.coefficient == pytest.approx(0.2 * 1.01 * 1.02)
     control.observe(0.0, 10)
     assert control.coefficient == pytest.approx(0.2 * 1.01 * 1.02 * 0.98)
-    fixed = KlControl.of(KlConfig(coefficient=0.2))
+    fixed = KlControl.from_config(KlConfig(coefficient=0.2))
     fixed.observe(5.0, 10)
     assert fixed.coefficient == 0.2

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.algorithms.losses import ppo_clip, value_clip
+from quintet.algorithms.losses.clipping import ppo_clip
+from quintet.algorithms.losses.critic import value_clip
 from quintet.algorithms.tokens import masked_mean, whiten
 
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from quintet.algorithms.losses import LOSSES, PolicyLoss, PolicyTargets, loss_of
-from quintet.config.native import LossConfig
+from quintet.algorithms.losses.outside import loss_from_config
+from quintet.algorithms.losses.targets import PolicyLoss, PolicyTargets
+from quintet.config.native.losses import LOSSES, LossConfig
 from quintet.errors import ConfigError
 
 
@@ -28,7 +29,7 @@ def told(
     **rest: torch.Tensor,
 ) -> tuple[PolicyLoss, list[float]]:
     """The parts, and the slope of Σ weight · loss at each token; without weights all are 1."""
-    rule, options = loss_of(TypeAdapter(LossConfig).validate_python(loss))
+    rule, options = loss_from_config(TypeAdapter(LossConfig).validate_python(loss))
     each = torch.ones(len(now)) if weights is None else torch.tensor(weights)
     targets = PolicyTargets(each, old, torch.tensor(advantages, dtype=torch.float64), **rest)
     now = now.clone().requires_grad_()
@@ -43,12 +44,12 @@ def test_decoupled_ppo_weighs_by_old_against_engine_and_leaves_out_what_is_too_h
     parts, slope = told(config, ln(0.22, 0.22), old, [1.0, 1.0], rollout_logprobs=engine)
     assert parts.loss.tolist() == pytest.approx([-1.1 * 0.8, -1.1 * 2.0])
     assert slope == pytest.approx([-0.88, -2.2])
-    rule, options = loss_of(TypeAdapter(LossConfig).validate_python(config))
-    assert rule.counted is not None
+    rule, options = loss_from_config(TypeAdapter(LossConfig).validate_python(config))
+    assert rule.mask is not None
     targets = PolicyTargets(torch.ones(2), old, torch.ones(2), rollout_logprobs=engine)
-    assert rule.counted(targets, options).tolist() == [True, False]
+    assert rule.mask(targets, options).tolist() == [True, False]
     alone = PolicyTargets(torch.ones(2), old, torch.ones(2))
-    assert rule.counted(alone, options).tolist() == [True, True]  # the engine's words are the old policy's
+    assert rule.mask(alone, options).tolist() == [True, True]  # the engine's words are the old policy's
 
 
 def test_gspo_has_one_ratio_a_sequence_and_the_tokens_slope() -> None:
@@ -86,7 +87,7 @@ def test_gmpo_clips_logarithms_in_the_advantages_direction() -> None:
 
 def test_gmpo_takes_the_gaps_weights_as_their_geometric_mean() -> None:
     config = {"name": "gmpo"}
-    assert LOSSES.get("gmpo").load().corrects  # type: ignore[attr-defined]
+    assert LOSSES.get("gmpo").load().applies_correction  # type: ignore[attr-defined]
     here = ln(0.2, 0.2)
     correction = torch.tensor([4.0, 1.0], dtype=torch.float64)
     parts, _ = told(config, here, here, [1.0, 1.0], sequence=torch.tensor([0, 0]), correction=correction)
@@ -165,7 +166,7 @@ def test_distillation_takes_the_teachers_view_for_the_advantage() -> None:
 
 
 def selection(config: dict[str, Any], now: torch.Tensor, advantages: list[float], seed: int = 0) -> list[bool]:
-    rule, options = loss_of(TypeAdapter(LossConfig).validate_python(config))
+    rule, options = loss_from_config(TypeAdapter(LossConfig).validate_python(config))
     assert rule.select is not None
     targets = PolicyTargets(torch.ones(len(now)), now.clone(), torch.tensor(advantages, dtype=torch.float64))
     return rule.select(now, targets, options, torch.Generator().manual_seed(seed)).tolist()
@@ -205,7 +206,9 @@ def test_clip_cov_draws_among_tokens_within_bounds() -> None:
 
 
 def test_clip_cov_never_draws_what_ppo_clips_already() -> None:
-    rule, options = loss_of(TypeAdapter(LossConfig).validate_python({"name": "clip_cov", "min_covariance": -9.0}))
+    rule, options = loss_from_config(
+        TypeAdapter(LossConfig).validate_python({"name": "clip_cov", "min_covariance": -9.0})
+    )
     assert rule.select is not None
     old, now = ln(0.2, 0.2), ln(0.2, 0.9)
     targets = PolicyTargets(torch.ones(2), old, torch.tensor([1.0, 1.0], dtype=torch.float64))
@@ -231,7 +234,7 @@ def test_ratios_beyond_all_bounds_stay_finite(name: str) -> None:
 
 OUTSIDE = """
 import torch
-from quintet.algorithms.losses import PolicyLoss
+from quintet.algorithms.losses.targets import PolicyLoss
 
 def squares(logprobs, targets, options):
     nothing = torch.zeros_like(logprobs, dtype=torch.bool)

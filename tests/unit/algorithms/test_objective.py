@@ -11,7 +11,7 @@ import torch
 
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.objective import PolicyObjective, batch_targets
-from quintet.config.native import AlgorithmConfig
+from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.records import Batch
 
 MakeBatch = Callable[..., Batch]
@@ -19,7 +19,7 @@ MakeBatch = Callable[..., Batch]
 
 @pytest.fixture
 def batch(make_batch: MakeBatch) -> Batch:
-    """Two games of one and three own tokens, the world's words between them."""
+    """Two episodes of one and three own tokens, the env's words between them."""
     made = make_batch([[0, 1], [1, 0, 1, 1]], [[0.0] * 2, [0.0] * 4])
     advantages = torch.tensor([0, 2, 1, 0, 1, -1], dtype=torch.float64)
     return replace(made, logprobs=torch.full((6,), math.log(0.2), dtype=torch.float64), advantages=advantages)
@@ -87,14 +87,14 @@ def test_the_divergence_is_a_term_of_the_loss(batch: Batch) -> None:
     assert loss == pytest.approx(-0.5 + 0.5 * expected)
     _, swapped = told(replace(batch, ref_logprobs=reference), kl={**kl, "swapped": True})
     assert swapped["actor/kl_loss"] == pytest.approx(-expected)
-    _, rewarded = told(replace(batch, ref_logprobs=reference), kl={**kl, "place": "reward"})
+    _, rewarded = told(replace(batch, ref_logprobs=reference), kl={**kl, "apply_to": "reward"})
     assert "actor/kl_loss" not in rewarded
 
 
 def test_stopping_needs_a_bound() -> None:
-    assert not PolicyObjective(AlgorithmConfig()).stops({"actor/ratio": 1e9})
-    stops = PolicyObjective(AlgorithmConfig(stop_ratio=2.0)).stops
-    assert [stops({"actor/ratio": ratio}) for ratio in (1.9, 2.0, 2.1)] == [False, False, True]
+    assert not PolicyObjective(AlgorithmConfig()).skips_update({"actor/ratio": 1e9})
+    skips = PolicyObjective(AlgorithmConfig(stop_ratio=2.0)).skips_update
+    assert [skips({"actor/ratio": ratio}) for ratio in (1.9, 2.0, 2.1)] == [False, False, True]
 
 
 def test_targets_are_those_of_own_tokens_in_their_order(batch: Batch) -> None:

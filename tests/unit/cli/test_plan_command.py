@@ -63,15 +63,15 @@ def test_the_table_tells_run_arithmetic_placement_and_memory(
     assert shown[0] == "frozenlake  reinforcement learning"
     for row in (
         "  policy     grid-1m, 0.8 million parameters, float32",
-        "  games a step                512  32 start states × 16 samples each",
-        "  sequences a step        ≤ 4,096  as the window slides, one a turn",
-        "  mini-batches                  8  of 64 games each, 4 groups",
-        "  optimizer steps         ≤ 8,000  groups without signal need none",
-        "  games                   512,000",
+        "  episodes per step             512  32 start states × 16 samples each",
+        "  sequences per step        ≤ 4,096  one per turn as the window slides",
+        "  mini-batches                    8  of 64 episodes each, 4 groups",
+        "  optimizer steps           ≤ 8,000  groups without signal need none",
+        "  episodes                  512,000",
         "  actor      0            1  one process",
     ):
         assert row in shown, "\n".join(shown)
-    assert not any("Warnings" in line or "Not yet" in line for line in shown)
+    assert not any("Warnings" in line or "Not supported" in line for line in shown)
 
 
 def test_the_table_is_plain_and_narrow_where_nobody_looks(
@@ -87,7 +87,7 @@ def test_the_table_shows_nodes_splits_and_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = lines(monkeypatch, capsys, *cluster(tmp_path), "--device-memory", "200")
-    assert "  component  node 0  node 1  copies  each split" in shown
+    assert "  component  node 0  node 1  copies  parallelism" in shown
     assert "  actor      0-7     8-15         4  megatron, tensor 2 × pipeline 2" in shown
     assert any(line.startswith("  devices 0-15  ") and " of 200.0 GiB  █" in line for line in shown)
 
@@ -96,7 +96,7 @@ def test_many_nodes_fit_into_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = lines(monkeypatch, capsys, *cluster(tmp_path), "placement.nodes=16")
-    assert "  component  16 nodes × 8  copies  each split" in shown
+    assert "  component  16 nodes × 8  copies  parallelism" in shown
     assert max(map(len, shown)) <= 100
 
 
@@ -107,7 +107,7 @@ def test_json_has_what_the_table_has(
     assert found["run"]["kind"] == "reinforcement learning"
     assert found["arithmetic"]["optimizer_steps_per_step"] == 8
     learner = found["arithmetic"]["learners"]["actor"]
-    assert (learner["data_parallel_ranks"], learner["games_per_rank"]) == (4, 16)
+    assert (learner["data_parallel_ranks"], learner["episodes_per_rank"]) == (4, 16)
     assert found["placement"]["components"]["actor"]["devices_by_node"] == {
         "0": list(range(8)),
         "1": list(range(8, 16)),
@@ -122,9 +122,9 @@ def test_what_waits_is_listed_and_not_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A plan is for runs of tomorrow, too."""
-    shown = lines(monkeypatch, capsys, *cluster(tmp_path), "placement.offload_worlds=true")
-    assert "Not yet: this version can't run it because" in shown
-    assert any("placement.offload_worlds = true (command line): waits for" in line for line in shown)
+    shown = lines(monkeypatch, capsys, *cluster(tmp_path), "placement.offload_envs=true")
+    assert "Not supported yet" in shown
+    assert any("placement.offload_envs = true (command line) is not supported yet: requires" in line for line in shown)
 
 
 def test_devices_wait_for_nothing_where_torchrun_starts_them(
@@ -133,9 +133,9 @@ def test_devices_wait_for_nothing_where_torchrun_starts_them(
     """Else a plan says that this version can't run what it runs."""
     shown = lines(monkeypatch, capsys, *cluster(tmp_path))
     assert "  Start: torchrun --nnodes 2 --nproc-per-node 8 -m quintet train …" in shown
-    assert not any("waits for" in line for line in shown)
+    assert not any("is not supported yet" in line for line in shown)
     apart = lines(monkeypatch, capsys, *cluster(tmp_path), "placement.colocated=false")
-    assert any("placement.nodes = 2 (command line): waits for Ray" in line for line in apart)
+    assert any("placement.nodes = 2 (command line) is not supported yet: requires Ray" in line for line in apart)
     assert not any("Start:" in line for line in apart)
 
 
@@ -143,7 +143,7 @@ def test_devices_of_fine_tuning_are_those_that_it_names(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`torchrun --nproc-per-node 2 -m quintet sft` begins nowhere else."""
-    shown = lines(monkeypatch, capsys, "sft.devices=2", "sft.games={}")
+    shown = lines(monkeypatch, capsys, "sft.devices=2", "sft.episodes={}")
     assert "  Start: torchrun --nproc-per-node 2 -m quintet sft …" in shown
 
 
@@ -154,7 +154,7 @@ def test_a_foreign_configuration_is_planned_with_what_waits_of_it(
     (tmp_path / "base.yaml").write_text(json.dumps(RAGEN | {"trainer": {"nnodes": 2}}))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     found = planned(monkeypatch, capsys, str(tmp_path / "base.yaml"))
-    assert found["arithmetic"]["games_per_step"] == 128
+    assert found["arithmetic"]["episodes_per_step"] == 128
     assert found["start"] == "torchrun --nnodes 2 --nproc-per-node 1 -m quintet train …"
     assert found["memory"]["unknown"]["policy.path"]["hint"] == "hf download some/model config.json"
     assert found["memory"]["components"] == {}
@@ -186,15 +186,15 @@ def test_files_that_are_here_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "x.jsonl").write_text('{"prompt": "?"}\n' * 70)
-    words = ["world.name=prompts", f"data.train_files=[{tmp_path}/x.jsonl]", "data.epochs=2"]
+    words = ["env.name=prompts", f"data.train_files=[{tmp_path}/x.jsonl]", "data.epochs=2"]
     found = planned(monkeypatch, capsys, *words)["arithmetic"]
     assert (found["rows"], found["steps"], found["optimizer_steps"], found["rows_dropped_per_pass"]) == (70, 4, 32, 6)
     shown = lines(monkeypatch, capsys, *words)
     told = [" ".join(line.split()) for line in shown]
     assert "steps 4 2 × 70 rows, 32 in each step" in told
-    assert "games a step 512 32 prompts × 16 samples each" in told
-    assert any(line.startswith("  validations") and line.endswith("of 70 answers each") for line in shown)
-    there = ["world.name=prompts", "data.train_files=[/nowhere/x.parquet]", "data.epochs=2"]
+    assert "episodes per step 512 32 prompts × 16 samples each" in told
+    assert any(line.startswith("  validations") and line.endswith("of 70 responses each") for line in shown)
+    there = ["env.name=prompts", "data.train_files=[/nowhere/x.parquet]", "data.epochs=2"]
     elsewhere = planned(monkeypatch, capsys, *there)["arithmetic"]
     assert (elsewhere["steps"], elsewhere["optimizer_steps"], elsewhere["checkpoints"]) == (None, None, None)
     shown = lines(monkeypatch, capsys, *there)
@@ -205,7 +205,7 @@ def test_rows_that_fill_no_step_are_refused_by_a_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "x.jsonl").write_text('{"prompt": "?"}\n' * 7)
-    assert call(monkeypatch, "world.name=prompts", f"data.train_files=[{tmp_path}/x.jsonl]", "data.epochs=2") == 2
+    assert call(monkeypatch, "env.name=prompts", f"data.train_files=[{tmp_path}/x.jsonl]", "data.epochs=2") == 2
     message = capsys.readouterr().err
     assert "training.groups_per_step = 32 (default): the data have 7 rows" in message
     assert "at most: training.groups_per_step=7" in message
@@ -221,8 +221,8 @@ def test_fine_tuning_is_planned_in_rows_passes_and_losses(
     assert found["validations"] == 4  # before, and after each of three passes
     shown = lines(monkeypatch, capsys, *words)
     assert any(line.split() == ["steps", "12", "3", "×", "70", "rows,", "16", "in", "each", "step"] for line in shown)
-    games = lines(monkeypatch, capsys, "sft.games={games: 50}", "sft.batch=16")
-    assert any(line.split()[:3] == ["games", "50", "solved,"] for line in games)
+    episodes = lines(monkeypatch, capsys, "sft.episodes={episodes: 50}", "sft.batch=16")
+    assert any(line.split()[:3] == ["episodes", "50", "demonstrations,"] for line in episodes)
 
 
 def test_an_evaluation_is_planned_in_questions_and_ks(
@@ -232,7 +232,7 @@ def test_an_evaluation_is_planned_in_questions_and_ks(
     words = [f"evaluation.path={tmp_path}/x.jsonl", "evaluation.samples=[1, 4]"]
     assert planned(monkeypatch, capsys, *words)["arithmetic"] == {"rows": 70, "samples": [1, 4], "learners": {}}
     assert any(
-        line.split() == ["questions", "70", "with", "stored", "answers"] for line in lines(monkeypatch, capsys, *words)
+        line.split() == ["prompts", "70", "with", "stored", "responses"] for line in lines(monkeypatch, capsys, *words)
     )
 
 
@@ -241,7 +241,7 @@ def test_an_evaluation_is_planned_in_questions_and_ks(
     [
         (["sft.batch=8"], "supervised fine-tuning"),
         (["evaluation.path=x.parquet"], "evaluation of stored answers"),
-        (["validation.only=true"], "validation alone"),
+        (["validation.only=true"], "validation only"),
         (["sft.then_reinforce=true"], "supervised fine-tuning, then reinforcement learning"),
     ],
 )
@@ -256,7 +256,7 @@ def test_text_of_a_configuration_cant_move_the_cursor(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nor is it read as markup."""
-    shown = lines(monkeypatch, capsys, "world.name=prompts", r'data.train_files=["\x1b]0;x\x07[bold]a.jsonl"]')
+    shown = lines(monkeypatch, capsys, "env.name=prompts", r'data.train_files=["\x1b]0;x\x07[bold]a.jsonl"]')
     assert any("[bold]a.jsonl" in line for line in shown)
     assert all(line.isprintable() for line in shown)
 

@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from quintet.cli import choices, evaluate, serve
+from quintet.cli import evaluate, serve
 from quintet.cli.choices import check_choices
-from quintet.cli.configuration import compose
-from quintet.pipelines.evaluate import Found
+from quintet.cli.configuration import load_config
+from quintet.config import hardware
+from quintet.pipelines.model_lookup import StoredModel
 
 
-def served(found: Found) -> Iterator[str]:
-    return serve._words(found, serve.Asked())
+def served(found: StoredModel) -> Iterator[str]:
+    return serve._overrides(found, serve.ServeOptions())
 
 
-def measured(found: Found) -> Iterator[str]:
-    return evaluate._words("", found, evaluate.Asked(world="frozenlake"))
+def measured(found: StoredModel) -> Iterator[str]:
+    return evaluate._model_overrides("", found, evaluate.EvalOptions(env="frozenlake"))
 
 
 @pytest.mark.parametrize("words", [served, measured])
@@ -35,10 +36,10 @@ def measured(found: Found) -> Iterator[str]:
 def test_a_runs_policy_is_played_with_by_one_process(
     learnt: str, words: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(choices, "_is_installed", lambda _: False)
+    monkeypatch.setattr(hardware, "is_installed", lambda _: False)
     run = tmp_path / "config.yaml"
     run.write_text(learnt)
-    composed = compose(str(run), list(words(Found(tmp_path, run))), "native", "refuse")  # type: ignore[operator]
+    composed = load_config(str(run), list(words(StoredModel(tmp_path, run))), "native", "refuse")  # type: ignore[operator]
     check_choices(composed)
     assert composed.experiment.placement.devices_per_node == 1
     assert composed.experiment.actor.backend == "fsdp2"

@@ -48,7 +48,7 @@ def test_a_run_script_is_explained_planned_and_trained_alike(
     for name in ("train", "plan", "explain"):
         assert call(monkeypatch, name, "run.sh", *(["data.seed"] if name == "explain" else [])) == 2
         told = capsys.readouterr().err
-        assert "trainer.experiment_name (run.sh:7): $(date) is what a program says" in told
+        assert "trainer.experiment_name (run.sh:7): $(date) is the output of a program" in told
         assert "trainer.experiment_name=…" in told
     said = "trainer.experiment_name=mine"
     assert call(monkeypatch, "explain", "run.sh", "data.train_batch_size", said) == 0
@@ -73,7 +73,7 @@ def test_a_list_may_be_native(here: Path, monkeypatch: pytest.MonkeyPatch, capsy
 @pytest.mark.parametrize(
     ("key", "parts"),
     [
-        ("training.max_turns", ["training.max_turns = 3  (base.yaml:2)", "counts", "native   rollout.max_turns"]),
+        ("training.max_turns", ["training.max_turns = 3  (base.yaml:2)", "unit ", "native   rollout.max_turns"]),
         ("training.temperature", ["training.temperature = 0.7  (the reference)"]),
         ("rollout.max_turns", ["rollout.max_turns = 3  (training.max_turns: base.yaml:2)"]),
         ("training.steps", ["(follows from training.total_training_steps: reference"]),
@@ -93,7 +93,7 @@ def test_a_key_is_explained_with_its_unit_and_what_others_call_it(
 ) -> None:
     assert call(monkeypatch, "explain", "data.train_batch_size", "--dialect", "verl") == 0
     told = capsys.readouterr().out
-    for part in ("default  1024", "counts   prompts", "native   training.groups_per_step", "roll: rollout_batch_size"):
+    for part in ("default  1024", "unit     prompts", "native   training.groups_per_step", "roll: rollout_batch_size"):
         assert part in told, told
     assert call(monkeypatch, "explain", "training.groups_per_step") == 0
     assert "ragen: training.train_batch_size" in capsys.readouterr().out
@@ -133,11 +133,11 @@ def test_a_run_is_translated_and_read_again(
     ("words", "part"),
     [
         (["base.yaml", "--to", "regen"], "did you mean ragen?"),
-        (["base.yaml", "--to", "ragen"], "in the dialect of ragen already"),
-        (["base.yaml", "-o", "run.sh"], "run.sh exists already"),
-        (["base.yaml", "-o", "no/where.yaml"], "can't write no/where.yaml"),
+        (["base.yaml", "--to", "ragen"], "already in the format of ragen"),
+        (["base.yaml", "-o", "run.sh"], "run.sh already exists"),
+        (["base.yaml", "-o", "no/where.yaml"], "cannot write no/where.yaml"),
         (["nothing.yaml"], "no such file: nothing.yaml"),
-        (["base.yaml", "--to", "verl"], "verl answers prompts from files"),
+        (["base.yaml", "--to", "verl"], "verl trains on prompts from files"),
     ],
 )
 def test_translations_that_cant_be_made_are_messages(

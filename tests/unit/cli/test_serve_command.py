@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from quintet.cli import serve
-from quintet.cli.serve import Asked, run
-from quintet.config import Composed
+from quintet.cli.serve import ServeOptions, run
+from quintet.config.composed import ComposedConfig
 from quintet.errors import ConfigError, MachineError, UserError
-from quintet.runtime.serving.opening import open_desk
+from quintet.runtime.serving.build import build_request_handler
 
 PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
 
@@ -33,14 +33,14 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.mark.parametrize(
     ("words", "asked", "told"),
     [
-        ([], Asked(host="0.0.0.0"), "there is no token"),
-        ([], Asked(host="box.example"), "there is no token"),
-        ([], Asked(engine="vlm"), "vllm"),
-        ([], Asked(dtype="int3"), "policy.dtype"),
-        (["rollout.engin=hf"], Asked(), "rollout.engine"),
+        ([], ServeOptions(host="0.0.0.0"), "there is no token"),
+        ([], ServeOptions(host="box.example"), "there is no token"),
+        ([], ServeOptions(engine="vlm"), "vllm"),
+        ([], ServeOptions(dtype="int3"), "policy.dtype"),
+        (["rollout.engin=hf"], ServeOptions(), "rollout.engine"),
     ],
 )
-def test_what_cant_be_served_is_told(policy_directory: Path, words: list[str], asked: Asked, told: str) -> None:
+def test_what_cant_be_served_is_told(policy_directory: Path, words: list[str], asked: ServeOptions, told: str) -> None:
     with pytest.raises(ConfigError) as refused:
         run(str(policy_directory), words, asked)
     assert told in str(refused.value)
@@ -48,13 +48,13 @@ def test_what_cant_be_served_is_told(policy_directory: Path, words: list[str], a
 
 def test_what_is_no_model_is_told() -> None:
     with pytest.raises(MachineError, match="no model at nowhere"):
-        run("nowhere", [], Asked())
+        run("nowhere", [], ServeOptions())
 
 
 def test_the_options_become_the_configuration(
     policy_directory: Path, started: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = Asked(dtype="bfloat16", max_concurrent=7, context=99, trust_remote_code=True, host="0.0.0.0", port=0)
+    asked = ServeOptions(dtype="bfloat16", max_concurrent=7, context=99, trust_remote_code=True, host="0.0.0.0", port=0)
     monkeypatch.setenv("QUINTET_TOKEN", "sesame")
     assert run(str(policy_directory), ["seed=4", "rollout.engine_options.memory_share=0.3"], asked) == 0
     composed, policy, name, context, address = started[0]
@@ -63,20 +63,20 @@ def test_the_options_become_the_configuration(
     assert (address.host, address.port, address.token) == ("0.0.0.0", 0, "sesame")
     assert (config.policy.dtype, config.rollout.max_concurrent, config.seed) == ("bfloat16", 7, 4)
     assert (config.rollout.engine, config.rollout.engine_options.memory_share) == ("hf", 0.3)
-    assert "code that lies in" in capsys.readouterr().err
+    assert "will be executed" in capsys.readouterr().err
 
 
 def test_a_run_is_served_as_it_was_trained(policy_directory: Path, started: list[Any], tmp_path: Path) -> None:
     import shutil
 
-    from quintet.training.checkpoint import save_checkpoint
+    from quintet.training.checkpoint.checkpoint import save_checkpoint
 
     run_directory = tmp_path / "runs" / "r"
     save_checkpoint(
         run_directory / "checkpoints", 7, {}, lambda there: shutil.copytree(policy_directory, there / "hf"), keep=1
     )
     (run_directory / "config.yaml").write_text("name: r\nrollout: {max_concurrent: 5}\npolicy: {dtype: bfloat16}\n")
-    run("runs/r", [], Asked(name="best"))
+    run("runs/r", [], ServeOptions(name="best"))
     composed, policy, name, _, address = started[0]
     assert (policy.parent.name, name, address.token) == ("global_step_7", "best", None)
     assert composed.experiment.rollout.max_concurrent == 5
@@ -84,20 +84,20 @@ def test_a_run_is_served_as_it_was_trained(policy_directory: Path, started: list
     assert composed.experiment.rollout.engine_options.memory_share is None
 
 
-def opened(policy: Path, context: int | None, *words: str) -> Any:
-    from quintet.config import load_experiment
+def opened(policy: Path, context: int | None, *overrides: str) -> Any:
+    from quintet.config.compose import load_experiment
 
-    given = ["policy.preset=null", f"policy.path={policy}", "warm_start=null", *words]
-    composed: Composed = load_experiment(None, given)
-    return open_desk(composed.experiment, policy, name="m", context=context)
+    given = ["policy.preset=null", f"policy.path={policy}", "warm_start=null", *overrides]
+    composed: ComposedConfig = load_experiment(None, given)
+    return build_request_handler(composed.experiment, policy, name="m", context=context)
 
 
-def test_a_desk_has_the_context_that_was_asked_for(policy_directory: Path) -> None:
+def test_the_handler_has_the_requested_context(policy_directory: Path) -> None:
     for wanted, given in ((None, 512), (64, 64)):
         made = opened(policy_directory, wanted, "rollout.max_concurrent=3")
-        assert (made.desk.engine.context, made.slots, made.dtype) == (given, 3, "float32")
-        made.desk.close()
-    with pytest.raises(UserError, match="knows 512 places"):
+        assert (made.handler.engine.max_model_len, made.max_concurrent_requests, made.dtype) == (given, 3, "float32")
+        made.handler.close()
+    with pytest.raises(UserError, match="supports 512 tokens"):
         opened(policy_directory, 513)
 
 
@@ -105,7 +105,7 @@ def test_the_page_names_every_option_and_field() -> None:
     from typer.main import get_command
 
     from quintet.cli.main import app
-    from quintet.runtime.serving.schema import ChatBody, CompletionBody
+    from quintet.runtime.serving.request_schema import ChatBody, CompletionBody
 
     commands = get_command(app).commands
     for command in ("serve", "eval"):

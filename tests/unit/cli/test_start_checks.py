@@ -1,4 +1,4 @@
-"""If these fail, a run finds out after its games what could have been known before them."""
+"""If these fail, a run finds out after its episodes what could have been known before them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 from quintet.cli.choices import check_choices
-from quintet.config import load_experiment
+from quintet.config.compose import load_experiment
 from quintet.errors import ConfigError
 
 
 @pytest.mark.parametrize(
     ("key", "url", "told"),
     [
-        ("checkpoint.remote_dir", "/proc/nowhere", "can't write to /proc/nowhere: FileNotFoundError"),
-        ("checkpoint.remote_dir", "nowhere://x", "can't write there"),
-        ("sft.remote_dir", "file:///proc/nowhere", "can't write to"),
+        ("checkpoint.remote_dir", "/proc/nowhere", "cannot write to /proc/nowhere: FileNotFoundError"),
+        ("checkpoint.remote_dir", "nowhere://x", "checkpoint.remote_dir = nowhere://x is not supported by fsspec"),
+        ("sft.remote_dir", "file:///proc/nowhere", "cannot write to"),
     ],
 )
 def test_a_store_that_cant_be_written_is_told_at_the_start(key: str, url: str, told: str) -> None:
-    words = ["sft.games={}"] if key.startswith("sft") else []
+    words = ["sft.episodes={}"] if key.startswith("sft") else []
     with pytest.raises(ConfigError) as refused:
         check_choices(load_experiment(None, [*words, f"{key}={url}"]))
     assert (refused.value.key, refused.value.source) == (key, "command line")

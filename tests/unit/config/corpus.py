@@ -16,7 +16,7 @@ def corpus() -> list[Path]:
 
 
 def _is_brought(path: Path) -> bool:
-    """A world's own file: VAGEN's lies beside its script, RLinf's in a folder that its configurations search."""
+    """An env's own file: VAGEN's lies beside its script, RLinf's in a folder that its configurations search."""
     beside = [other for other in path.parent.iterdir() if other.suffix in {".sh", ".txt"}]
     return (path.name == "env_config.yaml" and bool(beside)) or path.parent.name == "env"
 

@@ -11,8 +11,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quintet.config import Composed, dump_config, load_experiment
-from quintet.config.native import Experiment
+from quintet.config.compose import load_experiment
+from quintet.config.composed import ComposedConfig
+from quintet.config.native.experiment import Experiment
+from quintet.config.yaml_writer import dump_config
 from quintet.errors import ConfigError, MachineError
 
 
@@ -45,34 +47,34 @@ def test_numbers_with_an_exponent_are_numbers(tmp_path: Path, text: str, value: 
 
 
 def test_choices_switch_on_the_command_line(tmp_path: Path) -> None:
-    path = write(tmp_path, "world: {name: frozenlake, size: 5}\n")
-    world = load_experiment(path, ["world.name=sokoban", "world.boxes=2"]).experiment.world
-    assert (world.name, world.boxes) == ("sokoban", 2)
+    path = write(tmp_path, "env: {name: frozenlake, size: 5}\n")
+    env = load_experiment(path, ["env.name=sokoban", "env.boxes=2"]).experiment.env
+    assert (env.name, env.boxes) == ("sokoban", 2)
     assert load_experiment(None, ["algorithm.advantage.name=bi_level_gae"]).experiment.needs_critic
-    assert load_experiment(None, ["world.size=6"]).experiment.world.size == 6
+    assert load_experiment(None, ["env.size=6"]).experiment.env.size == 6
 
 
 @pytest.mark.parametrize(
     ("text", "width"),
     [
-        ("world: {size: 5}", 6),
-        ("world: {name: frozenlake, size: 5}", 6),
-        ("world: {name: sokoban, width: 8}", 8),
-        ("world: null", 6),
+        ("env: {size: 5}", 6),
+        ("env: {name: frozenlake, size: 5}", 6),
+        ("env: {name: sokoban, width: 8}", 8),
+        ("env: null", 6),
     ],
 )
 def test_a_choice_drops_the_options_of_another_choice_and_only_those(tmp_path: Path, text: str, width: int) -> None:
-    """Whether the file names the world or not, and in whatever order the words come."""
-    composed = load_experiment(write(tmp_path, text), ["world.boxes=2", "world.name=sokoban"])
-    assert (composed.experiment.world.boxes, composed.experiment.world.width) == (2, width)
-    assert composed.provenance["world.name"] == "command line"
+    """Whether the file names the env or not, and in whatever order the words come."""
+    composed = load_experiment(write(tmp_path, text), ["env.boxes=2", "env.name=sokoban"])
+    assert (composed.experiment.env.boxes, composed.experiment.env.width) == (2, width)
+    assert composed.provenance["env.name"] == "command line"
 
 
 def test_a_whole_section_on_the_command_line_replaces_the_files(tmp_path: Path) -> None:
-    path = write(tmp_path, "world:\n  size: 5\n")
-    composed = load_experiment(path, ["world={name: frozenlake, floor_density: 0.7}"])
-    assert (composed.experiment.world.size, composed.experiment.world.floor_density) == (4, 0.7)
-    assert composed.provenance["world.size"] == "command line"
+    path = write(tmp_path, "env:\n  size: 5\n")
+    composed = load_experiment(path, ["env={name: frozenlake, floor_density: 0.7}"])
+    assert (composed.experiment.env.size, composed.experiment.env.floor_density) == (4, 0.7)
+    assert composed.provenance["env.size"] == "command line"
 
 
 def test_one_key_of_a_section_leaves_the_others_as_they_are_in_that_place() -> None:
@@ -136,14 +138,14 @@ def test_a_dumped_configuration_is_the_same_run(
         "training": {"steps": numbers[0]},
         "actor": {"optimizer": {"learning_rate": numbers[1]}},
         "algorithm": {"advantage": {"name": names[0]}},
-        "world": {"name": names[1]},
+        "env": {"name": names[1]},
         "rollout": {"window_size": window, "action_separator": text},
         "tracking": {"loggers": loggers},
         "warm_start": warm_start,
     }
     experiment = Experiment.model_validate(tree)
     path = tmp_path / "dumped.yaml"
-    path.write_text(dump_config(Composed(experiment, {"seed": "run.yaml:3"})), encoding="utf-8")
+    path.write_text(dump_config(ComposedConfig(experiment, {"seed": "run.yaml:3"})), encoding="utf-8")
     dumped = path.read_text(encoding="utf-8")
     assert load_experiment(str(path)).experiment == experiment
     assert Experiment.model_validate(yaml.safe_load(dumped)) == experiment
@@ -155,11 +157,11 @@ def test_a_dumped_configuration_is_the_same_run(
     [
         ("a: [1,", [":1", "not YAML"]),
         ("name: x\nseed: [1,\nsteps: }\n", [":3", "not YAML"]),
-        ("- 1\n- 2\n", ["holds no keys"]),
-        ("just words", ["holds no keys"]),
-        ("seed: 1\nseed: 2\n", ["seed is given twice", ":1", ":2"]),
-        ("training:\n  steps: 1\n  steps: 2\n", ["training.steps is given twice", ":2", ":3"]),
-        ("world: {size: 4, size: 5}", ["world.size is given twice"]),
+        ("- 1\n- 2\n", ["has no keys"]),
+        ("just words", ["has no keys"]),
+        ("seed: 1\nseed: 2\n", ["seed is set twice", ":1", ":2"]),
+        ("training:\n  steps: 1\n  steps: 2\n", ["training.steps is set twice", ":2", ":3"]),
+        ("env: {size: 4, size: 5}", ["env.size is set twice"]),
         ("seed: &a 1\ntraining: {steps: *a}\n", [":2", "alias"]),
         ("seed: !!python/name:os.system x\n", [":1", "tag"]),
         ("seed: !!int x\n", [":1", "'x'"]),
@@ -192,7 +194,7 @@ def test_files_that_cant_be_read(tmp_path: Path) -> None:
 
 def test_configuration_loads_nothing_heavy() -> None:
     code = (
-        "import sys, quintet.config as c; c.load_experiment(None);"
+        "import sys; from quintet.config.compose import load_experiment; load_experiment(None);"
         "print(sorted({'torch', 'ray', 'numpy', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from corpus import EXAMPLES, NAMES, corpus
 
-from quintet.cli.configuration import Asked, ask
-from quintet.config.compose import flatten
-from quintet.config.dialects.dialect import DIALECTS
-from quintet.config.plan.survey import survey
+from quintet.cli.configuration import InspectedConfig, inspect_config
+from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dotted import flatten
+from quintet.config.plan.run_plan import plan_run
 from quintet.config.translate import translate
 from quintet.errors import ConfigError
 
@@ -36,15 +36,15 @@ def _where_their_files_are(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, str(EXAMPLES / "rlinf"))
 
 
-def asked(path: Path, dialect: str | None = None) -> Asked:
-    return ask(str(path), [], dialect, "refuse")
+def asked(path: Path, dialect: str | None = None) -> InspectedConfig:
+    return inspect_config(str(path), [], dialect, "refuse")
 
 
-def can_say(dialect: str, found: Asked) -> bool:
+def can_say(dialect: str, found: InspectedConfig) -> bool:
     """Whether a framework has runs of that kind at all, as its own module tells."""
-    module = import_module(f"quintet.config.dialects.{dialect}.convert")
+    module = import_module(f"quintet.config.dialects.{dialect}.converter")
     try:
-        module.frame(found.composed.experiment)
+        module.base_tree(found.composed.experiment)
     except ConfigError:
         return False
     return True
@@ -60,7 +60,7 @@ def test_there_are_enough_of_every_framework() -> None:
 def test_it_is_recognised_read_and_planned(path: Path) -> None:
     found = asked(path)
     assert found.dialect == NAMES[path].split("/")[0]
-    plan = survey(found.composed, None).as_json()
+    plan = plan_run(found.composed, None).to_json()
     assert plan["run"]
 
 
@@ -83,7 +83,7 @@ def test_what_another_framework_can_say_it_says(path: Path, dialect: str, tmp_pa
     if not can_say(dialect, found):
         with pytest.raises(ConfigError) as error:
             translate(found.composed, DIALECTS[dialect])
-        assert error.value.key in ("world.name", "worlds", "sft", "sft.games", "evaluation")
+        assert error.value.key in ("env.name", "envs", "sft", "sft.episodes", "evaluation")
         return
     translation = translate(found.composed, DIALECTS[dialect])
     (tmp_path / "there.yaml").write_text(translation.text())
@@ -91,7 +91,7 @@ def test_what_another_framework_can_say_it_says(path: Path, dialect: str, tmp_pa
     here = flatten(found.composed.experiment.model_dump(mode="json"))
     assert {key for key in here if key not in there or there[key] != here[key]} == set(translation.lost)
     if found.composed.experiment.sft is None and found.composed.experiment.evaluation is None:
-        fed = {native for row in translation.dialect.rows().values() for native in row.native}
+        fed = {native for row in translation.dialect.specs().values() for native in row.native}
         assert not set(CORE) & set(translation.lost) & fed, translation.text()
 
 

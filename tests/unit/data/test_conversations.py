@@ -10,17 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.config.native import DataConfig
+from quintet.config.native.data import DataConfig
 from quintet.data.conversations import (
     Conversation,
     ConversationFormat,
-    Conversations,
-    Passage,
-    conversation_of,
-    cut,
+    TokenizedConversations,
+    TokenSequence,
+    parse_conversation,
+    truncate_sequence,
 )
 from quintet.errors import ConfigError
-from quintet.policies import tiny
+from quintet.policies import tiny_models
 
 LLAMA = (
     "{{ '<|begin|>' }}{% for m in messages %}<|head|>{{ m['role'] }}<|/head|>\n\n{{ m['content'] | trim }}<|eot|>"
@@ -53,7 +53,7 @@ TWO_TURNS = (
 
 
 def tokenizer(template: str | None = None) -> Any:
-    made = tiny.make_tokenizer(420, ["system\nuser\nassistant\n Up Down or now"])
+    made = tiny_models.train_tokenizer(420, ["system\nuser\nassistant\n Up Down or now"])
     if template is not None:
         signs = ["<|begin|>", "<|head|>", "<|/head|>", "<|eot|>", "<|A|>", "<|U|>"]
         made.add_special_tokens({"additional_special_tokens": signs}, replace_extra_special_tokens=False)
@@ -61,10 +61,10 @@ def tokenizer(template: str | None = None) -> Any:
     return made
 
 
-def parts(made: Any, passage: Passage) -> list[tuple[str, bool]]:
+def parts(made: Any, passage: TokenSequence) -> list[tuple[str, bool]]:
     """What is learnt and what isn't, as text, in order."""
     found: list[tuple[list[int], bool]] = []
-    for token, own in zip(passage.tokens, passage.own, strict=True):
+    for token, own in zip(passage.tokens, passage.loss_mask, strict=True):
         if not found or found[-1][1] != own:
             found.append(([], own))
         found[-1][0].append(token)
@@ -73,7 +73,7 @@ def parts(made: Any, passage: Passage) -> list[tuple[str, bool]]:
 
 def learnt(template: str | None, messages: Sequence[dict[str, Any]], first: int = 0) -> list[list[tuple[str, bool]]]:
     made = tokenizer(template)
-    return [parts(made, p) for p in ConversationFormat(made).passages(Conversation(tuple(messages), first))]
+    return [parts(made, p) for p in ConversationFormat(made).encode(Conversation(tuple(messages), first))]
 
 
 def test_chatml_replies_and_their_end_tokens_are_learnt() -> None:
@@ -143,7 +143,7 @@ def test_a_conversation_that_the_assistant_begins() -> None:
 
 def test_a_prompt_with_the_template_applied_stands_as_it_is() -> None:
     made = tokenizer()
-    (passage,) = ConversationFormat(made).passages(Conversation(prompt="Q: or\nA:", answer=" Up"))
+    (passage,) = ConversationFormat(made).encode(Conversation(prompt="Q: or\nA:", answer=" Up"))
     assert parts(made, passage) == [("Q: or\nA:", False), (" Up<|im_end|>", True)]
 
 
@@ -161,9 +161,9 @@ def test_a_tokenizer_that_puts_a_space_before_every_text_encodes_in_one() -> Non
         "{{ m['content'] }}</s>{% endif %}{% endfor %}"
     )
     talk = ({"role": "user", "content": "a b"}, {"role": "assistant", "content": "Up"})
-    (passage,) = ConversationFormat(made).passages(Conversation(talk))
+    (passage,) = ConversationFormat(made).encode(Conversation(talk))
     tokens = made.convert_ids_to_tokens(list(passage.tokens))
-    assert [(t, o) for t, o in zip(tokens, passage.own, strict=True)] == [
+    assert [(t, o) for t, o in zip(tokens, passage.loss_mask, strict=True)] == [
         ("▁[INST]", False),
         ("▁a", False),
         ("▁b", False),
@@ -179,8 +179,8 @@ def test_whatever_is_said_what_is_learnt_are_the_replies(said: list[str]) -> Non
     made = FIXED
     roles = ["user", "assistant"] * 3
     talk = tuple({"role": role, "content": text} for role, text in zip(roles, said, strict=False))
-    passages = ConversationFormat(made).passages(Conversation(talk))
-    own = [token for passage in passages for token, o in zip(passage.tokens, passage.own, strict=True) if o]
+    passages = ConversationFormat(made).encode(Conversation(talk))
+    own = [token for passage in passages for token, o in zip(passage.tokens, passage.loss_mask, strict=True) if o]
     replies = [m["content"] for m in talk if m["role"] == "assistant"]
     assert own == [token for reply in replies for token in [*made.encode(reply, add_special_tokens=False), END]]
     if len(passages) == 1:
@@ -193,12 +193,12 @@ END = FIXED.eos_token_id
 
 
 def read(row: dict[str, Any], **keys: Any) -> Conversation:
-    return conversation_of(row, DataConfig(**keys), 3, "x.jsonl, row 3")
+    return parse_conversation(row, DataConfig(**keys), 3, "x.jsonl, row 3")
 
 
 def test_rows_are_read_by_the_columns_that_are_named() -> None:
     asked = {"role": "user", "content": "2 + 3?"}
-    answered = Conversation((asked, {"role": "assistant", "content": "5"}), first=1)
+    answered = Conversation((asked, {"role": "assistant", "content": "5"}), first_trained=1)
     assert read({"prompt": "2 + 3?", "answer": "5"}) == answered
     assert read({"prompt": [asked], "response": "5", "answer": "no"}) == answered
     assert read({"info": {"q": "2 + 3?"}, "a": "5"}, prompt_key="info.q", response_key="a") == answered
@@ -209,14 +209,14 @@ def test_rows_are_read_by_the_columns_that_are_named() -> None:
     system = {"role": "system", "content": "Be short."}
     assert read(whole, messages_key="messages", system_prompt="Be short.").messages[0] == system
     assert read({"messages": [system, asked]}, messages_key="messages", system_prompt="x").messages[0] == system
-    rendered = conversation_of({"prompt": "Q:", "answer": "5"}, DataConfig(), 0, "x", rendered=True)
+    rendered = parse_conversation({"prompt": "Q:", "answer": "5"}, DataConfig(), 0, "x", rendered=True)
     assert (rendered.prompt, rendered.answer) == ("Q:", "5")
 
 
 @pytest.mark.parametrize(
     ("row", "keys", "words"),
     [
-        ({"prompt": "a"}, {}, ["no answer", "data.response_key", "x.jsonl, row 3"]),
+        ({"prompt": "a"}, {}, ["no response", "data.response_key", "x.jsonl, row 3"]),
         ({"message": []}, {"messages_key": "messages"}, ["messages", "data.messages_key=message"]),
         ({"messages": "hello"}, {"messages_key": "messages"}, ["no chat messages"]),
         ({"messages": [{"content": "a"}]}, {"messages_key": "messages"}, ["`role`"]),
@@ -233,40 +233,40 @@ def test_rows_that_hold_something_else_are_named(row: dict[str, Any], keys: dict
 @pytest.mark.parametrize(
     ("template", "messages", "words"),
     [
-        (None, TWO_TURNS[:2], "no reply to learn"),
+        (None, TWO_TURNS[:2], "no reply to train on"),
         (REFUSING, TWO_TURNS, "no system here"),
-        ("{{ messages | length }}", TWO_TURNS, "can't be found"),
+        ("{{ messages | length }}", TWO_TURNS, "is not found"),
     ],
 )
 def test_what_a_template_cant_say_is_refused(template: str | None, messages: tuple[Any, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        ConversationFormat(tokenizer(template)).passages(Conversation(messages), "row 7")
+        ConversationFormat(tokenizer(template)).encode(Conversation(messages), "row 7")
 
 
 def test_a_tokenizer_without_a_template_may_be_given_one_by_name() -> None:
     bare = tokenizer()
     bare.chat_template = None
     with pytest.raises(ConfigError, match="no chat template"):
-        ConversationFormat(bare).passages(Conversation(TWO_TURNS))
-    (passage,) = ConversationFormat(bare, "chatml").passages(Conversation(TWO_TURNS))
+        ConversationFormat(bare).encode(Conversation(TWO_TURNS))
+    (passage,) = ConversationFormat(bare, "chatml").encode(Conversation(TWO_TURNS))
     assert parts(bare, passage)[-1] == ("Down, then up<|im_end|>", True)
 
 
 def test_sequences_that_are_too_long_are_refused_or_cut() -> None:
-    passage = Passage((1, 2, 3, 4, 5, 6), (False, False, True, True, False, True))
-    assert cut(passage, 6, "error", "row 1") is passage
+    passage = TokenSequence((1, 2, 3, 4, 5, 6), (False, False, True, True, False, True))
+    assert truncate_sequence(passage, 6, "error", "row 1") is passage
     with pytest.raises(ConfigError, match=r"row 1 has 6 tokens, more than sft\.max_tokens = 5"):
-        cut(passage, 5, "error", "row 1")
+        truncate_sequence(passage, 5, "error", "row 1")
     # the first token left can't be learnt: nothing stands before it
-    assert cut(passage, 4, "left", "") == Passage((3, 4, 5, 6), (False, True, False, True))
-    assert cut(passage, 4, "right", "") == Passage((1, 2, 3, 4), (False, False, True, True))
-    assert cut(passage, 3, "middle", "") == Passage((1, 5, 6), (False, False, True))
+    assert truncate_sequence(passage, 4, "left", "") == TokenSequence((3, 4, 5, 6), (False, True, False, True))
+    assert truncate_sequence(passage, 4, "right", "") == TokenSequence((1, 2, 3, 4), (False, False, True, True))
+    assert truncate_sequence(passage, 3, "middle", "") == TokenSequence((1, 5, 6), (False, False, True))
 
 
 def test_batches_hold_sequences_end_to_end() -> None:
-    one, two = Passage((1, 2, 3), (False, True, True)), Passage((4, 5), (False, True))
-    rows = Conversations([[one], [Passage((9, 9), (False, False))], [two, one]])
-    assert (len(rows), rows.given, rows.kept) == (2, 3, [0, 2])
+    one, two = TokenSequence((1, 2, 3), (False, True, True)), TokenSequence((4, 5), (False, True))
+    rows = TokenizedConversations([[one], [TokenSequence((9, 9), (False, False))], [two, one]])
+    assert (len(rows), rows.num_input_rows, rows.included_rows) == (2, 3, [0, 2])
     batch = rows.batch([1, 0])
     assert batch.tokens.tolist() == [4, 5, 1, 2, 3, 1, 2, 3]
     assert batch.positions.tolist() == [0, 1, 0, 1, 2, 0, 1, 2]

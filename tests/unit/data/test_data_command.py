@@ -9,7 +9,7 @@ import pytest
 
 from quintet.cli.data import app
 from quintet.errors import ConfigError
-from quintet.policies.tiny import make_tokenizer
+from quintet.policies.tiny_models import train_tokenizer
 
 
 def data(*words: str | Path) -> None:
@@ -19,15 +19,15 @@ def data(*words: str | Path) -> None:
 def test_make_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data("make", "addition", tmp_path, "digits=3", "--train", 12, "--validation", 3, "--style", "worked", "--rows", 2)
     out = capsys.readouterr().out
-    assert f"{tmp_path / 'train.parquet'}: 12 rows of train" in out
+    assert f"{tmp_path / 'train.parquet'}: 12 train rows" in out
     assert "12 rows, columns data_source, prompt" in out
     assert len(re.findall(r"user: \d{3} \+ \d{3} = \?", out)) == 2
     assert "<think>" in out
 
 
-def test_solved_games(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data("make", "solved", tmp_path, "--world", "frozenlake", "size=3", "think=false", "--train", 3, "--validation", 1)
-    assert re.search(r"train.parquet: \d+ rows of train", capsys.readouterr().out)
+def test_solved_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data("make", "solved", tmp_path, "--env", "frozenlake", "size=3", "think=false", "--train", 3, "--validation", 1)
+    assert re.search(r"train.parquet: \d+ train rows", capsys.readouterr().out)
     data("show", tmp_path / "train.parquet", "--rows", 1)
     out = capsys.readouterr().out
     assert "system: Reach the goal" in out
@@ -35,7 +35,7 @@ def test_solved_games(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_show_reads_as_a_run_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_tokenizer(320, ["user"]).save_pretrained(tmp_path / "model")
+    train_tokenizer(320, ["user"]).save_pretrained(tmp_path / "model")
     (tmp_path / "a.csv").write_text("q,a\n2 + 3 = ?,5\n")
     data("show", tmp_path / "a.csv", "prompt_key=q", "truth_key=a", "--model", tmp_path / "model")
     lines = capsys.readouterr().out.splitlines()
@@ -54,7 +54,7 @@ def test_tasks_are_listed_with_their_options(capsys: pytest.CaptureFixture[str])
         "reasoning_gym",
         "solved",
         "operators=+-",
-        "largest_target=100",
+        "max_target=100",
     ):
         assert word in out
 
@@ -62,17 +62,17 @@ def test_tasks_are_listed_with_their_options(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["make", "solved", "OUT"], "solved needs a world"),
-        (["make", "solved", "OUT", "--world", "sokoban", "--style", "worked"], "has no styles"),
-        (["make", "solved", "OUT", "--world", "sokoban", "--validation", "0"], "makes both splits"),
-        (["make", "solved", "OUT", "--world", "sokoban", "think=maybe"], "it is true or false"),
-        (["make", "solved", "OUT", "--world", "sokoban", "max_depth=0"], "max_depth=0"),
-        (["make", "addition", "OUT", "--world", "sokoban"], "isn't played in a world"),
-        (["make", "addition", "OUT", "digits"], "is no KEY=VALUE"),
-        (["make", "addition", "OUT", "digits=[1"], "its value can't be read"),
-        (["show", "OUT/no.jsonl"], "there is no file"),
+        (["make", "solved", "OUT"], "solved requires an environment"),
+        (["make", "solved", "OUT", "--env", "sokoban", "--style", "worked"], "has no styles"),
+        (["make", "solved", "OUT", "--env", "sokoban", "--validation", "0"], "writes both splits"),
+        (["make", "solved", "OUT", "--env", "sokoban", "think=maybe"], "is not a boolean"),
+        (["make", "solved", "OUT", "--env", "sokoban", "max_depth=0"], "max_depth=0"),
+        (["make", "addition", "OUT", "--env", "sokoban"], "has no environment"),
+        (["make", "addition", "OUT", "digits"], "is not KEY=VALUE"),
+        (["make", "addition", "OUT", "digits=[1"], "is not valid YAML"),
+        (["show", "OUT/no.jsonl"], "no such file"),
         (["show", "ROWS", "promt_key=q"], "did you mean prompt_key"),
-        (["show", "ROWS", "prompt_key=q"], "its columns are data_source"),
+        (["show", "ROWS", "prompt_key=q"], "columns: data_source"),
     ],
 )
 def test_what_is_wrong_is_told(tmp_path: Path, words: list[str], told: str) -> None:

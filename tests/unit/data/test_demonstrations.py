@@ -1,33 +1,33 @@
-"""If these fail, the warm start learns from lost games or from maps of another split."""
+"""If these fail, the warm start learns from lost episodes or from maps of another split."""
 
 from __future__ import annotations
 
 import pytest
 
-from quintet.config.native import FrozenLakeConfig, SokobanConfig, WorldConfig
-from quintet.data.demonstrations import demonstrate
-from quintet.envs.catalogue import make_world
-from quintet.envs.seeds import Split, split_of
+from quintet.config.native.envs import EnvConfig, FrozenLakeConfig, SokobanConfig
+from quintet.data.demonstrations import collect_demonstrations
+from quintet.envs.factory import build_env
+from quintet.envs.start_states import Split, split_of
 from quintet.errors import ConfigError
 
 
 @pytest.mark.parametrize("config", [FrozenLakeConfig(), FrozenLakeConfig(slippery=True), SokobanConfig()])
-def test_demonstrations_win_and_stay_in_their_split(config: WorldConfig) -> None:
-    shown = demonstrate(lambda: make_world(config), 12, max_turns=30)
+def test_demonstrations_win_and_stay_in_their_split(config: EnvConfig) -> None:
+    shown = collect_demonstrations(lambda: build_env(config), 12, max_turns=30)
     assert len(shown) == 12
-    assert {split_of(game.seed) for game in shown} == {Split.DEMONSTRATION}
-    for game in shown:
-        world = make_world(config)
-        assert world.reset(game.seed).text == game.turns[0].observation
-        steps = [world.step(action) for turn in game.turns for action in turn.actions]
+    assert {split_of(episode.seed) for episode in shown} == {Split.DEMONSTRATION}
+    for episode in shown:
+        env = build_env(config)
+        assert env.reset(episode.seed).text == episode.turns[0].observation
+        steps = [env.step(action) for turn in episode.turns for action in turn.actions]
         assert steps[-1].info["success"]
 
 
 def test_several_actions_go_into_one_turn() -> None:
-    shown = demonstrate(lambda: make_world(FrozenLakeConfig()), 20, max_turns=8, max_actions_per_turn=3)
-    assert max(len(turn.actions) for game in shown for turn in game.turns) == 3
+    shown = collect_demonstrations(lambda: build_env(FrozenLakeConfig()), 20, max_turns=8, max_actions_per_turn=3)
+    assert max(len(turn.actions) for episode in shown for turn in episode.turns) == 3
 
 
-def test_a_game_nobody_wins_in_time_is_refused() -> None:
-    with pytest.raises(ConfigError, match="won"):
-        demonstrate(lambda: make_world(SokobanConfig(min_solution_pushes=3)), 2, max_turns=1)
+def test_a_episode_nobody_wins_in_time_is_refused() -> None:
+    with pytest.raises(ConfigError, match="solved"):
+        collect_demonstrations(lambda: build_env(SokobanConfig(min_solution_pushes=3)), 2, max_turns=1)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from quintet.data.loader import Loader, RowOrder, drawn_rows
+from quintet.data.row_order import RowOrder, RowSampler, sample_rows
 from quintet.errors import ConfigError
 
 sizes = st.lists(st.integers(1, 12), min_size=1, max_size=4)
@@ -33,20 +33,22 @@ def test_each_pass_has_an_order_of_its_own() -> None:
 
 
 def test_without_shuffling_rows_come_as_they_lie() -> None:
-    loader = Loader([3, 2], shuffle=False, seed=0)
-    assert [loader.take(2) for _ in range(4)] == [[0, 1], [2, 3], [0, 1], [2, 3]]
+    sampler = RowSampler([3, 2], shuffle=False, seed=0)
+    assert [sampler.take(2) for _ in range(4)] == [[0, 1], [2, 3], [0, 1], [2, 3]]
 
 
 @given(sizes, seeds, st.lists(st.integers(1, 5), min_size=1, max_size=12), st.data())
-def test_a_resumed_loader_goes_on_exactly(parts: list[int], seed: int, batches: list[int], data: st.DataObject) -> None:
+def test_a_resumed_sampler_goes_on_exactly(
+    parts: list[int], seed: int, batches: list[int], data: st.DataObject
+) -> None:
     batches = [min(batch, sum(parts)) for batch in batches]
     mixed = data.draw(st.sampled_from([(), tuple(range(1, len(parts) + 1))]))
-    whole = Loader(parts, mixed, shuffle=True, seed=seed)
+    whole = RowSampler(parts, mixed, shuffle=True, seed=seed)
     expected = [whole.take(batch) for batch in batches]
     stop = data.draw(st.integers(0, len(batches)))
-    first = Loader(parts, mixed, shuffle=True, seed=seed)
+    first = RowSampler(parts, mixed, shuffle=True, seed=seed)
     taken = [first.take(batch) for batch in batches[:stop]]
-    second = Loader(parts, mixed, shuffle=True, seed=seed)
+    second = RowSampler(parts, mixed, shuffle=True, seed=seed)
     second.load(json.loads(json.dumps(first.state())))
     assert taken + [second.take(batch) for batch in batches[stop:]] == expected
     assert second.state() == whole.state()
@@ -56,20 +58,20 @@ def test_a_resumed_loader_goes_on_exactly(parts: list[int], seed: int, batches: 
 def test_no_batch_holds_rows_of_two_passes(parts: list[int], seed: int, batch: int) -> None:
     rows = sum(parts)
     batch = min(batch, rows)
-    loader = Loader(parts, shuffle=True, seed=seed)
-    assert loader.batches_in_a_pass(batch) == rows // batch
+    sampler = RowSampler(parts, shuffle=True, seed=seed)
+    assert sampler.batches_per_epoch(batch) == rows // batch
     for passed in range(3):
-        seen = [row for _ in range(rows // batch) for row in loader.take(batch)]
+        seen = [row for _ in range(rows // batch) for row in sampler.take(batch)]
         assert len(set(seen)) == len(seen) == rows // batch * batch
-        assert loader.passes == passed + (rows % batch == 0)
+        assert sampler.num_epochs == passed + (rows % batch == 0)
 
 
 @given(sizes, seeds)
 def test_looking_ahead_moves_nothing(parts: list[int], seed: int) -> None:
-    loader = Loader(parts, shuffle=True, seed=seed)
+    sampler = RowSampler(parts, shuffle=True, seed=seed)
     for _ in range(5):
-        ahead = loader.ahead(1)
-        assert loader.take(1) == ahead
+        ahead = sampler.peek(1)
+        assert sampler.take(1) == ahead
 
 
 @settings(max_examples=40)
@@ -109,34 +111,34 @@ def test_a_small_weight_still_gets_its_share() -> None:
 
 @given(st.integers(1, 60), st.integers(1, 80), seeds)
 def test_drawn_rows_are_drawn_once(rows: int, wanted: int, seed: int) -> None:
-    drawn = drawn_rows(rows, wanted, seed).tolist()
+    drawn = sample_rows(rows, wanted, seed).tolist()
     assert len(set(drawn)) == len(drawn) == min(rows, wanted)
-    assert drawn == sorted(drawn) == drawn_rows(rows, wanted, seed).tolist()
-    assert drawn_rows(rows, None, seed).tolist() == list(range(rows))
+    assert drawn == sorted(drawn) == sample_rows(rows, wanted, seed).tolist()
+    assert sample_rows(rows, None, seed).tolist() == list(range(rows))
 
 
 def test_a_step_larger_than_a_pass_is_refused() -> None:
     with pytest.raises(ConfigError, match="fewer than the 4") as caught:
-        Loader([3], shuffle=True, seed=0).take(4)
+        RowSampler([3], shuffle=True, seed=0).take(4)
     assert caught.value.key == "training.groups_per_step"
-    assert len(Loader([3], [1.0], shuffle=True, seed=0).take(4)) == 4
+    assert len(RowSampler([3], [1.0], shuffle=True, seed=0).take(4)) == 4
 
 
 def test_weights_that_dont_fit_the_files_are_refused() -> None:
-    with pytest.raises(ConfigError, match="has 1 for 2 files"):
+    with pytest.raises(ConfigError, match="has 1 weights for 2 files"):
         RowOrder([1, 2], [1.0], shuffle=True, seed=0)
 
 
 @pytest.mark.parametrize(
     ("other", "key"),
     [
-        (Loader([4], shuffle=True, seed=1), "data.train_files"),
-        (Loader([3, 2], shuffle=True, seed=2), "data.seed"),
-        (Loader([3, 2], shuffle=False, seed=1), "data.shuffle"),
-        (Loader([3, 2], [1.0, 2.0], shuffle=True, seed=1), "data.weights"),
+        (RowSampler([4], shuffle=True, seed=1), "data.train_files"),
+        (RowSampler([3, 2], shuffle=True, seed=2), "data.seed"),
+        (RowSampler([3, 2], shuffle=False, seed=1), "data.shuffle"),
+        (RowSampler([3, 2], [1.0, 2.0], shuffle=True, seed=1), "data.weights"),
     ],
 )
-def test_other_data_than_the_checkpoints_are_refused(other: Loader, key: str) -> None:
+def test_other_data_than_the_checkpoints_are_refused(other: RowSampler, key: str) -> None:
     with pytest.raises(ConfigError, match="the checkpoint was made with") as caught:
-        Loader([3, 2], shuffle=True, seed=1).load(other.state())
+        RowSampler([3, 2], shuffle=True, seed=1).load(other.state())
     assert caught.value.key == key

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.data import scanning, tables
-from quintet.data.files import cache_directory, find_files
-from quintet.data.source import open_rows
+from quintet.data import row_offsets, tables
+from quintet.data.data_files import cache_directory, resolve_files
+from quintet.data.prompt_source import open_rows
 from quintet.errors import ConfigError, MachineError
 
 KEY = "data.train_files"
@@ -45,7 +45,7 @@ def read(*names: str | Path, cache: Path | None = None) -> list[dict[str, Any]]:
     return [rows[number] for number in range(len(rows))]
 
 
-@pytest.mark.parametrize("ending", tables.KINDS)
+@pytest.mark.parametrize("ending", tables.FILE_SUFFIXES)
 def test_every_kind_gives_the_same_rows(tmp_path: Path, ending: str) -> None:
     path = write(tmp_path / f"rows{ending}", ROWS * 10)
     assert read(path) == ROWS * 10
@@ -92,7 +92,7 @@ def test_json_is_found_wherever_a_block_ends(
     ways = {"indent": indent, "ensure_ascii": False}
     path.write_text(json.dumps(rows, **ways) if array else "\n".join(json.dumps(row, **ways) for row in rows))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scanning, "BLOCK", block)
+        patch.setattr(row_offsets, "BLOCK_BYTES", block)
         assert read(path) == rows
 
 
@@ -104,8 +104,8 @@ def test_json_is_found_wherever_a_block_ends(
         ("a.jsonl", b'{"a": "\xff"}\n', 1, "utf-8"),
         ("a.json", '[{"a": 1},\n {"a": 2}\n {"a": 3}]', 3, "comma"),
         ("a.json", '[{"a": 1},\n {"a": 2', 2, "delimiter"),
-        ("a.json", '[{"a": 1},\n {"a": 2}\n', 3, "ends within"),
-        ("a.json", '[{"a": 1}]\n7', 2, "follows the end"),
+        ("a.json", '[{"a": 1},\n {"a": 2}\n', 3, "ends inside"),
+        ("a.json", '[{"a": 1}]\n7', 2, "after the end"),
         ("a.json", '[{"a": 1},\n 3]', 2, "must be an object"),
         ("a.json", b'{"a": 1}\n{"a": "\xff"}', 1, "UTF-8"),
         ("a.csv", "a,b\n1,2\n3\n", 3, "1 cells"),
@@ -128,7 +128,7 @@ def test_a_broken_row_is_told_with_file_and_line(
 def test_a_broken_row_of_a_large_file_is_told_when_it_is_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "SMALL", 0)
+    monkeypatch.setattr(tables, "MAX_EAGER_BYTES", 0)
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": 1}\n{"a":\n{"a": 3}\n')
     rows, _ = open_rows([str(path)], KEY)
@@ -140,13 +140,13 @@ def test_a_broken_row_of_a_large_file_is_told_when_it_is_reached(
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("a.jsonl", b"\n", "holds no rows"),
-        ("a.json", b"[]", "holds no rows"),
-        ("a.json", b"", "holds no rows"),
-        ("a.csv", b"a,b\n", "holds no rows"),
-        ("a.parquet", b"PAR1 or not", "isn't a Parquet file"),
+        ("a.jsonl", b"\n", "contains no rows"),
+        ("a.json", b"[]", "contains no rows"),
+        ("a.json", b"", "contains no rows"),
+        ("a.csv", b"a,b\n", "contains no rows"),
+        ("a.parquet", b"PAR1 or not", "is not a readable Parquet file"),
         ("a.parqet", b"x", "did you mean .parquet"),
-        ("a.txt", b"x", "files end in .parquet, .json, .jsonl, .csv"),
+        ("a.txt", b"x", "supported file suffixes: .parquet, .json, .jsonl, .csv"),
     ],
 )
 def test_a_file_that_is_no_data_is_refused(tmp_path: Path, name: str, content: bytes, told: str) -> None:
@@ -161,7 +161,7 @@ def test_a_file_that_is_no_data_is_refused(tmp_path: Path, name: str, content: b
 
 def test_an_empty_parquet_file_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": pa.array([], pa.int64())}), tmp_path / "a.parquet")
-    with pytest.raises(ConfigError, match="holds no rows"):
+    with pytest.raises(ConfigError, match="contains no rows"):
         read(tmp_path / "a.parquet")
 
 
@@ -172,28 +172,28 @@ def test_names_home_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     rows, sizes = open_rows(["~/[ab].jsonl", "~/c[1].jsonl", "~/a.jsonl"], KEY)
     assert [rows[number]["from"] for number in range(len(rows))] == ["a", "a", "b", "b", "c[1]", "c[1]", "a", "a"]
     assert sizes == (4, 2, 2)
-    assert rows.place(3) == f"{tmp_path / 'b.jsonl'}, row 1"
+    assert rows.describe_row(3) == f"{tmp_path / 'b.jsonl'}, row 1"
     with pytest.raises(IndexError):
         rows[8]
 
 
 def test_a_missing_file_is_told_with_what_is_there(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", ROWS)
-    with pytest.raises(ConfigError, match="there is no file") as caught:
+    with pytest.raises(ConfigError, match="no such file") as caught:
         read(tmp_path / "trian.jsonl")
     assert f"did you mean {tmp_path / 'train.jsonl'}?" in str(caught.value)
-    with pytest.raises(ConfigError, match=r"holds train\.jsonl"):
+    with pytest.raises(ConfigError, match=r"contains train\.jsonl"):
         read(tmp_path / "elsewhere" / "other.csv")
     for wrong in (tmp_path / "*.parquet", tmp_path / "no" / "*" / "x.jsonl"):
-        with pytest.raises(ConfigError, match="there is no file"):
+        with pytest.raises(ConfigError, match="no such file"):
             read(wrong)
     with pytest.raises(ConfigError, match="is a directory"):
         read(tmp_path)
 
 
 def test_a_large_parquet_file_is_mapped_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "SMALL", 0)
-    monkeypatch.setattr(tables, "BATCH", 16)
+    monkeypatch.setattr(tables, "MAX_EAGER_BYTES", 0)
+    monkeypatch.setattr(tables, "REWRITE_BATCH_ROWS", 16)
     rows = [{"number": n, "kind": "odd" if n % 2 else "even", "words": [{"role": str(n)}]} for n in range(100)]
     table = pa.Table.from_pylist(rows)
     table = table.set_column(1, "kind", table["kind"].dictionary_encode())
@@ -208,10 +208,10 @@ def test_a_large_parquet_file_is_mapped_and_not_read(tmp_path: Path, monkeypatch
 
 
 def test_a_cache_that_cant_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "SMALL", 0)
+    monkeypatch.setattr(tables, "MAX_EAGER_BYTES", 0)
     write(tmp_path / "a.parquet", ROWS)
     (tmp_path / "cache").write_text("no directory")
-    with pytest.raises(MachineError, match="can't write"):
+    with pytest.raises(MachineError, match="cannot write"):
         read(tmp_path / "a.parquet", cache=tmp_path / "cache")
 
 
@@ -233,18 +233,18 @@ def test_files_of_other_machines_are_copied(tmp_path: Path) -> None:
     assert read("memory://quintet/*.jsonl", cache=tmp_path) == [{"from": "1"}, {"from": "2"}]
     assert len(list((tmp_path / "copies").iterdir())) == 2
     assert read("memory://quintet/1.jsonl", cache=tmp_path) == [{"from": "1"}]
-    with pytest.raises(MachineError, match="can't copy"):
+    with pytest.raises(MachineError, match="cannot copy"):
         read("memory://quintet/3.jsonl", cache=tmp_path)
-    with pytest.raises(ConfigError, match="nothing matches"):
+    with pytest.raises(ConfigError, match="no file matches"):
         read("memory://quintet/*.csv", cache=tmp_path)
-    with pytest.raises(ConfigError, match="can't read nowhere://"):
-        find_files(["nowhere://quintet/a.jsonl"], KEY, tmp_path)
+    with pytest.raises(ConfigError, match="cannot read nowhere://"):
+        resolve_files(["nowhere://quintet/a.jsonl"], KEY, tmp_path)
     assert not list(tmp_path.rglob("*.part"))
 
 
 def test_fifty_thousand_rows_cost_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of 1 kB; what stays in memory is 8 bytes for each, whatever is read."""
-    monkeypatch.setattr(tables, "SMALL", 0)
+    monkeypatch.setattr(tables, "MAX_EAGER_BYTES", 0)
     path, count = tmp_path / "large.jsonl", 50_000
     filler = "x" * 1000
     with path.open("w") as file:
@@ -258,13 +258,13 @@ def test_fifty_thousand_rows_cost_an_index(tmp_path: Path, monkeypatch: pytest.M
     tracemalloc.stop()
     assert len(rows) == count
     assert opened < 16 * count
-    assert most < 16 * count + 3 * scanning.BLOCK
+    assert most < 16 * count + 3 * row_offsets.BLOCK_BYTES
 
 
 def test_reading_text_loads_no_heavy_package(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", ROWS)
     code = (
-        "import sys; from quintet.data.source import open_rows; "
+        "import sys; from quintet.data.prompt_source import open_rows; "
         f"rows, _ = open_rows([{str(path)!r}], 'data.train_files'); rows[0]; "
         "print([name for name in ('torch', 'transformers', 'pyarrow', 'fsspec') if name in sys.modules])"
     )

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.kernels.build import compiler
+from quintet.kernels.build import find_compiler
 from quintet.kernels.training import TrainingKernels, training_kernels
 from quintet.policies.attention import PackedLayout
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler here")
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler here")
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -71,9 +71,9 @@ def test_attention_and_its_gradient(name: str, heads: int, kv_heads: int, dim: i
     size, scale = prefix + sum(stems) + sum(branches), dim**-0.5
     states = torch.randn(size, (heads + 2 * kv_heads) * dim).to(dtype)
     grad = torch.randn(size, heads * dim).to(dtype)
-    words, kernels = layout.words(heads, kv_heads, dim), of(dtype)
-    out, sums = kernels.attend(words, scale, states, heads, dim)
-    found = kernels.attend_back(words, scale, states, out, sums, grad)
+    words, kernels = layout.kernel_descriptor(heads, kv_heads, dim), of(dtype)
+    out, sums = kernels.attention(words, scale, states, heads, dim)
+    found = kernels.attention_backward(words, scale, states, out, sums, grad)
     exact = states.double().requires_grad_()
     whole = plain(exact, heads, kv_heads, dim, mask_of(prefix, stems, parents, branches), scale)
     (wanted,) = torch.autograd.grad(whole, exact, grad.double())
@@ -86,11 +86,11 @@ def test_attention_and_its_gradient(name: str, heads: int, kv_heads: int, dim: i
 def test_a_gate_and_its_gradient(width: int, dtype: torch.dtype) -> None:
     torch.manual_seed(width)
     both, grad = (6 * torch.randn(7, 2 * width)).to(dtype), torch.randn(7, width).to(dtype)
-    found, out = of(dtype).gate_back(both, grad)
+    found, out = of(dtype).silu_mul_backward(both, grad)
     exact = both.double().requires_grad_()
     whole = torch.nn.functional.silu(exact[:, :width]) * exact[:, width:]
     (wanted,) = torch.autograd.grad(whole, exact, grad.double())
-    torch.testing.assert_close(out, of(dtype).gate(both))
+    torch.testing.assert_close(out, of(dtype).silu_mul(both))
     for ours, theirs in ((out, whole.detach()), (found, wanted)):
         assert float((ours - theirs).abs().max()) <= TOLERANCE[dtype] * float(theirs.abs().max())
 
@@ -101,8 +101,8 @@ def test_a_norm_and_its_gradient(dtype: torch.dtype) -> None:
     states, more, weight = torch.randn(9, 40), torch.randn(9, 40).to(dtype), torch.randn(40)
     grad, before = torch.randn(9, 40).to(dtype), torch.randn(9, 40)
     kernels = of(dtype)
-    kept, out, scales = kernels.norm(states, more, weight, 1e-6)
-    found, narrow, by_weight = kernels.norm_back(grad, kept, weight, scales, before)
+    kept, out, scales = kernels.rms_norm(states, more, weight, 1e-6)
+    found, narrow, by_weight = kernels.rms_norm_backward(grad, kept, weight, scales, before)
     exact, factor = (states.double() + more.double()).requires_grad_(), weight.double().requires_grad_()
     whole = factor * exact * (exact.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
     wanted, wanted_weight = torch.autograd.grad(whole, [exact, factor], grad.double())
@@ -121,10 +121,10 @@ def test_turns_come_back() -> None:
     states = torch.randn(6, 3 * 16)
     turned = states.clone()
     kernels = of(torch.float32)
-    kernels.turn(turned, 2, 16, cosine, sine)
+    kernels.rotary(turned, 2, 16, cosine, sine)
     assert torch.equal(turned[:, 32:], states[:, 32:])
     assert not torch.allclose(turned[:, :32], states[:, :32])
-    back, total = kernels.turn_back(turned.clone(), 2, 16, cosine, sine)
+    back, total = kernels.rotary_backward(turned.clone(), 2, 16, cosine, sine)
     torch.testing.assert_close(back, states, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(total, states.sum(0), atol=1e-5, rtol=1e-5)
 
@@ -140,7 +140,7 @@ def test_a_weights_gradient_is_the_sum_over_rows(dtype: torch.dtype, rows: int, 
     torch.manual_seed(0)
     left, right = torch.randn(rows, out).to(dtype), torch.randn(rows, inputs).to(dtype)
     torch.full((out, inputs), torch.nan)
-    found = of(dtype).product(left, right)
+    found = of(dtype).weight_gradient(left, right)
     assert (found.dtype, found.shape) == (torch.float32, (out, inputs))
     torch.testing.assert_close(found.double(), left.double().t() @ right.double(), atol=rows * 5e-3, rtol=1e-2)
     if dtype is torch.bfloat16 and not (out % 32 or inputs % 32) and tiles_here():

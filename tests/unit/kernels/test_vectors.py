@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.kernels.build import FLAGS, FOLDER, PLAIN, compiler
+from quintet.kernels.build import BASE_FLAGS, FLAG_SETS, SOURCE_DIRECTORY, find_compiler
 
 SOURCE = """
 #include "vectors.hpp"
@@ -18,15 +18,15 @@ extern "C" void gates(const float* x, float* y) { store(load(x) * inverse(expone
 """
 
 
-@pytest.fixture(scope="module", params=[PLAIN, FLAGS[0]], ids=["any processor", "this one"])
+@pytest.fixture(scope="module", params=[BASE_FLAGS, FLAG_SETS[0]], ids=["any processor", "this one"])
 def vectors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    command = compiler()
+    command = find_compiler()
     if command is None:
         pytest.skip("no C++ compiler")
     place = tmp_path_factory.mktemp("vectors")
     (place / "vectors.cpp").write_text(SOURCE)
     flags = [flag for flag in request.param if flag != "-fopenmp"]
-    words = [command, *flags, f"-I{FOLDER}", "-shared", "vectors.cpp", "-o", "vectors.so"]
+    words = [command, *flags, f"-I{SOURCE_DIRECTORY}", "-shared", "vectors.cpp", "-o", "vectors.so"]
     if run(words, cwd=place, check=False, capture_output=True).returncode:
         pytest.skip("the compiler doesn't know these")
     return ctypes.CDLL(str(place / "vectors.so"))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from quintet.config import load_experiment
-from quintet.pipelines import sft
+from quintet.config.compose import load_experiment
+from quintet.pipelines.sft import fine_tuning as sft
 
 
 @pytest.fixture

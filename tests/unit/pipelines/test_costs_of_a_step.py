@@ -6,10 +6,11 @@ import io
 import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from quintet.config import load_experiment
-from quintet.config.dialects.dialect import DIALECTS
+from quintet.config.compose import load_experiment
+from quintet.config.dialects.registry import DIALECTS
 from quintet.pipelines.rl import train
 
 WORDS = (
@@ -19,7 +20,7 @@ WORDS = (
     "training.mini_batches=1",
     "training.threads=1",
     "policy.preset=grid-1m",
-    "warm_start={games: 20, updates: 1, turns_per_update: 8, until_success: null}",
+    "warm_start={episodes: 20, updates: 1, turns_per_update: 8, until_success: null}",
     "rollout.max_turns=2",
     "validation.every_steps=-1",
     "validation.before_training=false",
@@ -33,6 +34,7 @@ def lines(directory: Path, *words: str) -> dict[str, float]:
     return found
 
 
+@pytest.mark.proves("rlinf", "actor.calculate_flops")
 def test_operations_are_logged_where_they_are_asked_for(tmp_path: Path) -> None:
     (row,) = (
         row

@@ -12,20 +12,21 @@ import pytest
 import torch
 
 from quintet.cli import main as command
-from quintet.pipelines import drift as pipeline
-from quintet.runtime.local import Components
+from quintet.pipelines import drift_check as pipeline
+from quintet.runtime.components import Components
+from quintet.runtime.weight_sync import WeightSync
 
 SMALL = (
     "policy.preset=null",
     "rollout.max_response_tokens=12",
     "rollout.max_turns=3",
-    "world.size=3",
+    "env.size=3",
     "training.threads=1",
 )
 
 
 def check(monkeypatch: pytest.MonkeyPatch, policy: Path, output: Path, *words: str) -> int:
-    given = ["check", "drift", f"policy.path={policy}", *SMALL, f"output_dir={output}", "--games", "3", *words]
+    given = ["check", "drift", f"policy.path={policy}", *SMALL, f"output_dir={output}", "--episodes", "3", *words]
     monkeypatch.setattr(sys, "argv", ["quintet", *given])
     with pytest.raises(SystemExit) as end:
         command.main()
@@ -39,18 +40,18 @@ def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 def perturbed(monkeypatch: pytest.MonkeyPatch, noise: float) -> None:
     """From now on the engine's weights are others than the learner's, by so much of each."""
-    real = Components.sync_weights
+    real = WeightSync.sync
 
-    def sync(components: Components, version: int) -> None:
-        real(components, version)
+    def sync(weight_sync: WeightSync, version: int) -> None:
+        real(weight_sync, version)
         generator = torch.Generator().manual_seed(3)
-        own = {name: value.clone() for name, value in components.actor.weights()}
+        own = {name: value.clone() for name, value in weight_sync._learners.actor.weights()}
         other = [
             (name, value * (1 + noise * torch.randn(value.shape, generator=generator))) for name, value in own.items()
         ]
-        components.engine.load_weights(version, other)
+        weight_sync._engines.load_weights(version, other)
 
-    monkeypatch.setattr(Components, "sync_weights", sync)
+    monkeypatch.setattr(WeightSync, "sync", sync)
 
 
 @pytest.mark.parametrize("backend", ["fsdp2", "megatron"])
@@ -94,13 +95,13 @@ def test_weights_that_differ_are_found(
 def test_an_update_that_doesnt_arrive_is_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy_directory: Path, tmp_path: Path
 ) -> None:
-    real = Components.sync_weights
+    real = WeightSync.sync
 
-    def once(components: Components, version: int) -> None:
+    def once(weight_sync: WeightSync, version: int) -> None:
         if version == 0:
-            real(components, version)
+            real(weight_sync, version)
 
-    monkeypatch.setattr(Components, "sync_weights", once)
+    monkeypatch.setattr(WeightSync, "sync", once)
     words = ("policy.dtype=bfloat16", "--json", "--limit", "0.05", "--share", "0.02")
     assert check(monkeypatch, policy_directory, tmp_path, *words) == 1
     loaded, updated = told(capsys)["rounds"]
@@ -114,11 +115,11 @@ def test_the_limit_is_the_users(
     bf16 = ("policy.dtype=bfloat16", "--updates", "0")
     assert check(monkeypatch, policy_directory, tmp_path, *bf16, "--limit", "1e-7") == 1
     shown = capsys.readouterr().out
-    assert "BEYOND the limit" in shown
+    assert "ABOVE the limit" in shown
     assert "hf in bfloat16 against the learner in bfloat16" in shown
-    assert "furthest apart as loaded: token" in shown
+    assert "largest gap as loaded: token" in shown
     assert check(monkeypatch, policy_directory, tmp_path, *bf16, "--limit", "1e-7", "--share", "1") == 0
-    assert "under the limit" in capsys.readouterr().out
+    assert "below the limit" in capsys.readouterr().out
 
 
 def test_words_that_reencoding_would_change_are_named(
@@ -130,30 +131,30 @@ def test_words_that_reencoding_would_change_are_named(
     assert 0 < spelled["turns"] <= spelled["of_turns"]
     assert spelled["own_tokens"] > 0
     assert spelled["context_tokens"] == 0
-    assert spelled["example"]["tokens"] != spelled["example"]["again"]
+    assert spelled["example"]["tokens"] != spelled["example"]["retokenized"]
     assert check(monkeypatch, policy_directory, tmp_path, "--updates", "0") == 0
     shown = capsys.readouterr().out
-    assert "re-encoding the text would change the policy's own words in" in shown
-    assert "chat template: followed to the token" in shown
+    assert "re-encoding the text would change response tokens in" in shown
+    assert "chat template: reproduced token by token" in shown
 
 
 def test_a_prompt_that_was_spelled_anew_is_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy_directory: Path, tmp_path: Path
 ) -> None:
     """A fault in the loop: tokens of which no dialogue knows."""
-    real = pipeline._played
+    real = pipeline._run_episodes
 
     def spoilt(components: Components, count: int) -> list[Any]:
         from dataclasses import replace
 
-        games = real(components, count)
-        turn = games[0].turns[0]
+        episodes = real(components, count)
+        turn = episodes[0].turns[0]
         other = replace(turn, prompt=(*turn.prompt[:-1], turn.prompt[-1] + 1))
-        return [replace(games[0], turns=(other, *games[0].turns[1:])), *games[1:]]
+        return [replace(episodes[0], turns=(other, *episodes[0].turns[1:])), *episodes[1:]]
 
-    monkeypatch.setattr(pipeline, "_played", spoilt)
+    monkeypatch.setattr(pipeline, "_run_episodes", spoilt)
     assert check(monkeypatch, policy_directory, tmp_path, "--updates", "0", "--share", "1") == 1
-    assert "prompts don't follow from what was said" in capsys.readouterr().out
+    assert "cannot be rebuilt from the messages" in capsys.readouterr().out
 
 
 def test_a_users_fault_is_status_2(
@@ -162,13 +163,13 @@ def test_a_users_fault_is_status_2(
     assert check(monkeypatch, tmp_path / "nowhere", tmp_path) == 2
     assert "no such directory" in capsys.readouterr().err
     assert check(monkeypatch, policy_directory, tmp_path, "rollout.max_prompt_tokens=3") == 2
-    assert "no game could be played" in capsys.readouterr().err
+    assert "no episode could be run" in capsys.readouterr().err
 
 
 def test_a_preset_is_checked_before_anything_is_trained(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    words = [f"output_dir={tmp_path}", "rollout.max_response_tokens=8", "training.threads=1", "--games", "2"]
+    words = [f"output_dir={tmp_path}", "rollout.max_response_tokens=8", "training.threads=1", "--episodes", "2"]
     monkeypatch.setattr(sys, "argv", ["quintet", "check", "drift", *words, "--json", "--updates", "0"])
     with pytest.raises(SystemExit) as end:
         command.main()

@@ -13,16 +13,17 @@ import pytest
 import torch
 from rich.console import Console
 
-from quintet.config import load_experiment
-from quintet.config.native import Experiment
+from quintet.config.compose import load_experiment
+from quintet.config.native.experiment import Experiment
 from quintet.config.native.policy import LoraConfig
 from quintet.errors import ConfigError, MachineError
 from quintet.pipelines import evaluate
-from quintet.pipelines.evaluate import Evaluation, Measured, evaluate_model, evaluate_stored, find_model, model_of
-from quintet.policies.adapters import add_lora, merge, save_adapters
-from quintet.policies.causal_lm import load_model
-from quintet.records import Answer, Failure, Verdict
-from quintet.training.checkpoint import save_checkpoint
+from quintet.pipelines.evaluate import Evaluation, Statistics, evaluate_model, evaluate_stored
+from quintet.pipelines.model_lookup import find_configured_model, find_model
+from quintet.policies.lora import add_lora, merge_adapters, save_adapters
+from quintet.policies.model_loading import load_model
+from quintet.records import Failure, Response, RewardResult
+from quintet.training.checkpoint.checkpoint import save_checkpoint
 
 ROWS = [
     {"data_source": "a/b", "prompt": "2 + 2", "responses": ["4", "5", "4", "4"], "reward_model": {"ground_truth": "4"}},
@@ -39,36 +40,36 @@ class Judge:
     def __init__(self, config: Experiment, policy: Path) -> None:
         self.config, self.policy, self.closed = config, policy, False
         self.most = 0
-        self._waiting: list[Answer] = []
+        self._waiting: list[Response] = []
         Judge.opened.append(self)
 
-    def submit(self, answer: Answer) -> None:
+    def submit(self, answer: Response) -> None:
         self._waiting.append(answer)
         self.most = max(self.most, len(self._waiting))
 
-    def ready(self) -> Iterator[Verdict]:
+    def ready(self) -> Iterator[RewardResult]:
         if len(self._waiting) > 2:
             yield self._judge(self._waiting.pop())
 
-    def drain(self) -> Iterator[Verdict]:
+    def drain(self) -> Iterator[RewardResult]:
         while self._waiting:
             yield self._judge(self._waiting.pop())
 
     def close(self) -> None:
         self.closed = True
 
-    def _judge(self, answer: Answer) -> Verdict:
+    def _judge(self, answer: Response) -> RewardResult:
         text = answer.text.strip()
         if text == "crash":
-            return Verdict(answer.id, 0.0, failure=Failure("reward", "Crashed", "signal 11"))
+            return RewardResult(answer.id, 0.0, failure=Failure("reward", "Crashed", "signal 11"))
         right = float(text == str(answer.question.truth))
-        return Verdict(answer.id, right, {"acc": right, "chars": float("inf")}, text)
+        return RewardResult(answer.id, right, {"acc": right, "chars": float("inf")}, text)
 
 
 @pytest.fixture(autouse=True)
 def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Judge.opened.clear()
-    monkeypatch.setattr(evaluate, "open_judge", Judge)
+    monkeypatch.setattr(evaluate, "build_reward_scorer", Judge)
     monkeypatch.chdir(tmp_path)
 
 
@@ -118,7 +119,7 @@ def test_results_lie_in_the_runs_directory_in_the_order_of_the_file() -> None:
 
 
 def test_many_answers_dont_wait_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate, "TOGETHER", 5)
+    monkeypatch.setattr(evaluate, "MAX_CONCURRENT", 5)
     monkeypatch.setattr(Judge, "ready", lambda _self: [])
     found = stored(ROWS[:2] * 10)
     assert found.answers == 80
@@ -137,9 +138,9 @@ def test_other_columns_and_ones_own_function() -> None:
 
 
 def test_the_real_judge_calls_ones_own_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quintet.runtime.judging import open_judge
+    from quintet.runtime.reward_scorer import build_reward_scorer
 
-    monkeypatch.setattr(evaluate, "open_judge", open_judge)
+    monkeypatch.setattr(evaluate, "build_reward_scorer", build_reward_scorer)
     Path("mine.py").write_text(
         "def score(data_source, solution_str, ground_truth, extra_info=None):\n"
         "    if solution_str == 'crash':\n        raise ValueError('no')\n"
@@ -163,8 +164,8 @@ def test_a_prompt_is_needed_only_where_a_model_judges() -> None:
     ("row", "told"),
     [
         ({"prompt": "?", "respones": ["1"]}, "did you mean respones"),
-        ({"prompt": "?", "responses": []}, "it takes a list of texts"),
-        ({"prompt": "?", "responses": [1]}, "it takes a list of texts"),
+        ({"prompt": "?", "responses": []}, "use a list of texts"),
+        ({"prompt": "?", "responses": [1]}, "use a list of texts"),
     ],
 )
 def test_rows_without_answers_are_refused(row: dict[str, Any], told: str) -> None:
@@ -175,7 +176,7 @@ def test_rows_without_answers_are_refused(row: dict[str, Any], told: str) -> Non
 
 
 def test_nothing_to_evaluate_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no stored answers"):
+    with pytest.raises(ConfigError, match="no stored responses"):
         evaluate_stored(load_experiment(None, []), Console(file=io.StringIO()))
 
 
@@ -191,12 +192,12 @@ def playing(policy: Path, *words: str, samples: int = 2) -> Evaluation:
         "rollout.max_response_tokens=4",
         "rollout.max_prompt_tokens=200",
     ]
-    return evaluate_model(load_experiment(None, [*given, *words]), Measured((1, 2)), Console(file=io.StringIO()))
+    return evaluate_model(load_experiment(None, [*given, *words]), Statistics((1, 2)), Console(file=io.StringIO()))
 
 
 def test_a_model_answers_first(policy_directory: Path) -> None:
     written(Path("questions.jsonl"), ROWS)
-    words = ["world.name=prompts", "data.train_files=[questions.jsonl]", "data.validation_rows=2"]
+    words = ["env.name=prompts", "data.train_files=[questions.jsonl]", "data.validation_rows=2"]
     found = playing(policy_directory, *words)
     assert found.sources["a/b"].prompts == 2
     assert found.answers == 4
@@ -208,14 +209,14 @@ def test_a_model_answers_first(policy_directory: Path) -> None:
     assert lines(again) == told, "the same seed draws the same answers"
 
 
-def test_held_out_games_are_played(policy_directory: Path) -> None:
-    found = playing(policy_directory, "world.size=3", "validation.games=3", "rollout.max_turns=2")
+def test_held_out_episodes_are_played(policy_directory: Path) -> None:
+    found = playing(policy_directory, "env.size=3", "validation.episodes=3", "rollout.max_turns=2")
     lake = found.sources["frozenlake"]
     assert (lake.prompts, lake.answers) == (3, 6)
     assert lake.accuracy is not None
     assert all(seed % 3 == 1 for seed in {int(line["prompt"]) for line in lines(found)}), "validation's seeds"
-    games = [json.loads(line) for line in (found.directory / "games.jsonl").read_text().splitlines()]
-    assert len(games) == 6
+    episodes = [json.loads(line) for line in (found.directory / "episodes.jsonl").read_text().splitlines()]
+    assert len(episodes) == 6
     assert found.metrics["test_score/frozenlake"] == lake.score.mean
 
 
@@ -229,15 +230,15 @@ def test_a_model_answers_with_its_adapters(policy_directory: Path, tmp_path: Pat
             torch.nn.init.normal_(parameter, std=0.3)
     save_adapters(model, tmp_path / "adapters", policy_directory)
     shutil.copytree(policy_directory, tmp_path / "merged")
-    merge(model)
+    merge_adapters(model)
     model.save_pretrained(tmp_path / "merged")
-    words = ["world.size=3", "validation.games=3", "rollout.max_turns=2"]
+    words = ["env.size=3", "validation.episodes=3", "rollout.max_turns=2"]
     plain, merged = (lines(playing(policy, *words)) for policy in (policy_directory, tmp_path / "merged"))
     adapted = lines(playing(policy_directory, *words, f"policy.lora={{rank: 2, alpha: 8, path: {tmp_path}/adapters}}"))
     assert adapted == merged != plain
 
 
-def test_a_world_that_raises_costs_its_own_game(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_env_that_raises_costs_its_own_episode(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from quintet.envs.frozenlake import FrozenLake
 
     reset: Callable[..., Any] = FrozenLake.reset
@@ -248,7 +249,7 @@ def test_a_world_that_raises_costs_its_own_game(policy_directory: Path, monkeypa
         return reset(self, seed)
 
     monkeypatch.setattr(FrozenLake, "reset", broken)
-    found = playing(policy_directory, "validation.games=2", "rollout.max_turns=1", samples=1)
+    found = playing(policy_directory, "validation.episodes=2", "rollout.max_turns=1", samples=1)
     assert found.failures == {"frozenlake": {"RuntimeError": 1}}
     assert found.answers == 2
 
@@ -280,7 +281,7 @@ def test_a_configurations_model_is_the_checkpoint_it_names_its_path_or_its_runs_
     import shutil
 
     def of(*words: str) -> Path:
-        return model_of(load_experiment(None, [f"output_dir={tmp_path}", "name=r", *words]).experiment)
+        return find_configured_model(load_experiment(None, [f"output_dir={tmp_path}", "name=r", *words]).experiment)
 
     path = ("policy.preset=null", f"policy.path={policy_directory}")
     with pytest.raises(ConfigError, match=r"policy\.path is null, and there is no checkpoint in .*r/checkpoints"):

@@ -9,43 +9,43 @@ from typing import Any
 import pytest
 
 from quintet.cli import evaluate
-from quintet.cli.evaluate import Asked, run
-from quintet.config import Composed
+from quintet.cli.evaluate import EvalOptions, run
+from quintet.config.composed import ComposedConfig
 from quintet.errors import ConfigError, MachineError
 from quintet.pipelines import evaluate as pipeline
-from quintet.pipelines.evaluate import Evaluation, Measured
-from quintet.records import Answer, Failure, Verdict
-from quintet.tracking.estimates import Sample, estimates
+from quintet.pipelines.evaluate import Evaluation, Statistics
+from quintet.records import Failure, Response, RewardResult
+from quintet.tracking.eval_statistics import Sample, estimates
 
 
 class Judge:
     """Right is what equals the truth; `crash` can't be judged."""
 
     def __init__(self, *_: object) -> None:
-        self._waiting: list[Answer] = []
+        self._waiting: list[Response] = []
 
-    def submit(self, answer: Answer) -> None:
+    def submit(self, answer: Response) -> None:
         self._waiting.append(answer)
 
-    def ready(self) -> list[Verdict]:
+    def ready(self) -> list[RewardResult]:
         return []
 
-    def drain(self) -> list[Verdict]:
+    def drain(self) -> list[RewardResult]:
         waiting, self._waiting = self._waiting, []
         return [self._judge(answer) for answer in waiting]
 
     def close(self) -> None:
         pass
 
-    def _judge(self, answer: Answer) -> Verdict:
+    def _judge(self, answer: Response) -> RewardResult:
         if answer.text == "crash":
-            return Verdict(answer.id, 0.0, failure=Failure("reward", "Crashed", "signal 11"))
-        return Verdict(answer.id, float(answer.text == answer.question.truth))
+            return RewardResult(answer.id, 0.0, failure=Failure("reward", "Crashed", "signal 11"))
+        return RewardResult(answer.id, float(answer.text == answer.question.truth))
 
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(pipeline, "open_judge", Judge)
+    monkeypatch.setattr(pipeline, "build_reward_scorer", Judge)
     monkeypatch.chdir(tmp_path)
 
 
@@ -56,26 +56,26 @@ def stored(*answers: list[str]) -> None:
 
 def test_a_table_and_where_the_rest_lies(capsys: pytest.CaptureFixture[str]) -> None:
     stored(["1", "0"], ["1", "crash"])
-    assert run(None, ["evaluation.path=my answers.jsonl"], None, "refuse", Asked()) == 0
+    assert run(None, ["evaluation.path=my answers.jsonl"], None, "refuse", EvalOptions()) == 0
     told = capsys.readouterr()
     assert "4 answers" in told.out
     assert "pass@2" in told.out
     assert "95% interval" in told.out
-    assert "s: answers that couldn't be judged and count as wrong: 1 × Crashed" in told.err
+    assert "s: answers that could not be scored and count as wrong: 1 × Crashed" in told.err
     assert "runs/eval-my-answers/results.json" in told.out
 
 
 def test_names_of_sources_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"data_source": "[/red]x", "prompt": "?", "responses": ["1"], "reward_model": "1"}
     Path("odd.jsonl").write_text(json.dumps(row) + "\n")
-    assert run(None, ["evaluation.path=odd.jsonl"], None, "refuse", Asked()) == 0
+    assert run(None, ["evaluation.path=odd.jsonl"], None, "refuse", EvalOptions()) == 0
     assert "[/red]x" in capsys.readouterr().out
 
 
 def test_json_alone_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     stored(["1", "0"])
     words = ["evaluation.path=my answers.jsonl", "name=mine", "evaluation.confidence=0.9"]
-    assert run(None, words, None, "refuse", Asked(), as_json=True) == 0
+    assert run(None, words, None, "refuse", EvalOptions(), as_json=True) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["sources"]["s"]["passed"]["2"]["mean"] == 1.0
     assert told["confidence"] == 0.9
@@ -89,14 +89,14 @@ def test_verls_own_configuration(tmp_path: Path) -> None:
         "  data_source_key: data_source\n  reward_model_key: reward_model\n"
         "custom_reward_function:\n  path: null\n  name: compute_score\n"
     )
-    assert run("evaluation.yaml", [], None, "refuse", Asked()) == 0
+    assert run("evaluation.yaml", [], None, "refuse", EvalOptions()) == 0
     metrics = json.loads(Path("runs/my-answers/results.json").read_text())["metrics"]
     assert metrics["test_score/s"] == pytest.approx(2 / 3)
 
 
 def test_options_lie_over_the_configuration() -> None:
     stored(["1", "0"])
-    asked = Asked(name="mine", output_dir="there", confidence=0.5)
+    asked = EvalOptions(name="mine", output_dir="there", confidence=0.5)
     assert run(None, ["evaluation.path=my answers.jsonl"], None, "refuse", asked) == 0
     assert json.loads(Path("there/mine/results.json").read_text())["confidence"] == 0.5
     assert "confidence: 0.5  # command line" in Path("there/mine/evaluation.yaml").read_text()
@@ -104,15 +104,15 @@ def test_options_lie_over_the_configuration() -> None:
 
 def test_when_most_cant_be_judged_the_status_says_so() -> None:
     stored(["crash", "crash", "1"])
-    assert run(None, ["evaluation.path=my answers.jsonl"], None, "refuse", Asked()) == 1
+    assert run(None, ["evaluation.path=my answers.jsonl"], None, "refuse", EvalOptions()) == 1
 
 
 @pytest.fixture
-def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Composed, Measured]]:
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ComposedConfig, Statistics]]:
     """What a model would be asked."""
-    seen: list[tuple[Composed, Measured]] = []
+    seen: list[tuple[ComposedConfig, Statistics]] = []
 
-    def fake(composed: Composed, measured: Measured, _console: object) -> Evaluation:
+    def fake(composed: ComposedConfig, measured: Statistics, _console: object) -> Evaluation:
         seen.append((composed, measured))
         return Evaluation(Path(), measured, {"s": estimates([Sample("s", "0", 1.0)], [1])}, {"s": {}}, {})
 
@@ -122,10 +122,10 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Composed, Measured]
 
 def test_a_bare_model_gets_room_for_answers(policy_directory: Path, asked_for: Any) -> None:
     stored(["1"])
-    asked = Asked(data="my answers.jsonl", samples=6, limit=3, max_tokens=77)
+    asked = EvalOptions(data="my answers.jsonl", samples=6, limit=3, max_tokens=77)
     run(str(policy_directory), ["seed=5"], None, "refuse", asked)
     (composed, measured), config = asked_for[0], asked_for[0][0].experiment
-    assert (config.world.name, config.seed, config.name) == ("prompts", 5, f"eval-{policy_directory.name}")
+    assert (config.env.name, config.seed, config.name) == ("prompts", 5, f"eval-{policy_directory.name}")
     assert (config.data.validation_files, config.data.validation_rows) == (("my answers.jsonl",), 3)
     assert config.policy.path == str(policy_directory)
     assert (config.rollout.max_response_tokens, config.rollout.max_prompt_tokens) == (77, 8192)
@@ -136,9 +136,15 @@ def test_a_bare_model_gets_room_for_answers(policy_directory: Path, asked_for: A
 
 
 def test_one_sample_is_greedy(policy_directory: Path, asked_for: Any) -> None:
-    run(str(policy_directory), ["size=3", "rollout.max_turns=2"], None, "refuse", Asked(world="frozenlake", games=9))
+    run(
+        str(policy_directory),
+        ["size=3", "rollout.max_turns=2"],
+        None,
+        "refuse",
+        EvalOptions(env="frozenlake", episodes=9),
+    )
     config = asked_for[0][0].experiment
-    assert (config.world.name, config.world.size, config.validation.games) == ("frozenlake", 3, 9)
+    assert (config.env.name, config.env.size, config.validation.episodes) == ("frozenlake", 3, 9)
     assert config.rollout.max_turns == 2
     assert not config.validation.sampling.do_sample
 
@@ -146,7 +152,7 @@ def test_one_sample_is_greedy(policy_directory: Path, asked_for: Any) -> None:
 def stored_run(policy_directory: Path, config: str) -> None:
     import shutil
 
-    from quintet.training.checkpoint import save_checkpoint
+    from quintet.training.checkpoint.checkpoint import save_checkpoint
 
     def write(there: Path) -> None:
         shutil.copytree(policy_directory, there / "hf")
@@ -156,36 +162,36 @@ def stored_run(policy_directory: Path, config: str) -> None:
 
 
 def test_a_run_is_asked_as_it_was_trained(policy_directory: Path, asked_for: Any) -> None:
-    played = "name: r\nrollout: {think: false, max_turns: 3}\nworld: {name: frozenlake, size: 5}\n"
+    played = "name: r\nrollout: {think: false, max_turns: 3}\nenv: {name: frozenlake, size: 5}\n"
     stored_run(policy_directory, played)
-    run("runs/r", [], None, "refuse", Asked(world="frozenlake"))
+    run("runs/r", [], None, "refuse", EvalOptions(env="frozenlake"))
     config = asked_for[0][0].experiment
-    assert (config.rollout.think, config.rollout.max_turns, config.world.size) == (False, 3, 5)
+    assert (config.rollout.think, config.rollout.max_turns, config.env.size) == (False, 3, 5)
     assert config.policy.path.endswith("global_step_7/hf")
     assert config.name == "eval-r"
-    run("runs/r", ["height=5"], None, "refuse", Asked(world="sokoban"))
-    assert asked_for[1][0].experiment.world.height == 5
+    run("runs/r", ["height=5"], None, "refuse", EvalOptions(env="sokoban"))
+    assert asked_for[1][0].experiment.env.height == 5
 
 
 @pytest.mark.parametrize("place", ["runs/r", "runs/r/checkpoints/global_step_7"])
 def test_a_run_knows_what_it_is_to_be_asked(policy_directory: Path, asked_for: Any, place: str) -> None:
-    """Neither --data nor --world: its own world, on as many starts as it validated on."""
-    stored_run(policy_directory, "world: {name: frozenlake, size: 5}\nvalidation: {games: 33}\n")
-    run(place, ["seed=4"], None, "refuse", Asked())
-    run(place, [], None, "refuse", Asked(games=9))
+    """Neither --data nor --env: its own env, on as many starts as it validated on."""
+    stored_run(policy_directory, "env: {name: frozenlake, size: 5}\nvalidation: {episodes: 33}\n")
+    run(place, ["seed=4"], None, "refuse", EvalOptions())
+    run(place, [], None, "refuse", EvalOptions(episodes=9))
     first, second = (composed.experiment for composed, _ in asked_for)
-    assert (first.world.name, first.world.size, first.validation.games, first.seed) == ("frozenlake", 5, 33, 4)
+    assert (first.env.name, first.env.size, first.validation.episodes, first.seed) == ("frozenlake", 5, 33, 4)
     assert first.policy.path.endswith("global_step_7/hf")
-    assert second.validation.games == 9
-    with pytest.raises(ConfigError, match="--limit says nothing here"):
-        run(place, [], None, "refuse", Asked(limit=3))
+    assert second.validation.episodes == 9
+    with pytest.raises(ConfigError, match="--limit has no effect here"):
+        run(place, [], None, "refuse", EvalOptions(limit=3))
 
 
 def test_a_run_on_questions_is_asked_those_that_it_held_out(policy_directory: Path, asked_for: Any) -> None:
     stored(["1"])
     files = "train_files: [other.jsonl], validation_files: [my answers.jsonl]"
-    stored_run(policy_directory, f"world: {{name: prompts}}\ndata: {{{files}}}\n")
-    run("runs/r", [], None, "refuse", Asked(limit=2, samples=4))
+    stored_run(policy_directory, f"env: {{name: prompts}}\ndata: {{{files}}}\n")
+    run("runs/r", [], None, "refuse", EvalOptions(limit=2, samples=4))
     config = asked_for[0][0].experiment
     assert (config.data.validation_files, config.data.validation_rows) == (("my answers.jsonl",), 2)
     assert config.validation.sampling.samples == 4
@@ -196,49 +202,49 @@ def test_a_run_that_names_no_questions_has_to_be_told(policy_directory: Path, co
     stored_run(policy_directory, config or "")
     if config is None:
         Path("runs/r/config.yaml").unlink()
-    with pytest.raises(ConfigError, match="what is that model to be asked"):
-        run("runs/r", [], None, "refuse", Asked())
+    with pytest.raises(ConfigError, match="neither --data nor --env is given"):
+        run("runs/r", [], None, "refuse", EvalOptions())
 
 
 def test_a_configuration_that_only_validates_asks_its_own_model(policy_directory: Path, asked_for: Any) -> None:
     words = ["validation.only=true", f"policy.path={policy_directory}", "policy.preset=null", "name=mine"]
     drawn = "validation.sampling={do_sample: true, temperature: 0.7, samples: 3}"
-    run(None, [*words, drawn], None, "refuse", Asked(confidence=0.9))
+    run(None, [*words, drawn], None, "refuse", EvalOptions(confidence=0.9))
     (composed, measured), config = asked_for[0], asked_for[0][0].experiment
     assert (config.policy.path, config.name, config.output_dir) == (str(policy_directory), "mine", "runs")
     assert (config.validation.sampling.samples, config.validation.sampling.temperature) == (3, 0.7)
-    assert measured == Measured((1, 2, 3), confidence=0.9)
+    assert measured == Statistics((1, 2, 3), confidence=0.9)
     assert composed.provenance["policy.path"] == "command line"
-    with pytest.raises(ConfigError, match="--samples is for a model that is named here"):
-        run(None, words, None, "refuse", Asked(samples=4))
+    with pytest.raises(ConfigError, match="--samples is only valid with a model"):
+        run(None, words, None, "refuse", EvalOptions(samples=4))
 
 
 @pytest.mark.parametrize(
     ("what", "asked", "told"),
     [
-        (None, Asked(data="q.jsonl"), "which model"),
-        ("m", Asked(data="q.jsonl", world="frozenlake"), "which of them"),
-        ("m", Asked(data="q.jsonl", samples=4, temperature=0.0), "all the same"),
-        (".", Asked(), "is a directory"),
-        ("m", Asked(data="q.jsonl", games=4), "--games says nothing here"),
-        ("m", Asked(world="frozenlake", limit=4), "--limit says nothing here"),
-        (None, Asked(max_tokens=4), "--max-tokens is for a model"),
-        (None, Asked(name="a/b"), "a run's name"),
-        (None, Asked(), "no stored answers"),
+        (None, EvalOptions(data="q.jsonl"), "the model is missing"),
+        ("m", EvalOptions(data="q.jsonl", env="frozenlake"), "mutually exclusive"),
+        ("m", EvalOptions(data="q.jsonl", samples=4, temperature=0.0), "identical"),
+        (".", EvalOptions(), "is a model directory"),
+        ("m", EvalOptions(data="q.jsonl", episodes=4), "--episodes has no effect here"),
+        ("m", EvalOptions(env="frozenlake", limit=4), "--limit has no effect here"),
+        (None, EvalOptions(max_tokens=4), "--max-tokens is only valid with a model"),
+        (None, EvalOptions(name="a/b"), "invalid run name"),
+        (None, EvalOptions(), "no stored responses"),
     ],
 )
-def test_what_contradicts_itself_is_refused(what: str | None, asked: Asked, told: str) -> None:
+def test_what_contradicts_itself_is_refused(what: str | None, asked: EvalOptions, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         run(what, [], None, "refuse", asked)
 
 
-def test_unknown_models_and_worlds_are_refused(policy_directory: Path) -> None:
+def test_unknown_models_and_envs_are_refused(policy_directory: Path) -> None:
     with pytest.raises(MachineError, match="no model at nowhere"):
-        run("nowhere", [], None, "refuse", Asked(data="q.jsonl"))
+        run("nowhere", [], None, "refuse", EvalOptions(data="q.jsonl"))
     with pytest.raises(ConfigError, match="frozenlak"):
-        run(str(policy_directory), [], None, "refuse", Asked(world="frozenlak"))
+        run(str(policy_directory), [], None, "refuse", EvalOptions(env="frozenlak"))
 
 
-def test_options_of_the_world_are_known_by_their_short_names() -> None:
-    words = list(evaluate._options(["size=3", "seed=1", "sized=2"], Asked(world="frozenlake")))
-    assert words == ["world.size=3", "seed=1", "sized=2"]
+def test_options_of_the_env_are_known_by_their_short_names() -> None:
+    words = list(evaluate._env_overrides(["size=3", "seed=1", "sized=2"], EvalOptions(env="frozenlake")))
+    assert words == ["env.size=3", "seed=1", "sized=2"]

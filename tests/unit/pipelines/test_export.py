@@ -14,14 +14,14 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from quintet.config import load_experiment
+from quintet.config.compose import load_experiment
 from quintet.config.native.policy import LoraConfig
 from quintet.errors import MachineError
 from quintet.pipelines.export import export
-from quintet.policies.adapters import add_lora, merged_weights, save_adapters
-from quintet.policies.causal_lm import load_model, load_tokenizer
-from quintet.training.checkpoint import save_checkpoint
-from quintet.training.hf_directory import HfDirectory
+from quintet.policies.lora import add_lora, merged_weights, save_adapters
+from quintet.policies.model_loading import load_model, load_tokenizer
+from quintet.training.checkpoint.checkpoint import save_checkpoint
+from quintet.training.checkpoint.hf_directory import HfDirectory
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_another_programs_steps_are_no_damaged_checkpoints(tmp_path: Path, polic
 def test_weights_that_cant_be_read_are_a_users_fault_and_leave_nothing(policy_directory: Path, tmp_path: Path) -> None:
     shutil.copytree(policy_directory, tmp_path / "torn")
     (tmp_path / "torn/model.safetensors").write_bytes(b"torn")
-    with pytest.raises(MachineError, match=r"can't read the weights at .*torn"):
+    with pytest.raises(MachineError, match=r"cannot read the weights at .*torn"):
         export(str(tmp_path / "torn"), tmp_path / "out")
     (tmp_path / "torn/model.safetensors").rename(tmp_path / "torn/pytorch_model.bin")
     with pytest.raises(MachineError, match="no weights in safetensors"):
@@ -143,13 +143,13 @@ def test_a_model_with_settings_that_transformers_doesnt_write_again_is_written(
     shutil.copytree(policy_directory, tmp_path / "model")
     settings = {"temperature": 0.6, "top_p": 0.9, "eos_token_id": 1}
     (tmp_path / "model/generation_config.json").write_text(json.dumps(settings))
-    files = HfDirectory.of(load_model(tmp_path / "model")).files
+    files = HfDirectory.from_model(load_model(tmp_path / "model")).files
     assert settings.items() <= json.loads(files["generation_config.json"]).items()
 
 
 def test_what_lies_at_the_target_stays(run: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with pytest.raises(MachineError, match="is there already"):
+    with pytest.raises(MachineError, match="already exists"):
         export(str(run), tmp_path / "out")
     with pytest.raises(MachineError, match="no model at"):
         export(str(tmp_path / "nothing"), tmp_path / "new")
@@ -193,7 +193,7 @@ def test_adapters_are_merged(tmp_path: Path, policy_directory: Path) -> None:
     assert kinds == {torch.bfloat16}
     settings["base_model_name_or_path"] = "/nowhere"
     (tmp_path / "adapters/adapter_config.json").write_text(json.dumps(settings))
-    with pytest.raises(MachineError, match="belong to /nowhere"):
+    with pytest.raises(MachineError, match=r"base model /nowhere of the adapters at .* is missing"):
         export(str(tmp_path / "adapters"), tmp_path / "again")
 
 
@@ -204,4 +204,4 @@ def test_the_command_says_what_it_wrote(run: Path, tmp_path: Path) -> None:
     assert "bfloat16" in done.stdout
     refused = subprocess.run([*command, "--dtype", "int3"], capture_output=True, text=True, timeout=120, check=False)
     assert refused.returncode == 2
-    assert "take float32, bfloat16, float16" in refused.stderr
+    assert "valid: float32, bfloat16, float16" in refused.stderr

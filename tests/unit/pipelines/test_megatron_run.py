@@ -12,17 +12,18 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from quintet.config import load_experiment
-from quintet.config.native import Experiment
+from quintet.config.compose import load_experiment
+from quintet.config.native.experiment import Experiment
 from quintet.errors import ConfigError
-from quintet.pipelines.rl import order_of_games, train
+from quintet.pipelines.policy_optimization import shuffle_generator
+from quintet.pipelines.rl import train
 
 WORDS = (
     "training.groups_per_step=2",
     "training.samples_per_group=2",
     "training.mini_batches=1",
     "training.threads=1",
-    "warm_start={games: 20, updates: 2, turns_per_update: 8, until_success: null}",
+    "warm_start={episodes: 20, updates: 2, turns_per_update: 8, until_success: null}",
     "rollout.max_turns=2",
     "validation.every_steps=-1",
     "validation.before_training=false",
@@ -84,6 +85,7 @@ LINEAR = "actor.optimizer={schedule: linear, warmup_steps: 0, min_learning_rate_
 KEPT = "actor.megatron={use_checkpoint_opt_param_scheduler: true}"
 
 
+@pytest.mark.proves("verl", "optim.use_checkpoint_opt_param_scheduler")
 @pytest.mark.parametrize(
     ("words", "rate"),
     [
@@ -111,15 +113,16 @@ def test_another_rate_is_refused_without_that(tmp_path: Path) -> None:
         rows(tmp_path, "training.steps=2", LINEAR % 5e-4)
 
 
+@pytest.mark.proves("verl", "actor_rollout_ref.actor.data_loader_seed")
 def test_the_order_of_mini_batches_has_a_seed_of_its_own() -> None:
     def order(seed: int, own: int | None) -> list[int]:
         run = Experiment.model_validate({"seed": seed, "actor": {"shuffle_seed": own}})
-        return torch.randperm(32, generator=order_of_games(run, 3, 0)).tolist()
+        return torch.randperm(32, generator=shuffle_generator(run, 3, 0)).tolist()
 
     assert order(1, 7) == order(2, 7) != order(1, None)
     assert order(1, None) != order(2, None)
     assert order(1, None) == order(5, 1)
-    assert order_of_games(Experiment.model_validate({"actor": {"shuffle": False}}), 3, 0) is None
+    assert shuffle_generator(Experiment.model_validate({"actor": {"shuffle": False}}), 3, 0) is None
 
 
 def test_a_model_without_experts_has_no_router_to_freeze(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from quintet.config import load_experiment
+from quintet.config.compose import load_experiment
 from quintet.errors import InterruptedRun
 from quintet.pipelines.rl import train
-from quintet.pipelines.sft_stage import Stage
-from quintet.runtime.learners import Learners
-from quintet.runtime.tuning import open_tuned
+from quintet.pipelines.sft.stage import SftStage
+from quintet.runtime.local_learners import LocalLearners
+from quintet.runtime.sft_learner import build_sft_learners
 
 Run = Callable[..., Path]
 COMMON = (
@@ -78,21 +78,21 @@ def test_the_temperature_of_play_doesnt_divide_what_is_learnt(tune: Run) -> None
 def test_a_run_that_was_stopped_goes_on_where_it_was_on_either_backend(
     tune: Run, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    words = ("sft.choose=best", "sft.epochs=3")
+    words = ("sft.final_weights=best", "sft.epochs=3")
     whole = tune(MEGATRON, *words, name="whole")
-    real = Stage.learn
+    real = SftStage.update
 
-    def until_then(stage: Stage, batch: Any, step: int, steps: int) -> dict[str, float]:
+    def until_then(stage: SftStage, batch: Any, step: int, steps: int) -> dict[str, float]:
         if step == 4:
             raise InterruptedRun("pulled the plug")
         return real(stage, batch, step, steps)
 
-    monkeypatch.setattr(Stage, "learn", until_then)
+    monkeypatch.setattr(SftStage, "update", until_then)
     with pytest.raises(InterruptedRun):
         tune(MEGATRON, *words)
     monkeypatch.undo()
     run = tune(f"actor.backend={backend}", *words)
-    assert "going on from" in (run / "said").read_text()
+    assert "resuming from" in (run / "said").read_text()
     same_losses(run, whole)
     if backend == "megatron":
         assert equal(run / "model", whole / "model")
@@ -105,34 +105,37 @@ def test_the_scale_of_float16_losses_goes_on_with_the_run(tune: Run, monkeypatch
     (state,) = [json.loads(path.read_text()) for path in run.glob("checkpoints/global_step_2/state.json")]
     assert state["actor_scale"]["scale"] > 2.0**16  # it has grown
     taken: list[Any] = []
-    monkeypatch.setattr(Learners, "load", lambda *given: taken.append(given[3]))
+    monkeypatch.setattr(LocalLearners, "load", lambda learners, directory, contents, extra: taken.append(extra))
     tune(*words, "sft.epochs=2")
     assert taken == [{"actor_scale": state["actor_scale"]}]
 
 
 def test_weights_of_megatrons_own_are_the_stages_alone(tmp_path: Path, policy_directory: Path) -> None:
     """Reinforcement learning afterwards begins with what the stage left, not with what it began with."""
-    from quintet.training.megatron.store import Conversion, convert
+    from quintet.training.megatron.shard_files import ConversionJob, convert
 
-    convert(Conversion(policy_directory, tmp_path / "converted"))
+    convert(ConversionJob(policy_directory, tmp_path / "converted"))
     given = (MEGATRON, f"actor.megatron.checkpoint={tmp_path / 'converted'}", "sft.then_reinforce=true")
     config = load_experiment(None, [*given, "policy.preset=null", f"policy.path={policy_directory}"]).experiment
     model = AutoModelForCausalLM.from_pretrained(policy_directory)
     with torch.no_grad():
         model.model.norm.weight.fill_(3.0)
     model.save_pretrained(tmp_path / "tuned")
-    for opened, expected in ((open_tuned, 1.0), (Learners.open, 3.0)):
+    for opened, expected in ((build_sft_learners, 1.0), (LocalLearners.build, 3.0)):
         found = dict(opened(config, tmp_path / "tuned").actor.weights())["model.norm.weight"]
         assert found.unique().tolist() == [expected]
 
 
 def test_reinforcement_follows_on_the_same_backend(tmp_path: Path) -> None:
     words = (
-        *("sft={games: {games: 12, validation_games: 4}, batch: 8, max_tokens: 400, then_reinforce: true}", MEGATRON),
-        f"sft.games.directory={tmp_path}/games",
+        *(
+            "sft={episodes: {episodes: 12, validation_episodes: 4}, batch: 8, max_tokens: 400, then_reinforce: true}",
+            MEGATRON,
+        ),
+        f"sft.episodes.directory={tmp_path}/episodes",
         *("training.steps=1", "training.groups_per_step=2", "training.samples_per_group=2", "training.mini_batches=1"),
         *("training.threads=1", "warm_start=null", "rollout.max_turns=2", "policy.preset=grid-1m"),
-        *("validation.games=2", "tracking.loggers=[jsonl]", f"output_dir={tmp_path}", "name=run"),
+        *("validation.episodes=2", "tracking.loggers=[jsonl]", f"output_dir={tmp_path}", "name=run"),
     )
     train(load_experiment(None, words), Console(file=io.StringIO()))
     run = tmp_path / "run"

@@ -13,19 +13,19 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from quintet.config import load_experiment
+from quintet.config.compose import load_experiment
 from quintet.errors import MachineError
 from quintet.pipelines.export import export
 from quintet.pipelines.rl import train
-from quintet.pipelines.sft import fine_tune
-from quintet.policies.adapters import base_of
+from quintet.pipelines.sft.fine_tuning import fine_tune
+from quintet.policies.lora import read_base_model_path
 
 SMALL = (
     "training.groups_per_step=2",
     "training.samples_per_group=2",
     "training.mini_batches=1",
     "training.threads=1",
-    "warm_start={games: 20, updates: 1, turns_per_update: 8, until_success: null}",
+    "warm_start={episodes: 20, updates: 1, turns_per_update: 8, until_success: null}",
     "rollout.max_turns=2",
     "validation.every_steps=-1",
     "validation.before_training=false",
@@ -42,7 +42,9 @@ def test_adapters_of_a_run_that_went_on_belong_to_the_model_it_began_with(tmp_pa
         words = (*SMALL, f"training.steps={steps}", f"output_dir={tmp_path}", "name=a")
         train(load_experiment(None, words), Console(file=io.StringIO()))
     newest = tmp_path / "a/checkpoints/global_step_2"
-    assert base_of(newest / "lora_adapter") == tmp_path / "a/policy", "hf/ of a checkpoint has adapters in it already"
+    assert read_base_model_path(newest / "lora_adapter") == tmp_path / "a/policy", (
+        "hf/ of a checkpoint has adapters in it already"
+    )
     export(str(newest / "lora_adapter"), tmp_path / "out")
     merged = load_file(newest / "hf/model.safetensors")
     for name, tensor in load_file(tmp_path / "out/model.safetensors").items():
@@ -77,7 +79,7 @@ def test_adapters_arent_added_to_a_model_that_was_changed(tune: Callable[..., Pa
     path = tmp_path / "base/model.safetensors"
     before, weights = path.read_bytes(), load_file(path)
     save_file({**weights, "model.norm.weight": weights["model.norm.weight"] * 1.01}, path, metadata={"format": "pt"})
-    with pytest.raises(MachineError, match=r"base aren't those that the adapters in .*global_step_1 belong to"):
+    with pytest.raises(MachineError, match=r"base has changed since the adapters in .*global_step_1 were saved"):
         tune("sft.epochs=2")
     path.write_bytes(before)
     assert (tune("sft.epochs=2") / "checkpoints/global_step_2").is_dir()

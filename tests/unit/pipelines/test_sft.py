@@ -17,17 +17,20 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from quintet.config import load_experiment
-from quintet.config.native import SftConfig
-from quintet.data.conversations import Conversation, ConversationFormat, Conversations
+from quintet.config.compose import load_experiment
+from quintet.config.composed import ComposedConfig
+from quintet.config.native.training import SftConfig
+from quintet.data.conversations import Conversation, ConversationFormat, TokenizedConversations
 from quintet.errors import ConfigError, InterruptedRun, MachineError
-from quintet.pipelines import sft, sft_data
-from quintet.pipelines.sft_data import files, open_lessons
-from quintet.pipelines.sft_stage import Stage, build_stage, schedule
+from quintet.pipelines.sft import fine_tuning as sft
+from quintet.pipelines.sft import rows as sft_rows
+from quintet.pipelines.sft.rows import build_sft_dataset, open_files
+from quintet.pipelines.sft.stage import SftStage, build_stage, with_schedule
 from quintet.policies import liger
-from quintet.policies.causal_lm import load_tokenizer
+from quintet.policies.model_loading import load_tokenizer
+from quintet.runtime.controller import Controller
 from quintet.tracking.progress import NullProgress
-from quintet.training.optimizer import learning_rate
+from quintet.training.optim.lr_schedule import learning_rate
 
 Run = Callable[..., Path]
 COMMON = (
@@ -37,6 +40,12 @@ COMMON = (
     "tracking.loggers=[jsonl]",
     "training.threads=1",
 )
+
+
+def policy_after_sft(composed: ComposedConfig, output: io.StringIO) -> Path:
+    """Return the policy that reinforcement learning starts from."""
+    after = sft.with_fine_tuned_policy(composed, Console(file=output), Controller.in_process())
+    return Path(str(after.experiment.policy.path))
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -82,8 +91,8 @@ def test_the_held_out_loss_is_the_mean_over_learnt_tokens(policy_directory: Path
         Conversation(({"role": "user", "content": "a" * n}, {"role": "assistant", "content": "b" * n * n}))
         for n in (1, 3)
     ]
-    rows = Conversations(map(ConversationFormat(tokenizer).passages, talks))
-    stage = build_stage(config, policy_directory, tokenizer)
+    rows = TokenizedConversations(map(ConversationFormat(tokenizer).encode, talks))
+    stage = build_stage(config, policy_directory, tokenizer, Controller.in_process())
     found = stage.loss(rows, 1)
     assert found == pytest.approx(stage.loss(rows, 2), abs=1e-6)
     plain, total, count = AutoModelForCausalLM.from_pretrained(policy_directory), 0.0, 0
@@ -95,8 +104,8 @@ def test_the_held_out_loss_is_the_mean_over_learnt_tokens(policy_directory: Path
         total, count = total - float(said.sum()), count + len(said)
     assert found == pytest.approx(total / count, abs=1e-5)
     with torch.no_grad():
-        stage.actor.model.get_output_embeddings().weight.zero_()
-    assert stage.loss(rows, 2) == pytest.approx(math.log(stage.actor.model.config.vocab_size), abs=1e-5)
+        stage.learners.actor.model.get_output_embeddings().weight.zero_()
+    assert stage.loss(rows, 2) == pytest.approx(math.log(stage.learners.actor.model.config.vocab_size), abs=1e-5)
 
 
 def test_passes_of_the_model_dont_change_the_result(tune: Run) -> None:
@@ -115,9 +124,9 @@ def test_every_pass_sees_every_row_at_most_once_in_an_order_of_its_own(
     def order(*words: str) -> list[list[int]]:
         config = load_experiment(None, [f"sft.path={policy_directory}", *rows, *COMMON, *words]).experiment
         assert config.data is not None
-        splits = [files(config.data, None, split) for split in ("train", "validation")]
-        lessons = open_lessons(config, load_tokenizer(policy_directory), *splits, NullProgress())
-        assert (lessons.steps_per_epoch, lessons.steps(3, None), lessons.steps(3, 4)) == (2, 6, 4)
+        splits = [open_files(config.data, None, split) for split in ("train", "validation")]
+        lessons = build_sft_dataset(config, load_tokenizer(policy_directory), *splits, NullProgress())
+        assert (lessons.steps_per_epoch, lessons.num_steps(3, None), lessons.num_steps(3, 4)) == (2, 6, 4)
         return [lessons.rows(step) for step in range(1, 5)]
 
     first = order()
@@ -134,12 +143,12 @@ def test_the_schedule_warms_up_by_share_and_wsd_holds_nine_tenths_of_the_rest() 
     """By hand: 10 of 100 steps warm up, int(0.9 × 90) = 81 are held, 9 fall by the cosine."""
     config = load_experiment(None, ["sft.optimizer.schedule=wsd", "sft.optimizer.learning_rate=1.0"]).experiment
     assert config.sft is not None
-    optimizer = schedule(config.sft, 100)
+    optimizer = with_schedule(config.sft, 100)
     rates = [learning_rate(optimizer, step, 100) for step in (1, 10, 11, 91, 94, 97, 100)]
     assert rates == pytest.approx([0.1, 1.0, 1.0, 1.0, 0.75, 0.25, 0.0])
-    cosine = schedule(SftConfig(warmup_ratio=0.0), 10)
+    cosine = with_schedule(SftConfig(warmup_ratio=0.0), 10)
     assert learning_rate(cosine, 5, 10) == pytest.approx(0.5e-5)
-    assert schedule(SftConfig(optimizer=cosine.model_copy(update={"warmup_steps": 3})), 10).warmup_steps == 3
+    assert with_schedule(SftConfig(optimizer=cosine.model_copy(update={"warmup_steps": 3})), 10).warmup_steps == 3
 
 
 def test_lora_trains_adapters_alone_and_ends_merged(tune: Run, policy_directory: Path) -> None:
@@ -170,9 +179,11 @@ def test_the_best_weights_are_those_with_the_lowest_held_out_loss(
 ) -> None:
     """Before any update (9), then after each of four steps."""
     said = iter(measured)
-    monkeypatch.setattr(Stage, "loss", lambda *_: float(next(said)))
+    monkeypatch.setattr(SftStage, "loss", lambda *_: float(next(said)))
     kept = "checkpoint.keep=1" if best < 4 else "checkpoint.keep=4"
-    run = tune("sft.choose=best", "validation.every_steps=1", "checkpoint.every_steps=1", kept, "sft.lora={rank: 1}")
+    run = tune(
+        "sft.final_weights=best", "validation.every_steps=1", "checkpoint.every_steps=1", kept, "sft.lora={rank: 1}"
+    )
     monkeypatch.undo()
     plain = tune("checkpoint.every_steps=1", "checkpoint.keep=4", "sft.lora={rank: 1}", name="plain")
     assert equal(run / "model", plain / f"checkpoints/global_step_{best}/hf")
@@ -184,21 +195,21 @@ def test_the_best_weights_are_those_with_the_lowest_held_out_loss(
 
 @pytest.mark.parametrize("kind", ["sft.lora=null", "sft.lora={rank: 2}"])
 def test_a_run_that_was_stopped_goes_on_where_it_was(tune: Run, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    words = (kind, "sft.choose=best", "sft.epochs=3")
+    words = (kind, "sft.final_weights=best", "sft.epochs=3")
     whole = tune(*words, name="whole")
-    real = Stage.learn
+    real = SftStage.update
 
-    def until_then(stage: Stage, batch: Any, step: int, steps: int) -> dict[str, float]:
+    def until_then(stage: SftStage, batch: Any, step: int, steps: int) -> dict[str, float]:
         if step == 4:
             raise InterruptedRun("pulled the plug")
         return real(stage, batch, step, steps)
 
-    monkeypatch.setattr(Stage, "learn", until_then)
+    monkeypatch.setattr(SftStage, "update", until_then)
     with pytest.raises(InterruptedRun):
         tune(*words)
     monkeypatch.undo()
     run = tune(*words)
-    assert "going on from" in (run / "said").read_text()
+    assert "resuming from" in (run / "said").read_text()
     assert equal(run / "model", whole / "model")
     kept = [
         [{n: v for n, v in line.items() if n.startswith(("train/", "val/"))} for line in metrics(r)]
@@ -221,15 +232,15 @@ def test_final_weights_lie_where_they_are_wanted_and_are_copied(tune: Run, tmp_p
     there = fsspec.filesystem("memory")
     for name in ("merged_model/model.safetensors", "lora_adapter/adapter_model.safetensors"):
         assert there.cat_file(f"/store/here/{name}") == (tmp_path / "out" / name).read_bytes()
-    with pytest.raises(ConfigError, match="can't write there"):
+    with pytest.raises(ConfigError, match="is not supported by fsspec"):
         tune("sft.remote_dir=nowhere://x", name="b")
     (tmp_path / "file").write_text("")
-    with pytest.raises(MachineError, match="can't copy"):
+    with pytest.raises(MachineError, match="cannot copy"):
         tune("sft.remote_dir=file:///proc/nowhere", "data.max_steps=1", name="c")
 
 
 def test_validation_is_as_often_as_it_is_asked_for(tune: Run) -> None:
-    never = tune("validation.every_steps=-1", "sft.validate_before=false", name="never")
+    never = tune("validation.every_steps=-1", "sft.before_training=false", name="never")
     assert not [line for line in metrics(never) if "val/loss" in line]
     each = tune("validation.every_steps=1", name="each")
     assert [line["step"] for line in metrics(each) if "val/loss" in line] == [0, 1, 2, 3, 4]
@@ -239,9 +250,9 @@ def test_loggers_name_and_project_are_those_of_the_stage(tune: Run, monkeypatch:
     from quintet.pipelines import run as of_run
 
     seen: list[Any] = []
-    real = of_run.open_loggers
+    real = of_run.build_loggers
     monkeypatch.setattr(
-        of_run, "open_loggers", lambda names, context: seen.append((tuple(names), context)) or real((), context)
+        of_run, "build_loggers", lambda names, context: seen.append((tuple(names), context)) or real((), context)
     )
     tune("sft.name=stage", "sft.project=mine", "sft.loggers=[console]", "data.max_steps=1")
     ((names, context),) = seen
@@ -260,8 +271,8 @@ def test_rows_may_come_from_a_data_set_of_ones_own(tune: Run, tmp_path: Path) ->
 
 def test_a_process_that_reads_rows_changes_nothing(tune: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = tune("data.max_steps=1", name="alone")
-    monkeypatch.setattr(sft_data, "WORTH_A_PROCESS", 20)
-    monkeypatch.setattr(sft_data, "CHUNK", 3)
+    monkeypatch.setattr(sft_rows, "MIN_ROWS_PER_WORKER", 20)
+    monkeypatch.setattr(sft_rows, "ROWS_PER_REQUEST", 3)
     together = tune("data.max_steps=1", "data.workers=4", name="together")
     assert equal(alone / "model", together / "model")
 
@@ -273,7 +284,7 @@ def test_rows_of_which_cutting_leaves_nothing_are_left_out(tune: Run, tmp_path: 
     with pytest.raises(ConfigError, match=r"train\.jsonl, row 20 has"):
         tune("sft.max_tokens=100")
     run = tune("sft.max_tokens=100", "data.truncation=right")
-    assert "3 of 23 rows have no reply left" in (run / "said").read_text()
+    assert "3 of 23 rows have no response left" in (run / "said").read_text()
 
 
 @pytest.mark.parametrize(
@@ -282,7 +293,7 @@ def test_rows_of_which_cutting_leaves_nothing_are_left_out(tune: Run, tmp_path: 
         (["sft.batch=21"], "sft.batch", "fewer than the 21"),
         (["data.epochs=2"], "data.epochs", "sft.epochs"),
         (["data.filter_long_prompts=true"], "data.filter_long_prompts", "sft.max_tokens"),
-        (["data.train_files=[]"], "data.train_files", "nothing to learn from"),
+        (["data.train_files=[]"], "data.train_files", "no rows to train on"),
         (["data.response_key=answer"], "data.response_key", "answer"),
         (["sft.liger=true"], "sft.liger", "pip install liger-kernel"),
         (["sft.lora={target_modules: [x]}"], "sft.lora.target_modules", "no such layers"),
@@ -296,6 +307,7 @@ def test_what_cant_be_is_refused_by_its_key(tune: Run, words: list[str], key: st
     assert told in str(error.value)
 
 
+@pytest.mark.proves("rlinf", "actor.fsdp_config.use_liger_kernel")
 def test_liger_is_put_into_a_model_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its package is played by a module, the GPU by a parameter that says it is on one."""
 
@@ -313,10 +325,10 @@ def test_liger_is_put_into_a_model_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", module)
     monkeypatch.setattr(liger.importlib.util, "find_spec", lambda name: object())
     with pytest.raises(ConfigError, match="on the CPU"):
-        liger.use_liger(Model(), "sft.liger")
+        liger.apply_liger_kernels(Model(), "sft.liger")
     Parameter.is_cuda = True
     model = Model()
-    liger.use_liger(model, "sft.liger")
+    liger.apply_liger_kernels(model, "sft.liger")
     assert given == [{"model": model, "fused_linear_cross_entropy": False, "cross_entropy": False}]
 
 
@@ -326,15 +338,15 @@ def test_reinforcement_begins_with_the_stages_model_which_is_made_once(
     words = [f"sft.path={policy_directory}", f"output_dir={tmp_path}", "name=rl", *rows, *COMMON]
     composed = load_experiment(None, [*words, "sft.then_reinforce=true", "sft.lora={rank: 1}"])
     said = io.StringIO()
-    model = sft.start_from_sft(composed, Console(file=said))
+    model = policy_after_sft(composed, said)
     assert model == tmp_path / "rl/sft/model"
     assert (model / "config.json").exists()
     before = said.getvalue()
-    assert sft.start_from_sft(composed, Console(file=said)) == model
+    assert policy_after_sft(composed, said) == model
     assert said.getvalue() == before
-    apart = load_experiment(None, [*words, "sft.lora={rank: 1}", "sft.merge=false"])
-    with pytest.raises(ConfigError, match="a whole model"):
-        sft.start_from_sft(apart, Console(file=said))
+    apart = load_experiment(None, [*words, "sft.then_reinforce=true", "sft.lora={rank: 1}", "sft.merge=false"])
+    with pytest.raises(ConfigError, match="needs merged weights"):
+        policy_after_sft(apart, said)
 
 
 def test_copies_of_a_first_stage_lie_apart_from_those_of_what_follows(
@@ -345,5 +357,5 @@ def test_copies_of_a_first_stage_lie_apart_from_those_of_what_follows(
     monkeypatch.setattr(sft, "fine_tune", lambda composed, *_: seen.append(composed.experiment.checkpoint.remote_dir))
     words = [f"sft.path={policy_directory}", f"output_dir={tmp_path}", "sft.then_reinforce=true"]
     for more in ([], ["checkpoint.remote_dir=memory://runs/mine/"]):
-        sft.start_from_sft(load_experiment(None, [*words, *more]), Console(file=io.StringIO()), None)
+        policy_after_sft(load_experiment(None, [*words, *more]), io.StringIO())
     assert seen == [None, "memory://runs/mine/sft"]

@@ -8,50 +8,56 @@ from pathlib import Path
 
 import pytest
 
-from quintet.config import load_experiment
+from quintet.config.compose import load_experiment
 from quintet.errors import ConfigError
-from quintet.policies import tiny
-from quintet.policies.causal_lm import load_model, load_tokenizer
-from quintet.runtime.local import build
+from quintet.policies import tiny_models
+from quintet.policies.model_loading import load_model, load_tokenizer
+from quintet.runtime.components import build_components
 
 
 def test_overrides_lie_over_the_models_own_configuration(policy_directory: Path) -> None:
     assert load_model(policy_directory, overrides={"rms_norm_eps": 0.25}).config.rms_norm_eps == 0.25
-    with pytest.raises(ConfigError, match="no such value") as error:
+    with pytest.raises(ConfigError, match="no such setting") as error:
         load_model(policy_directory, overrides={"rms_norm_epss": 0.25})
     assert error.value.hint == "did you mean policy.overrides.rms_norm_eps?"
 
 
 def test_another_tokenizer_is_taken_if_the_model_knows_its_tokens(policy_directory: Path, tmp_path: Path) -> None:
-    small = tiny.make_tokenizer(300, ["system\nuser\nassistant\n Up Down"])
+    small = tiny_models.train_tokenizer(300, ["system\nuser\nassistant\n Up Down"])
     small.save_pretrained(tmp_path / "small")
-    large = tiny.make_tokenizer(300, ["system\nuser\nassistant\n Up Down"])
+    large = tiny_models.train_tokenizer(300, ["system\nuser\nassistant\n Up Down"])
     large.add_tokens([f"<{number}>" for number in range(200)])
     large.save_pretrained(tmp_path / "large")
     words = ["policy.preset=null", f"policy.path={policy_directory}", "rollout.max_prompt_tokens=64"]
-    taken = build(load_experiment(None, [*words, f"policy.tokenizer={tmp_path}/small"]).experiment, policy_directory)
+    taken = build_components(
+        load_experiment(None, [*words, f"policy.tokenizer={tmp_path}/small"]).experiment, policy_directory
+    )
     assert len(taken.tokenizer) == len(small)
-    with pytest.raises(ConfigError, match="the model knows"):
-        build(load_experiment(None, [*words, f"policy.tokenizer={tmp_path}/large"]).experiment, policy_directory)
+    with pytest.raises(ConfigError, match="the model only"):
+        build_components(
+            load_experiment(None, [*words, f"policy.tokenizer={tmp_path}/large"]).experiment, policy_directory
+        )
 
 
+@pytest.mark.proves("rlinf", "actor.tokenizer.use_fast")
 def test_a_tokenizer_in_python_is_told_where_there_is_none(
     policy_directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level("INFO", "quintet.policies.causal_lm"):
+    with caplog.at_level("INFO", "quintet.policies.model_loading"):
         fast, other = (load_tokenizer(policy_directory, fast=fast) for fast in (True, False))
     assert fast.encode(" P _ O G") == other.encode(" P _ O G")
     assert [record.getMessage() for record in caplog.records] == [
-        f"policy.fast_tokenizer = false: the tokenizer at {policy_directory} is there in Rust alone"
+        f"policy.fast_tokenizer = false has no effect: the tokenizer at {policy_directory} exists only in Rust"
     ]
 
 
+@pytest.mark.proves("rlinf", "actor.model.low_cpu_mem_usage")
 def test_weights_are_never_twice_in_memory(tmp_path: Path) -> None:
     """A process that loads 128 MiB of weights grows by less than half as much again."""
     program = """
 import resource, sys
 from transformers import Qwen2Config, Qwen2ForCausalLM
-from quintet.policies.causal_lm import load_model
+from quintet.policies.model_loading import load_model
 unit = 1 << (20 if sys.platform == "darwin" else 10)
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 shape = dict(vocab_size=64, hidden_size=512, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=4)

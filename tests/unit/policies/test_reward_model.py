@@ -24,9 +24,9 @@ from transformers import (
 
 from quintet.config.native.data import OverlongConfig, RewardConfig, RewardModelConfig
 from quintet.errors import ConfigError, MachineError
-from quintet.policies import reward_model, tiny
-from quintet.policies.reward_model import RewardModel, RewardModelJudge
-from quintet.records import Answer, Question
+from quintet.policies import reward_model, tiny_models
+from quintet.policies.reward_model import RewardModel, RewardModelScorer
+from quintet.records import Question, Response
 
 WORDS = ["ice", "goal", "hole", "left", "right", "up", "down", "wall"]
 
@@ -45,7 +45,7 @@ QUESTION = Question(0, "s", ({"role": "user", "content": "go to the goal"},))
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    return tiny.make_tokenizer(400, [*answers(300), "user\ngo to the goal\nassistant\n"])
+    return tiny_models.train_tokenizer(400, [*answers(300), "user\ngo to the goal\nassistant\n"])
 
 
 def config(tokenizer: Any, **options: Any) -> Qwen2Config:
@@ -91,7 +91,7 @@ def trained(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPat
 
 
 def load(directory: Path, **options: Any) -> RewardModel:
-    return RewardModel.load(RewardModelConfig(path=str(directory), **options), Path("none"), longest=256)
+    return RewardModel.load(RewardModelConfig(path=str(directory), **options), Path("none"), max_length=256)
 
 
 def saved(directory: Path, model: PreTrainedModel, tokenizer: Any) -> Path:
@@ -132,7 +132,7 @@ def test_passes_keep_to_their_tokens(trained: Path, monkeypatch: pytest.MonkeyPa
         return forward(self, rows)
 
     monkeypatch.setattr(RewardModel, "_forward", spy)
-    monkeypatch.setattr(reward_model, "PASS_TOKENS", 100)
+    monkeypatch.setattr(reward_model, "MAX_TOKENS_PER_PASS", 100)
     load(trained).score([QUESTION] * 20, answers(20))
     assert len(sizes) > 2
     assert all(rows * longest <= 100 for rows, longest in sizes)
@@ -199,7 +199,7 @@ def test_an_encoder_works_too(tokenizer: Any, tmp_path: Path) -> None:
 
 def test_what_is_no_reward_model_is_refused(policy_directory: Path, tokenizer: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="language model, Qwen2ForCausalLM"):
-        RewardModel.load(RewardModelConfig(), policy_directory, longest=64)
+        RewardModel.load(RewardModelConfig(), policy_directory, max_length=64)
     two = saved(tmp_path / "two", Qwen2ForSequenceClassification(config(tokenizer, num_labels=2)), tokenizer)
     with pytest.raises(ConfigError, match="2 outputs"):
         load(two)
@@ -214,12 +214,12 @@ def test_a_head_that_is_missing_isnt_made_up(trained: Path, tokenizer: Any, tmp_
     weights = load_file(headless / "model.safetensors")
     del weights["score.weight"]
     save_file(weights, headless / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ConfigError, match=r"lack score\.weight"):
+    with pytest.raises(ConfigError, match=r"missing weights: score\.weight"):
         load(headless)
 
 
 def test_a_model_without_a_template_is_refused(tokenizer: Any, tmp_path: Path) -> None:
-    bare = tiny.make_tokenizer(300, ["go"])
+    bare = tiny_models.train_tokenizer(300, ["go"])
     bare.chat_template = None
     saved(tmp_path, Qwen2ForSequenceClassification(config(tokenizer)), bare)
     with pytest.raises(ConfigError, match="no chat template"):
@@ -233,9 +233,9 @@ def test_libraries_are_imported_first(trained: Path) -> None:
 
 def judge(model: Any, texts: list[str], **options: Any) -> dict[int, Any]:
     settings = RewardConfig(function_arguments={}, **options)
-    taking = RewardModelJudge(model, settings, longest_reply=100)
+    taking = RewardModelScorer(model, settings, max_response_tokens=100)
     for number, text in enumerate(texts):
-        taking.submit(Answer(number, QUESTION, text, 75))
+        taking.submit(Response(number, QUESTION, text, 75))
     verdicts = [*taking.ready(), *taking.drain()]
     assert taking.drain() == []
     return {verdict.id: verdict for verdict in verdicts}
@@ -271,7 +271,7 @@ def test_form_and_length_count_on_top() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_score_that_is_no_number_is_a_failure(bad: float) -> None:
-    verdicts = judge(Stub(lambda text: bad if text == "b" else 1.0), ["a", "b"], worst=-1.0, scale=3.0)
+    verdicts = judge(Stub(lambda text: bad if text == "b" else 1.0), ["a", "b"], wrong_reward=-1.0, scale=3.0)
     assert (verdicts[0].failure, verdicts[0].score) == (None, 3.0)
     assert verdicts[1].failure.kind == "NotFinite"
     assert verdicts[1].score == -3.0
@@ -291,13 +291,13 @@ def test_a_model_that_raises_costs_the_answer_that_it_is_about() -> None:
 
 def test_answers_are_judged_together_once_enough_wait() -> None:
     model = Stub(lambda _: 1.0)
-    taking = RewardModelJudge(model, RewardConfig(function_arguments={}), 100)
+    taking = RewardModelScorer(model, RewardConfig(function_arguments={}), 100)
     early = 0
-    for number in range(reward_model.AT_LEAST):
+    for number in range(reward_model.MIN_BATCH_RESPONSES):
         early += len(taking.ready())
-        taking.submit(Answer(number, QUESTION, "a", 1))
+        taking.submit(Response(number, QUESTION, "a", 1))
     assert (early, model.calls) == (0, 0)
-    assert len(taking.ready()) == reward_model.AT_LEAST
+    assert len(taking.ready()) == reward_model.MIN_BATCH_RESPONSES
     assert model.calls == 1
 
 
@@ -307,10 +307,10 @@ def test_weights_move_only_for_the_time_of_scoring(trained: Path, monkeypatch: p
     model = Qwen2ForSequenceClassification.from_pretrained(trained)
     monkeypatch.setattr(model, "to", lambda place: moves.append(place), raising=False)
     loaded = load(trained)
-    there = RewardModel(model, loaded._wording, offload=True, device="meta")
+    there = RewardModel(model, loaded._encoder, offload=True, device="meta")
     assert moves == []
     monkeypatch.setattr(there, "_forward", lambda rows: torch.zeros(len(rows)) + len(moves))
     assert there.score([QUESTION], ["a"]) == [1.0]
     assert moves == ["meta", "cpu"]
-    RewardModel(model, loaded._wording, offload=False, device="meta")
+    RewardModel(model, loaded._encoder, offload=False, device="meta")
     assert moves == ["meta", "cpu", "meta"]

@@ -7,21 +7,22 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
-from quintet.kernels.build import compiler
-from quintet.policies import causal_lm
+from quintet.kernels.build import find_compiler
+from quintet.policies import hidden_states
 from quintet.policies.attention import PackedLayout, register_attention
-from quintet.policies.causal_lm import hidden_states, recompute_activations
-from quintet.policies.tiny import Preset, make_model
-from quintet.policies.training_decoder import training_states
+from quintet.policies.hidden_states import compute_hidden_states
+from quintet.policies.model_loading import enable_activation_checkpointing
+from quintet.policies.tiny_models import Preset, build_model
+from quintet.policies.training_decoder import training_hidden_states
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler here")
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler here")
 
 VOCABULARY = 100
 
 
 def qwen() -> PreTrainedModel:
     """Biases on queries, keys and values, two queries to a key."""
-    return make_model(Preset(64, 2, 4, 2, 90, VOCABULARY, 512), VOCABULARY, 2, 0, 0)
+    return build_model(Preset(64, 2, 4, 2, 90, VOCABULARY, 512), VOCABULARY, 2, 0, 0)
 
 
 def llama() -> PreTrainedModel:
@@ -70,7 +71,7 @@ def passes(model: PreTrainedModel, layout: PackedLayout, size: int, dtype: torch
     model.zero_grad()
     tokens, positions = torch.arange(size) * 7919 % VOCABULARY, torch.arange(size) % 50
     with torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
-        states = hidden_states(model.model, tokens, positions, layout).float()
+        states = compute_hidden_states(model.model, tokens, positions, layout).float()
     direction = torch.randn(states.shape, generator=torch.Generator().manual_seed(1))
     torch.autograd.backward((states * direction).sum())
     grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -86,9 +87,9 @@ def test_states_and_gradients_are_those_of_the_modules(
     model = shaken(qwen() if make is qwen else llama())
     layout, size = LAYOUTS[name]
     found = passes(model, layout, size, dtype)
-    asked = training_states(model.model, torch.zeros(size, dtype=torch.long), torch.arange(size), layout)
+    asked = training_hidden_states(model.model, torch.zeros(size, dtype=torch.long), torch.arange(size), layout)
     assert asked is not None
-    monkeypatch.setattr(causal_lm, "training_states", lambda *_: None)
+    monkeypatch.setattr(hidden_states, "training_hidden_states", lambda *_: None)
     modules = passes(model, layout, size, dtype)
     assert found.keys() == modules.keys()
     for key, value in modules.items():
@@ -97,7 +98,7 @@ def test_states_and_gradients_are_those_of_the_modules(
 
 
 def takes_modules(model: PreTrainedModel) -> bool:
-    return training_states(model.model, torch.arange(8), torch.arange(8), PackedLayout(rows(8))) is None
+    return training_hidden_states(model.model, torch.arange(8), torch.arange(8), PackedLayout(rows(8))) is None
 
 
 def test_what_is_hooked_in_is_called() -> None:
@@ -105,7 +106,7 @@ def test_what_is_hooked_in_is_called() -> None:
     assert not takes_modules(model)
     seen = []
     handle = model.model.layers[1].mlp.register_forward_hook(lambda *_: seen.append(1))
-    hidden_states(model.model, torch.arange(8), torch.arange(8), PackedLayout(rows(8)))
+    compute_hidden_states(model.model, torch.arange(8), torch.arange(8), PackedLayout(rows(8)))
     assert seen == [1]
     handle.remove()
     assert not takes_modules(model)
@@ -114,7 +115,7 @@ def test_what_is_hooked_in_is_called() -> None:
 def test_models_that_recompute_or_are_of_another_type_keep_their_modules() -> None:
     assert takes_modules(shaken(qwen()).double())
     model = shaken(qwen())
-    recompute_activations(model)
+    enable_activation_checkpointing(model)
     assert takes_modules(model)
     grown = shaken(qwen())
     grown.model.layers[0].mlp.down_proj = torch.nn.Linear(90, 64, bias=True)

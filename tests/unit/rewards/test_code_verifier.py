@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from quintet.processes import confinement
-from quintet.rewards import budget
+from quintet.rewards import time_budget
 from quintet.rewards.verifiers import code
+from quintet.sandbox import seccomp
 
 DOUBLE = "Here:\n```python\nprint(2 * int(input()))\n```\n"
 STDIN = {"inputs": ["3\n", "4\n"], "outputs": ["6\n", "8"]}
@@ -43,7 +43,7 @@ STDIN = {"inputs": ["3\n", "4\n"], "outputs": ["6\n", "8"]}
     ],
 )  # fmt: skip
 def test_the_share_of_tests_that_pass(text: str, truth: object, extra: dict, score: float) -> None:
-    assert code.judge(text, truth, extra).score == score
+    assert code.verify(text, truth, extra).score == score
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_share_of_tests_that_pass(text: str, truth: object, extra: dict, sco
 )
 def test_a_row_without_tests_is_a_fault_of_the_row(truth: object) -> None:
     with pytest.raises(ValueError, match=r"tests|argument"):
-        code.judge("print(1)", truth, {})
+        code.verify("print(1)", truth, {})
 
 
 def outcome(program: str, seconds: float = 5.0) -> code.Run:
@@ -67,7 +67,7 @@ def test_an_endless_loop_is_ended() -> None:
 def test_endless_words_are_cut_off() -> None:
     done = outcome("while True: print('x' * 100_000)")
     assert done.status not in (0, None)
-    assert len(done.output) <= confinement.FILE_BYTES
+    assert len(done.output) <= seccomp.MAX_FILE_BYTES
 
 
 def test_memory_is_bounded() -> None:
@@ -148,51 +148,51 @@ def test_the_environment_isn_t_handed_on(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_tests_share_the_time_of_the_answer() -> None:
     """A program that hangs is wrong; its judgement isn't ended with it."""
-    budget.begin(2.0)
+    time_budget.start(2.0)
     try:
         started = time.monotonic()
-        judged = code.judge("```python\nwhile True: pass\n```", {"inputs": ["1"] * 5, "outputs": ["1"] * 5}, {})
+        judged = code.verify("```python\nwhile True: pass\n```", {"inputs": ["1"] * 5, "outputs": ["1"] * 5}, {})
     finally:
-        budget.begin(None)
+        time_budget.start(None)
     assert judged.score == 0.0
     assert time.monotonic() - started < 2.0
 
 
 def test_where_programs_can_t_be_confined_none_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "_confined", lambda *_: (sys.executable, "-c", "raise SystemExit(97)"))
-    code._check_confined.cache_clear()
-    with pytest.raises(confinement.Unconfinable, match="seccomp"):
-        code.judge(DOUBLE, STDIN, {})
+    monkeypatch.setattr(code, "_confinement_command", lambda *_: (sys.executable, "-c", "raise SystemExit(97)"))
+    code._check_confinement.cache_clear()
+    with pytest.raises(seccomp.ConfinementError, match="seccomp"):
+        code.verify(DOUBLE, STDIN, {})
 
 
 def test_the_filter_holds_for_the_other_machine_too() -> None:
     """Jumps and numbers for a machine that this isn't: each refusal is reached by its own number alone."""
     for machine, loaded in (("x86_64", 41), ("aarch64", 198)):
-        program = list(confinement._program(machine, 1234, False))
-        assert _verdict(program, machine, loaded) == confinement.REFUSE | 1
-        assert _verdict(program, machine, 0) == confinement.ALLOW
-        assert _verdict(program, machine, confinement.SPECIAL[machine]["kill"], 1234) == confinement.ALLOW
-        assert _verdict(program, machine, confinement.SPECIAL[machine]["kill"], 1) == confinement.REFUSE | 1
-        assert _verdict(program, machine, confinement.SPECIAL[machine]["clone3"]) == confinement.REFUSE | 38
-        assert _verdict(program, machine, 500) == confinement.REFUSE | 38
-        assert _verdict(program, "x86_64" if machine == "aarch64" else "aarch64", 0) == confinement.KILL
+        program = list(seccomp._program(machine, 1234, False))
+        assert _verdict(program, machine, loaded) == seccomp.REFUSE | 1
+        assert _verdict(program, machine, 0) == seccomp.ALLOW
+        assert _verdict(program, machine, seccomp.ARGUMENT_CHECKED[machine]["kill"], 1234) == seccomp.ALLOW
+        assert _verdict(program, machine, seccomp.ARGUMENT_CHECKED[machine]["kill"], 1) == seccomp.REFUSE | 1
+        assert _verdict(program, machine, seccomp.ARGUMENT_CHECKED[machine]["clone3"]) == seccomp.REFUSE | 38
+        assert _verdict(program, machine, 500) == seccomp.REFUSE | 38
+        assert _verdict(program, "x86_64" if machine == "aarch64" else "aarch64", 0) == seccomp.KILL
 
 
 def _verdict(program: list, machine: str, number: int, first: int = 0) -> int:
     """What the kernel would make of a call: classic BPF, as far as the filter uses it."""
-    data = {0: number, 4: confinement.ARCHITECTURES[machine], 16: first}
+    data = {0: number, 4: seccomp.ARCHITECTURES[machine], 16: first}
     at, loaded = 0, 0
     while True:
         operation, yes, no, operand = program[at]
-        if operation == confinement.RETURN:
+        if operation == seccomp.RETURN:
             return operand
-        if operation == confinement.LOAD:
+        if operation == seccomp.LOAD:
             loaded, jump = data.get(operand, 0), 0
         else:
             tests = {
-                confinement.EQUAL: loaded == operand,
-                confinement.GREATER: loaded > operand,
-                confinement.ANY_BIT: bool(loaded & operand),
+                seccomp.EQUAL: loaded == operand,
+                seccomp.GREATER: loaded > operand,
+                seccomp.ANY_BIT: bool(loaded & operand),
             }
             jump = yes if tests[operation] else no
         at += 1 + jump
@@ -204,7 +204,7 @@ def test_the_limits_are_a_command_of_their_own() -> None:
         "-I",
         "-S",
         "-B",
-        confinement.__file__,
+        seccomp.__file__,
         "2",
         str(1 << 29),
         sys.executable,

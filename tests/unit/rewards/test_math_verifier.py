@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quintet.rewards.reading import boxed
+from quintet.rewards.answer_extraction import extract_boxed
 from quintet.rewards.verifiers import math
 
 RIGHT = [
@@ -65,12 +65,12 @@ WRONG = [
 
 @pytest.mark.parametrize(("answer", "truth"), RIGHT)
 def test_equal_answers_are_right(answer: str, truth: str) -> None:
-    assert math.in_a_box(f"So it is $\\boxed{{{answer}}}$.", truth, {}).score == 1.0
+    assert math.verify_boxed(f"So it is $\\boxed{{{answer}}}$.", truth, {}).score == 1.0
 
 
 @pytest.mark.parametrize(("answer", "truth"), WRONG)
 def test_other_answers_are_wrong(answer: str, truth: str) -> None:
-    assert math.in_a_box(f"So it is $\\boxed{{{answer}}}$.", truth, {}).score == 0.0
+    assert math.verify_boxed(f"So it is $\\boxed{{{answer}}}$.", truth, {}).score == 0.0
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ def test_other_answers_are_wrong(answer: str, truth: str) -> None:
     ],
 )
 def test_the_last_closed_box_is_read(text: str, content: str | None) -> None:
-    assert boxed(text) == content
+    assert extract_boxed(text) == content
 
 
 def test_many_open_boxes_take_no_time_to_read() -> None:
-    assert boxed(r"\boxed{" * 20_000) is None
+    assert extract_boxed(r"\boxed{" * 20_000) is None
 
 
 @pytest.mark.parametrize(
@@ -108,15 +108,15 @@ def test_many_open_boxes_take_no_time_to_read() -> None:
     ],
 )
 def test_an_answer_is_found_wherever_it_stands(text: str, score: float) -> None:
-    assert math.anywhere(text, "42", {}).score == score
+    assert math.verify_anywhere(text, "42", {}).score == score
 
 
 def test_an_answer_after_a_long_way_is_found() -> None:
-    assert math.anywhere("1 + 1 = 2. " * 5000 + "The final answer is 42.", "42", {}).score == 1.0
+    assert math.verify_anywhere("1 + 1 = 2. " * 5000 + "The final answer is 42.", "42", {}).score == 1.0
 
 
 def test_without_a_box_a_boxed_answer_is_wrong() -> None:
-    assert math.in_a_box("The answer is 42.", "42", {}).score == 0.0
+    assert math.verify_boxed("The answer is 42.", "42", {}).score == 0.0
 
 
 @pytest.mark.parametrize(
@@ -132,30 +132,32 @@ def test_without_a_box_a_boxed_answer_is_wrong() -> None:
     ],
 )
 def test_the_answer_on_a_line_of_its_own(text: str, score: float) -> None:
-    assert math.on_a_line(text, "42", {}).score == score
+    assert math.verify_answer_line(text, "42", {}).score == score
 
 
 def test_geometry_weighs_value_and_form() -> None:
-    assert math.geometry(r"<think>hm</think>\boxed{4}", "4", {}).score == 1.0
-    assert math.geometry(r"\boxed{4}", "4", {}).score == pytest.approx(0.9)
-    assert math.geometry(r"<think>hm</think>\boxed{5}", "4", {}).score == pytest.approx(0.1)
-    assert math.geometry(r"\boxed{4}", "4", {}).parts["acc"] == 1.0
+    assert math.verify_geometry3k(r"<think>hm</think>\boxed{4}", "4", {}).score == 1.0
+    assert math.verify_geometry3k(r"\boxed{4}", "4", {}).score == pytest.approx(0.9)
+    assert math.verify_geometry3k(r"<think>hm</think>\boxed{5}", "4", {}).score == pytest.approx(0.1)
+    assert math.verify_geometry3k(r"\boxed{4}", "4", {}).parts["acc"] == 1.0
 
 
 def test_each_of_several_truths_counts() -> None:
-    assert math.in_a_box(r"\boxed{3}", ["2", "3"], {}).score == 1.0
-    assert math.in_a_box(r"\boxed{3}", {"target": ["2", "4"]}, {}).score == 0.0
+    assert math.verify_boxed(r"\boxed{3}", ["2", "3"], {}).score == 1.0
+    assert math.verify_boxed(r"\boxed{3}", {"target": ["2", "4"]}, {}).score == 0.0
 
 
 def test_a_truth_may_be_boxed_itself() -> None:
-    assert math.in_a_box(r"\boxed{3}", r"The answer is \boxed{3}", {}).score == 1.0
+    assert math.verify_boxed(r"\boxed{3}", r"The answer is \boxed{3}", {}).score == 1.0
 
 
 def test_a_row_without_truth_is_a_fault_of_the_row() -> None:
-    with pytest.raises(ValueError, match="what is right"):
-        math.in_a_box(r"\boxed{3}", None, {})
+    with pytest.raises(ValueError, match="no ground truth"):
+        math.verify_boxed(r"\boxed{3}", None, {})
 
 
 def test_equal_numbers_have_one_vote() -> None:
-    votes = {math.in_a_box(f"\\boxed{{{text}}}", "1", {}).predicted for text in ("0.5", "1/2", r"\frac{2}{4}", "50%")}
+    votes = {
+        math.verify_boxed(f"\\boxed{{{text}}}", "1", {}).predicted for text in ("0.5", "1/2", r"\frac{2}{4}", "50%")
+    }
     assert votes == {"1/2"}

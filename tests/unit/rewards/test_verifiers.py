@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintet.rewards.form import has_form
-from quintet.rewards.reading import number, numbers, stated, tagged
-from quintet.rewards.verifiers import choice, countdown, gsm8k, matching, numeric
-from quintet.rewards.verifiers.catalogue import VERIFIERS
+from quintet.rewards.answer_extraction import extract_stated, extract_tagged, find_numbers, parse_number
+from quintet.rewards.format_check import has_format
+from quintet.rewards.verifiers import choice, countdown, gsm8k, numeric, text_match
+from quintet.rewards.verifiers.registry import VERIFIERS
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from quintet.rewards.verifiers.catalogue import VERIFIERS
     ],
 )
 def test_gsm8k_reads_what_follows_the_hashes(text: str, truth: str, score: float) -> None:
-    assert gsm8k.strict(text, truth, {}).score == score
+    assert gsm8k.verify_strict(text, truth, {}).score == score
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_gsm8k_reads_what_follows_the_hashes(text: str, truth: str, score: float
     [("it is 72", 1.0), ("72 apples.", 1.0), ("$72.", 1.0), ("72 or 73", 0.0), ("1,072", 0.0), ("none", 0.0)],
 )
 def test_flexible_gsm8k_reads_the_last_number(text: str, score: float) -> None:
-    assert gsm8k.flexible(text, "72", {}).score == score
+    assert gsm8k.verify_flexible(text, "72", {}).score == score
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,15 @@ def test_flexible_gsm8k_reads_the_last_number(text: str, score: float) -> None:
     ],
 )
 def test_a_choice_is_read(text: str, letter: str | None) -> None:
-    assert choice.judge(text, "B", {}).predicted == letter
-    assert choice.judge(text, "(B)", {}).score == float(letter == "B")
+    assert choice.verify(text, "B", {}).predicted == letter
+    assert choice.verify(text, "(B)", {}).score == float(letter == "B")
 
 
 def test_the_words_of_a_choice_count_where_they_are_known() -> None:
     row = {"choices": ["Rome", "Paris", "Bonn"]}
-    assert choice.judge("<answer>paris</answer>", "B", row).score == 1.0
-    assert choice.judge("<answer>bonn</answer>", "B", row).score == 0.0
-    assert choice.judge("<answer>paris</answer>", "B", {}).score == 0.0
+    assert choice.verify("<answer>paris</answer>", "B", row).score == 1.0
+    assert choice.verify("<answer>bonn</answer>", "B", row).score == 0.0
+    assert choice.verify("<answer>paris</answer>", "B", {}).score == 0.0
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_the_words_of_a_choice_count_where_they_are_known() -> None:
     ],
 )
 def test_exact_means_the_same_text(text: str, truth: object, score: float) -> None:
-    assert matching.exact(text, truth, {}).score == score
+    assert text_match.verify_exact(text, truth, {}).score == score
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_exact_means_the_same_text(text: str, truth: object, score: float) -> No
     ],
 )
 def test_search_answers_agree_as_squad_has_it(text: str, score: float) -> None:
-    assert matching.tagged_words(text, {"target": ["Beatles", "Fab Four"]}, {}).score == score
+    assert text_match.verify_tagged(text, {"target": ["Beatles", "Fab Four"]}, {}).score == score
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_search_answers_agree_as_squad_has_it(text: str, score: float) -> None:
     ],
 )
 def test_answers_on_pictures_may_be_letters_numbers_or_words(text: str, truth: str, score: float) -> None:
-    assert matching.visual(text, truth, {}).score == score
+    assert text_match.verify_visual(text, truth, {}).score == score
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ def test_answers_on_pictures_may_be_letters_numbers_or_words(text: str, truth: s
     ],
 )
 def test_numbers_are_compared(text: str, truth: object, extra: dict, score: float) -> None:
-    assert numeric.judge(text, truth, extra).score == score
+    assert numeric.verify(text, truth, extra).score == score
 
 
 def test_a_truth_or_tolerance_that_is_no_number_is_a_fault_of_the_row() -> None:
-    with pytest.raises(ValueError, match="no number"):
-        numeric.judge("5", "five", {})
+    with pytest.raises(ValueError, match="not a number"):
+        numeric.verify("5", "five", {})
     with pytest.raises(ValueError, match="tolerance"):
-        numeric.judge("5", "5", {"absolute_tolerance": "much"})
+        numeric.verify("5", "5", {"absolute_tolerance": "much"})
 
 
 ROW = {"target": 24, "numbers": [3, 5, 2, 4]}
@@ -165,23 +165,23 @@ ROW = {"target": 24, "numbers": [3, 5, 2, 4]}
     ],
 )
 def test_countdown(text: str, score: float, used: float) -> None:
-    judged = countdown.judge(text, ROW, {})
+    judged = countdown.verify(text, ROW, {})
     assert (judged.score, judged.parts["numbers"]) == (score, used)
 
 
 def test_countdown_works_with_exact_fractions() -> None:
-    assert countdown.judge("8 / (3 - 8 / 3)", {"target": 24, "nums": [8, 3, 8, 3]}, {}).score == 1.0
+    assert countdown.verify("8 / (3 - 8 / 3)", {"target": 24, "nums": [8, 3, 8, 3]}, {}).score == 1.0
 
 
 def test_countdown_finds_the_numbers_in_the_row() -> None:
-    assert countdown.judge("3 * 4", 12, {"numbers": [3, 4]}).score == 1.0
-    with pytest.raises(ValueError, match="target and numbers"):
-        countdown.judge("3 * 4", 12, {})
+    assert countdown.verify("3 * 4", 12, {"numbers": [3, 4]}).score == 1.0
+    with pytest.raises(ValueError, match="lacks target or numbers"):
+        countdown.verify("3 * 4", 12, {})
 
 
 @pytest.mark.parametrize("text", ["(" * 200 + "1" + ")" * 200, "1+" * 150 + "1", "9" * 13, "1 2", "+", "1 /", "()"])
 def test_countdown_refuses_what_is_no_expression_or_endless(text: str) -> None:
-    with pytest.raises(countdown.BadExpression):
+    with pytest.raises(countdown.ExpressionError):
         countdown.evaluate(text)
 
 
@@ -195,22 +195,29 @@ def test_countdown_computes_as_python_does(terms: list[tuple[int, str]], spaced:
 
 @given(st.text(max_size=400))
 def test_nothing_that_is_written_upsets_a_verifier(text: str) -> None:
-    for judge in (gsm8k.strict, gsm8k.flexible, choice.judge, matching.exact, matching.tagged_words, numeric.judge):
+    for judge in (
+        gsm8k.verify_strict,
+        gsm8k.verify_flexible,
+        choice.verify,
+        text_match.verify_exact,
+        text_match.verify_tagged,
+        numeric.verify,
+    ):
         assert 0.0 <= judge(text, "5", {}).score <= 1.0
-    assert countdown.judge(text, ROW, {}).score in (0.0, 1.0)
+    assert countdown.verify(text, ROW, {}).score in (0.0, 1.0)
 
 
 @given(st.fractions(max_denominator=10**6))
 def test_fractions_are_read_as_they_are_written(value: Fraction) -> None:
-    assert number(str(value)) == value
+    assert parse_number(str(value)) == value
 
 
 def test_reading() -> None:
-    assert number(r"\frac{3}{4}") == Fraction(3, 4)
-    assert number("12,34") is None
-    assert numbers("from 1,234.5 to -3, or 7.") == ["1234.5", "-3", "7"]
-    assert tagged("<answer>1</answer><answer>2</answer> <answer>3") == "2"
-    assert stated("The answer is: 4.\nThe answer is **5**.") == "5"
+    assert parse_number(r"\frac{3}{4}") == Fraction(3, 4)
+    assert parse_number("12,34") is None
+    assert find_numbers("from 1,234.5 to -3, or 7.") == ["1234.5", "-3", "7"]
+    assert extract_tagged("<answer>1</answer><answer>2</answer> <answer>3") == "2"
+    assert extract_stated("The answer is: 4.\nThe answer is **5**.") == "5"
 
 
 @pytest.mark.parametrize(
@@ -230,7 +237,7 @@ def test_reading() -> None:
     ],
 )
 def test_forms(form: str, text: str, has: bool) -> None:
-    assert has_form(form, text) is has
+    assert has_format(form, text) is has
 
 
 def test_every_verifier_can_be_loaded() -> None:

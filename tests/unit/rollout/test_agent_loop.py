@@ -1,4 +1,4 @@
-"""If these fail, games aren't played as configured, or what is trained on isn't what was played."""
+"""If these fail, episodes do not follow the configuration, or training uses other tokens than the rollout."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from quintet.config.native import RolloutConfig
-from quintet.envs.world import World
+from quintet.config.native.rollout import RolloutConfig
+from quintet.envs.env import Env
 from quintet.errors import ConfigError
-from quintet.policies.causal_lm import load_tokenizer
+from quintet.policies.model_loading import load_tokenizer
 from quintet.records import Generation, Observation, Outcome, Request, Step, StopReason, Trajectory
-from quintet.rollout.agent_loop import AgentLoop, Game, Sampling, derive_seed
-from quintet.rollout.assemble import assemble
-from quintet.rollout.dialogue import ChatFormat, Dialogue
+from quintet.rollout.agent_loop import AgentLoop
+from quintet.rollout.chat.chat_format import ChatFormat, Dialogue
+from quintet.rollout.collate import collate
+from quintet.rollout.episode import Episode
+from quintet.rollout.sampling_params import SamplingParams
+from quintet.seeds import derive_seed
 
-GREEDY = Sampling(0.0, 0, 1.0, 0)
+GREEDY = SamplingParams(0.0, 0, 1.0, 0)
 
 
 class Corridor:
@@ -51,7 +54,7 @@ class Corridor:
 
 
 class Script:
-    """An engine that says what it is told, turn by turn; a game's seed picks the script."""
+    """An engine with scripted responses per turn; an episode's seed selects the script."""
 
     weight_version = 3
 
@@ -65,7 +68,7 @@ class Script:
     def busy(self) -> bool:
         return bool(self.waiting)
 
-    def submit(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
         self.waiting.append(request)
         self.prompts.append(request.prompt)
 
@@ -78,10 +81,10 @@ class Script:
         return [Generation(request.id, tokens, (-0.5,) * len(tokens), self.stop, 3)]
 
     def load_weights(self, version: int, weights: object) -> None: ...
-    def forget(self) -> None: ...
+    def reset_prefix_cache(self) -> None: ...
 
     def sleep(self) -> None: ...
-    def wake(self) -> None: ...
+    def wake_up(self) -> None: ...
 
 
 @pytest.fixture
@@ -89,82 +92,82 @@ def chat(policy_directory: Path) -> ChatFormat:
     return ChatFormat(load_tokenizer(policy_directory))
 
 
-def play(chat: ChatFormat, words: list[str], games: int = 1, **options: object) -> tuple[list[Trajectory], Script]:
+def play(chat: ChatFormat, words: list[str], episodes: int = 1, **options: object) -> tuple[list[Trajectory], Script]:
     config = RolloutConfig.model_validate({"max_turns": 5, "window_size": None, "max_prompt_tokens": 900, **options})
     engine = Script(chat, words)
     loop = AgentLoop(engine, chat, lambda: make_corridor(), config, "corridor")
-    return list(loop.play([Game(10 + i, i // 2, i % 2) for i in range(games)], GREEDY)), engine
+    return list(loop.collect_rollouts([Episode(10 + i, i // 2, i % 2) for i in range(episodes)], GREEDY)), engine
 
 
-def make_corridor() -> World:
+def make_corridor() -> Env:
     return Corridor()
 
 
 RIGHT = "<think> go </think><answer> Right </answer>"
 
 
-def test_a_game_is_won_turn_by_turn(chat: ChatFormat) -> None:
-    (game,), _ = play(chat, [RIGHT])
-    assert game.outcome is Outcome.SUCCESS
-    assert [turn.actions for turn in game.turns] == [("Right",)] * 3
-    assert [turn.reward for turn in game.turns] == [0.0, 0.0, 1.0]
-    assert game.turns[1].observation == " _ P _ _"
-    assert game.turns[2].frames == (" _ _ _ P",)
+def test_an_episode_is_won_over_several_turns(chat: ChatFormat) -> None:
+    (episode,), _ = play(chat, [RIGHT])
+    assert episode.outcome is Outcome.SUCCESS
+    assert [turn.actions for turn in episode.turns] == [("Right",)] * 3
+    assert [turn.reward for turn in episode.turns] == [0.0, 0.0, 1.0]
+    assert episode.turns[1].observation == " _ P _ _"
+    assert episode.turns[2].frames == (" _ _ _ P",)
 
 
-def test_several_actions_in_one_turn_stop_at_the_end_of_the_game(chat: ChatFormat) -> None:
+def test_actions_behind_the_end_of_the_episode_are_not_executed(chat: ChatFormat) -> None:
     words = ["<think> go </think><answer> Right || Right || Right || Right </answer>"]
-    (game,), _ = play(chat, words, max_actions_per_turn=4)
-    assert game.turns[0].actions == ("Right",) * 3
-    assert game.turns[0].reward == 1.0
+    (episode,), _ = play(chat, words, max_actions_per_turn=4)
+    assert episode.turns[0].actions == ("Right",) * 3
+    assert episode.turns[0].reward == 1.0
 
 
-def test_unparsable_words_cost_the_penalty_and_move_nothing(chat: ChatFormat) -> None:
-    (game,), _ = play(chat, ["hm", RIGHT])
-    assert [turn.valid_format for turn in game.turns] == [False, True, False, True, False]
-    assert game.outcome is Outcome.MAX_TURNS
-    assert game.turns[0].reward == -0.1
-    assert game.turns[1].observation == game.turns[0].observation
+def test_unparsable_responses_get_the_format_penalty(chat: ChatFormat) -> None:
+    (episode,), _ = play(chat, ["hm", RIGHT])
+    assert [turn.valid_format for turn in episode.turns] == [False, True, False, True, False]
+    assert episode.outcome is Outcome.MAX_TURNS
+    assert episode.turns[0].reward == -0.1
+    assert episode.turns[1].observation == episode.turns[0].observation
 
 
-def test_a_reply_that_was_cut_off_is_not_valid(chat: ChatFormat) -> None:
+def test_a_truncated_response_is_invalid(chat: ChatFormat) -> None:
     config = RolloutConfig(max_turns=1)
     loop = AgentLoop(Script(chat, [RIGHT], StopReason.LENGTH), chat, make_corridor, config, "corridor")
-    (game,) = loop.play([Game(1, 0, 0)], GREEDY)
-    assert not game.turns[0].valid_format
+    (episode,) = loop.collect_rollouts([Episode(1, 0, 0)], GREEDY)
+    assert not episode.turns[0].valid_format
 
 
-def test_a_world_that_raises_costs_its_own_game_alone(chat: ChatFormat) -> None:
-    games, _ = play(chat, [RIGHT], games=6)  # the fourth has seed 13
-    failed = [game for game in games if game.outcome is Outcome.FAILED]
-    assert [game.seed for game in failed] == [13]
+def test_an_env_error_fails_only_its_own_episode(chat: ChatFormat) -> None:
+    episodes, _ = play(chat, [RIGHT], episodes=6)  # the fourth has seed 13
+    failed = [episode for episode in episodes if episode.outcome is Outcome.FAILED]
+    assert [episode.seed for episode in failed] == [13]
     assert failed[0].failure is not None
     assert (failed[0].failure.where, failed[0].failure.kind) == ("reset", "OSError")
-    assert sum(game.success for game in games) == 5
+    assert sum(episode.success for episode in episodes) == 5
     (fallen,), _ = play(chat, [RIGHT, RIGHT.replace("Right", "Down")])
     assert fallen.failure is not None
     assert "gave way" in fallen.failure.message
     assert len(fallen.turns) == 1
 
 
-def test_a_context_that_grows_too_long_ends_the_game(chat: ChatFormat) -> None:
-    (game,), engine = play(chat, ["hm"], max_prompt_tokens=60)
-    assert game.outcome is Outcome.CONTEXT
+def test_a_full_context_ends_the_episode(chat: ChatFormat) -> None:
+    (episode,), engine = play(chat, ["hm"], max_prompt_tokens=60)
+    assert episode.outcome is Outcome.CONTEXT
     assert max(map(len, engine.prompts)) <= 60
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 3])
-def test_what_is_trained_on_is_what_was_seen(chat: ChatFormat, window: int | None) -> None:
-    """The packed sequences, put together again, are the engine's prompts and replies, token by token."""
-    (game,), engine = play(chat, ["hm", RIGHT, "mm"], window_size=window)
-    batch = assemble([game])
+def test_collated_sequences_equal_the_engines_prompts_and_responses(chat: ChatFormat, window: int | None) -> None:
+    """The packed sequences are the engine's prompts and responses, token by token."""
+    (episode,), engine = play(chat, ["hm", RIGHT, "mm"], window_size=window)
+    batch = collate([episode])
     parts = batch.tokens.split(batch.lengths.tolist())
     masks = batch.loss_mask.split(batch.lengths.tolist())
     seen = [(part[: i + 1]).tolist() for part, mask in zip(parts, masks, strict=True) for i in _ends(mask)]
-    assert seen == [[*prompt, *turn.tokens] for prompt, turn in zip(engine.prompts, game.turns, strict=True)]
-    assert int(batch.loss_mask.sum()) == game.response_tokens
-    assert float(batch.rewards.sum()) == pytest.approx(game.reward)
-    assert int(batch.turn_end.sum()) == len(game.turns)
+    assert seen == [[*prompt, *turn.tokens] for prompt, turn in zip(engine.prompts, episode.turns, strict=True)]
+    assert int(batch.loss_mask.sum()) == episode.response_tokens
+    assert float(batch.rewards.sum()) == pytest.approx(episode.reward)
+    assert int(batch.turn_end.sum()) == len(episode.turns)
     assert bool(batch.loss_mask[batch.turn_end].all())
 
 
@@ -175,8 +178,10 @@ def _ends(mask: torch.Tensor) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 3])
-def test_the_dialogue_is_the_templates_own(policy_directory: Path, chat: ChatFormat, window: int | None) -> None:
-    """Built turn by turn, it is what the chat template makes of the whole dialogue."""
+def test_an_incremental_dialogue_equals_the_rendered_template(
+    policy_directory: Path, chat: ChatFormat, window: int | None
+) -> None:
+    """The prompt built turn by turn equals the chat template rendered over the whole dialogue."""
     tokenizer = load_tokenizer(policy_directory)
     dialogue = Dialogue(chat, "Walk.", window)
     history: list[dict[str, str]] = []
@@ -187,18 +192,18 @@ def test_the_dialogue_is_the_templates_own(policy_directory: Path, chat: ChatFor
         messages = [{"role": "system", "content": "Walk."}, *kept]
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert prompt == tuple(tokenizer.encode(text, add_special_tokens=False))
-        dialogue.reply((*chat.encode(RIGHT), chat.end_id))
+        dialogue.add_response((*chat.encode(RIGHT), chat.end_id))
         history.append({"role": "assistant", "content": RIGHT})
 
 
-def test_a_template_that_drops_messages_is_refused(policy_directory: Path) -> None:
+def test_a_template_that_drops_messages_is_a_config_error(policy_directory: Path) -> None:
     tokenizer = load_tokenizer(policy_directory)
     tokenizer.chat_template = "{{ messages[-1]['content'] }}"
     with pytest.raises(ConfigError, match="drops a message"):
         ChatFormat(tokenizer)
 
 
-def test_derived_seeds_differ_and_stay() -> None:
+def test_derived_seeds_are_stable_and_distinct() -> None:
     assert derive_seed(1, "a", 2) == derive_seed(1, "a", 2)
     assert len({derive_seed(i, j) for i in range(50) for j in range(50)}) == 2500
     assert all(0 <= derive_seed(i) < 2**63 for i in range(100))
@@ -213,16 +218,14 @@ class Toll(Corridor):
 
 
 @pytest.mark.parametrize(("binary", "rewards"), [(False, [-0.1, -1.0, -1.0, 9.0]), (True, [0.0, 0.0, 0.0, 1.0])])
-def test_a_binary_reward_knows_neither_the_worlds_nor_penalties(
-    chat: ChatFormat, binary: bool, rewards: list[float]
-) -> None:
+def test_binary_reward_ignores_env_rewards_and_penalties(chat: ChatFormat, binary: bool, rewards: list[float]) -> None:
     config = RolloutConfig(max_turns=5, window_size=None, max_prompt_tokens=900, binary_reward=binary)
     loop = AgentLoop(Script(chat, ["nonsense", RIGHT, RIGHT, RIGHT]), chat, Toll, config, "corridor")
-    (game,) = loop.play([Game(10, 0, 0)], GREEDY)
-    assert [turn.reward for turn in game.turns] == rewards
+    (episode,) = loop.collect_rollouts([Episode(10, 0, 0)], GREEDY)
+    assert [turn.reward for turn in episode.turns] == rewards
 
 
-def test_long_observations_lose_their_end_and_a_long_start_its_beginning(chat: ChatFormat) -> None:
+def test_long_observations_and_start_prompts_are_truncated(chat: ChatFormat) -> None:
     whole, _, _ = Dialogue(chat, "Walk.", None).observe(" P _ _ G")
     cut, _, _ = Dialogue(chat, "Walk.", None, max_observation=2).observe(" P _ _ G")
     assert chat.decode(cut).count(" _") == chat.decode(whole).count(" _") - 1

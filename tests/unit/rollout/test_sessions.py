@@ -1,4 +1,4 @@
-"""If these fail, a program that plays by itself is trained on other tokens than its policy sampled."""
+"""If these fail, sessions of an external agent are trained on other tokens than the policy sampled."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from quintet.records import Outcome, StopReason, Trajectory
-from quintet.rollout.assemble import assemble
-from quintet.rollout.sessions import Exchange, Prompt, Session, read_session, turns_of
+from quintet.rollout.collate import collate
+from quintet.rollout.sessions import Exchange, Prompt, Session, build_turns, read_session
 
 END = 0
-"""Written as `$`; letters are their code points; the policy writes tokens, too, that no text is encoded to."""
+"""Written as `$`; letters are their code points; the policy also samples tokens that encoding never returns."""
 SPELT = {END: "$", 900: "ab", 901: "a"}
 
 
@@ -51,21 +51,21 @@ def prompt(known: Session, text: str) -> Prompt:
     return known.prompt(text, encode, encode, spelt)
 
 
-def test_a_reply_that_is_repeated_keeps_its_own_tokens() -> None:
-    """`ab` was sampled as one token, which encoding the text would never give."""
+def test_a_repeated_completion_keeps_its_tokens() -> None:
+    """`ab` was sampled as one token, which encoding the text never returns."""
     known = session(exchange("u:x$p:", (900, END)))
     found = prompt(known, "u:x$p:ab$u:y$p:")
     assert found.tokens == (*encode("u:x$p:"), 900, END, *encode("u:y$p:"))
     assert found.reused == len("u:x$p:") + 2
 
 
-def test_a_reply_that_was_cut_off_is_closed_by_the_template() -> None:
+def test_a_truncated_completion_is_closed_by_the_template() -> None:
     known = session(exchange("u:x$p:", (900, ord("c"))))
     found = prompt(known, "u:x$p:abc$u:y$p:")
     assert found.tokens == (*encode("u:x$p:"), 900, ord("c"), *encode("$u:y$p:"))
 
 
-def test_the_longest_dialogue_counts() -> None:
+def test_the_longest_matching_dialogue_is_reused() -> None:
     first = exchange("p:", (900, END))
     second = exchange("p:ab$u:y$p:", (901, END), 1, prompt=Prompt(first.sequence + encode("u:y$p:"), "p:ab$u:y$p:"))
     found = prompt(session(first, second), "p:ab$u:y$p:a$u:z$p:")
@@ -81,62 +81,62 @@ def test_the_longest_dialogue_counts() -> None:
         ((900, ord("\n")), "u:x$p:ab$u:y$p:"),  # the template trims
     ],
 )
-def test_anything_else_is_encoded_anew(reply: tuple[int, ...], text: str) -> None:
+def test_a_changed_history_is_encoded_again(reply: tuple[int, ...], text: str) -> None:
     found = prompt(session(exchange("u:x$p:", reply)), text)
     assert (found.tokens, found.reused) == (encode(text), 0)
 
 
-def test_a_reply_that_ended_otherwise_than_the_template_says_is_encoded_anew() -> None:
+def test_a_completion_with_another_end_token_is_encoded_again() -> None:
     other = exchange("u:x$p:", (900, 35), closed=True, text="ab")
     found = prompt(session(other), "u:x$p:ab$u:y$p:")
     assert (found.tokens, found.reused) == (encode("u:x$p:ab$u:y$p:"), 0)
 
 
-def test_turns_continue_where_the_prompt_begins_with_all_before() -> None:
+def test_turns_continue_when_the_prompt_starts_with_the_previous_tokens() -> None:
     first = exchange("u:x$p:", (900, END))
     known = session(first)
     second = exchange("", (901, END), 1, prompt=prompt(known, "u:x$p:ab$u:y$p:"))
-    turns = turns_of([first, second])
+    turns = build_turns([first, second])
     assert [turn.continues for turn in turns] == [False, True]
     assert turns[1].prompt == encode("u:y$p:")
-    batch = assemble([Trajectory("agent", 0, 0, 0, turns, Outcome.SUCCESS)])
+    batch = collate([Trajectory("agent", 0, 0, 0, turns, Outcome.SUCCESS)])
     assert batch.tokens.tolist() == [*encode("u:x$p:"), 900, END, *encode("u:y$p:"), 901, END]
     assert batch.lengths.tolist() == [len(batch.tokens)]
     assert batch.loss_mask.tolist() == [False] * 6 + [True] * 2 + [False] * 6 + [True] * 2
     torch.testing.assert_close(batch.logprobs[batch.loss_mask], torch.tensor([-0.5, -1.5, -0.5, -1.5]))
 
 
-def test_the_same_text_in_other_tokens_begins_a_new_sequence() -> None:
-    """Encoding the reply anew gives two tokens where one was sampled: it can't be trained on as if it had been."""
-    turns = turns_of([exchange("u:x$p:", (900, END)), exchange("u:x$p:ab$u:y$p:", (901, END), 1)])
+def test_other_tokens_of_the_same_text_start_a_new_sequence() -> None:
+    """Encoding the completion again results in two tokens instead of the sampled one: training must not use them."""
+    turns = build_turns([exchange("u:x$p:", (900, END)), exchange("u:x$p:ab$u:y$p:", (901, END), 1)])
     assert [turn.continues for turn in turns] == [False, False]
     assert turns[1].prompt == encode("u:x$p:ab$u:y$p:")
 
 
-def test_two_replies_to_a_prompt_and_another_conversation_are_sequences_of_their_own() -> None:
+def test_parallel_completions_and_conversations_are_separate_sequences() -> None:
     exchanges = [exchange("p:", (5, END)), exchange("p:", (6, END), choice=1), exchange("q:", (7, END), 1)]
-    turns = turns_of(session(*exchanges))
+    turns = build_turns(session(*exchanges))
     assert [turn.continues for turn in turns] == [False] * 3
     assert [turn.tokens for turn in turns] == [(5, END), (6, END), (7, END)]
 
 
-def test_going_on_after_a_cut_reply_adds_nothing_between() -> None:
-    turns = turns_of([exchange("p:", (5, 6)), exchange("", (7, END), 1, prompt=Prompt((*encode("p:"), 5, 6)))])
+def test_continuing_a_truncated_completion_adds_no_tokens() -> None:
+    turns = build_turns([exchange("p:", (5, 6)), exchange("", (7, END), 1, prompt=Prompt((*encode("p:"), 5, 6)))])
     assert turns[1].continues
     assert turns[1].prompt == ()
 
 
-def test_turns_hold_what_training_needs() -> None:
+def test_turns_have_the_fields_that_training_needs() -> None:
     one = exchange("p:", (5, 6), reward=0.5, switches=((1, 8),))
-    (turn,) = turns_of([one, exchange("p:", (), 1)])
+    (turn,) = build_turns([one, exchange("p:", (), 1)])
     assert (turn.logprobs, turn.weight_version, turn.switches) == ((-0.5, -1.5), 7, ((1, 8),))
     assert (turn.reward, turn.stop, turn.valid_format) == (0.5, StopReason.LENGTH, False)
     assert (turn.observation, turn.text) == ("p:", "\x05\x06")
 
 
-def test_exchanges_stand_in_the_order_in_which_they_were_asked() -> None:
+def test_exchanges_are_in_request_order() -> None:
     made = Session()
-    first, second = made.begin(), made.begin()
+    first, second = made.next_request_number(), made.next_request_number()
     made.add([exchange("q:", (7, END), second)])
     made.add([exchange("p:", (5, END), first, 1), exchange("p:", (4, END), first)])
     assert [known.tokens[0] for known in made.exchanges] == [4, 5, 7]
@@ -144,7 +144,7 @@ def test_exchanges_stand_in_the_order_in_which_they_were_asked() -> None:
 
 def test_rewards_are_added_to_the_latest_exchange() -> None:
     made = Session()
-    with pytest.raises(ValueError, match="nothing to reward"):
+    with pytest.raises(ValueError, match="cannot be rewarded"):
         made.reward(1.0)
     made.add([exchange("p:", (5, END)), exchange("q:", (6, END), 1)])
     made.reward(1.0)
@@ -152,11 +152,11 @@ def test_rewards_are_added_to_the_latest_exchange() -> None:
     assert [known.reward for known in made.exchanges] == [0.0, 0.75]
 
 
-def test_a_session_survives_its_json() -> None:
+def test_a_session_round_trips_through_json() -> None:
     kept = [
         exchange("p:é\n", (5, END), switches=((1, 2),), notes={"user": "me"}),
         replace(exchange("", (6, 9), 1), prompt=Prompt((1, 2, 3))),
     ]
-    assert list(read_session("".join(f"{one.line()}\n" for one in kept))) == kept
-    with pytest.raises(ValueError, match="not a session's exchange"):
+    assert list(read_session("".join(f"{one.to_json()}\n" for one in kept))) == kept
+    with pytest.raises(ValueError, match="not an exchange of a session"):
         read_session('{"request": 0}')

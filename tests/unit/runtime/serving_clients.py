@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from quintet.policies.causal_lm import load_model, load_tokenizer
-from quintet.rollout.hf import HfEngine
-from quintet.rollout.served import EngineThread
-from quintet.runtime.serving.desk import Desk
-from quintet.runtime.serving.server import Address, Service
-from quintet.runtime.serving.words import Words
+from quintet.policies.model_loading import load_model, load_tokenizer
+from quintet.rollout.engines.async_engine import AsyncEngine
+from quintet.rollout.engines.hf.engine import HfEngine
+from quintet.runtime.serving.request_handler import RequestHandler
+from quintet.runtime.serving.server import Address, ServingServer
+from quintet.runtime.serving.tokenization import ChatTokenizer
 
 CONTEXT = 256
 
@@ -27,7 +27,7 @@ class Client:
 
     url: str
     token: str | None = None
-    desk: Any = None
+    handler: Any = None
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=30)
@@ -75,18 +75,21 @@ class Client:
 def served(engine: Any, directory: Path, token: str | None = None, host: str = "127.0.0.1") -> Iterator[Client]:
     """A server around an engine that is open already."""
     tokenizer = load_tokenizer(directory)
-    words = Words(tokenizer, (tokenizer.eos_token_id,))
-    desk = Desk(EngineThread(engine), words, "tiny", vocabulary=len(tokenizer))
-    service = Service(desk, Address(host, 0, token))
+    chat_tokenizer = ChatTokenizer(tokenizer, (tokenizer.eos_token_id,))
+    handler = RequestHandler(AsyncEngine(engine), chat_tokenizer, "tiny", vocab_size=len(tokenizer))
+    service = ServingServer(handler, Address(host, 0, token))
     try:
-        yield Client(service.url, token, desk)
+        yield Client(service.url, token, handler)
     finally:
         service.close()
-        desk.close()
+        handler.close()
 
 
 def hf_engine(directory: Path, slots: int = 8) -> HfEngine:
     tokenizer = load_tokenizer(directory)
     return HfEngine(
-        load_model(directory), slots=slots, context=CONTEXT, decode=lambda tokens: tokenizer.decode(list(tokens))
+        load_model(directory),
+        max_num_seqs=slots,
+        max_model_len=CONTEXT,
+        detokenize=lambda tokens: tokenizer.decode(list(tokens)),
     )

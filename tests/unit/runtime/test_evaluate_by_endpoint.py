@@ -13,13 +13,13 @@ import pytest
 from rich.console import Console
 from serving_clients import Client, hf_engine, served
 
-from quintet.cli.evaluate import Asked, run
-from quintet.config import load_experiment
+from quintet.cli.evaluate import EvalOptions, run
+from quintet.config.compose import load_experiment
 from quintet.errors import ConfigError
-from quintet.pipelines.evaluate import Evaluation, Measured, evaluate_model
-from quintet.policies.tiny import Preset, make_model, make_tokenizer
+from quintet.pipelines.evaluate import Evaluation, Statistics, evaluate_model
+from quintet.policies.tiny_models import Preset, build_model, train_tokenizer
 from quintet.rewards import chat_endpoint
-from quintet.rollout.endpoint import UNLIMITED, EndpointSettings
+from quintet.rollout.engines.openai_endpoint import UNLIMITED, EndpointSettings
 
 QUESTIONS = [
     {"data_source": "openai/gsm8k", "prompt": f"{n} + {n} = ?", "reward_model": {"ground_truth": str(2 * n)}}
@@ -32,8 +32,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy that knows the words of replies, and says them now and then."""
     made = tmp_path_factory.mktemp("model")
     shape = Preset(hidden=32, layers=1, heads=4, kv_heads=2, mlp=64, vocabulary=300, context=512)
-    tokenizer = make_tokenizer(shape.vocabulary, ["Down Up Left Right 0 1 2 3 4 5 6 7 8 9 ####"])
-    model = make_model(shape, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed=3)
+    tokenizer = train_tokenizer(shape.vocabulary, ["Down Up Left Right 0 1 2 3 4 5 6 7 8 9 ####"])
+    model = build_model(shape, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed=3)
     model.save_pretrained(made)
     tokenizer.save_pretrained(made)
     return made
@@ -42,7 +42,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(directory: Path) -> Iterator[Client]:
     engine = hf_engine(directory)
-    engine._context = 512
+    engine._max_model_len = 512
     with served(engine, directory) as made:
         yield made
 
@@ -54,17 +54,17 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Path("questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
 
 
-def evaluated(name: str, words: list[str], endpoint: EndpointSettings | None) -> Evaluation:
+def evaluated(name: str, overrides: list[str], endpoint: EndpointSettings | None) -> Evaluation:
     limit = UNLIMITED if endpoint else 400
-    given = [f"name={name}", "warm_start=null", "policy.preset=null", "policy.path=none", *words]
+    given = [f"name={name}", "warm_start=null", "policy.preset=null", "policy.path=none", *overrides]
     given += [f"rollout.max_prompt_tokens={limit}", "rollout.max_response_tokens=12"]
-    return evaluate_model(load_experiment(None, given), Measured((1,)), Console(file=io.StringIO()), endpoint)
+    return evaluate_model(load_experiment(None, given), Statistics((1,)), Console(file=io.StringIO()), endpoint)
 
 
-def both(client: Client, directory: Path, *words: str) -> tuple[Evaluation, Evaluation]:
-    own = [*words, f"policy.path={directory}"]
-    settings = EndpointSettings(f"{client.url}/v1", "tiny", concurrent=4, retries=0)
-    return evaluated("direct", own, None), evaluated("asked", list(words), settings)
+def both(client: Client, directory: Path, *overrides: str) -> tuple[Evaluation, Evaluation]:
+    own = [*overrides, f"policy.path={directory}"]
+    settings = EndpointSettings(f"{client.url}/v1", "tiny", max_concurrent=4, retries=0)
+    return evaluated("direct", own, None), evaluated("asked", list(overrides), settings)
 
 
 def lines(found: Evaluation) -> list[dict[str, Any]]:
@@ -73,12 +73,12 @@ def lines(found: Evaluation) -> list[dict[str, Any]]:
 
 
 DRAWN = "validation.sampling={do_sample: true, temperature: 1.0, top_k: 50, samples: 2}"
-LAKE = ("world.name=frozenlake", "world.size=3", "validation.games=5", "rollout.max_turns=3", "rollout.think=false")
-ASKED = ("world.name=prompts", "data.train_files=[questions.jsonl]", "rollout.max_turns=1")
+LAKE = ("env.name=frozenlake", "env.size=3", "validation.episodes=5", "rollout.max_turns=3", "rollout.think=false")
+ASKED = ("env.name=prompts", "data.train_files=[questions.jsonl]", "rollout.max_turns=1")
 
 
 @pytest.mark.parametrize("how", ["validation.sampling.do_sample=false", DRAWN], ids=["greedy", "drawn"])
-@pytest.mark.parametrize("what", [LAKE, ASKED], ids=["games", "questions"])
+@pytest.mark.parametrize("what", [LAKE, ASKED], ids=["episodes", "questions"])
 def test_the_same_result_as_of_the_model_itself(
     client: Client, directory: Path, what: tuple[str, ...], how: str
 ) -> None:
@@ -95,14 +95,14 @@ def test_the_same_result_as_of_the_model_itself(
 
 
 def test_a_whole_history_keeps_its_tokens_in_a_session(client: Client, directory: Path) -> None:
-    words = (*LAKE, "rollout.window_size=null")
-    own = [*words, f"policy.path={directory}"]
-    settings = EndpointSettings(f"{client.url}/sessions/lake/v1", "tiny", concurrent=4)
-    assert lines(evaluated("asked", list(words), settings)) == lines(evaluated("direct", own, None))
+    overrides = (*LAKE, "rollout.window_size=null")
+    own = [*overrides, f"policy.path={directory}"]
+    settings = EndpointSettings(f"{client.url}/sessions/lake/v1", "tiny", max_concurrent=4)
+    assert lines(evaluated("asked", list(overrides), settings)) == lines(evaluated("direct", own, None))
 
 
 def test_an_endpoint_that_fails_is_counted(client: Client) -> None:
-    settings = EndpointSettings(f"{client.url}/v1", "another", concurrent=4, retries=0)
+    settings = EndpointSettings(f"{client.url}/v1", "another", max_concurrent=4, retries=0)
     found = evaluated("asked", list(LAKE), settings)
     assert found.failures == {"frozenlake": {"Http404": 5}}
     assert found.endpoint == {
@@ -117,12 +117,12 @@ def test_an_endpoint_that_fails_is_counted(client: Client) -> None:
     assert answered.failures == {"openai/gsm8k": {"Http404": 6}}
 
 
-def asked_of(client: Client, **fields: Any) -> Asked:
-    return Asked(endpoint=f"{client.url}/v1", endpoint_model="tiny", endpoint_retries=0, **fields)
+def asked_of(client: Client, **fields: Any) -> EvalOptions:
+    return EvalOptions(endpoint=f"{client.url}/v1", endpoint_model="tiny", endpoint_retries=0, **fields)
 
 
 def test_the_command_shows_the_table(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(None, ["size=3"], None, "refuse", asked_of(client, world="frozenlake", games=4)) == 0
+    assert run(None, ["size=3"], None, "refuse", asked_of(client, env="frozenlake", episodes=4)) == 0
     told = capsys.readouterr()
     assert "4 answers" in told.out
     assert "runs/eval-tiny/results.json" in told.out
@@ -133,35 +133,40 @@ def test_the_command_shows_the_table(client: Client, capsys: pytest.CaptureFixtu
 
 def test_a_configurations_own_questions(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     Path("config.yaml").write_text(
-        "name: c\nworld: {name: prompts}\ndata: {train_files: questions.jsonl, validation_rows: 3}\n"
+        "name: c\nenv: {name: prompts}\ndata: {train_files: questions.jsonl, validation_rows: 3}\n"
         "rollout: {max_turns: 1, max_prompt_tokens: 99, max_response_tokens: 4}\n"
     )
     assert run("config.yaml", [], None, "refuse", asked_of(client)) == 0
-    assert "max_prompt_tokens = 99 (config.yaml:4) isn't held" in capsys.readouterr().err
+    assert "max_prompt_tokens = 99 (config.yaml:4) is ignored" in capsys.readouterr().err
     assert json.loads(Path("runs/eval-tiny/results.json").read_text())["answers"] == 3
 
 
 @pytest.mark.parametrize(
-    ("what", "words", "fields", "told"),
+    ("what", "overrides", "fields", "told"),
     [
-        (None, [], {"world": "frozenlake", "endpoint_model": None}, "which of its models"),
-        (None, [], {"world": "frozenlake", "endpoint": "nowhere"}, "no address"),
-        (None, [], {"world": "frozenlake", "endpoint": None, "endpoint_retries": 2}, "--endpoint-model: of which"),
-        (None, ["rollout.max_prompt_tokens=9"], {"world": "frozenlake"}, "no tokens that could be counted"),
-        (None, ["rollout.max_start_tokens=9"], {"world": "frozenlake"}, "rollout.max_start_tokens concerns"),
-        (None, ["rollout.max_observation_tokens=9"], {"world": "frozenlake"}, "rollout.max_observation_tokens"),
-        (None, ["data.template=chatml"], {"data": "questions.jsonl"}, "data.template concerns"),
-        (None, ["reward.overlong.buffer=9"], {"data": "questions.jsonl"}, "reward.overlong concerns"),
+        (None, [], {"env": "frozenlake", "endpoint_model": None}, "requires a model name"),
+        (None, [], {"env": "frozenlake", "endpoint": "nowhere"}, "not an http"),
+        (
+            None,
+            [],
+            {"env": "frozenlake", "endpoint": None, "endpoint_retries": 2},
+            "--endpoint-model is only valid with --endpoint",
+        ),
+        (None, ["rollout.max_prompt_tokens=9"], {"env": "frozenlake"}, "cannot be counted"),
+        (None, ["rollout.max_start_tokens=9"], {"env": "frozenlake"}, "rollout.max_start_tokens needs"),
+        (None, ["rollout.max_observation_tokens=9"], {"env": "frozenlake"}, "rollout.max_observation_tokens"),
+        (None, ["data.template=chatml"], {"data": "questions.jsonl"}, "data.template needs the policy's tokens"),
+        (None, ["reward.overlong.buffer=9"], {"data": "questions.jsonl"}, "reward.overlong needs the policy's tokens"),
     ],
 )
 def test_what_an_endpoint_cant_do_is_refused(
-    client: Client, what: str | None, words: list[str], fields: dict[str, Any], told: str
+    client: Client, what: str | None, overrides: list[str], fields: dict[str, Any], told: str
 ) -> None:
-    asked = Asked(**{**asdict(asked_of(client)), **fields})
+    asked = EvalOptions(**{**asdict(asked_of(client)), **fields})
     with pytest.raises(ConfigError, match=told):
-        run(what, words, None, "refuse", asked)
+        run(what, overrides, None, "refuse", asked)
 
 
 def test_a_model_and_an_endpoint_are_one_too_many(client: Client, directory: Path) -> None:
-    with pytest.raises(ConfigError, match="which of them answers"):
-        run(str(directory), [], None, "refuse", asked_of(client, world="frozenlake"))
+    with pytest.raises(ConfigError, match="mutually exclusive"):
+        run(str(directory), [], None, "refuse", asked_of(client, env="frozenlake"))

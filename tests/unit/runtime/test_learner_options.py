@@ -13,16 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from quintet.algorithms.objective import CriticObjective, PolicyObjective
-from quintet.config.native import AlgorithmConfig, CriticConfig, Experiment
+from quintet.config.native.algorithm import AlgorithmConfig
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.learners import CriticConfig
 from quintet.errors import ConfigError
-from quintet.policies.causal_lm import load_model
+from quintet.policies.model_loading import load_model
 from quintet.records import Batch
-from quintet.runtime import learners, tuning
+from quintet.runtime import learner_builders, sft_learner
+from quintet.runtime.dtypes import with_dtypes
 from quintet.runtime.engines import policy_dtype
-from quintet.runtime.learners import Learners, open_reference
-from quintet.runtime.stored_types import with_types
+from quintet.runtime.learner_builders import build_reference
+from quintet.runtime.local_learners import LocalLearners
+from quintet.training.checkpoint.state_dict import optimizer_state_dict
 from quintet.training.offload import Offload
-from quintet.training.sharded_state import moments
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 from loss_grid import near_batch, ragged_batch
@@ -35,8 +38,8 @@ def experiment(directory: Path, **sections: Any) -> Experiment:
     return Experiment.model_validate({**LEARNING, "policy": policy, **sections})
 
 
-def opened(directory: Path, **sections: Any) -> Learners:
-    return Learners.open(experiment(directory, **sections), directory)
+def opened(directory: Path, **sections: Any) -> LocalLearners:
+    return LocalLearners.build(experiment(directory, **sections), directory)
 
 
 def named_type(directory: Path, place: Path, name: str) -> Path:
@@ -64,52 +67,58 @@ def test_liger_gets_a_tuned_model_where_it_will_learn(policy_directory: Path, mo
     def ask(model: nn.Module, key: str) -> None:
         raise Asked(key, next(model.parameters()).device.type)
 
-    monkeypatch.setattr(tuning, "use_liger", ask)
-    monkeypatch.setattr(tuning, "compute_device", lambda: torch.device("meta"))
+    monkeypatch.setattr(learner_builders, "apply_liger_kernels", ask)
+    monkeypatch.setattr(learner_builders, "compute_device", lambda: torch.device("meta"))
     with pytest.raises(Asked) as asked:
-        tuning.open_tuned(experiment(policy_directory, sft={"liger": True}), policy_directory)
+        sft_learner.build_sft_learners(experiment(policy_directory, sft={"liger": True}), policy_directory)
     assert asked.value.args == ("sft.liger", "meta")
 
 
+@pytest.mark.proves("verl", "model.fsdp_config.model_dtype")
+@pytest.mark.proves("rlinf", "actor.model.precision")
+@pytest.mark.proves("roll", "actor_train.model_args.dtype")
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_the_policy_multiplies_in_its_type(policy_directory: Path, name: str) -> None:
     own = opened(policy_directory, policy={"dtype": name})
-    plain = opened(policy_directory).actor.scorer.logprobs(ragged_batch())
-    torch.testing.assert_close(own.actor.scorer.logprobs(ragged_batch()), plain, atol=0.3, rtol=0)
+    plain = opened(policy_directory).actor.scorer.compute_log_probs(ragged_batch())
+    torch.testing.assert_close(own.actor.scorer.compute_log_probs(ragged_batch()), plain, atol=0.3, rtol=0)
     seen = multiplied_in(own.actor.model)
     told = own.actor.update(ragged_batch(), PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
     assert set(seen) == {getattr(torch, name)}
     assert told["skipped"] == 0.0
     tensors = {
         *(p.dtype for p in own.actor.model.parameters()),
-        *(t.dtype for t in moments(own.actor.lay.module, own.actor.optimizer).values()),
+        *(t.dtype for t in optimizer_state_dict(own.actor.strategy.module, own.actor.optimizer).values()),
     }
     assert tensors == {torch.float32}
 
 
+@pytest.mark.proves("rlinf", "actor.model.precision")
 def test_auto_is_the_type_that_the_models_own_configuration_names(policy_directory: Path, tmp_path: Path) -> None:
     stored = named_type(policy_directory, tmp_path / "half", "bfloat16")
     config = experiment(stored, policy={"dtype": "auto"}, critic={"dtype": "auto"}, reference={"dtype": "auto"})
     assert policy_dtype(config) is torch.bfloat16
-    found = with_types(config)
+    found = with_dtypes(config)
     assert (found.policy.dtype, found.critic.dtype, found.reference.dtype) == ("bfloat16",) * 3
-    other = with_types(experiment(stored, reference={"dtype": "auto", "path": str(policy_directory)}))
+    other = with_dtypes(experiment(stored, reference={"dtype": "auto", "path": str(policy_directory)}))
     assert (other.policy.dtype, other.reference.dtype) == ("float32", "float32")
     odd = named_type(policy_directory, tmp_path / "odd", "float8_e4m3fn")
     with pytest.raises(ConfigError, match="float8_e4m3fn"):
-        with_types(experiment(odd, policy={"dtype": "auto"}))
+        with_dtypes(experiment(odd, policy={"dtype": "auto"}))
 
 
+@pytest.mark.proves("roll", "reference.model_args.dtype")
 def test_a_reference_of_another_type_is_half_as_large(policy_directory: Path) -> None:
     own = opened(policy_directory, reference={"dtype": "bfloat16"}, algorithm={"kl": {"coefficient": 0.1}})
-    reference = own.keep_reference()
+    reference = own.snapshot_reference()
     assert {parameter.dtype for parameter in reference.model.parameters()} == {torch.bfloat16}
     assert reference.model.model.rotary_emb.inv_freq.dtype is torch.float32
-    found, exact = reference.logprobs(ragged_batch()), own.actor.scorer.logprobs(ragged_batch())
+    found, exact = reference.compute_log_probs(ragged_batch()), own.actor.scorer.compute_log_probs(ragged_batch())
     gap = float((found - exact).abs().max())
     assert 0 < gap < 0.3
 
 
+@pytest.mark.proves("vagen", "critic.model.enable_gradient_checkpointing")
 def test_a_critic_has_a_type_and_recomputation_of_its_own(policy_directory: Path) -> None:
     told: dict[str, tuple[Tensor, set[torch.dtype], bool]] = {}
     ways: dict[str, dict[str, Any]] = {
@@ -121,11 +130,11 @@ def test_a_critic_has_a_type_and_recomputation_of_its_own(policy_directory: Path
         "other": {"critic": {"gradient_checkpointing": True, "path": str(policy_directory)}},
     }
     for name, sections in ways.items():
-        critic = opened(policy_directory, **sections).grow_critic()
+        critic = opened(policy_directory, **sections).create_critic()
         seen = multiplied_in(critic.model)
         critic.update(ragged_batch(), CriticObjective(CriticConfig()), "token-mean", 1e-3)
         assert {parameter.dtype for parameter in critic.model.parameters()} == {torch.float32}
-        told[name] = critic.values(ragged_batch()), set(seen), critic.model.body.is_gradient_checkpointing
+        told[name] = critic.compute_values(ragged_batch()), set(seen), critic.model.body.is_gradient_checkpointing
     assert {name: recomputed for name, (_, _, recomputed) in told.items()} == {
         "plain": False, "as actor": True, "own": True, "not": False, "half": False, "other": True,
     }  # fmt: skip
@@ -134,24 +143,25 @@ def test_a_critic_has_a_type_and_recomputation_of_its_own(policy_directory: Path
     assert told["half"][1] == {torch.bfloat16}
 
 
+@pytest.mark.proves("verl", "actor_rollout_ref.actor.use_torch_compile")
 def test_compiled_measures_are_the_same(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several times, since a pass has another number of places each time; with gradients and a divergence."""
     calls = []
-    compiled = learners.compiled_measures()
+    compiled = learner_builders.compiled_token_statistics()
 
     def counted(*given: Any, **options: Any) -> tuple[Tensor, ...]:
         calls.append(given[0].shape)
         return compiled(*given, **options)
 
-    monkeypatch.setattr(learners, "compiled_measures", lambda: counted)
-    kl = {"kl": {"coefficient": 0.1, "place": "loss", "estimator": "full"}}
+    monkeypatch.setattr(learner_builders, "compiled_token_statistics", lambda: counted)
+    kl = {"kl": {"coefficient": 0.1, "apply_to": "loss", "estimator": "full"}}
     told = []
     for compiling in (False, True):
         own = opened(policy_directory, actor={"memory": {"torch_compile": compiling}}, algorithm=kl)
-        batch, reference = near_batch(own.actor.scorer), own.keep_reference()
+        batch, reference = near_batch(own.actor.scorer), own.snapshot_reference()
         goal = PolicyObjective(own.experiment.algorithm)
         steps = [own.actor.update(batch, goal, "token-mean", 1e-3, reference=reference) for _ in range(2)]
-        told.append((steps, own.actor.scorer.logprobs(batch)))
+        told.append((steps, own.actor.scorer.compute_log_probs(batch)))
     assert len({shape[0] for shape in calls}) > 0
     for plain, other in zip(told[0][0], told[1][0], strict=True):
         assert other == pytest.approx(plain, rel=1e-4, abs=1e-6)
@@ -161,40 +171,41 @@ def test_compiled_measures_are_the_same(policy_directory: Path, monkeypatch: pyt
 def test_without_a_compiler_measures_are_made_as_they_are(
     policy_directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(learners, "compiler", lambda: None)
+    monkeypatch.setattr(learner_builders, "find_compiler", lambda: None)
     own = opened(policy_directory, actor={"memory": {"torch_compile": True}})
-    assert own.actor.lay.module.measures is None
-    assert "no C++ compiler" in caplog.text
+    assert own.actor.strategy.module.statistics_fn is None
+    assert "without a C++ compiler" in caplog.text
 
 
 @pytest.mark.parametrize("part", ["actor", "critic"])
 def test_ligers_kernels_need_a_gpu(policy_directory: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     sections = {part: {"memory": {"liger": True}}}
-    with pytest.raises(ConfigError, match="needs liger-kernel"):
-        opened(policy_directory, **sections).grow_critic()
+    with pytest.raises(ConfigError, match="requires liger-kernel"):
+        opened(policy_directory, **sections).create_critic()
     monkeypatch.setattr("quintet.policies.liger.importlib.util.find_spec", lambda name: object())
-    with pytest.raises(ConfigError, match=rf"{part}.memory.liger = true: Liger's kernels run on a GPU"):
-        opened(policy_directory, **sections).grow_critic()
+    with pytest.raises(ConfigError, match=rf"{part}.memory.liger = true: Liger's kernels require a GPU"):
+        opened(policy_directory, **sections).create_critic()
 
 
+@pytest.mark.proves("verl", "actor_rollout_ref.ref.fsdp_config.param_offload")
 def test_each_learner_is_moved_as_its_own_section_says(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, tuple[Any, bool]] = {}
 
-    def of(memory: Any, module: nn.Module, name: str, *, played: bool = False) -> Offload:
-        asked[name] = memory, played
+    def of(memory: Any, module: nn.Module, name: str, *, shared_with_engine: bool = False) -> Offload:
+        asked[name] = memory, shared_with_engine
         return Offload()
 
-    monkeypatch.setattr(Offload, "of", of)
+    monkeypatch.setattr(Offload, "from_config", of)
     memory = {"offload_parameters": True}
     sections = {"actor": {"memory": memory}, "reference": {"memory": memory}, "algorithm": {"kl": {}}}
-    for words, played in (
+    for tokenizer, played in (
         ({}, True),
         ({"policy": {"dtype": "bfloat16"}}, False),
         ({"rollout": {"engine": "vllm"}}, False),
     ):
-        own = opened(policy_directory, **sections, **words)
-        own.grow_critic()
-        own.keep_reference()
+        own = opened(policy_directory, **sections, **tokenizer)
+        own.create_critic()
+        own.snapshot_reference()
         # the embedded engine plays with float32 weights of the learner's
         assert {name: (one.offload_parameters, by) for name, (one, by) in asked.items()} == {
             "actor": (True, played), "critic": (False, False), "reference": (True, False),
@@ -203,9 +214,9 @@ def test_each_learner_is_moved_as_its_own_section_says(policy_directory: Path, m
 
 def test_a_policy_without_reference_section_has_one_that_is_as_it_was(policy_directory: Path) -> None:
     own = opened(policy_directory, algorithm={"kl": {"coefficient": 0.1}})
-    reference = open_reference(own.experiment, own.actor, policy_directory)
+    reference = build_reference(own.experiment, own.actor, policy_directory)
     before: Batch = ragged_batch()
-    first = reference.logprobs(before)
+    first = reference.compute_log_probs(before)
     own.actor.update(before, PolicyObjective(AlgorithmConfig()), "token-mean", 1e-2)
-    assert torch.equal(reference.logprobs(before), first)
+    assert torch.equal(reference.compute_log_probs(before), first)
     assert load_model(policy_directory) is not reference.model

@@ -16,12 +16,13 @@ import pytest
 import torch
 from serving_clients import CONTEXT, Client, hf_engine, served
 
-from quintet.policies.causal_lm import load_model, load_tokenizer, token_statistics
+from quintet.policies.model_loading import load_model, load_tokenizer
+from quintet.policies.token_statistics import log_probs_and_entropy
 from quintet.records import Outcome, Request, Trajectory
-from quintet.rollout.assemble import assemble
-from quintet.rollout.hf import HfEngine
-from quintet.rollout.sessions import read_session, turns_of
-from quintet.runtime.serving.server import Service
+from quintet.rollout.collate import collate
+from quintet.rollout.engines.hf.engine import HfEngine
+from quintet.rollout.sessions import build_turns, read_session
+from quintet.runtime.serving.server import ServingServer
 
 CHAT, COMPLETE, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 HELLO = [{"role": "system", "content": "Walk to the goal G."}, {"role": "user", "content": "_ P G"}]
@@ -42,7 +43,7 @@ def tokenizer(policy_directory: Path) -> Any:
 def directly(directory: Path, **fields: Any) -> Any:
     """The engine's own answer."""
     engine = hf_engine(directory)
-    engine.submit(Request(**({"id": 0, "prompt": tuple(PROMPT), "max_tokens": 12, "seed": 5} | fields)))
+    engine.add_request(Request(**({"id": 0, "prompt": tuple(PROMPT), "max_tokens": 12, "seed": 5} | fields)))
     done: list[Any] = []
     while not done:
         done += engine.step()
@@ -71,19 +72,19 @@ def test_the_same_seed_gives_the_tokens_of_the_engine_itself(
 
 def test_logprobs_are_the_learners(client: Client, policy_directory: Path) -> None:
     from quintet.policies.attention import PackedLayout
-    from quintet.policies.causal_lm import Packed
+    from quintet.policies.packed_batch import PackedBatch
 
     body = {"messages": HELLO, "max_tokens": 16, "seed": 3, "temperature": 0.8, "logprobs": True}
     told = client.ask(CHAT, {**body, "return_token_ids": True})
     prompt, answer = told["prompt_token_ids"], told["choices"][0]["token_ids"]
     whole = torch.tensor(prompt + answer)
     sources = torch.arange(len(prompt) - 1, len(whole) - 1)
-    packed = Packed(
+    packed = PackedBatch(
         whole, torch.arange(len(whole)), PackedLayout(torch.tensor([len(whole)])), sources, whole[sources + 1]
     )
     model = load_model(policy_directory)
     with torch.no_grad():
-        expected, _ = token_statistics(model, packed, 0.8)
+        expected, _ = log_probs_and_entropy(model, packed, 0.8)
     shown = [one["logprob"] for one in told["choices"][0]["logprobs"]["content"]]
     torch.testing.assert_close(torch.tensor(shown), expected, atol=1e-5, rtol=0)
 
@@ -176,19 +177,19 @@ def test_tokens_by_number(client: Client) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "param", "told"),
     [
-        (CHAT, {"messages": HELLO, "frequency_penalti": 1}, "frequency_penalti", "no such field"),
+        (CHAT, {"messages": HELLO, "frequency_penalti": 1}, "frequency_penalti", "unknown field"),
         (CHAT, {"messages": HELLO, "max_token": 1}, "max_token", "did you mean max_tokens"),
         (CHAT, {"messages": HELLO, "frequency_penalty": 0.5}, "frequency_penalty", "repetition_penalty"),
-        (CHAT, {"messages": HELLO, "top_logprobs": 3, "logprobs": True}, "top_logprobs", "that was drawn"),
+        (CHAT, {"messages": HELLO, "top_logprobs": 3, "logprobs": True}, "top_logprobs", "sampled token"),
         (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format", "free text"),
         (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, None, "tool_choice"),
-        (CHAT, {"messages": HELLO, "tools": [{}], "tool_choice": "none"}, "tools", "doesn't show any"),
+        (CHAT, {"messages": HELLO, "tools": [{}], "tool_choice": "none"}, "tools", "does not support tools"),
         (CHAT, {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": True}}, None, "no such variable"),
-        (CHAT, {"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages.0.name", "doesn't look at it"),
+        (CHAT, {"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages.0.name", "does not use it"),
         (CHAT, {"messages": [{"role": "king", "content": "a"}]}, "messages.0.role", "'system'"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None, "'text'"),
         (CHAT, {"messages": []}, "messages", "at least 1"),
-        (CHAT, {"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 1}, None, "which of them"),
+        (CHAT, {"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 1}, None, "not both"),
         (CHAT, {}, "messages", "missing"),
         (CHAT, {"messages": HELLO, "n": 129}, "n", "128"),
         (CHAT, {"messages": HELLO, "n": True}, "n", "integer"),
@@ -197,18 +198,18 @@ def test_tokens_by_number(client: Client) -> None:
         (CHAT, {"messages": HELLO, "seed": -1}, "seed", "greater than or equal to 0"),
         (CHAT, {"messages": HELLO, "stop": ""}, "stop", "at least 1"),
         (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, None, "surrogate"),
-        (COMPLETE, {"prompt": "a", "echo": True}, "echo", "aren't scored"),
+        (COMPLETE, {"prompt": "a", "echo": True}, "echo", "are not scored"),
         (COMPLETE, {"prompt": "a", "logprobs": 5}, "logprobs", "0"),
-        (COMPLETE, {"prompt": "a", "best_of": 4}, "best_of", "ask for n"),
+        (COMPLETE, {"prompt": "a", "best_of": 4}, "best_of", "request n"),
         (COMPLETE, {"prompt": ""}, "prompt", "empty"),
         (COMPLETE, {"prompt": []}, "prompt", "empty"),
         (COMPLETE, {"prompt": [10**6]}, "prompt", "no token 1000000"),
         (COMPLETE, {"prompt": [-1]}, "prompt.0", "greater than"),
         (COMPLETE, {"prompt": ["a"] * 100, "n": 100}, "n", "4096"),
-        (COMPLETE, {"prompt": "a", "min_tokens": 9, "max_tokens": 3}, "min_tokens", "more than the 3"),
+        (COMPLETE, {"prompt": "a", "min_tokens": 9, "max_tokens": 3}, "min_tokens", "more than max_tokens, 3"),
         (GENERATE, {"prompt_token_ids": [1] * CONTEXT}, "prompt_token_ids", f"a context of {CONTEXT}"),
-        (GENERATE, {"prompt_token_ids": [1], "echo": False}, "echo", "no such field"),
-        (GENERATE, {"prompt_token_ids": [1], "model": "gpt"}, "model", "isn't served here"),
+        (GENERATE, {"prompt_token_ids": [1], "echo": False}, "echo", "unknown field"),
+        (GENERATE, {"prompt_token_ids": [1], "model": "gpt"}, "model", "unknown model"),
     ],
 )
 def test_what_isnt_done_is_refused_by_name(
@@ -446,7 +447,7 @@ def test_new_weights_come_between_two_steps(policy_directory: Path) -> None:
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(client.ask, GENERATE, body)
             wait_for(lambda: client.get("/load")["steps"] > 5)
-            client.desk.engine.run(lambda engine: engine.load_weights(4, weights.items()))
+            client.handler.engine.call(lambda engine: engine.load_weights(4, weights.items()))
             told = asked.result()
         assert told["weight_version"] == 0
         ((place, version),) = told["switches"]
@@ -455,8 +456,8 @@ def test_new_weights_come_between_two_steps(policy_directory: Path) -> None:
         after = client.ask(GENERATE, body)
         assert (after["weight_version"], after["switches"]) == (4, [])
         model.model.norm.weight.data *= -1
-        own = HfEngine(model, slots=1, context=CONTEXT)
-        own.submit(Request(id=0, prompt=tuple(PROMPT), max_tokens=40, seed=0, temperature=0.0))
+        own = HfEngine(model, max_num_seqs=1, max_model_len=CONTEXT)
+        own.add_request(Request(id=0, prompt=tuple(PROMPT), max_tokens=40, seed=0, temperature=0.0))
         done: list[Any] = []
         while not done:
             done += own.step()
@@ -479,15 +480,15 @@ class TestSession:
 
     def play(self, client: Client, turns: int = 3) -> None:
         """Each time it repeats all that was said, as programs do."""
-        client.send("DELETE", "/sessions/game")
+        client.send("DELETE", "/sessions/episode")
         messages = list(HELLO)
         for turn in range(turns):
             body = {"messages": messages, "max_tokens": 10, "seed": turn, "user": "agent"}
-            said = client.ask(f"/sessions/game{CHAT}", body)["choices"][0]["message"]
+            said = client.ask(f"/sessions/episode{CHAT}", body)["choices"][0]["message"]
             messages += [said, {"role": "user", "content": f"_ _ P{turn}"}]
 
     def exchanges(self, client: Client) -> Any:
-        state, told = client.send("GET", "/sessions/game")
+        state, told = client.send("GET", "/sessions/episode")
         assert state == 200
         return read_session(told.decode())
 
@@ -497,11 +498,11 @@ class TestSession:
         for before, after in itertools.pairwise(exchanges):
             assert after.prompt.tokens[: len(before.sequence)] == before.sequence
             assert after.prompt.reused == len(before.sequence)
-        turns = turns_of(exchanges)
+        turns = build_turns(exchanges)
         assert [turn.continues for turn in turns] == [False, True, True]
         assert [turn.observation for turn in turns] == ["_ P G", "_ _ P0", "_ _ P1"]
         assert all(exchange.notes == {"user": "agent"} for exchange in exchanges)
-        batch = assemble([Trajectory("agent", 0, 0, 0, turns, Outcome.SUCCESS)])
+        batch = collate([Trajectory("agent", 0, 0, 0, turns, Outcome.SUCCESS)])
         assert batch.lengths.tolist() == [len(exchanges[-1].sequence)]
         assert tuple(batch.tokens.tolist()) == exchanges[-1].sequence
 
@@ -521,13 +522,17 @@ class TestSession:
 
     def test_what_is_trained_on_has_the_learners_logprobs(self, client: Client, policy_directory: Path) -> None:
         """The session's tokens through the learner's own pass: what importance ratios start from."""
-        from quintet.training.learner import Scorer
-        from quintet.training.packing import Budget
+        from quintet.training.learner_setup import LearnerSetup
+        from quintet.training.packing import MicroBatchBudget
+        from quintet.training.scorer import PolicyScorer
 
         self.play(client)
-        batch = assemble([Trajectory("agent", 0, 0, 0, turns_of(self.exchanges(client)), Outcome.SUCCESS)])
-        scorer = Scorer(load_model(policy_directory), budget=Budget(4096), dtype=torch.float32, temperature=1.0)
-        found = scorer.logprobs(batch)
+        batch = collate([Trajectory("agent", 0, 0, 0, build_turns(self.exchanges(client)), Outcome.SUCCESS)])
+        scorer = PolicyScorer(
+            load_model(policy_directory),
+            LearnerSetup(budget=MicroBatchBudget(4096), dtype=torch.float32, temperature=1.0),
+        )
+        found = scorer.compute_log_probs(batch)
         torch.testing.assert_close(found[batch.loss_mask], batch.logprobs[batch.loss_mask], atol=1e-5, rtol=0)
 
     def test_the_text_is_the_templates(self, client: Client, tokenizer: Any) -> None:
@@ -540,29 +545,29 @@ class TestSession:
         self.play(client, 1)
         said = {"role": "assistant", "content": "something else"}
         messages = [*HELLO, said, {"role": "user", "content": "_"}]
-        client.ask(CHAT, {"messages": messages, "max_tokens": 2}, X_Quintet_Session="game")
+        client.ask(CHAT, {"messages": messages, "max_tokens": 2}, X_Quintet_Session="episode")
         exchanges = self.exchanges(client)
         assert [exchange.prompt.reused for exchange in exchanges] == [0, 0]
-        assert [turn.continues for turn in turns_of(exchanges)] == [False, False]
+        assert [turn.continues for turn in build_turns(exchanges)] == [False, False]
 
     def test_streams_and_tokens_are_kept_too(self, client: Client) -> None:
-        client.send("DELETE", "/sessions/game")
-        client.stream("/sessions/game/v1/completions", {"prompt": "P G", "max_tokens": 6, "seed": 1, "n": 2})
+        client.send("DELETE", "/sessions/episode")
+        client.stream("/sessions/episode/v1/completions", {"prompt": "P G", "max_tokens": 6, "seed": 1, "n": 2})
         first, second = self.exchanges(client)
         assert (first.number, second.choice) == (0, 1)
         tokens = [*first.sequence, 40, 41]
-        client.ask("/sessions/game/generate", {"prompt_token_ids": tokens, "max_tokens": 3})
+        client.ask("/sessions/episode/generate", {"prompt_token_ids": tokens, "max_tokens": 3})
         last = self.exchanges(client)[-1]
-        assert turns_of([first, last])[1].prompt == (40, 41)
+        assert build_turns([first, last])[1].prompt == (40, 41)
 
     def test_rewards_lists_and_ends(self, client: Client) -> None:
         self.play(client, 2)
-        client.ask("/sessions/game/reward", {"reward": 1.5})
+        client.ask("/sessions/episode/reward", {"reward": 1.5})
         assert [exchange.reward for exchange in self.exchanges(client)] == [0.0, 1.5]
-        assert client.get("/sessions")["sessions"]["game"] == 2
-        assert client.refused("/sessions/game/reward", {"reward": "much"})[0] == 400
-        client.send("DELETE", "/sessions/game")
-        assert client.refused("/sessions/game", None, "GET")[0] == 404
+        assert client.get("/sessions")["sessions"]["episode"] == 2
+        assert client.refused("/sessions/episode/reward", {"reward": "much"})[0] == 400
+        client.send("DELETE", "/sessions/episode")
+        assert client.refused("/sessions/episode", None, "GET")[0] == 404
 
     @pytest.mark.parametrize("name", ["..", "a b", "é", "-a", "a" * 129])
     def test_names_are_plain(self, client: Client, name: str) -> None:
@@ -576,14 +581,14 @@ def test_a_port_that_is_taken_is_told(client: Client) -> None:
     from quintet.runtime.serving.server import Address
 
     port = int(client.url.rpartition(":")[2])
-    with pytest.raises(MachineError, match="can't listen on"):
-        Service(object(), Address("127.0.0.1", port))
+    with pytest.raises(MachineError, match="cannot listen on"):
+        ServingServer(object(), Address("127.0.0.1", port))
     for host in ("0.0.0.0", "::", "192.168.1.2", "example.org"):
         with pytest.raises(ConfigError, match="there is no token"):
-            Service(object(), Address(host, 0))
+            ServingServer(object(), Address(host, 0))
     for token in ("", " ", "a\nb", "é"):
         with pytest.raises(ConfigError, match="--token"):
-            Service(object(), Address("127.0.0.1", 0, token))
+            ServingServer(object(), Address("127.0.0.1", 0, token))
 
 
 def test_openais_own_client_understands_all_of_it(slow: Client) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.tracking.estimates import (
+from quintet.tracking.eval_statistics import (
     Sample,
     best_of,
     estimate,
@@ -210,7 +210,7 @@ def test_prompts_with_fewer_answers_leave_larger_k_out() -> None:
 def test_graded_scores_are_right_from_where_one_says() -> None:
     graded = [sample("a", 0.6), sample("a", 0.2)]
     assert estimates(graded, [1]).passed[1].mean == 0.0
-    assert estimates(graded, [1], right_from=0.5).passed[1].mean == 0.5
+    assert estimates(graded, [1], pass_threshold=0.5).passed[1].mean == 0.5
 
 
 def test_validation_metrics_have_verls_names() -> None:

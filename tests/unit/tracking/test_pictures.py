@@ -1,14 +1,14 @@
-"""If these fail, drawn games are missing, or show what wasn't played."""
+"""If these fail, drawn episodes are missing, or show what wasn't played."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from quintet.records import Outcome, StopReason, Trajectory, Turn
-from quintet.tracking.pictures import draw_games
+from quintet.tracking.episode_pages import write_episode_pages
 
 
-def test_a_game_is_drawn_turn_by_turn(tmp_path: Path) -> None:
+def test_a_episode_is_drawn_turn_by_turn(tmp_path: Path) -> None:
     turn = Turn(
         prompt=(1,),
         tokens=(2,),
@@ -22,8 +22,8 @@ def test_a_game_is_drawn_turn_by_turn(tmp_path: Path) -> None:
         valid_format=True,
         reward=1.0,
     )
-    game = Trajectory(world="frozenlake", seed=7, group=0, sample=0, turns=(turn, turn), outcome=Outcome.SUCCESS)
-    draw_games(tmp_path, 4, [game, game])
+    episode = Trajectory(env="frozenlake", seed=7, group=0, sample=0, turns=(turn, turn), outcome=Outcome.SUCCESS)
+    write_episode_pages(tmp_path, 4, [episode, episode])
     pages = sorted((tmp_path / "step_4").iterdir())
     assert [page.name for page in pages] == ["trajectory_data_0.html", "trajectory_data_1.html"]
     page = pages[0].read_text()

@@ -12,15 +12,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from quintet.config import load_experiment
+from quintet.config.compose import load_experiment
 from quintet.errors import MachineError
 from quintet.records import Outcome, StopReason, Trajectory, Turn
-from quintet.tracking.loggers import LoggerContext, open_loggers, read_metrics, truncate
-from quintet.tracking.metrics import describe, markdown_table, reproducible
+from quintet.tracking.atomic_files import translate_os_errors, write_atomic
+from quintet.tracking.logger import LoggerContext
+from quintet.tracking.loggers import build_loggers, read_metrics, truncate
+from quintet.tracking.metrics import describe, markdown_table, without_timing
 from quintet.tracking.progress import PlainProgress, duration
-from quintet.tracking.report import ClosingRow, write_report
-from quintet.tracking.run_directory import RunDirectory, machine_errors, write_atomic
-from quintet.tracking.summaries import summarize_games, summarize_validation, summarize_worlds
+from quintet.tracking.report import ComparisonRow, write_report
+from quintet.tracking.run_directory import RunDirectory
+from quintet.tracking.summaries import summarize_envs, summarize_episodes, summarize_validation
 from quintet.tracking.trajectories import read_trajectories, write_trajectories
 
 
@@ -43,12 +45,12 @@ def turn(text: str = "<answer> Right </answer>", **changes: object) -> Turn:
     return Turn(**fields)
 
 
-def game(number: int = 0, *turns: Turn, outcome: Outcome = Outcome.SUCCESS) -> Trajectory:
+def episode(number: int = 0, *turns: Turn, outcome: Outcome = Outcome.SUCCESS) -> Trajectory:
     return Trajectory("frozenlake", number, number, 0, turns or (turn(),), outcome)
 
 
 def test_every_metric_is_defined_or_refused(tmp_path: Path) -> None:
-    logger = open_loggers(["jsonl"], LoggerContext(tmp_path))
+    logger = build_loggers(["jsonl"], LoggerContext(tmp_path))
     logger.log(1, 2.0, {"actor/entropy": 0.5, "val/frozenlake/success_rate": 0.25})
     with pytest.raises(ValueError, match="actor/entropi"):
         logger.log(2, 3.0, {"actor/entropi": 0.5})
@@ -61,7 +63,7 @@ def test_every_metric_is_defined_or_refused(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_forgets_what_it_wont_go_on_from(tmp_path: Path) -> None:
-    logger = open_loggers(["jsonl"], LoggerContext(tmp_path))
+    logger = build_loggers(["jsonl"], LoggerContext(tmp_path))
     for step in range(5):
         logger.log(step, float(step), {"actor/entropy": float(step)})
     logger.close()
@@ -73,11 +75,11 @@ def test_a_resumed_run_forgets_what_it_wont_go_on_from(tmp_path: Path) -> None:
 
 def test_reproducible_lines_hold_no_times() -> None:
     line = {"step": 1, "time_seconds": 3.0, "timing_s/gen": 1.0, "perf/throughput": 3.0, "actor/entropy": 0.1}
-    assert reproducible(line) == {"step": 1, "actor/entropy": 0.1}
+    assert without_timing(line) == {"step": 1, "actor/entropy": 0.1}
 
 
 def test_not_a_number_is_written_as_null(tmp_path: Path) -> None:
-    logger = open_loggers(["jsonl"], LoggerContext(tmp_path))
+    logger = build_loggers(["jsonl"], LoggerContext(tmp_path))
     logger.log(1, 0.0, {"actor/entropy": float("nan")})
     logger.close()
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["actor/entropy"] is None
@@ -86,7 +88,7 @@ def test_not_a_number_is_written_as_null(tmp_path: Path) -> None:
 def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    logger = open_loggers(["tensorboard"], LoggerContext(tmp_path))
+    logger = build_loggers(["tensorboard"], LoggerContext(tmp_path))
     for step in (1, 2):
         logger.log(step, 0.0, {"actor/entropy": step / 2})
     logger.close()
@@ -107,20 +109,20 @@ def test_plain_lines_say_how_far_and_how_long() -> None:
     assert (duration(41.2), duration(125), duration(3900)) == ("41 s", "2 min", "1 h 5 min")
 
 
-def test_games_survive_the_disk(tmp_path: Path) -> None:
+def test_episodes_survive_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "validation/step_000001.jsonl"
-    write_trajectories(path, 1, "validation", [game(3), game(4, outcome=Outcome.TERMINATED)])
+    write_trajectories(path, 1, "validation", [episode(3), episode(4, outcome=Outcome.TERMINATED)])
     first, second = read_trajectories(path)
     assert (first["seed"], first["outcome"], second["outcome"]) == (3, "success", "terminated")
     assert first["turns"][0]["text"] == "<answer> Right </answer>"
 
 
 def test_summaries_by_hand() -> None:
-    games = [
-        game(0, turn(reward=0.0, tokens=(1, 2, 3, 4)), turn(prompt=(9,), continues=True)),
-        game(1, turn(reward=-0.1, valid_format=False, stop=StopReason.LENGTH), outcome=Outcome.MAX_TURNS),
+    episodes = [
+        episode(0, turn(reward=0.0, tokens=(1, 2, 3, 4)), turn(prompt=(9,), continues=True)),
+        episode(1, turn(reward=-0.1, valid_format=False, stop=StopReason.LENGTH), outcome=Outcome.MAX_TURNS),
     ]
-    metrics = summarize_games(games)
+    metrics = summarize_episodes(episodes)
     assert metrics["critic/score/mean"] == pytest.approx(0.45)
     assert metrics["num_turns/mean"] == 1.5
     assert metrics["prompt_length/max"] == 3 + 4 + 1
@@ -128,15 +130,17 @@ def test_summaries_by_hand() -> None:
     assert metrics["response/valid_format"] == pytest.approx(2 / 3)
     assert metrics["trajectory/outcome/success"] == 0.5
     assert sum(v for k, v in metrics.items() if k.startswith("trajectory/outcome/")) == 1.0
-    assert summarize_validation("frozenlake", games)["val/frozenlake/success_rate"] == 0.5
-    for name in (*metrics, *summarize_validation("frozenlake", games)):
+    assert summarize_validation("frozenlake", episodes)["val/frozenlake/success_rate"] == 0.5
+    for name in (*metrics, *summarize_validation("frozenlake", episodes)):
         describe(name)
 
 
-def test_each_of_several_worlds_has_its_own_numbers() -> None:
-    games = [replace(game(number), world="lake" if number < 3 else "boxes", group=number // 2) for number in range(4)]
-    games[0] = replace(games[0], outcome=Outcome.FAILED)
-    metrics = summarize_worlds(games)
+def test_each_of_several_envs_has_its_own_numbers() -> None:
+    episodes = [
+        replace(episode(number), env="lake" if number < 3 else "boxes", group=number // 2) for number in range(4)
+    ]
+    episodes[0] = replace(episodes[0], outcome=Outcome.FAILED)
+    metrics = summarize_envs(episodes)
     assert (metrics["train/lake/groups"], metrics["train/boxes/groups"]) == (2, 1)
     assert metrics["train/lake/success_rate"] == pytest.approx(2 / 3)
     assert (metrics["train/lake/failed"], metrics["train/boxes/success_rate"]) == (1, 1.0)
@@ -144,10 +148,10 @@ def test_each_of_several_worlds_has_its_own_numbers() -> None:
         describe(name)
 
 
-def test_a_world_of_another_name_is_still_drawn_as_what_it_is(tmp_path: Path) -> None:
+def test_a_env_of_another_name_is_still_drawn_as_what_it_is(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     shown = " P _\n _ G"
-    lake = replace(game(3, replace(turn(), observation=shown)), world="lake")
+    lake = replace(episode(3, replace(turn(), observation=shown)), env="lake")
     for kind, boards in ((None, 0), ("frozenlake", 1)):
         write_trajectories(run.trajectories("validation", 1), 1, "validation", [replace(lake, kind=kind)])
         (stored,) = read_trajectories(run.trajectories("validation", 1))
@@ -159,13 +163,13 @@ def test_a_world_of_another_name_is_still_drawn_as_what_it_is(tmp_path: Path) ->
 def test_the_report_stands_alone_and_escapes_the_policys_words(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     evil = '<script>alert("x")</script><img src=x onerror=alert(1)>'
-    write_trajectories(run.trajectories("validation", 4), 4, "validation", [game(0, turn(evil)), game(1)])
-    logger = open_loggers(["jsonl"], LoggerContext(tmp_path))
+    write_trajectories(run.trajectories("validation", 4), 4, "validation", [episode(0, turn(evil)), episode(1)])
+    logger = build_loggers(["jsonl"], LoggerContext(tmp_path))
     for step in range(5):
         logger.log(step, float(step), {"val/frozenlake/success_rate": step / 5, "actor/entropy": float("nan")})
     logger.close()
-    rows = [ClosingRow("success", 0.25, 0.75, share=True), ClosingRow("turns", None, 3.0)]
-    page = write_report(tmp_path, "a <b> run", {"world": "frozenlake"}, rows, games=2).read_text()
+    rows = [ComparisonRow("success", 0.25, 0.75, share=True), ComparisonRow("turns", None, 3.0)]
+    page = write_report(tmp_path, "a <b> run", {"env": "frozenlake"}, rows, episodes=2).read_text()
     assert evil not in page
     assert "<img" not in page
     assert "a &lt;b&gt; run" in page
@@ -175,7 +179,7 @@ def test_the_report_stands_alone_and_escapes_the_policys_words(tmp_path: Path) -
 
 
 def test_the_report_of_an_empty_run_is_still_a_page(tmp_path: Path) -> None:
-    assert "<html" in write_report(tmp_path, "empty", {}, [], games=12).read_text()
+    assert "<html" in write_report(tmp_path, "empty", {}, [], episodes=12).read_text()
 
 
 def test_whole_files_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +200,7 @@ def test_whole_files_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ("code", "words"), [(errno.ENOSPC, "disk full"), (errno.EACCES, "no permission"), (errno.ENOENT, "no such file")]
 )
 def test_the_machines_refusals_are_messages(code: int, words: str) -> None:
-    with pytest.raises(MachineError, match=words), machine_errors(Path("/x")):
+    with pytest.raises(MachineError, match=words), translate_os_errors(Path("/x")):
         raise OSError(code, os.strerror(code))
 
 
@@ -215,11 +219,11 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
         RunDirectory(tmp_path / "file" / "run").create()
 
 
-def test_a_place_that_cant_be_made_is_told_by_its_key() -> None:
+def test_an_output_directory_that_cannot_be_created_is_reported_by_its_key() -> None:
     """`no such file` says neither what was asked for nor where."""
     composed = load_experiment(None, ["output_dir=/proc/x"])
     with pytest.raises(MachineError) as refused:
-        RunDirectory.made(composed)
-    assert str(refused.value).startswith("output_dir = '/proc/x' (command line): /proc/x/")
-    assert "can't be made" in refused.value.message
-    assert refused.value.hint == "set `output_dir` to a directory that you can write"
+        RunDirectory.create_for(composed)
+    assert str(refused.value).startswith("output_dir = '/proc/x' (command line): cannot create /proc/x/")
+    assert "cannot create" in refused.value.message
+    assert refused.value.hint == "set `output_dir` to a writable directory"

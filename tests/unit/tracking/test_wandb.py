@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from quintet.tracking.loggers import LoggerContext, open_loggers
+from quintet.tracking.logger import LoggerContext
+from quintet.tracking.loggers import build_loggers
 
 pytest.importorskip("wandb")
 
@@ -19,7 +20,7 @@ def test_without_a_key_everything_stays_on_disk_and_a_resumed_run_goes_on(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for resume_step in (None, 1):
         context = LoggerContext(tmp_path, name="lake", project="mine", resume_step=resume_step)
-        loggers = open_loggers(["wandb"], context)
+        loggers = build_loggers(["wandb"], context)
         loggers.log(1, 0.5, {"critic/score/mean": 0.25})
         loggers.close()
     runs = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))

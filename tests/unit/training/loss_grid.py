@@ -17,12 +17,16 @@ import torch
 
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.objective import CriticObjective, PolicyObjective
-from quintet.config.native import AlgorithmConfig, CriticConfig, OptimizerConfig
-from quintet.policies.causal_lm import ValueModel, load_model
+from quintet.config.native.algorithm import AlgorithmConfig
+from quintet.config.native.learners import CriticConfig, OptimizerConfig
+from quintet.policies.causal_lm import ValueModel
+from quintet.policies.model_loading import load_model
 from quintet.records import Batch
-from quintet.training.learner import ActorLearner, CriticLearner, Scorer
-from quintet.training.packing import Budget
-from quintet.training.ranks import Ranks
+from quintet.training.learner import ActorLearner, CriticLearner
+from quintet.training.learner_setup import LearnerSetup
+from quintet.training.packing import MicroBatchBudget
+from quintet.training.parallel.process_group import RankGroup
+from quintet.training.scorer import PolicyScorer
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 LOSSES: dict[str, dict[str, Any]] = {
@@ -89,10 +93,10 @@ def ragged_batch(seed: int = 0) -> Batch:
     )
 
 
-def near_batch(scorer: Scorer) -> Batch:
+def near_batch(scorer: PolicyScorer) -> Batch:
     """The same with log-probs of old policy, engine and reference that lie around the policy's own."""
     batch, generator = ragged_batch(), torch.Generator().manual_seed(1)
-    present = scorer.logprobs(batch)
+    present = scorer.compute_log_probs(batch)
     near = lambda spread: (  # noqa: E731
         (present + spread * torch.randn(len(present), generator=generator)) * batch.loss_mask
     )
@@ -127,7 +131,7 @@ def other_policy(model: Any) -> Any:
 def grid(actor: ActorLearner) -> dict[str, list[float]]:
     """What each combination measures, by `<loss> <aggregation>`; the weights stay as they are."""
     batch = near_batch(actor.scorer)
-    reference = Scorer(other_policy(actor.model), budget=Budget())
+    reference = PolicyScorer(other_policy(actor.model), LearnerSetup(budget=MicroBatchBudget()))
     out: dict[str, list[float]] = {}
     for name in LOSSES:
         for mode in AGGREGATIONS:
@@ -141,7 +145,7 @@ def three_steps(actor: ActorLearner) -> float:
     batch = near_batch(actor.scorer)
     for _ in range(3):
         actor.update(batch, objective("gspo"), "token-mean", 1.0)
-    return float(actor.scorer.logprobs(batch).sum())
+    return float(actor.scorer.compute_log_probs(batch).sum())
 
 
 def critic_grid(critic: CriticLearner) -> dict[str, list[float]]:
@@ -160,42 +164,42 @@ def critic_grid(critic: CriticLearner) -> dict[str, list[float]]:
 def three_steps_of_values(critic: CriticLearner) -> list[float]:
     """Sum of the values before and after three updates on the same mini-batch."""
     batch = ragged_batch()
-    before = float(critic.values(batch).sum())
+    before = float(critic.compute_values(batch).sum())
     for _ in range(3):
         critic.update(batch, VALUES, "token-mean", 0.01)
-    return [before, float(critic.values(batch).sum())]
+    return [before, float(critic.compute_values(batch).sum())]
 
 
-def critic(directory: Path, budget: Budget, ranks: Ranks | None = None) -> CriticLearner:
+def critic(directory: Path, budget: MicroBatchBudget, ranks: RankGroup | None = None) -> CriticLearner:
     """With a head that isn't 0 everywhere: else the body would learn nothing."""
     config = OptimizerConfig(kind="sgd", learning_rate=1.0)
     model = ValueModel(load_model(directory))
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         model.head.weight.copy_(0.2 * torch.randn(model.head.weight.shape, generator=generator))
-    return CriticLearner(model, config, budget=budget, ranks=ranks or Ranks())
+    return CriticLearner(model, config, LearnerSetup(budget=budget, ranks=ranks or RankGroup()))
 
 
-def learner(directory: Path, budget: Budget, ranks: Ranks | None = None) -> ActorLearner:
+def learner(directory: Path, budget: MicroBatchBudget, ranks: RankGroup | None = None) -> ActorLearner:
     config = OptimizerConfig(kind="sgd", learning_rate=1.0)
-    return ActorLearner(load_model(directory), config, budget=budget, ranks=ranks or Ranks())
+    return ActorLearner(load_model(directory), config, LearnerSetup(budget=budget, ranks=ranks or RankGroup()))
 
 
 def main(directory: Path, rank: int, size: int, meeting: Path) -> None:
     torch.set_num_threads(1)
-    ranks = Ranks.join(rank, size, meeting, timeout_seconds=60.0)
-    actor = learner(directory, Budget(sequences=2), ranks)
+    ranks = RankGroup.join(rank, size, meeting, timeout_seconds=60.0)
+    actor = learner(directory, MicroBatchBudget(max_sequences=2), ranks)
     told: dict[str, Any] = {"grid": grid(actor), "probability": three_steps(actor)}
     # a single pass: the second process has none
-    whole = learner(directory, Budget(), ranks)
+    whole = learner(directory, MicroBatchBudget(), ranks)
     once = whole.update(near_batch(whole.scorer), objective("cispo"), "token-mean", 0.0)
-    values = critic(directory, Budget(sequences=2), ranks)
+    values = critic(directory, MicroBatchBudget(max_sequences=2), ranks)
     told["values"], told["value"] = critic_grid(values), three_steps_of_values(values)
     told["once"] = [once[key] for key in TOLD]
     told["weights"] = hashlib.sha256(
         b"".join(value.numpy().tobytes() for one in (actor, values) for _, value in one.weights())
     ).hexdigest()
-    ranks.leave()
+    ranks.destroy()
     print(json.dumps(told))
 
 

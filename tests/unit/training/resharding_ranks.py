@@ -19,12 +19,12 @@ from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from quintet.training.lay import Whole
-from quintet.training.learner_files import copy_learner, restore_learner
-from quintet.training.ranks import Ranks
-from quintet.training.snapshot import HostMemory
+from quintet.training.checkpoint.learner_state import restore_learner, snapshot_learner
+from quintet.training.checkpoint.snapshot import HostBuffers
+from quintet.training.parallel.process_group import RankGroup
+from quintet.training.parallel.strategy import ReplicatedStrategy
 
-WORLD = 4
+ENV = 4
 CHAIN = (
     ("plain", 1),
     ("fsdp2", 2),
@@ -98,12 +98,12 @@ def split(module: Wrapped, mesh: DeviceMesh) -> None:
 def learner(kind: str, meshes: dict[str, DeviceMesh], *, tied: bool) -> Any:
     module = arranged(Wrapped(tied=tied), kind, meshes)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, weight_decay=0.1, fused=kind != "fsdp")
-    return SimpleNamespace(lay=Whole(module), optimizer=optimizer, at_hand=nullcontext)
+    return SimpleNamespace(strategy=ReplicatedStrategy(module), optimizer=optimizer, on_device=nullcontext)
 
 
 def step(one: Any) -> None:
     tokens = torch.arange(24).reshape(2, 12) * 7 % 50
-    one.lay.module(tokens).backward()
+    one.strategy.module(tokens).backward()
     one.optimizer.step()
     one.optimizer.zero_grad()
 
@@ -114,19 +114,19 @@ def run(place: Path, rank: int, meshes: dict[int, dict[str, DeviceMesh]], *, tie
         if rank < size:
             mesh = meshes[size]
             group = mesh["one"].get_group() if size > 1 else None
-            one, ranks = learner(kind, mesh, tied=tied), Ranks(rank, size, group)
+            one, ranks = learner(kind, mesh, tied=tied), RankGroup(rank, size, group)
             if number:
                 before = place / f"{number - 1}"
                 restore_learner(one, before, "actor", ["model", "optimizer"])
-                copy_learner(one, "again", ["model", "optimizer"], HostMemory(), ranks).write(directory)
+                snapshot_learner(one, "again", ["model", "optimizer"], HostBuffers(), ranks).write(directory)
             step(one)
-            copy_learner(one, "actor", ["model", "optimizer"], HostMemory(), ranks).write(directory)
+            snapshot_learner(one, "actor", ["model", "optimizer"], HostBuffers(), ranks).write(directory)
         dist.barrier()
 
 
 def main(place: Path, rank: int, meeting: Path) -> None:
     torch.set_num_threads(1)
-    ranks = Ranks.join(rank, WORLD, meeting, timeout_seconds=90.0)
+    ranks = RankGroup.join(rank, ENV, meeting, timeout_seconds=90.0)
     pairs = init_device_mesh("cpu", (2, 2), mesh_dim_names=("other", "pair"))
     four = init_device_mesh("cpu", (4,), mesh_dim_names=("four",))
     alone = init_device_mesh("cpu", (4, 1), mesh_dim_names=("rest", "alone"))
@@ -137,7 +137,7 @@ def main(place: Path, rank: int, meeting: Path) -> None:
     }
     for name in CHAINS:
         run(place / name, rank, meshes, tied=name == "tied")
-    ranks.leave()
+    ranks.destroy()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quintet.errors import MachineError
-from quintet.training.checkpoint import find_checkpoint, open_checkpoint, save_checkpoint
+from quintet.training.checkpoint.checkpoint import find_checkpoint, open_checkpoint, save_checkpoint
 
 
 def save(root: Path, step: int, keep: int = 3) -> Path:
@@ -28,7 +28,7 @@ def never(path: Path, reason: str) -> None:
     pytest.fail(f"{path} was rejected: {reason}")
 
 
-def test_the_newest_is_found_with_its_state(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_found_with_its_state(tmp_path: Path) -> None:
     for step in (2, 10, 9):
         save(tmp_path, step)
     # 9 was saved last: what lies beyond it belongs to a run that went another way.
@@ -38,14 +38,14 @@ def test_the_newest_is_found_with_its_state(tmp_path: Path) -> None:
     assert steps(tmp_path) == ["global_step_2", "global_step_9"]
 
 
-def test_older_ones_are_removed(tmp_path: Path) -> None:
+def test_older_checkpoints_are_deleted(tmp_path: Path) -> None:
     for step in range(1, 6):
         save(tmp_path, step, keep=2)
     assert steps(tmp_path) == ["global_step_4", "global_step_5"]
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "manifest"])
-def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_used(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(tmp_path: Path, damage: str) -> None:
     save(tmp_path, 1)
     target = save(tmp_path, 2) / "hf/model.safetensors"
     if damage == "flip":
@@ -68,7 +68,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_used(tmp_pat
 @pytest.mark.parametrize(
     "manifest", ["[]", "null", "{}", '{"state.json": 3}', '{"state.json": {"sizf": 1, "sha256": ""}}', "\0"]
 )
-def test_a_manifest_with_other_bits_is_refused_like_any_damage(tmp_path: Path, manifest: str) -> None:
+def test_an_invalid_manifest_counts_as_damage(tmp_path: Path, manifest: str) -> None:
     save(tmp_path, 1)
     (save(tmp_path, 2) / "manifest.json").write_text(manifest)
     rejected: list[tuple[str, str]] = []
@@ -78,7 +78,7 @@ def test_a_manifest_with_other_bits_is_refused_like_any_damage(tmp_path: Path, m
     assert "its manifest" in rejected[0][1]
 
 
-def test_a_file_that_the_disk_doesnt_give_back_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_counts_as_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1)
     bad = save(tmp_path, 2) / "hf/model.safetensors"
     opened = Path.open
@@ -93,28 +93,28 @@ def test_a_file_that_the_disk_doesnt_give_back_is_damage(tmp_path: Path, monkeyp
     found = find_checkpoint(tmp_path, lambda path, reason: rejected.append(reason))
     assert found is not None
     assert found.step == 1
-    assert rejected == ["hf/model.safetensors can't be read: Input/output error"]
+    assert rejected == ["hf/model.safetensors cannot be read: Input/output error"]
 
 
-def test_scripts_never_find_a_step_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latest_step_file_never_names_a_deleted_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1, keep=1)
 
     def die(path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("quintet.training.checkpoint.shutil.rmtree", die)
+    monkeypatch.setattr("quintet.training.checkpoint.checkpoint.shutil.rmtree", die)
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 2, keep=1)
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "2"
 
 
-def test_a_runs_directory_isnt_taken_for_a_damaged_checkpoint(tmp_path: Path) -> None:
+def test_a_run_directory_is_not_reported_as_damaged_checkpoint(tmp_path: Path) -> None:
     save(tmp_path / "checkpoints", 1)
     with pytest.raises(MachineError, match="global_step_N"):
         open_checkpoint(tmp_path)
 
 
-def test_an_interrupted_save_leaves_the_last_good_one(tmp_path: Path) -> None:
+def test_an_interrupted_save_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, 1)
 
     def die(directory: Path) -> None:
@@ -130,25 +130,25 @@ def test_an_interrupted_save_leaves_the_last_good_one(tmp_path: Path) -> None:
     assert steps(tmp_path) == ["global_step_1", "global_step_2"]
 
 
-def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+def test_saving_a_step_again_replaces_its_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, 1)
     save(tmp_path, 1)
     assert steps(tmp_path) == ["global_step_1"]
 
 
-def test_scripts_find_the_latest_step_where_verl_writes_it(tmp_path: Path) -> None:
+def test_the_latest_step_file_is_verls(tmp_path: Path) -> None:
     for step in (3, 12):
         save(tmp_path, step)
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "12"
 
 
-def test_the_manifest_names_every_file(tmp_path: Path) -> None:
+def test_the_manifest_lists_every_file(tmp_path: Path) -> None:
     directory = save(tmp_path, 7)
     manifest = json.loads((directory / "manifest.json").read_text())
     assert set(manifest) == {"hf/model.safetensors", "state.json"}
     assert manifest["hf/model.safetensors"]["size"] == 100
 
 
-def test_a_path_that_isnt_there_is_a_users_fault(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="global_step_N"):
         open_checkpoint(tmp_path / "none")

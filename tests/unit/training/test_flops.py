@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig
 
-from quintet.training.flops import forward_flops, peak_flops, training_flops, utilisation
+from quintet.training.flops import forward_flops, peak_flops, training_flops, utilization
 
 SHAPE = {
     "vocab_size": 50,
@@ -19,7 +19,7 @@ SHAPE = {
 }
 
 
-def test_products_are_those_that_torch_counts() -> None:
+def test_flops_agree_with_torchs_counter() -> None:
     """Of a model with one token, where attention has no future; torch counts what really runs."""
     model = Qwen2ForCausalLM(Qwen2Config(**SHAPE))
     with FlopCounterMode(display=False) as counter:
@@ -33,15 +33,15 @@ def test_products_are_those_that_torch_counts() -> None:
     assert training_flops(model.config, lengths) == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
-def test_by_hand() -> None:
+def test_flops_agree_with_a_hand_calculation() -> None:
     config = Qwen2Config(**SHAPE)
     weights = 32 * 8 * (2 * 4 + 2 * 2) + 3 * 32 * 48
     pairs = 3 * 4 // 2 + 2 * 3 // 2
     expected = 2 * (3 * (5 * weights + 2 * 32 * pairs) + 4 * 32 * 50)
-    assert forward_flops(config, torch.tensor([3, 2]), places=4) == expected
+    assert forward_flops(config, torch.tensor([3, 2]), num_logits=4) == expected
 
 
-def test_only_the_experts_that_are_asked_count() -> None:
+def test_only_active_experts_count() -> None:
     sparse = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
     one = torch.ones(1, dtype=torch.long)
     mixed = forward_flops(Qwen3MoeConfig(**SHAPE, head_dim=8, **sparse), one)
@@ -49,8 +49,8 @@ def test_only_the_experts_that_are_asked_count() -> None:
     assert mixed - forward_flops(Qwen2Config(**SHAPE), one) == 2 * 3 * 32 * 8
 
 
-def test_the_share_of_the_peak() -> None:
-    told = utilisation(4e15, 2.0, devices=4, device="NVIDIA H100 80GB HBM3")
+def test_mfu_is_the_share_of_peak_flops() -> None:
+    told = utilization(4e15, 2.0, devices=4, device="NVIDIA H100 80GB HBM3")
     assert told == {"perf/tflops/actor": 500.0, "perf/mfu/actor": pytest.approx(500 / 989)}
-    assert utilisation(1e12, 1.0, device="Something else") == {"perf/tflops/actor": 1.0}
+    assert utilization(1e12, 1.0, device="Something else") == {"perf/tflops/actor": 1.0}
     assert peak_flops("NVIDIA L40S") != peak_flops("NVIDIA L4")

@@ -13,15 +13,28 @@ from loss_grid import near_batch, other_policy, ragged_batch
 from transformers import PreTrainedModel
 
 from quintet.algorithms.aggregation import Aggregation
-from quintet.algorithms.objective import CriticObjective, Imitation, PolicyObjective
-from quintet.config.native import AlgorithmConfig, CriticConfig, OptimizerConfig
-from quintet.policies import causal_lm
-from quintet.policies.causal_lm import ValueModel, load_model, recompute_activations, token_statistics
-from quintet.training.learner import ActorLearner, CriticLearner, Scorer
-from quintet.training.learner_files import copy_learner, restore_learner
-from quintet.training.optimizer import learning_rate
-from quintet.training.packing import Budget, micro_batches, mini_batches, select_sequences, select_trajectories
-from quintet.training.snapshot import HostMemory
+from quintet.algorithms.objective import CriticObjective, CrossEntropyObjective, PolicyObjective
+from quintet.config.native.algorithm import AlgorithmConfig
+from quintet.config.native.learners import CriticConfig, OptimizerConfig
+from quintet.policies import token_statistics
+from quintet.policies.attention import PackedLayout
+from quintet.policies.causal_lm import ValueModel
+from quintet.policies.hidden_states import compute_hidden_states
+from quintet.policies.model_loading import enable_activation_checkpointing, load_model
+from quintet.policies.token_statistics import log_probs_and_entropy
+from quintet.training.checkpoint.learner_state import restore_learner, snapshot_learner
+from quintet.training.checkpoint.snapshot import HostBuffers
+from quintet.training.learner import ActorLearner, CriticLearner
+from quintet.training.learner_setup import LearnerSetup
+from quintet.training.optim.lr_schedule import learning_rate
+from quintet.training.packing import (
+    MicroBatchBudget,
+    micro_batches,
+    mini_batches,
+    select_sequences,
+    select_trajectories,
+)
+from quintet.training.scorer import PolicyScorer
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,16 +46,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def learner(directory: Path, budget: Budget) -> ActorLearner:
+def learner(directory: Path, budget: MicroBatchBudget) -> ActorLearner:
     config = OptimizerConfig(learning_rate=1e-3)
-    return ActorLearner(load_model(directory), config, budget=budget)
+    return ActorLearner(load_model(directory), config, LearnerSetup(budget=budget))
 
 
-def test_packed_logprobs_are_those_of_transformers(policy_directory: Path) -> None:
+def test_packed_log_probs_agree_with_transformers(policy_directory: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     batch = ragged_batch()
-    ours = learner(policy_directory, Budget(70)).scorer.logprobs(batch)
+    ours = learner(policy_directory, MicroBatchBudget(70)).scorer.compute_log_probs(batch)
     model = AutoModelForCausalLM.from_pretrained(policy_directory, dtype=torch.float32).eval()
     start = 0
     for length in batch.lengths.tolist():
@@ -56,45 +69,49 @@ def test_packed_logprobs_are_those_of_transformers(policy_directory: Path) -> No
 
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
-@pytest.mark.parametrize("budget", [Budget(1), Budget(40), Budget(sequences=1), Budget(40, 2)])
-def test_gradient_doesnt_depend_on_micro_batches(policy_directory: Path, aggregation: str, budget: Budget) -> None:
+@pytest.mark.parametrize(
+    "budget", [MicroBatchBudget(1), MicroBatchBudget(40), MicroBatchBudget(max_sequences=1), MicroBatchBudget(40, 2)]
+)
+def test_the_gradient_does_not_depend_on_micro_batches(
+    policy_directory: Path, aggregation: str, budget: MicroBatchBudget
+) -> None:
     batch, objective = ragged_batch(), PolicyObjective(AlgorithmConfig(entropy_coefficient=0.01))
-    whole, cut = learner(policy_directory, Budget(10_000)), learner(policy_directory, budget)
+    whole, cut = learner(policy_directory, MicroBatchBudget(10_000)), learner(policy_directory, budget)
     one = whole.update(batch, objective, aggregation, 1e-3)
     many = cut.update(batch, objective, aggregation, 1e-3)
     for name in ("actor/pg_loss", "actor/entropy", "grad_norm", "probs_diff_mean"):
         assert many[name] == pytest.approx(one[name], rel=1e-5, abs=1e-7), name
 
 
-def test_the_same_update_twice_gives_the_same_bits(policy_directory: Path) -> None:
+def test_the_same_update_twice_is_bit_equal(policy_directory: Path) -> None:
     batch, objective = ragged_batch(), PolicyObjective(AlgorithmConfig())
     results = []
     for _ in range(2):
-        actor = learner(policy_directory, Budget(64))
+        actor = learner(policy_directory, MicroBatchBudget(64))
         actor.update(batch, objective, "token-mean", 1e-3)
         results.append(dict(actor.weights()))
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 
-def test_an_update_raises_the_probability_of_good_tokens(policy_directory: Path) -> None:
-    actor, batch = learner(policy_directory, Budget(64)), ragged_batch()
-    before = actor.scorer.logprobs(batch)
+def test_an_update_raises_the_probability_of_tokens_with_positive_advantage(policy_directory: Path) -> None:
+    actor, batch = learner(policy_directory, MicroBatchBudget(64)), ragged_batch()
+    before = actor.scorer.compute_log_probs(batch)
     batch = replace(batch, logprobs=before)
     actor.update(batch, PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
-    change = (actor.scorer.logprobs(batch) - before)[batch.loss_mask]
+    change = (actor.scorer.compute_log_probs(batch) - before)[batch.loss_mask]
     advantages = batch.advantages[batch.loss_mask]
     assert float((change * advantages).sum()) > 0
 
 
-def test_on_policy_tokens_show_no_gap(policy_directory: Path) -> None:
-    actor, batch = learner(policy_directory, Budget(64)), ragged_batch()
-    batch = replace(batch, logprobs=actor.scorer.logprobs(batch))
+def test_the_probability_gap_is_zero_on_policy(policy_directory: Path) -> None:
+    actor, batch = learner(policy_directory, MicroBatchBudget(64)), ragged_batch()
+    batch = replace(batch, logprobs=actor.scorer.compute_log_probs(batch))
     gap = actor.update(batch, PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
     assert gap["probs_diff_max"] < 1e-6
 
 
-def test_a_gradient_that_isnt_finite_is_skipped_and_counted(policy_directory: Path) -> None:
-    actor, batch = learner(policy_directory, Budget(64)), ragged_batch()
+def test_a_step_with_an_infinite_gradient_is_skipped_and_counted(policy_directory: Path) -> None:
+    actor, batch = learner(policy_directory, MicroBatchBudget(64)), ragged_batch()
     before = {name: value.clone() for name, value in actor.weights()}
     broken = replace(batch, advantages=batch.advantages * float("nan"))
     assert actor.update(broken, PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)["skipped"] == 1.0
@@ -102,31 +119,33 @@ def test_a_gradient_that_isnt_finite_is_skipped_and_counted(policy_directory: Pa
 
 
 def test_imitation_lowers_its_loss(policy_directory: Path) -> None:
-    actor, batch = learner(policy_directory, Budget(64)), ragged_batch()
-    losses = [actor.update(batch, Imitation(), "token-mean", 1e-3)["sft/loss"] for _ in range(5)]
+    actor, batch = learner(policy_directory, MicroBatchBudget(64)), ragged_batch()
+    losses = [actor.update(batch, CrossEntropyObjective(), "token-mean", 1e-3)["sft/loss"] for _ in range(5)]
     assert losses[-1] < losses[0]
 
 
 def test_the_critic_learns_its_returns(policy_directory: Path) -> None:
     config = OptimizerConfig(learning_rate=1e-3)
-    critic = CriticLearner(ValueModel(load_model(policy_directory)), config, budget=Budget(64), dtype=torch.float32)
+    critic = CriticLearner(
+        ValueModel(load_model(policy_directory)), config, LearnerSetup(budget=MicroBatchBudget(64), dtype=torch.float32)
+    )
     batch = replace(ragged_batch(), values=torch.zeros(149))
-    assert bool((critic.values(batch) == 0).all())  # the head starts at zero
+    assert bool((critic.compute_values(batch) == 0).all())  # the head starts at zero
     objective = CriticObjective(CriticConfig(value_clip=None))
     losses = [critic.update(batch, objective, "token-mean", 1e-3)["critic/vf_loss"] for _ in range(8)]
     assert losses[-1] < losses[0]
 
 
-def test_a_learner_taken_up_from_files_goes_on_as_if_nothing_had_been(policy_directory: Path, tmp_path: Path) -> None:
+def test_a_restored_learner_continues_bit_equal(policy_directory: Path, tmp_path: Path) -> None:
     batch, objective = ragged_batch(), PolicyObjective(AlgorithmConfig())
-    first = learner(policy_directory, Budget(64))
+    first = learner(policy_directory, MicroBatchBudget(64))
     first.update(batch, objective, "token-mean", 1e-3)
-    second = learner(policy_directory, Budget(64))
-    copies = copy_learner(first, "actor", ["model", "optimizer"], HostMemory())
+    second = learner(policy_directory, MicroBatchBudget(64))
+    copies = snapshot_learner(first, "actor", ["model", "optimizer"], HostBuffers())
     weights = {name: tensor.clone() for name, tensor in first.weights()}
     first.update(batch, objective, "token-mean", 1e-3)
     copies.write(tmp_path)
-    first.lay.load(weights.items())
+    first.strategy.load_weights(weights.items())
     restore_learner(first, tmp_path, "actor", ["optimizer"])
     restore_learner(second, tmp_path, "actor", ["model", "optimizer"])
     for actor in (first, second):
@@ -135,7 +154,7 @@ def test_a_learner_taken_up_from_files_goes_on_as_if_nothing_had_been(policy_dir
     assert all(torch.equal(value, resumed[name]) for name, value in first.weights())
 
 
-def test_mini_batches_keep_groups_whole_and_lose_nothing() -> None:
+def test_mini_batches_have_full_groups_and_every_trajectory() -> None:
     batch = ragged_batch()
     parts = list(mini_batches(batch, 1, torch.Generator().manual_seed(0)))
     assert sorted(int(part.trajectory[0]) // 2 for part in parts) == [0, 1, 2]
@@ -144,15 +163,15 @@ def test_mini_batches_keep_groups_whole_and_lose_nothing() -> None:
         assert len(torch.unique(batch.group[part.trajectory])) == 1
 
 
-def test_without_shuffling_mini_batches_come_in_their_own_order() -> None:
+def test_mini_batches_are_in_order_without_a_generator() -> None:
     batch = ragged_batch()
     parts = [torch.unique(batch.group[part.trajectory]).tolist() for part in mini_batches(batch, 2, None)]
     assert parts == [[0, 1], [2]]
 
 
-def test_micro_batches_predict_every_own_token_once() -> None:
+def test_micro_batches_predict_each_response_token_once() -> None:
     batch = ragged_batch()
-    seen = torch.cat([micro.index for micro in micro_batches(batch, Budget(40))])
+    seen = torch.cat([micro.index for micro in micro_batches(batch, MicroBatchBudget(40))])
     assert sorted(seen.tolist()) == batch.loss_mask.nonzero().squeeze(-1).tolist()
 
 
@@ -164,7 +183,7 @@ def test_selected_trajectories_keep_their_tokens() -> None:
     assert torch.equal(kept.tokens[:39], batch.tokens[29:68])
 
 
-def test_the_schedule_by_hand() -> None:
+def test_learning_rates_agree_with_a_hand_calculation() -> None:
     config = OptimizerConfig(learning_rate=1.0, warmup_steps=2, schedule="linear", min_learning_rate_ratio=0.0)
     assert [learning_rate(config, step, 6) for step in range(1, 7)] == pytest.approx([0.5, 1.0, 0.75, 0.5, 0.25, 0.0])
     share = OptimizerConfig(learning_rate=1.0, warmup_steps=0, warmup_ratio=0.2, schedule="constant")
@@ -188,14 +207,14 @@ def test_the_schedule_by_hand() -> None:
         ({"schedule": "wsd", "stable_decay_steps": 4, "stable_decay": "linear"}, {7: 0.75, 10: 0.0}),
     ],
 )
-def test_further_schedules_by_hand(changes: dict[str, object], rates: dict[int, float]) -> None:
+def test_further_schedules_agree_with_a_hand_calculation(changes: dict[str, object], rates: dict[int, float]) -> None:
     config = OptimizerConfig.model_validate(
         {"learning_rate": 1.0, "warmup_steps": 0, "min_learning_rate_ratio": 0.0} | changes
     )
     assert {step: learning_rate(config, step, 10) for step in rates} == pytest.approx(rates)
 
 
-def test_recomputed_activations_take_less_memory_and_give_the_same_gradient(policy_directory: Path) -> None:
+def test_activation_checkpointing_saves_memory_and_gives_the_same_gradient(policy_directory: Path) -> None:
     def learn(model: PreTrainedModel) -> tuple[int, list[torch.Tensor]]:
         kept: dict[int, int] = {}
 
@@ -203,41 +222,41 @@ def test_recomputed_activations_take_less_memory_and_give_the_same_gradient(poli
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        (micro,) = micro_batches(ragged_batch(), Budget(10_000))
+        (micro,) = micro_batches(ragged_batch(), MicroBatchBudget(10_000))
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            logprobs, _ = token_statistics(model, micro.packed)
+            logprobs, _ = log_probs_and_entropy(model, micro.packed)
         held = sum(kept.values())
         torch.autograd.backward(logprobs.sum())
         return held, [p.grad for p in model.parameters() if p.grad is not None]
 
     plain, saving = load_model(policy_directory), load_model(policy_directory)
-    recompute_activations(saving)
+    enable_activation_checkpointing(saving)
     (held, expected), (held_less, found) = learn(plain), learn(saving)
     assert held_less < held
     torch.testing.assert_close(found, expected)
 
 
-def test_mini_batches_of_games_may_cut_groups() -> None:
-    """Where a step's games fill its updates but its groups don't."""
+def test_mini_batches_of_trajectories_may_split_groups() -> None:
+    """Where a step's episodes fill its updates but its groups don't."""
     batch = ragged_batch()
-    parts = list(mini_batches(batch, 2, torch.Generator().manual_seed(0), whole_groups=False))
+    parts = list(mini_batches(batch, 2, torch.Generator().manual_seed(0), full_groups=False))
     assert [len(torch.unique(part.trajectory)) for part in parts] == [2, 2, 1]
     assert sum(len(part.tokens) for part in parts) == len(batch.tokens)
 
 
 def distributions(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
     """Log-probs of the whole vocabulary before each token but the first, [length - 1, vocabulary]."""
-    positions, layout = torch.arange(len(tokens)), causal_lm.PackedLayout(torch.tensor([len(tokens)]))
-    logits: torch.Tensor = model.lm_head(causal_lm.hidden_states(model.model, tokens, positions, layout))
+    positions, layout = torch.arange(len(tokens)), PackedLayout(torch.tensor([len(tokens)]))
+    logits: torch.Tensor = model.lm_head(compute_hidden_states(model.model, tokens, positions, layout))
     return logits[:-1].log_softmax(-1)
 
 
 def test_the_full_divergence_is_the_sum_over_the_vocabulary(policy_directory: Path) -> None:
-    actor, batch = learner(policy_directory, Budget(64)), ragged_batch()
-    other = Scorer(other_policy(actor.model), budget=Budget(40))
-    forth = actor.scorer.divergence(batch, other)
-    back = actor.scorer.divergence(batch, other, swapped=True)
-    mass = actor.scorer.squared_mass(batch)
+    actor, batch = learner(policy_directory, MicroBatchBudget(64)), ragged_batch()
+    other = PolicyScorer(other_policy(actor.model), LearnerSetup(budget=MicroBatchBudget(40)))
+    forth = actor.scorer.compute_divergence(batch, other)
+    back = actor.scorer.compute_divergence(batch, other, swapped=True)
+    mass = actor.scorer.compute_sum_squared_probs(batch)
     start = 0
     for length in batch.lengths.tolist():
         part = slice(start, start + length)
@@ -256,29 +275,33 @@ def test_the_full_divergence_is_the_sum_over_the_vocabulary(policy_directory: Pa
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_the_full_divergence_in_the_loss_pulls_towards_the_reference(policy_directory: Path, swapped: bool) -> None:
-    actor = learner(policy_directory, Budget(64))
+    actor = learner(policy_directory, MicroBatchBudget(64))
     batch = replace(near_batch(actor.scorer), advantages=None, correction=None)
-    reference = Scorer(other_policy(actor.model), budget=Budget(64))
+    reference = PolicyScorer(other_policy(actor.model), LearnerSetup(budget=MicroBatchBudget(64)))
     kl = {"estimator": "full", "coefficient": 1.0, "swapped": swapped}
     objective = PolicyObjective(AlgorithmConfig.model_validate({"kl": kl}))
     told = [actor.update(batch, objective, "token-mean", 5e-5, reference=reference) for _ in range(15)]
     losses = [metrics["actor/kl_loss"] for metrics in told]
-    each = Scorer(load_model(policy_directory), budget=Budget()).divergence(batch, reference, swapped=swapped)
+    each = PolicyScorer(load_model(policy_directory), LearnerSetup(budget=MicroBatchBudget())).compute_divergence(
+        batch, reference, swapped=swapped
+    )
     assert losses[0] == pytest.approx(float(each.sum() / batch.loss_mask.sum()), rel=1e-4)
     assert losses[-1] < 0.8 * losses[0]
     with pytest.raises(ValueError, match="reference"):
         actor.update(batch, objective, "token-mean", 1e-3)
 
 
-def test_logits_made_some_places_at_a_time_give_the_same_gradient(
-    policy_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunked_logits_give_the_same_gradient(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(places: int) -> list[torch.Tensor]:
         model = load_model(policy_directory)
-        monkeypatch.setattr(causal_lm, "LOGITS_AT_ONCE", places * model.config.vocab_size)
-        (micro,) = micro_batches(ragged_batch(), Budget())
-        found = causal_lm.token_measures(
-            model, micro.packed, 0.7, causal_lm.view(other_policy(model), micro.packed), squared_mass=True
+        monkeypatch.setattr(token_statistics, "MAX_LOGITS_IN_MEMORY", places * model.config.vocab_size)
+        (micro,) = micro_batches(ragged_batch(), MicroBatchBudget())
+        found = token_statistics.compute_token_statistics(
+            model,
+            micro.packed,
+            0.7,
+            token_statistics.compute_lazy_logits(other_policy(model), micro.packed),
+            with_sum_squared_probs=True,
         )
         torch.autograd.backward((found.logprobs + found.entropy + found.divergence).sum())
         return [*(x.detach() for x in found), *(p.grad for p in model.parameters() if p.grad is not None)]
@@ -286,8 +309,8 @@ def test_logits_made_some_places_at_a_time_give_the_same_gradient(
     torch.testing.assert_close(measure(5), measure(10_000), atol=1e-4, rtol=1e-4)
 
 
-def test_an_update_whose_ratio_is_too_large_isnt_made(policy_directory: Path) -> None:
-    actor = learner(policy_directory, Budget(64))
+def test_a_step_beyond_the_stop_ratio_is_skipped(policy_directory: Path) -> None:
+    actor = learner(policy_directory, MicroBatchBudget(64))
     batch = near_batch(actor.scorer)
     batch = replace(batch, logprobs=batch.logprobs - 1.0)  # every ratio is about e
     before = {name: value.clone() for name, value in actor.weights()}
@@ -299,42 +322,46 @@ def test_an_update_whose_ratio_is_too_large_isnt_made(policy_directory: Path) ->
         assert all(torch.equal(before[name], value) for name, value in actor.weights()) == bool(stopped)
 
 
-def test_the_gap_is_that_to_the_engine(policy_directory: Path) -> None:
-    actor = learner(policy_directory, Budget(64))
+def test_the_probability_gap_is_relative_to_the_engine(policy_directory: Path) -> None:
+    actor = learner(policy_directory, MicroBatchBudget(64))
     batch = near_batch(actor.scorer)
-    batch = replace(batch, rollout_logprobs=actor.scorer.logprobs(batch))
+    batch = replace(batch, rollout_logprobs=actor.scorer.compute_log_probs(batch))
     told = actor.update(batch, PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
     assert told["probs_diff_max"] < 1e-6
     assert told["actor/ppo_kl"] != 0.0
 
 
-def test_micro_batches_weigh_alike_where_that_is_asked_for(policy_directory: Path) -> None:
+def test_micro_batches_have_equal_weight_under_the_equal_aggregation(policy_directory: Path) -> None:
     """As other frameworks do; then the loss depends on the cut."""
     objective = PolicyObjective(AlgorithmConfig())
 
-    def loss(budget: Budget, ways: Any) -> float:
+    def loss(budget: MicroBatchBudget, ways: Any) -> float:
         actor = learner(policy_directory, budget)
         batch = near_batch(actor.scorer)
         return actor.update(batch, objective, Aggregation(micro_batch_weights=ways), 0.0)["actor/pg_loss"]
 
-    assert loss(Budget(sequences=1), "tokens") == pytest.approx(loss(Budget(), "exact"), rel=1e-5)
-    assert loss(Budget(), "equal") == pytest.approx(loss(Budget(), "exact"), rel=1e-5)
-    actor = learner(policy_directory, Budget(sequences=1))
+    assert loss(MicroBatchBudget(max_sequences=1), "tokens") == pytest.approx(
+        loss(MicroBatchBudget(), "exact"), rel=1e-5
+    )
+    assert loss(MicroBatchBudget(), "equal") == pytest.approx(loss(MicroBatchBudget(), "exact"), rel=1e-5)
+    actor = learner(policy_directory, MicroBatchBudget(max_sequences=1))
     batch = near_batch(actor.scorer)
     each = [
-        learner(policy_directory, Budget()).update(
+        learner(policy_directory, MicroBatchBudget()).update(
             select_sequences(batch, torch.tensor([i])), objective, "token-mean", 0.0
         )
         for i in range(len(batch.lengths))
     ]
     by_hand = sum(told["actor/pg_loss"] for told in each) / len(each)
-    assert loss(Budget(sequences=1), "equal") == pytest.approx(by_hand, rel=1e-5)
-    assert loss(Budget(sequences=1), "equal") != pytest.approx(loss(Budget(), "exact"), rel=1e-3)
+    assert loss(MicroBatchBudget(max_sequences=1), "equal") == pytest.approx(by_hand, rel=1e-5)
+    assert loss(MicroBatchBudget(max_sequences=1), "equal") != pytest.approx(
+        loss(MicroBatchBudget(), "exact"), rel=1e-3
+    )
 
 
-def test_the_critic_learns_the_chosen_values_alone(policy_directory: Path) -> None:
+def test_the_critic_trains_on_masked_values_only(policy_directory: Path) -> None:
     config = OptimizerConfig(learning_rate=1e-3)
-    critic = CriticLearner(ValueModel(load_model(policy_directory)), config, budget=Budget(64))
+    critic = CriticLearner(ValueModel(load_model(policy_directory)), config, LearnerSetup(budget=MicroBatchBudget(64)))
     batch = replace(ragged_batch(), values=torch.zeros(149))
     objective = CriticObjective(CriticConfig(value_clip=None))
     told = critic.update(batch, objective, "token-mean", 0.0, batch.turn_end)
@@ -344,9 +371,9 @@ def test_the_critic_learns_the_chosen_values_alone(policy_directory: Path) -> No
     assert critic.update(elsewhere, objective, "token-mean", 0.0, batch.turn_end) == told
 
 
-def test_plain_gradient_descent_by_hand(policy_directory: Path) -> None:
+def test_sgd_agrees_with_a_hand_calculation(policy_directory: Path) -> None:
     config = OptimizerConfig(kind="sgd", learning_rate=1.0, max_grad_norm=1e9)
-    actor = ActorLearner(load_model(policy_directory), config, budget=Budget())
+    actor = ActorLearner(load_model(policy_directory), config, LearnerSetup(budget=MicroBatchBudget()))
     batch, before = near_batch(actor.scorer), actor.model.lm_head.weight.detach().clone()
     objective = PolicyObjective(AlgorithmConfig())
     actor.optimizer.zero_grad = lambda *, set_to_none: None  # type: ignore[method-assign, misc, assignment]
@@ -357,8 +384,8 @@ def test_plain_gradient_descent_by_hand(policy_directory: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ppo", "clip_cov", "kl_cov", "decoupled_ppo", "gmpo"])
-def test_a_mini_batch_that_lost_all_its_words_changes_nothing(policy_directory: Path, name: str) -> None:
-    actor = learner(policy_directory, Budget(64))
+def test_a_mini_batch_without_response_tokens_changes_nothing(policy_directory: Path, name: str) -> None:
+    actor = learner(policy_directory, MicroBatchBudget(64))
     batch = near_batch(actor.scorer)
     before = {key: value.clone() for key, value in actor.weights()}
     objective = PolicyObjective(AlgorithmConfig.model_validate({"loss": {"name": name}}))

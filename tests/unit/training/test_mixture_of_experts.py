@@ -9,27 +9,32 @@ import torch
 from loss_grid import ragged_batch
 
 from quintet.algorithms.objective import PolicyObjective
-from quintet.config.native import AlgorithmConfig, OptimizerConfig
-from quintet.config.plan.shapes import PRESET_SHAPES
+from quintet.config.native.algorithm import AlgorithmConfig
+from quintet.config.native.learners import OptimizerConfig
+from quintet.config.plan.model_shapes import PRESET_SHAPES
 from quintet.errors import ConfigError
-from quintet.policies import tiny
-from quintet.policies.causal_lm import load_model
+from quintet.policies import tiny_models
+from quintet.policies.model_loading import load_model
 from quintet.records import Request
-from quintet.rollout.hf import HfEngine
-from quintet.training.learner import ActorLearner, Scorer
-from quintet.training.packing import Budget
+from quintet.rollout.engines.hf.engine import HfEngine
+from quintet.training.learner import ActorLearner
+from quintet.training.learner_setup import LearnerSetup
+from quintet.training.packing import MicroBatchBudget
+from quintet.training.scorer import PolicyScorer
 
 
-def learner(directory: Path, budget: Budget) -> ActorLearner:
-    return ActorLearner(load_model(directory), OptimizerConfig(learning_rate=1e-3), budget=budget)
+def learner(directory: Path, budget: MicroBatchBudget) -> ActorLearner:
+    return ActorLearner(load_model(directory), OptimizerConfig(learning_rate=1e-3), LearnerSetup(budget=budget))
 
 
-def test_packed_logprobs_are_those_of_transformers(mixture_directory: Path) -> None:
+def test_packed_log_probs_agree_with_transformers(mixture_directory: Path) -> None:
     """Each token goes to its experts whatever it is packed with."""
     from transformers import AutoModelForCausalLM
 
     batch = ragged_batch()
-    ours = Scorer(load_model(mixture_directory), budget=Budget(70)).logprobs(batch)
+    ours = PolicyScorer(load_model(mixture_directory), LearnerSetup(budget=MicroBatchBudget(70))).compute_log_probs(
+        batch
+    )
     model = AutoModelForCausalLM.from_pretrained(
         mixture_directory, dtype=torch.float32, experts_implementation="eager"
     ).eval()
@@ -44,9 +49,9 @@ def test_packed_logprobs_are_those_of_transformers(mixture_directory: Path) -> N
         start += length
 
 
-@pytest.mark.parametrize("budget", [Budget(1), Budget(40, 2)])
-def test_what_is_learnt_doesnt_depend_on_micro_batches(mixture_directory: Path, budget: Budget) -> None:
-    whole, cut = learner(mixture_directory, Budget()), learner(mixture_directory, budget)
+@pytest.mark.parametrize("budget", [MicroBatchBudget(1), MicroBatchBudget(40, 2)])
+def test_updates_do_not_depend_on_micro_batches(mixture_directory: Path, budget: MicroBatchBudget) -> None:
+    whole, cut = learner(mixture_directory, MicroBatchBudget()), learner(mixture_directory, budget)
     told = [
         [actor.update(ragged_batch(), PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3) for _ in range(3)]
         for actor in (whole, cut)
@@ -60,15 +65,15 @@ def test_what_is_learnt_doesnt_depend_on_micro_batches(mixture_directory: Path, 
     assert not any(torch.equal(before[name], after[name]) for name in experts)
 
 
-def test_the_engine_samples_from_the_same_policy(mixture_directory: Path) -> None:
+def test_the_engines_log_probs_agree_with_the_learners(mixture_directory: Path) -> None:
     """Of what it writes, it tells the log-probs that the learner computes."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(mixture_directory, dtype=torch.float32).eval()
-    engine = HfEngine(load_model(mixture_directory), slots=3, context=64, shared=True)
+    engine = HfEngine(load_model(mixture_directory), max_num_seqs=3, max_model_len=64, shares_learner_model=True)
     prompts = [tuple(range(200, 212 - number)) for number in range(3)]
     for number, prompt in enumerate(prompts):
-        engine.submit(Request(id=number, prompt=prompt, max_tokens=9, seed=number))
+        engine.add_request(Request(id=number, prompt=prompt, max_tokens=9, seed=number))
     written = []
     while engine.busy:
         written += engine.step()
@@ -81,15 +86,15 @@ def test_the_engine_samples_from_the_same_policy(mixture_directory: Path) -> Non
         torch.testing.assert_close(torch.tensor(one.logprobs), said, atol=2e-5, rtol=0)
 
 
-def test_the_routers_auxiliary_loss_is_refused(mixture_directory: Path) -> None:
+def test_the_routers_auxiliary_loss_is_rejected(mixture_directory: Path) -> None:
     """It would be taken and do nothing."""
     assert load_model(mixture_directory).config.router_aux_loss_coef == 0.001  # the model's own, which says nothing
     assert load_model(mixture_directory, overrides={"router_aux_loss_coef": 0.0})
-    with pytest.raises(ConfigError, match="no auxiliary loss of the router"):
+    with pytest.raises(ConfigError, match="router's auxiliary loss is not supported"):
         load_model(mixture_directory, overrides={"router_aux_loss_coef": 0.01})
 
 
-def test_the_preset_is_as_large_as_the_plan_says() -> None:
-    shape = tiny.PRESETS["grid-moe"]
-    model = tiny.make_model(shape, shape.vocabulary, eos=2, pad=0, seed=0)
+def test_the_preset_has_the_planned_number_of_parameters() -> None:
+    shape = tiny_models.PRESETS["grid-moe"]
+    model = tiny_models.build_model(shape, shape.vocabulary, eos=2, pad=0, seed=0)
     assert sum(parameter.numel() for parameter in model.parameters()) == PRESET_SHAPES["grid-moe"].parameters

@@ -14,21 +14,24 @@ from loss_grid import near_batch, objective, other_policy, ragged_batch
 from torch import Tensor, nn
 
 from quintet.algorithms.objective import CriticObjective, PolicyObjective
-from quintet.config.native import AlgorithmConfig, CriticConfig, OptimizerConfig
-from quintet.config.native.learners import MemoryConfig
+from quintet.config.native.algorithm import AlgorithmConfig
+from quintet.config.native.learners import CriticConfig, MemoryConfig, OptimizerConfig
 from quintet.config.native.policy import LoraConfig
-from quintet.policies.adapters import add_lora
-from quintet.policies.causal_lm import PolicyModule, ValueModel, load_model, recompute_activations
-from quintet.training import learner_files
+from quintet.policies.causal_lm import PolicyModule, ValueModel
+from quintet.policies.lora import add_lora
+from quintet.policies.model_loading import enable_activation_checkpointing, load_model
 from quintet.training import offload as module_of_offload
-from quintet.training.kept import KeptPolicy
-from quintet.training.lay import Whole
-from quintet.training.learner import ActorLearner, CriticLearner, Scorer
-from quintet.training.learner_files import copy_learner, restore_learner
-from quintet.training.offload import Offload, activations_away
-from quintet.training.packing import Budget
-from quintet.training.sharded_state import moments
-from quintet.training.snapshot import HostMemory
+from quintet.training.checkpoint import learner_state
+from quintet.training.checkpoint.learner_state import restore_learner, snapshot_learner
+from quintet.training.checkpoint.snapshot import HostBuffers
+from quintet.training.checkpoint.state_dict import optimizer_state_dict
+from quintet.training.learner import ActorLearner, CriticLearner
+from quintet.training.learner_setup import LearnerSetup
+from quintet.training.offload import Offload, offload_activations
+from quintet.training.packing import MicroBatchBudget
+from quintet.training.parallel.strategy import ReplicatedStrategy
+from quintet.training.reference_snapshot import ReferenceSnapshot
+from quintet.training.scorer import PolicyScorer
 
 CPU = torch.device("cpu")
 
@@ -39,36 +42,47 @@ class Moves:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        moved = module_of_offload.moved
+        moved = module_of_offload.copy_to_device
 
         def counted(tensor: Tensor, device: torch.device, *, pin: bool = False) -> Tensor:
             self.count += 1
             return moved(tensor, device, pin=pin)
 
-        monkeypatch.setattr(module_of_offload, "moved", counted)
+        monkeypatch.setattr(module_of_offload, "copy_to_device", counted)
 
 
 def actor_of(directory: Path, offload: Callable[[nn.Module], Offload] | None = None) -> ActorLearner:
     model = load_model(directory)
-    lay = Whole(PolicyModule(model))
-    away = offload(lay.module) if offload else None
-    return ActorLearner(model, OptimizerConfig(), budget=Budget(64), lay=lay, offload=away)
+    strategy = ReplicatedStrategy(PolicyModule(model))
+    away = offload(strategy.module) if offload else None
+    return ActorLearner(
+        model, OptimizerConfig(), LearnerSetup(budget=MicroBatchBudget(64), strategy=strategy, offload=away)
+    )
 
 
 def everything(module: nn.Module) -> Offload:
-    return Offload(module, parameters=True, optimizer=True, home=CPU, away=CPU)
+    return Offload(module, parameters=True, optimizer=True, device=CPU, offload_device=CPU)
 
 
-def test_moving_changes_nothing_that_is_learnt(policy_directory: Path) -> None:
+@pytest.mark.proves(
+    "verl", "actor_rollout_ref.actor.fsdp_config.param_offload", "actor_rollout_ref.actor.fsdp_config.optimizer_offload"
+)
+@pytest.mark.proves("rlinf", "actor.offload_optimizer", "actor.offload_weight", "actor.enable_offload")
+def test_offloading_does_not_change_updates(policy_directory: Path) -> None:
     plain, moving = actor_of(policy_directory), actor_of(policy_directory, everything)
     told = []
     for actor in (plain, moving):
         batch = near_batch(actor.scorer)
         model = other_policy(actor.model)
-        reference = Scorer(model, budget=Budget(64))
+        reference = PolicyScorer(model, LearnerSetup(budget=MicroBatchBudget(64)))
         if actor is moving:
-            lay = Whole(PolicyModule(model))
-            reference = Scorer(model, budget=Budget(64), lay=lay, offload=Offload(lay.module, parameters=True))
+            strategy = ReplicatedStrategy(PolicyModule(model))
+            reference = PolicyScorer(
+                model,
+                LearnerSetup(
+                    budget=MicroBatchBudget(64), strategy=strategy, offload=Offload(strategy.module, parameters=True)
+                ),
+            )
         steps = [
             actor.update(batch, objective(name), "token-mean", 1e-3, reference=reference)
             for name in ("ppo", "clip_cov")
@@ -76,9 +90,9 @@ def test_moving_changes_nothing_that_is_learnt(policy_directory: Path) -> None:
         told.append(
             (
                 steps,
-                actor.scorer.divergence(batch, reference).tolist(),
+                actor.scorer.compute_divergence(batch, reference).tolist(),
                 dict(actor.weights()),
-                dict(moments(actor.lay.module, actor.optimizer)),
+                dict(optimizer_state_dict(actor.strategy.module, actor.optimizer)),
             )
         )
     assert told[0][:2] == told[1][:2]
@@ -86,50 +100,53 @@ def test_moving_changes_nothing_that_is_learnt(policy_directory: Path) -> None:
         assert all(torch.equal(value, told[1][part][name]) for name, value in told[0][part].items())
 
 
-def test_a_critic_and_its_moments_move_too(policy_directory: Path, tmp_path: Path) -> None:
+@pytest.mark.proves("vagen", "critic.model.fsdp_config.param_offload", "critic.model.fsdp_config.optimizer_offload")
+def test_critic_and_optimizer_state_are_offloaded_too(policy_directory: Path, tmp_path: Path) -> None:
     told = []
     for moving in (False, True):
         model = ValueModel(load_model(policy_directory))
         away = everything(model) if moving else None
-        critic = CriticLearner(model, OptimizerConfig(), budget=Budget(64), offload=away)
+        critic = CriticLearner(model, OptimizerConfig(), LearnerSetup(budget=MicroBatchBudget(64), offload=away))
         for _ in range(2):
             critic.update(ragged_batch(), CriticObjective(CriticConfig()), "token-mean", 1e-3)
-        again = CriticLearner(ValueModel(load_model(policy_directory)), OptimizerConfig(), budget=Budget(64))
+        again = CriticLearner(
+            ValueModel(load_model(policy_directory)), OptimizerConfig(), LearnerSetup(budget=MicroBatchBudget(64))
+        )
         place = tmp_path / str(moving)
-        copy_learner(critic, "critic", ("model", "optimizer"), HostMemory()).write(place, {})
+        snapshot_learner(critic, "critic", ("model", "optimizer"), HostBuffers()).write(place, {})
         restore_learner(again, place, "critic", ("model", "optimizer"))
         again.update(ragged_batch(), CriticObjective(CriticConfig()), "token-mean", 1e-3)
-        told.append((critic.values(ragged_batch()), again.values(ragged_batch())))
+        told.append((critic.compute_values(ragged_batch()), again.compute_values(ragged_batch())))
     assert all(torch.equal(one, other) for one, other in zip(*told, strict=True))
 
 
-def test_what_is_read_back_belongs_where_weights_compute(
+def test_restored_state_is_offloaded_again(
     policy_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Moments that nobody moves, made beside weights that are away, would be on another device than those at the next
-    step."""
+    """State that is created next to offloaded weights would be on another device than the weights in the next step."""
     first = actor_of(policy_directory)
     first.update(ragged_batch(), PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
-    copy_learner(first, "actor", ("model", "optimizer"), HostMemory()).write(tmp_path, {})
-    second = actor_of(policy_directory, lambda module: Offload(module, parameters=True, home=CPU, away=CPU))
+    snapshot_learner(first, "actor", ("model", "optimizer"), HostBuffers()).write(tmp_path, {})
+    second = actor_of(policy_directory, lambda module: Offload(module, parameters=True, device=CPU, offload_device=CPU))
     there: list[int] = []
-    for name in ("load_weights", "load_moments"):
-        load = getattr(learner_files, name)
+    for name in ("load_model_state_dict", "load_optimizer_state_dict"):
+        load = getattr(learner_state, name)
 
         def seen(*given: Any, load: Callable[..., None] = load) -> None:
-            there.append(second._offload._needed["parameters"])
+            there.append(second._offload._users["parameters"])
             load(*given)
 
-        monkeypatch.setattr(learner_files, name, seen)
+        monkeypatch.setattr(learner_state, name, seen)
     restore_learner(second, tmp_path, "actor", ("model", "optimizer"))
     assert there == [1, 1]
-    assert second._offload._needed["parameters"] == 0
+    assert second._offload._users["parameters"] == 0
     assert all(
         torch.equal(one, other) for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True)
     )
 
 
-def test_memory_is_given_back_between_calls(policy_directory: Path) -> None:
+@pytest.mark.proves("rlinf", "actor.offload_grad")
+def test_device_memory_is_freed_between_calls(policy_directory: Path) -> None:
     actor = actor_of(policy_directory, everything)
     actor.update(ragged_batch(), PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
     assert all(parameter.grad is None for parameter in actor.model.parameters())
@@ -140,58 +157,67 @@ def test_memory_is_given_back_between_calls(policy_directory: Path) -> None:
             actor.optimizer.state[actor.model.lm_head.weight]["exp_avg"],
         )
     ]
-    with actor.scorer.at_hand():
+    with actor.scorer.on_device():
         at_home = [parameter.data_ptr() for parameter in actor.model.parameters()]
-        with actor.scorer.at_hand():  # what is at hand stays where it is
+        with actor.scorer.on_device():  # what is at hand stays where it is
             assert [parameter.data_ptr() for parameter in actor.model.parameters()] == at_home
         weights = storage()[0]
     assert weights() is None
-    moments = storage()[1]
+    optimizer_state_dict = storage()[1]
     actor.update(ragged_batch(), PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
-    assert moments() is None
+    assert optimizer_state_dict() is None
 
 
-def test_moments_stay_away_while_only_weights_are_needed(
+def test_optimizer_state_stays_offloaded_while_only_weights_are_needed(
     policy_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moves = Moves(monkeypatch)
-    actor = actor_of(policy_directory, lambda module: Offload(module, optimizer=True, home=CPU, away=CPU))
+    actor = actor_of(policy_directory, lambda module: Offload(module, optimizer=True, device=CPU, offload_device=CPU))
     actor.update(ragged_batch(), PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
     count = moves.count
     assert count > 0
-    actor.scorer.logprobs(ragged_batch())
+    actor.scorer.compute_log_probs(ragged_batch())
     dict(actor.weights())
     assert moves.count == count
 
 
-def test_a_kept_policy_judges_wherever_its_weights_are(policy_directory: Path) -> None:
+def test_a_reference_snapshot_scores_with_offloaded_weights(policy_directory: Path) -> None:
     told = []
     for moving in (False, True):
         model = load_model(policy_directory)
         add_lora(model, LoraConfig(rank=2), seed=1)
-        lay = Whole(PolicyModule(model))
-        away = everything(lay.module) if moving else None
-        actor = ActorLearner(model, OptimizerConfig(), budget=Budget(64), lay=lay, offload=away)
-        kept = KeptPolicy(actor.scorer, Budget(64))
+        strategy = ReplicatedStrategy(PolicyModule(model))
+        away = everything(strategy.module) if moving else None
+        actor = ActorLearner(
+            model, OptimizerConfig(), LearnerSetup(budget=MicroBatchBudget(64), strategy=strategy, offload=away)
+        )
+        kept = ReferenceSnapshot(actor.scorer, MicroBatchBudget(64))
         for _ in range(2):
             actor.update(ragged_batch(), PolicyObjective(AlgorithmConfig()), "token-mean", 1e-2)
-        told.append([kept.logprobs(ragged_batch()), actor.scorer.logprobs(ragged_batch()), *kept.state().values()])
+        told.append(
+            [
+                kept.compute_log_probs(ragged_batch()),
+                actor.scorer.compute_log_probs(ragged_batch()),
+                *kept.state_dict().values(),
+            ]
+        )
     assert all(torch.equal(one, other) for one, other in zip(*told, strict=True))
 
 
+@pytest.mark.proves("verl", "actor_rollout_ref.model.enable_activation_offload")
 @pytest.mark.parametrize("recomputed", [False, True])
-def test_activations_that_were_moved_give_the_same_gradient(
+def test_offloaded_activations_give_the_same_gradient(
     policy_directory: Path, monkeypatch: pytest.MonkeyPatch, recomputed: bool
 ) -> None:
-    monkeypatch.setattr(module_of_offload, "SMALL_BYTES", 1024)
+    monkeypatch.setattr(module_of_offload, "MIN_ACTIVATION_BYTES", 1024)
     told, counts = [], []
     for moving in (False, True):
         moves = Moves(monkeypatch)
         actor = actor_of(policy_directory)
         if recomputed:
-            recompute_activations(actor.model)
+            enable_activation_checkpointing(actor.model)
         if moving:
-            actor.lay.module.keeping = lambda: activations_away(CPU)
+            actor.strategy.module.activation_context = lambda: offload_activations(CPU)
         actor.update(ragged_batch(), PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
         told.append(dict(actor.weights()))
         counts.append(moves.count)
@@ -199,33 +225,36 @@ def test_activations_that_were_moved_give_the_same_gradient(
     assert all(torch.equal(value, told[1][name]) for name, value in told[0].items())
 
 
-def test_weights_that_a_pass_saves_arent_moved(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module_of_offload, "SMALL_BYTES", 0)
+def test_saved_weights_are_not_offloaded_as_activations(
+    policy_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module_of_offload, "MIN_ACTIVATION_BYTES", 0)
     moves = Moves(monkeypatch)
     layer, inputs = nn.Linear(64, 64, bias=False), torch.randn(8, 64, requires_grad=True)
-    with activations_away(CPU):
+    with offload_activations(CPU):
         out = layer(inputs)
     out.sum().backward()
     # the inputs go and come; the matrix and its transpose don't
     assert moves.count == 2
 
 
-def test_on_a_cpu_it_is_said_that_there_is_nothing_to_move(
+def test_offloading_on_the_cpu_logs_that_it_has_no_effect(
     policy_directory: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moves = Moves(monkeypatch)
     memory = MemoryConfig(offload_parameters=True, offload_optimizer=True, offload_gradients=True)
     with caplog.at_level(logging.INFO, module_of_offload.__name__):
-        actor = actor_of(policy_directory, lambda module: Offload.of(memory, module, "actor"))
+        actor = actor_of(policy_directory, lambda module: Offload.from_config(memory, module, "actor"))
         actor.update(ragged_batch(), PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
     assert [record.getMessage() for record in caplog.records] == [
-        f"actor.memory.offload_{part}: they are in main memory already"
+        f"actor.memory.offload_{part} has no effect: the learner computes on the CPU"
         for part in ("parameters", "optimizer", "gradients")
     ]
     assert moves.count == 0
 
 
-def test_memory_is_pinned_where_that_is_asked_for(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.proves("rlinf", "actor.fsdp_config.offload_pin_memory")
+def test_offloaded_memory_is_pinned_if_configured(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pinning itself needs CUDA; what is asked of torch is held here."""
     asked: list[bool] = []
     empty_like = torch.empty_like
@@ -237,7 +266,7 @@ def test_memory_is_pinned_where_that_is_asked_for(policy_directory: Path, monkey
     monkeypatch.setattr(torch, "empty_like", recorded)
     for pin in (True, False):
         layer = nn.Linear(4, 4)
-        with Offload(layer, parameters=True, pin=pin, home=torch.device("cpu", 0)).at_hand():
+        with Offload(layer, parameters=True, pin=pin, device=torch.device("cpu", 0)).on_device():
             assert asked == [pin, pin, False, False]
         # away, home again (a GPU's memory isn't pinned), and away
         assert asked == [pin, pin, False, False, pin, pin]

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quintet.policies.causal_lm import load_model, token_statistics
+from quintet.policies.model_loading import load_model
+from quintet.policies.token_statistics import log_probs_and_entropy
 from quintet.records import Batch
-from quintet.training.packing import Budget, micro_batches
+from quintet.training.packing import MicroBatchBudget, micro_batches
 
 Sequence = tuple[list[int], list[tuple[int, bool]]]
 """A prompt, and what follows it: each token, and whether the policy wrote it."""
@@ -40,8 +41,8 @@ def packed_logprobs(directory: Path, batch: Batch, max_tokens: int) -> Tensor:
     model = load_model(directory)
     out = torch.zeros(len(batch.tokens))
     with torch.no_grad():
-        for micro in micro_batches(batch, Budget(max_tokens)):
-            out[micro.index], _ = token_statistics(model, micro.packed)
+        for micro in micro_batches(batch, MicroBatchBudget(max_tokens)):
+            out[micro.index], _ = log_probs_and_entropy(model, micro.packed)
     return out
 
 
@@ -109,48 +110,48 @@ def test_any_batch_scores_as_its_sequences_would_alone(
     torch.testing.assert_close(packed_logprobs(policy_directory, batch, max_tokens), expected, atol=2e-5, rtol=0)
 
 
-def test_every_prompt_is_computed_once() -> None:
+def test_each_prompt_is_computed_once() -> None:
     prompt, other = list(range(1, 21)), [*range(1, 11), *range(50, 60)]
     batch = batch_of([(p, own(100 + i, 200, 201)) for i in range(8) for p in (prompt, other)])
-    (micro,) = micro_batches(batch, Budget(10_000))
+    (micro,) = micro_batches(batch, MicroBatchBudget(10_000))
     # the ten tokens in common, ten more of each prompt, and of each reply all but its last token
     assert len(micro.packed.tokens) == 10 + 2 * 10 + 16 * 2
 
 
-def test_each_own_token_is_scored_in_exactly_one_micro_batch() -> None:
+def test_each_response_token_is_in_exactly_one_micro_batch() -> None:
     batch = batch_of([case for cases in CASES.values() for case in cases])
-    scored = torch.cat([micro.index for micro in micro_batches(batch, Budget(7))])
+    scored = torch.cat([micro.index for micro in micro_batches(batch, MicroBatchBudget(7))])
     assert torch.equal(scored.sort().values, batch.loss_mask.nonzero().squeeze(-1))
 
 
-def test_a_pass_never_holds_more_sequences_or_tokens_than_it_may() -> None:
+def test_micro_batches_respect_token_and_sequence_limits() -> None:
     """A `micro_batch_size` counts sequences, a token budget tokens: each holds by itself and beside the other."""
     batch = batch_of([([n, n + 1], [(n, True)] * 3) for n in range(7)])
 
-    def sizes(budget: Budget) -> list[int]:
+    def sizes(budget: MicroBatchBudget) -> list[int]:
         return [len(torch.unique(batch.tokens[micro.index])) for micro in micro_batches(batch, budget)]
 
-    assert sizes(Budget(sequences=3)) == [3, 3, 1]
-    assert sizes(Budget(tokens=10)) == [2, 2, 2, 1]
-    assert sizes(Budget(tokens=20, sequences=3)) == [3, 1, 3]
-    assert sizes(Budget()) == [7]
+    assert sizes(MicroBatchBudget(max_sequences=3)) == [3, 3, 1]
+    assert sizes(MicroBatchBudget(max_tokens=10)) == [2, 2, 2, 1]
+    assert sizes(MicroBatchBudget(max_tokens=20, max_sequences=3)) == [3, 1, 3]
+    assert sizes(MicroBatchBudget()) == [7]
 
 
-def test_ranks_get_as_many_passes_of_about_as_many_tokens() -> None:
+def test_balanced_ranks_get_equally_many_similar_micro_batches() -> None:
     """By hand: sequences of 10, 11 … 17 tokens, 108 in all, with about 40 in a pass make three passes; for two ranks
     they are four."""
     batch = batch_of([([n], [(n, True)] * (9 + n)) for n in range(8)])
 
-    def costs(budget: Budget) -> list[int]:
+    def costs(budget: MicroBatchBudget) -> list[int]:
         return [
             len(micro.index) + len(torch.unique(batch.tokens[micro.index])) for micro in micro_batches(batch, budget)
         ]
 
-    assert costs(Budget(tokens=40)) == [33, 42, 33]
-    assert costs(Budget(tokens=40, ranks=2)) == [33, 27, 31, 17]
-    assert costs(Budget(ranks=2)) == [60, 48]
-    assert costs(Budget(sequences=3, ranks=3)) == [33, 42, 33]
-    assert len(costs(Budget(ranks=16))) == 8
+    assert costs(MicroBatchBudget(max_tokens=40)) == [33, 42, 33]
+    assert costs(MicroBatchBudget(max_tokens=40, num_ranks=2)) == [33, 27, 31, 17]
+    assert costs(MicroBatchBudget(num_ranks=2)) == [60, 48]
+    assert costs(MicroBatchBudget(max_sequences=3, num_ranks=3)) == [33, 42, 33]
+    assert len(costs(MicroBatchBudget(num_ranks=16))) == 8
 
 
 @given(
@@ -160,12 +161,12 @@ def test_ranks_get_as_many_passes_of_about_as_many_tokens() -> None:
     ranks=st.integers(2, 5),
 )
 @settings(max_examples=80, deadline=None)
-def test_even_passes_hold_every_sequence_once_and_no_more_than_they_may(
+def test_balanced_micro_batches_have_each_sequence_once_within_limits(
     lengths: list[int], tokens: int | None, sequences: int | None, ranks: int
 ) -> None:
     batch = batch_of([([n], own(*range(length))) for n, length in enumerate(lengths)])
-    micros = list(micro_batches(batch, Budget(tokens, sequences, ranks)))
-    plain = list(micro_batches(batch, Budget(tokens, sequences)))
+    micros = list(micro_batches(batch, MicroBatchBudget(tokens, sequences, ranks)))
+    plain = list(micro_batches(batch, MicroBatchBudget(tokens, sequences)))
     places = torch.cat([micro.index for micro in micros])
     assert torch.equal(places.sort().values, batch.loss_mask.nonzero().squeeze(-1))
     assert len(micros) % ranks == 0 or len(micros) == len(lengths)

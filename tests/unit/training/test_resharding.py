@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from resharding_ranks import CHAINS, WORLD, learner, step
+from resharding_ranks import CHAINS, ENV, learner, step
 from torch import Tensor
 
 from quintet.errors import MachineError
-from quintet.training.learner_files import copy_learner, restore_learner
-from quintet.training.pieces import Stored
-from quintet.training.sharded_state import moments, weights
-from quintet.training.snapshot import HostMemory
+from quintet.training.checkpoint.learner_state import restore_learner, snapshot_learner
+from quintet.training.checkpoint.shards import ShardReader
+from quintet.training.checkpoint.snapshot import HostBuffers
+from quintet.training.checkpoint.state_dict import model_state_dict, optimizer_state_dict
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +27,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.Popen(
             [sys.executable, script, place, str(rank), place / "meeting"], stderr=subprocess.PIPE, text=True
         )
-        for rank in range(WORLD)
+        for rank in range(ENV)
     ]
     try:
         told = [process.communicate(timeout=240)[1] for process in started]
     finally:
         for process in started:
             process.kill()
-    assert [process.returncode for process in started] == [0] * WORLD, "\n".join(told)[-4000:]
+    assert [process.returncode for process in started] == [0] * ENV, "\n".join(told)[-4000:]
     return place
 
 
@@ -42,7 +42,7 @@ def read(directory: Path, name: str) -> dict[str, Tensor]:
     """Every tensor that lies there, as a whole."""
     found: dict[str, Tensor] = {}
     for stem in ("model", "optim"):
-        stored = Stored.at(directory, f"{name}/{stem}")
+        stored = ShardReader.open(directory, f"{name}/{stem}")
         assert stored is not None
         empty = {key: torch.full(stored.shape(key), torch.nan, dtype=stored.dtype(key)) for key in stored.names}
         stored.load_into(empty)
@@ -54,7 +54,7 @@ STEPS = [(name, number) for name, chain in CHAINS.items() for number in range(1,
 
 
 @pytest.mark.parametrize(("chain", "number"), STEPS, ids=lambda value: str(value))
-def test_another_arrangement_takes_up_every_bit(saved: Path, chain: str, number: int) -> None:
+def test_another_parallel_layout_restores_every_bit(saved: Path, chain: str, number: int) -> None:
     before, after = read(saved / chain / f"{number - 1}", "actor"), read(saved / chain / f"{number}", "again")
     assert before.keys() == after.keys(), CHAINS[chain][number]
     for name, tensor in before.items():
@@ -62,21 +62,21 @@ def test_another_arrangement_takes_up_every_bit(saved: Path, chain: str, number:
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-def test_the_steps_between_are_those_of_one_process(saved: Path, chain: str) -> None:
+def test_steps_between_restores_agree_with_one_process(saved: Path, chain: str) -> None:
     """The moments that were taken up are those that the next step uses, or its weights would be others."""
     one = learner("plain", {}, tied=chain == "tied")
     for number, arrangement in enumerate(CHAINS[chain]):
         step(one)
         found = read(saved / chain / f"{number}", "actor")
-        for name, tensor in weights(one.lay.module).items():
+        for name, tensor in model_state_dict(one.strategy.module).items():
             torch.testing.assert_close(
                 found[f"model:{name}"], tensor.detach(), atol=1e-5, rtol=1e-5, msg=f"{name} after {arrangement}"
             )
-        for name, tensor in moments(one.lay.module, one.optimizer).items():
+        for name, tensor in optimizer_state_dict(one.strategy.module, one.optimizer).items():
             torch.testing.assert_close(found[f"optim:{name}"], tensor, atol=1e-5, rtol=1e-5)
 
 
-def test_names_are_the_models_own_and_every_rank_writes_its_part(saved: Path) -> None:
+def test_each_rank_writes_its_shards_under_the_models_names(saved: Path) -> None:
     found = read(saved / "tied/2", "actor")
     assert "model:model.layers.1.mlp.up_proj.weight" in found
     assert "optim:model.embed_tokens.weight.exp_avg_sq" in found
@@ -87,21 +87,21 @@ def test_names_are_the_models_own_and_every_rank_writes_its_part(saved: Path) ->
     assert max(sizes) < 2 * min(sizes), sizes
 
 
-def test_what_all_ranks_hold_is_written_once(saved: Path) -> None:
+def test_replicated_tensors_are_written_once(saved: Path) -> None:
     whole = [path.stat().st_size for path in (saved / "tied/9/actor").glob("model*.safetensors")]
     alone = [path.stat().st_size for path in (saved / "tied/0/actor").glob("model*.safetensors")]
     assert whole == alone
 
 
-def test_another_model_and_a_missing_rank_are_told(saved: Path, tmp_path: Path) -> None:
+def test_another_model_or_missing_shards_are_errors(saved: Path, tmp_path: Path) -> None:
     one = learner("plain", {}, tied=True)
-    with pytest.raises(MachineError, match=r"has no lm_head\.weight"):
+    with pytest.raises(MachineError, match=r"has no tensor lm_head\.weight"):
         restore_learner(learner("plain", {}, tied=False), saved / "tied/0", "actor", ["model"])
-    copies = copy_learner(one, "actor", ["model"], HostMemory())
+    copies = snapshot_learner(one, "actor", ["model"], HostBuffers())
     copies.write(tmp_path)
     with pytest.raises(MachineError, match="actor/optim"):
         restore_learner(one, tmp_path, "actor", ["optimizer"])
     table = tmp_path / "actor/model_world_size_1_rank_0.json"
     table.rename(table.with_name("model_world_size_2_rank_0.json"))
-    with pytest.raises(MachineError, match="1 of 2 tables"):
+    with pytest.raises(MachineError, match="only 1 of the 2 shard tables"):
         restore_learner(one, tmp_path, "actor", ["model"])

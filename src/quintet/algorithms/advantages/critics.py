@@ -1,39 +1,37 @@
-"""Advantages that a critic's values are the baseline of."""
+"""Advantages with the values of a critic as baseline."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from quintet.algorithms.tokens import Rows, last_tokens, whiten
-from quintet.config.native.advantages import BiLevelGaeConfig, GaeConfig, TurnWiseGaeConfig
+from quintet.algorithms.tokens import TokenRows, last_tokens, whiten
+from quintet.config.native.advantages import AdvantageSection, BiLevelGaeConfig, GaeConfig, TurnWiseGaeConfig
 from quintet.records import Batch
-
-__all__ = ["bi_level_gae", "critic_mask", "gae", "turn_ends", "turn_wise_gae"]
 
 
 def turn_ends(batch: Batch) -> Tensor:
-    """The last own token of each turn, bool [N]; a trajectory's last own token always ends one."""
+    """Return the last response token of each turn, bool [N]; the last one of a trajectory always ends a turn."""
     return (batch.turn_end & batch.loss_mask) | last_tokens(batch.loss_mask, batch.token_trajectory)
 
 
-def critic_mask(batch: Batch, config: object) -> Tensor:
-    """The tokens whose value the critic learns, bool [N]: all own ones, or turn ends alone for `turn_wise_gae`,
-    whose returns are known only there. `config` is that of the advantage."""
-    if isinstance(config, TurnWiseGaeConfig):
-        # the mask may have been narrowed since; a token before a rejected turn end has no return
+def critic_mask(batch: Batch, config: AdvantageSection) -> Tensor:
+    """Return the tokens whose value the critic learns, bool [N]: response tokens, or turn ends if the estimator
+    defines returns only there."""
+    if config.values_at_turn_ends_only:
+        # rejection may have narrowed the mask; a token before a rejected turn end has no return
         return batch.turn_end & batch.loss_mask
     return batch.loss_mask
 
 
 def gae(batch: Batch, config: GaeConfig) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation over the policy's own tokens.
+    """Generalized advantage estimation over response tokens.
 
     delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lam A_{t+1}, returns A + V;
-    Schulman et al. 2016 (arXiv:1506.02438). What the world said between two turns is skipped:
-    the next own token follows directly (VAGEN's `masked_gae`, verl 0.9's `gae`).
+    Schulman et al. 2016 (arXiv:1506.02438). Observations between turns are skipped: the next
+    response token follows directly (VAGEN's `masked_gae`, verl 0.9's `gae`).
     """
-    rows = Rows.of(batch.loss_mask, batch.token_trajectory)
+    rows = TokenRows.from_mask(batch.loss_mask, batch.token_trajectory)
     values = rows.gather(_values(batch))
     advantages = _recursion(rows.gather(batch.rewards), values, rows.valid, config.gamma, config.lam)
     return _finish(batch, rows, advantages, values, whitened=config.whiten)
@@ -46,11 +44,11 @@ def bi_level_gae(batch: Batch, config: BiLevelGaeConfig) -> tuple[Tensor, Tensor
     turn k the last token's advantage is A(e_k), and before it
     delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lam A_{t+1}.
 
-    Turn ends come from the trajectory. RAGEN's code takes every non-zero reward for one, so that a turn rewarded
-    with 0 vanishes and a penalty on each token makes each a turn; `turn_ends: rewards` does the same. The
-    published algorithm adds a token-level term at the last token; like the peers' code, this doesn't.
+    Turn ends come from the trajectory. RAGEN's code takes every nonzero reward for a turn end, so that a turn with
+    reward 0 disappears and a penalty per token makes each token a turn; `turn_ends: rewards` does the same. The
+    published algorithm adds a token-level term at the last token; like the code of VAGEN and RAGEN, this does not.
     """
-    rows = Rows.of(batch.loss_mask, batch.token_trajectory)
+    rows = TokenRows.from_mask(batch.loss_mask, batch.token_trajectory)
     rewards, values = rows.gather(batch.rewards), rows.gather(_values(batch))
     ends = turn_ends(batch)
     if config.turn_ends == "rewards":
@@ -70,13 +68,13 @@ def bi_level_gae(batch: Batch, config: BiLevelGaeConfig) -> tuple[Tensor, Tensor
 
 
 def turn_wise_gae(batch: Batch, config: TurnWiseGaeConfig) -> tuple[Tensor, Tensor]:
-    """GAE over turns; every token of a turn has the turn's advantage (VAGEN's Turn-PPO).
+    """GAE over turns; all tokens of a turn share its advantage (VAGEN's Turn-PPO).
 
-    Over turn ends as in `bi_level_gae`, with `gamma` and `lam` a turn. Returns A + V stand at turn ends and are 0
-    elsewhere: the critic must learn there alone (`critic_mask`). Whitened by the mean and deviation over turns,
-    so that a long turn counts like a short one. Rewards inside a turn don't enter; the peers' code is the same.
+    Over turn ends as in `bi_level_gae`, with `gamma` and `lam` per turn. Returns A + V are 0 except at turn ends: the
+    critic must learn only there (`critic_mask`). Whitened by mean and standard deviation over turns, so that a long
+    turn counts like a short one. Rewards inside a turn do not enter, as in VAGEN.
     """
-    rows = Rows.of(batch.loss_mask, batch.token_trajectory)
+    rows = TokenRows.from_mask(batch.loss_mask, batch.token_trajectory)
     values, ends = rows.gather(_values(batch)), turn_ends(batch)
     is_end = rows.gather(ends)
     at_end = _turn_advantages(rows.gather(batch.rewards), values, is_end, config.gamma, config.lam)
@@ -93,12 +91,12 @@ def turn_wise_gae(batch: Batch, config: TurnWiseGaeConfig) -> tuple[Tensor, Tens
 
 def _values(batch: Batch) -> Tensor:
     if batch.values is None:
-        raise ValueError("this advantage needs a critic's values")
+        raise ValueError("this advantage estimator needs the values of a critic")
     return batch.values.to(batch.rewards.dtype)
 
 
 def _recursion(rewards: Tensor, values: Tensor, valid: Tensor, gamma: float, lam: float) -> Tensor:
-    """GAE over the columns of left-filled rows, [R, T]; the value after a row's end is 0."""
+    """GAE over the columns of left-aligned rows, [R, T]; the value after the end of a row is 0."""
     advantages = torch.zeros_like(values)
     carry = values.new_zeros(len(values))
     next_value = values.new_zeros(len(values))
@@ -111,14 +109,16 @@ def _recursion(rewards: Tensor, values: Tensor, valid: Tensor, gamma: float, lam
 
 
 def _turn_advantages(rewards: Tensor, values: Tensor, is_end: Tensor, gamma: float, lam: float) -> Tensor:
-    """GAE from turn end to turn end, all [R, T]; 0 where none is."""
+    """GAE from turn end to turn end, all [R, T]; 0 elsewhere."""
     row = torch.arange(len(values)).repeat_interleave(values.shape[1])
-    turns = Rows.of(is_end.flatten(), row)
-    found = _recursion(turns.gather(rewards.flatten()), turns.gather(values.flatten()), turns.valid, gamma, lam)
-    return turns.scatter(found, values.numel()).view_as(values)
+    turns = TokenRows.from_mask(is_end.flatten(), row)
+    advantages = _recursion(turns.gather(rewards.flatten()), turns.gather(values.flatten()), turns.valid, gamma, lam)
+    return turns.scatter(advantages, values.numel()).view_as(values)
 
 
-def _finish(batch: Batch, rows: Rows, advantages: Tensor, values: Tensor, *, whitened: bool) -> tuple[Tensor, Tensor]:
+def _finish(
+    batch: Batch, rows: TokenRows, advantages: Tensor, values: Tensor, *, whitened: bool
+) -> tuple[Tensor, Tensor]:
     size = len(batch.tokens)
     returns = rows.scatter(advantages + values, size)
     packed = rows.scatter(advantages, size)

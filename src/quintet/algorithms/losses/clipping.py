@@ -1,4 +1,4 @@
-"""Losses that clip the probability ratio: PPO and what was made of it."""
+"""Losses that clip the probability ratio: PPO and its variants."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.losses.ratios import bounded_log_ratio, nothing_clipped, sequence_mean
-from quintet.algorithms.losses.targets import PolicyLoss, PolicyTargets
+from quintet.algorithms.losses.targets import PolicyLoss, PolicyTargets, policy_loss
 from quintet.config.native.losses import (
     DecoupledPpoLossConfig,
     DistillationLossConfig,
@@ -14,8 +14,6 @@ from quintet.config.native.losses import (
     GspoLossConfig,
     PpoLossConfig,
 )
-
-__all__ = ["decoupled_ppo", "distillation", "gmpo", "gspo", "learnt_from", "ppo", "ppo_clip"]
 
 
 def ppo_clip(
@@ -26,12 +24,12 @@ def ppo_clip(
     clip_high: float,
     clip_dual: float | None,
 ) -> PolicyLoss:
-    """Clipped policy gradient, one loss a token, all tensors [M].
+    """Token-level PPO loss with dual clip, all tensors [M].
 
     r = exp(logp - old), L = max(-A r, -A clip(r, 1 - low, 1 + high)); Schulman et al. 2017
     (arXiv:1707.06347), with separate bounds as in DAPO (arXiv:2503.14476). Where A < 0, L is at most
-    -A * clip_dual (dual clip, Ye et al. 2020, arXiv:1912.09729). The log-ratio is held within ±20
-    before the exponential.
+    -A * clip_dual (dual clip, Ye et al. 2020, arXiv:1912.09729). The log-ratio is clamped to
+    ±20.
     """
     log_ratio = bounded_log_ratio(logprobs, old_logprobs)
     ratio = log_ratio.exp()
@@ -47,46 +45,46 @@ def ppo_clip(
 
 
 def ppo(logprobs: Tensor, targets: PolicyTargets, config: PpoLossConfig) -> PolicyLoss:
-    """PPO, GRPO and DAPO: see `ppo_clip`.
+    """PPO, GRPO and DAPO loss; see `ppo_clip`.
 
-    ROLL's `dual_clip_loss` has 1 + 2 * pg_clip for `clip_dual`.
+    ROLL's `dual_clip_loss` uses 1 + 2 * pg_clip as `clip_dual`.
     """
     return ppo_clip(
         logprobs, targets.old_logprobs, targets.advantages, config.clip_low, config.clip_high, config.clip_dual
     )
 
 
-def decoupled_ppo(logprobs: Tensor, targets: PolicyTargets, config: DecoupledPpoLossConfig) -> PolicyLoss:
-    """PPO around a policy that isn't the one that played: w L with w = exp(old - rollout), L from `ppo_clip`.
-
-    Hilton et al. 2021 (arXiv:2110.00641), AReaL (arXiv:2505.24298), RLinf's `decoupled_actor_critic`. RLinf may
-    interpolate the log-probs in the middle by the weights' version; here they are the learner's before the update.
-    Tokens of larger weight than `max_weight` are left out by `learnt_from`.
-    """
-    parts = ppo_clip(
-        logprobs, targets.old_logprobs, targets.advantages, config.clip_low, config.clip_high, config.clip_dual
-    )
-    return parts._replace(loss=parts.loss * _behaviour_weight(targets))
-
-
-def _behaviour_weight(targets: PolicyTargets) -> Tensor:
+def _behavior_weight(targets: PolicyTargets) -> Tensor:
     if targets.rollout_logprobs is None:
         return torch.ones_like(targets.old_logprobs)
     return bounded_log_ratio(targets.old_logprobs, targets.rollout_logprobs).exp()
 
 
-def learnt_from(targets: PolicyTargets, config: DecoupledPpoLossConfig) -> Tensor:
-    """Tokens whose weight is at most `max_weight`, bool [M]; the others don't count in the mean either."""
-    weight = _behaviour_weight(targets)
+def _small_weights(targets: PolicyTargets, config: DecoupledPpoLossConfig) -> Tensor:
+    weight = _behavior_weight(targets)
     return torch.ones_like(weight, dtype=torch.bool) if config.max_weight is None else weight <= config.max_weight
 
 
-def gspo(logprobs: Tensor, targets: PolicyTargets, config: GspoLossConfig) -> PolicyLoss:
-    """One ratio for all tokens of a sequence, the geometric mean of theirs; Zheng et al. 2025 (arXiv:2507.18071).
+@policy_loss(mask=_small_weights)
+def decoupled_ppo(logprobs: Tensor, targets: PolicyTargets, config: DecoupledPpoLossConfig) -> PolicyLoss:
+    """PPO relative to a proximal policy: w L with w = exp(old - rollout) and L from `ppo_clip`.
 
-    s = exp(mean_t(logp - old)), L = max(-A s_t, -A clip(s_t, 1 - low, 1 + high)) with
-    s_t = sg(s) p / sg(p): its value is the sequence's ratio, its gradient the token's (GSPO-token). log s is held
-    below 10. The paper aggregates by `seq-mean-token-mean`; here `algorithm.aggregation` says, as in verl 0.9.1.
+    Hilton et al. 2021 (arXiv:2110.00641), AReaL (arXiv:2505.24298), RLinf's `decoupled_actor_critic`. RLinf may
+    interpolate the proximal log-probs by weight version; here they are the learner's before the update. Tokens with a
+    weight above `max_weight` are masked.
+    """
+    parts = ppo_clip(
+        logprobs, targets.old_logprobs, targets.advantages, config.clip_low, config.clip_high, config.clip_dual
+    )
+    return parts._replace(loss=parts.loss * _behavior_weight(targets))
+
+
+def gspo(logprobs: Tensor, targets: PolicyTargets, config: GspoLossConfig) -> PolicyLoss:
+    """GSPO: one ratio per sequence, the geometric mean of its tokens' ratios; Zheng et al. 2025 (arXiv:2507.18071).
+
+    s = exp(mean_t(logp - old)), L = max(-A s_t, -A clip(s_t, 1 - low, 1 + high)) with s_t = sg(s) p / sg(p), with the
+    value of the sequence's ratio and the gradient of the token's (GSPO-token). log s is clamped to 10. The paper
+    aggregates by `seq-mean-token-mean`; here `algorithm.aggregation` decides, as in verl 0.9.1.
     """
     log_ratio = logprobs - targets.old_logprobs
     mean = sequence_mean(log_ratio.detach(), targets)
@@ -96,31 +94,32 @@ def gspo(logprobs: Tensor, targets: PolicyTargets, config: GspoLossConfig) -> Po
     return PolicyLoss(torch.maximum(plain, bounded), bounded > plain, nothing_clipped(plain), -log_ratio)
 
 
+@policy_loss(aggregation="seq-mean-token-mean", applies_correction=True)
 def gmpo(logprobs: Tensor, targets: PolicyTargets, config: GmpoLossConfig) -> PolicyLoss:
-    """The geometric mean of a sequence's token ratios; Zhao et al. 2025 (arXiv:2507.20673).
+    """Geometric mean of a sequence's token ratios; Zhao et al. 2025 (arXiv:2507.20673).
 
-    With d = logp - old, held in the direction that the advantage pushes: d' = min(d, high) where A > 0,
-    max(d, -low) where A < 0. L = -mean_t(A) exp(mean_t(d')), the same at each token, and aggregated by
-    `seq-mean-token-mean`: the mean over sequences. Where A is 0, d' is 0, as in verl. Weights of the engine-learner
-    gap enter as their geometric mean over the sequence.
+    With d = logp - old, clipped in the direction of the advantage: d' = min(d, high) where A > 0, max(d, -low) where
+    A < 0, and 0 where A is 0, as in verl. L = -mean_t(A) exp(mean_t(d')), the same at each token, aggregated by
+    `seq-mean-token-mean`: the mean over sequences. Importance weights of the rollout–learner gap enter as their
+    geometric mean over the sequence.
     """
     log_ratio = logprobs - targets.old_logprobs
     sign = targets.advantages.sign()
-    near = log_ratio.clamp(-config.clip_low, config.clip_high)
-    held = sign * torch.minimum(sign * log_ratio, sign * near)
-    loss = -sequence_mean(targets.advantages, targets) * sequence_mean(held, targets).exp()
+    bounded = log_ratio.clamp(-config.clip_low, config.clip_high)
+    clipped_ratio = sign * torch.minimum(sign * log_ratio, sign * bounded)
+    loss = -sequence_mean(targets.advantages, targets) * sequence_mean(clipped_ratio, targets).exp()
     if targets.correction is not None:
         loss = loss * sequence_mean((targets.correction + 1e-10).log(), targets).exp()
-    clipped = log_ratio != near
+    clipped = log_ratio != bounded
     return PolicyLoss(loss, clipped & (sign > 0), clipped & (sign < 0), -log_ratio)
 
 
 def distillation(logprobs: Tensor, targets: PolicyTargets, config: DistillationLossConfig) -> PolicyLoss:
-    """The policy's own words under a teacher: `ppo_clip` with A = teacher - old, no dual clip.
+    """Distillation from a teacher on the policy's responses: `ppo_clip` with A = teacher - old, without dual clip.
 
     On-policy distillation (Agarwal et al. 2024, arXiv:2306.13649; Lu and Thinking Machines 2025): the advantage is
     minus the reverse divergence at the sampled token. RLinf's `opd` takes -A logp, which has the same gradient as
-    long as no update was made since the words were written.
+    long as the policy has not been updated since sampling.
 
     Raises:
         ValueError: the targets have no `ref_logprobs`.

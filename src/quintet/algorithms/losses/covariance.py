@@ -1,8 +1,7 @@
-"""Losses that treat a few tokens apart: those where log-prob and advantage vary together most.
+"""Losses that mask or penalize the few tokens with the highest covariance of log-prob and advantage.
 
-Cui et al. 2025, "The entropy mechanism of reinforcement learning" (arXiv:2505.22617). Which tokens those are is said
-of the whole mini-batch by `select_*`, from log-probs made in a pass without gradients; verl says it of each
-micro-batch by itself.
+Cui et al. 2025, "The entropy mechanism of reinforcement learning" (arXiv:2505.22617). The tokens are selected over the
+whole mini-batch from a forward-only pass; verl selects within each micro-batch.
 """
 
 from __future__ import annotations
@@ -11,30 +10,15 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.losses.ratios import nothing_clipped
-from quintet.algorithms.losses.targets import PolicyLoss, PolicyTargets
+from quintet.algorithms.losses.targets import PolicyLoss, PolicyTargets, policy_loss
 from quintet.config.native.losses import ClipCovLossConfig, KlCovLossConfig
 
-__all__ = ["clip_cov", "kl_cov", "select_clip_cov", "select_kl_cov"]
 
-
-def clip_cov(logprobs: Tensor, targets: PolicyTargets, config: ClipCovLossConfig) -> PolicyLoss:
-    """max(-A r, -A clip(r, 1 - low, 1 + high)), and 0 at the tokens that `select_clip_cov` drew. No dual clip.
-
-    `clipped` are the drawn tokens, as in verl. The log-ratio isn't held within bounds.
-    """
-    log_ratio = logprobs - targets.old_logprobs
-    ratio = log_ratio.exp()
-    bounded = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
-    loss = torch.maximum(-targets.advantages * ratio, -targets.advantages * bounded)
-    drawn = _selected(targets)
-    return PolicyLoss(loss.masked_fill(drawn, 0.0), drawn, nothing_clipped(loss), -log_ratio)
-
-
-def select_clip_cov(
+def _select_clip_cov(
     logprobs: Tensor, targets: PolicyTargets, config: ClipCovLossConfig, generator: torch.Generator
 ) -> Tensor:
-    """A random `share` of the mini-batch's M tokens, at least one, bool [M], out of those whose covariance
-    (A - mean A)(logp - mean logp) lies between the bounds and that PPO doesn't clip already."""
+    """Select a random `share` of the mini-batch's M tokens, at least one, bool [M], among those that PPO does not clip
+    and whose covariance (A - mean A)(logp - mean logp) is within the bounds."""
     covariance = _covariance(logprobs, targets.advantages)
     ratio = (logprobs - targets.old_logprobs).exp()
     bounded = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
@@ -45,25 +29,40 @@ def select_clip_cov(
     return _marked(candidates[order[: _count(config.share, len(logprobs))]], logprobs)
 
 
-def kl_cov(logprobs: Tensor, targets: PolicyTargets, config: KlCovLossConfig) -> PolicyLoss:
-    """-A r, plus `coefficient` |logp - old| at the tokens that `select_kl_cov` found.
+@policy_loss(select=_select_clip_cov)
+def clip_cov(logprobs: Tensor, targets: PolicyTargets, config: ClipCovLossConfig) -> PolicyLoss:
+    """max(-A r, -A clip(r, 1 - low, 1 + high)), and 0 at the selected tokens. No dual clip.
 
-    The log-ratio isn't held within bounds. The metric `ppo_kl` is its mean as for all losses, in verl that of its
+    `clipped` marks the selected tokens, as in verl. The log-ratio is not clamped.
+    """
+    log_ratio = logprobs - targets.old_logprobs
+    ratio = log_ratio.exp()
+    bounded = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
+    loss = torch.maximum(-targets.advantages * ratio, -targets.advantages * bounded)
+    selected = _selected(targets)
+    return PolicyLoss(loss.masked_fill(selected, 0.0), selected, nothing_clipped(loss), -log_ratio)
+
+
+def _select_kl_cov(
+    logprobs: Tensor, targets: PolicyTargets, config: KlCovLossConfig, generator: torch.Generator
+) -> Tensor:
+    """Select the `share` of the mini-batch's M tokens with the highest covariance, at least one, bool [M]."""
+    covariance = _covariance(logprobs, targets.advantages)
+    count = min(_count(config.share, len(logprobs)), len(logprobs))
+    return _marked(covariance.topk(count).indices, logprobs)
+
+
+@policy_loss(select=_select_kl_cov)
+def kl_cov(logprobs: Tensor, targets: PolicyTargets, config: KlCovLossConfig) -> PolicyLoss:
+    """-A r, plus `coefficient` |logp - old| at the selected tokens.
+
+    The log-ratio is not clamped. The metric `ppo_kl` is the mean log-ratio as for all losses; in verl that of its
     absolute value.
     """
     log_ratio = logprobs - targets.old_logprobs
     pull = config.coefficient * log_ratio.abs() * _selected(targets)
     nothing = nothing_clipped(log_ratio)
     return PolicyLoss(-targets.advantages * log_ratio.exp() + pull, nothing, nothing, -log_ratio)
-
-
-def select_kl_cov(
-    logprobs: Tensor, targets: PolicyTargets, config: KlCovLossConfig, generator: torch.Generator
-) -> Tensor:
-    """The `share` of the mini-batch's M tokens whose covariance is highest, at least one, bool [M]."""
-    covariance = _covariance(logprobs, targets.advantages)
-    count = min(_count(config.share, len(logprobs)), len(logprobs))
-    return _marked(covariance.topk(count).indices, logprobs)
 
 
 def _covariance(logprobs: Tensor, advantages: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Probability ratios, and means over sequences; what several losses are made of."""
+"""Probability ratios and means over sequences, shared by several losses."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from torch import Tensor
 
 from quintet.algorithms.losses.targets import PolicyTargets
 
-__all__ = ["bounded_log_ratio", "nothing_clipped", "sequence_mean"]
-
 
 def bounded_log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """log(new / old) [M], held within ±20 so that its exponential stays finite."""
+    """Return log(new / old) [M], clamped to ±20 so that its exponential stays finite."""
     return (logprobs - old_logprobs).clamp(-20.0, 20.0)
 
 
 def nothing_clipped(values: Tensor) -> Tensor:
-    """False [M]."""
+    """Return False [M]."""
     return torch.zeros_like(values, dtype=torch.bool)
 
 
 def sequence_mean(values: Tensor, targets: PolicyTargets) -> Tensor:
-    """At each token the mean over its sequence, [M].
+    """Return the mean over the sequence of each token, [M].
 
     Raises:
-        ValueError: the targets don't say what belongs to which sequence.
+        ValueError: the targets have no `sequence`.
     """
     if targets.sequence is None:
         raise ValueError("this loss needs targets with `sequence`")

@@ -1,4 +1,4 @@
-"""Losses whose gradient is that of the log-prob, times a constant weight or with a pull beside it."""
+"""Losses with the gradient of the log-prob times a constant weight, some with a regularizer."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.losses.ratios import bounded_log_ratio, nothing_clipped
-from quintet.algorithms.losses.targets import PolicyLoss, PolicyTargets
+from quintet.algorithms.losses.targets import PolicyLoss, PolicyTargets, policy_loss
 from quintet.config.native.losses import (
     CispoLossConfig,
     DppoLossConfig,
     DroLossConfig,
     KimiLossConfig,
-    PlainLossConfig,
+    ReinforceLossConfig,
     SapoLossConfig,
     ToprLossConfig,
 )
 
-__all__ = ["cispo", "dppo_kl", "dppo_tv", "dro", "kimi", "reinforce", "sapo", "topr"]
 
-
-def reinforce(logprobs: Tensor, targets: PolicyTargets, config: PlainLossConfig) -> PolicyLoss:
-    """L = -A logp; Williams 1992. GPG (Chu et al. 2025, arXiv:2504.02546) has the same loss and its own advantage."""
+def reinforce(logprobs: Tensor, targets: PolicyTargets, config: ReinforceLossConfig) -> PolicyLoss:
+    """REINFORCE, L = -A logp; Williams 1992. GPG (Chu et al. 2025, arXiv:2504.02546) has the same loss, but its own
+    advantage.
+    """
     nothing = nothing_clipped(logprobs)
     return PolicyLoss(-targets.advantages * logprobs, nothing, nothing, targets.old_logprobs - logprobs)
 
 
 def cispo(logprobs: Tensor, targets: PolicyTargets, config: CispoLossConfig) -> PolicyLoss:
-    """L = -sg(clip(r, 1 - low, 1 + high)) A logp; MiniMax-M1 2025 (arXiv:2506.13585).
+    """CISPO, L = -sg(clip(r, 1 - low, 1 + high)) A logp; MiniMax-M1 2025 (arXiv:2506.13585).
 
-    Every token keeps a gradient, unlike PPO's. ROLL's `tis` is this with the weight held in 0 … 1.
+    Unlike in PPO, every token keeps a gradient. ROLL's `tis` is this with the weight clipped to 0 … 1.
     """
     log_ratio = bounded_log_ratio(logprobs, targets.old_logprobs)
     ratio = log_ratio.detach().exp()
@@ -38,11 +38,12 @@ def cispo(logprobs: Tensor, targets: PolicyTargets, config: CispoLossConfig) -> 
     return PolicyLoss(loss, weight != ratio, nothing_clipped(loss), -log_ratio)
 
 
+@policy_loss(aggregation="seq-mean-token-mean")
 def sapo(logprobs: Tensor, targets: PolicyTargets, config: SapoLossConfig) -> PolicyLoss:
-    """L = -A sigmoid(tau (r - 1)) 4 / tau; Gao et al. 2025 (arXiv:2511.20347).
+    """SAPO, L = -A sigmoid(tau (r - 1)) 4 / tau; Gao et al. 2025 (arXiv:2511.20347).
 
-    tau is `temperature_positive` where A > 0, else `temperature_negative`; the factor 4 / tau makes the slope at
-    r = 1 that of r itself. Aggregated by `seq-mean-token-mean`.
+    tau is `temperature_positive` where A > 0, else `temperature_negative`; the factor 4 / tau gives the slope of
+    r at r = 1. Aggregated by `seq-mean-token-mean`.
     """
     log_ratio = bounded_log_ratio(logprobs, targets.old_logprobs)
     tau = torch.full_like(logprobs, config.temperature_negative)
@@ -53,25 +54,26 @@ def sapo(logprobs: Tensor, targets: PolicyTargets, config: SapoLossConfig) -> Po
 
 
 def dppo_tv(logprobs: Tensor, targets: PolicyTargets, config: DppoLossConfig) -> PolicyLoss:
-    """L = -A sg(min(r, c)) logp where the token's probability moved little; Qi et al. 2026 (arXiv:2602.04879).
+    """DPPO by total variation, L = -A sg(min(r, c)) logp where the token's probability changed little; Qi et al. 2026
+    (arXiv:2602.04879).
 
-    Kept are tokens with p - q <= high where A > 0, and p - q >= -low elsewhere, p being the new probability and q
-    the old one: the total variation between the two seen as coins that show this token or not. c is `max_ratio`.
+    Tokens keep their loss if p - q <= high where A > 0, and p - q >= -low elsewhere, with new probability p and old
+    probability q: the total variation of the Bernoulli distributions over this token. c is `max_ratio`.
     """
-    moved = (logprobs.exp() - targets.old_logprobs.exp()).detach()
-    keep = torch.where(targets.advantages > 0, moved <= config.clip_high, moved >= -config.clip_low)
+    change = (logprobs.exp() - targets.old_logprobs.exp()).detach()
+    keep = torch.where(targets.advantages > 0, change <= config.clip_high, change >= -config.clip_low)
     return _within_divergence(logprobs, targets, config, keep)
 
 
 def dppo_kl(logprobs: Tensor, targets: PolicyTargets, config: DppoLossConfig) -> PolicyLoss:
-    """`dppo_tv` with the divergence of Kullback and Leibler between the two coins.
+    """`dppo_tv` with the KL divergence of the Bernoulli distributions.
 
-    q (log q - log p) + (1 - q) log((1 - q) / (1 - p)) <= high where A > 0, <= low elsewhere, or the token moved
-    against its advantage anyway. 1e-8 stands beside 1 - q and 1 - p.
+    Tokens keep their loss if q (log q - log p) + (1 - q) log((1 - q) / (1 - p)) <= high where A > 0, <= low
+    elsewhere, or if the probability moved against the advantage. 1e-8 is added to 1 - q and 1 - p.
     """
     p, q = logprobs.detach().exp(), targets.old_logprobs.exp()
-    shown = q * (targets.old_logprobs - logprobs.detach())
-    divergence = shown + (1.0 - q) * ((1.0 - q + 1e-8) / (1.0 - p + 1e-8)).log()
+    first_term = q * (targets.old_logprobs - logprobs.detach())
+    divergence = first_term + (1.0 - q) * ((1.0 - q + 1e-8) / (1.0 - p + 1e-8)).log()
     rises = (divergence <= config.clip_high) | (p <= q)
     falls = (divergence <= config.clip_low) | (p >= q)
     return _within_divergence(logprobs, targets, config, torch.where(targets.advantages > 0, rises, falls))
@@ -85,19 +87,20 @@ def _within_divergence(logprobs: Tensor, targets: PolicyTargets, config: DppoLos
 
 
 def dro(logprobs: Tensor, targets: PolicyTargets, config: DroLossConfig) -> PolicyLoss:
-    """L = -A logp + beta / 2 (logp - old)²; Richemond et al. 2024 (arXiv:2405.19107), at each token, as in verl."""
-    return _pulled(logprobs, targets, config.beta)
+    """DRO, L = -A logp + beta / 2 (logp - old)²; Richemond et al. 2024 (arXiv:2405.19107), per token, as in verl."""
+    return _regularized(logprobs, targets, config.beta)
 
 
 def kimi(logprobs: Tensor, targets: PolicyTargets, config: KimiLossConfig) -> PolicyLoss:
-    """L = -A logp + tau / 2 (logp - old)²; Kimi k1.5 2025 (arXiv:2501.12599), at each token, as ROLL's `kimi15`.
+    """Kimi's loss, L = -A logp + tau / 2 (logp - old)²; Kimi k1.5 2025 (arXiv:2501.12599), per token, as ROLL's
+    `kimi15`.
 
-    The paper squares the log-ratio of a whole reply.
+    The paper squares the log-ratio of a whole response.
     """
-    return _pulled(logprobs, targets, config.tau)
+    return _regularized(logprobs, targets, config.tau)
 
 
-def _pulled(logprobs: Tensor, targets: PolicyTargets, strength: float) -> PolicyLoss:
+def _regularized(logprobs: Tensor, targets: PolicyTargets, strength: float) -> PolicyLoss:
     log_ratio = logprobs - targets.old_logprobs
     loss = -targets.advantages * logprobs + 0.5 * strength * log_ratio.square()
     nothing = nothing_clipped(loss)
@@ -107,9 +110,9 @@ def _pulled(logprobs: Tensor, targets: PolicyTargets, strength: float) -> Policy
 def topr(logprobs: Tensor, targets: PolicyTargets, config: ToprLossConfig) -> PolicyLoss:
     """Tapered off-policy REINFORCE; Le Roux et al. 2025 (arXiv:2503.14286).
 
-    L = -w+ A logp where A > 0, -w- sg(min(r, 1)) A logp elsewhere. The paper and ROLL tell good replies from bad
-    ones by their reward and take the ratio of the reply (paper) or of the token (ROLL); here the sign of the
-    advantage tells, with the token's ratio: under `raw` advantages that is the same.
+    L = -w+ A logp where A > 0, -w- sg(min(r, 1)) A logp elsewhere. The paper and ROLL distinguish good from bad
+    responses by reward, with the ratio of the response (paper) or of the token (ROLL). Here the sign of the advantage
+    decides, with the token's ratio, which is the same for `raw` advantages.
     """
     log_ratio = bounded_log_ratio(logprobs, targets.old_logprobs)
     ratio = log_ratio.detach().exp()

@@ -1,18 +1,18 @@
-"""What a loss is told of each token, and what it says of it."""
+"""Inputs and outputs of policy losses per token, and the type of a registered loss."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
-
-__all__ = ["PolicyLoss", "PolicyTargets", "ValueLoss"]
 
 
 class PolicyLoss(NamedTuple):
-    """`loss` [M], and what the metrics want of each token: `clipped`, `clipped_lower` bool [M],
-    `kl` [M] (old against new, first order)."""
+    """Per token, all [M]: `loss`; for metrics bool `clipped`, `clipped_lower`, and `kl` (first-order estimate of
+    KL(old || new))."""
 
     loss: Tensor
     clipped: Tensor
@@ -29,32 +29,63 @@ class ValueLoss(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyTargets:
-    """What is known of each predicted token before the pass, all [M]; log-probs in nats."""
+    """Constants of each predicted token in a forward-backward pass, all [M]; log-probs in nats."""
 
     weights: Tensor
-    """Of the policy's loss, from the whole mini-batch (`aggregation.Aggregation.weights`)."""
+    """Weights of the policy loss over the whole mini-batch (`aggregation.Aggregation.weights`)."""
     old_logprobs: Tensor
-    """Of the policy before the step's updates."""
+    """Log-probs of the policy before the updates of the step."""
     advantages: Tensor
     ref_logprobs: Tensor | None = None
-    """Of the reference or teacher."""
+    """Log-probs of the reference or teacher."""
     rollout_logprobs: Tensor | None = None
-    """As the engine sampled; None where the engine's are `old_logprobs`."""
+    """Log-probs of the engine at sampling; None if these are `old_logprobs`."""
     correction: Tensor | None = None
-    """Importance weights of the engine-learner gap, constants; None weighs nothing."""
+    """Importance weights for the rollout–learner log-prob gap; None for none."""
     sequence: Tensor | None = None
-    """int64, the sequence of the mini-batch that a token belongs to; a pass holds sequences whole."""
+    """int64, index of the token's sequence in the mini-batch; micro-batches do not split sequences."""
     selected: Tensor | None = None
-    """bool, what `Loss.select` chose."""
+    """bool, result of `Loss.select`."""
     divergence: Tensor | None = None
-    """The divergence from the reference over the whole vocabulary, with gradients, where the objective wants it."""
-    term_weights: Tensor | None = None
-    """Of entropy and divergence; None takes `weights`. They differ where a loss has an aggregation of its own or
-    leaves tokens out."""
-    shares: Tensor | None = None
-    """1 / all own tokens of the mini-batch, for metrics that are means over tokens; None takes `weights`."""
+    """KL divergence from the reference over the whole vocabulary, with gradients, for the estimator `full`."""
+    regularizer_weights: Tensor | None = None
+    """Weights of entropy and divergence; None takes `weights`. They differ if the loss replaces the aggregation or
+    masks tokens."""
+    metric_weights: Tensor | None = None
+    """1 / number of response tokens of the mini-batch, for metrics that are means over tokens; None takes `weights`."""
 
     def at(self, index: Tensor) -> PolicyTargets:
-        """Those of some tokens, `index` int64 [m]."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return PolicyTargets(**{name: value[index] for name, value in given.items() if value is not None})
+        """Select tokens by `index`, int64 [m]."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return PolicyTargets(**{name: value[index] for name, value in values.items() if value is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Loss function with its properties; called like the function. A plain function is enough for most losses.
+
+    >>> from quintet.algorithms.losses.clipping import gmpo
+    >>> gmpo.aggregation
+    'seq-mean-token-mean'
+    """
+
+    function: Callable[[Tensor, PolicyTargets, Any], PolicyLoss]
+    """`(logprobs [M], targets, config) -> PolicyLoss`, on the tokens of one micro-batch."""
+    aggregation: str | None = None
+    """Aggregation of the loss that replaces `algorithm.aggregation`; entropy and divergence keep the latter."""
+    mask: Callable[[PolicyTargets, Any], Tensor] | None = None
+    """`(targets, config) -> bool [M]` over the whole mini-batch: tokens with a loss; None takes all."""
+    select: Callable[[Tensor, PolicyTargets, Any, torch.Generator], Tensor] | None = None
+    """`(logprobs, targets, config, generator) -> bool [M]` over the whole mini-batch, for `PolicyTargets.selected`;
+    costs a forward-only pass."""
+    applies_correction: bool = False
+    """The function applies `PolicyTargets.correction`; otherwise its loss is multiplied by it."""
+
+    def __call__(self, logprobs: Tensor, targets: PolicyTargets, config: Any) -> PolicyLoss:
+        """See `function`."""
+        return self.function(logprobs, targets, config)
+
+
+def policy_loss(**properties: Any) -> Callable[[Callable[..., PolicyLoss]], Loss]:
+    """Make a `Loss` with these properties of the decorated function."""
+    return lambda function: Loss(function, **properties)

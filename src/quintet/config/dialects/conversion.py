@@ -1,4 +1,4 @@
-"""From a dialect's keys to native ones, each native value remembering which keys it comes from."""
+"""State of a conversion: foreign values with their sources, and builders of a native and of a foreign configuration."""
 
 from __future__ import annotations
 
@@ -6,119 +6,148 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quintet.config.dialects.composition.reading import Written
+from quintet.config.dialects.composition.foreign_config import MergedConfig
 from quintet.config.dialects.dialect import Dialect
-from quintet.config.dialects.ledger import Row, counts
-from quintet.config.faults import Fault
-from quintet.config.keys import show
-
-__all__ = ["Native", "Values", "foreign_word", "native_word"]
+from quintet.config.dialects.ledger import KeySpec, is_effective
+from quintet.config.divisors import nearest_divisor
+from quintet.config.dotted import get_value, set_value
+from quintet.config.native.experiment import Experiment
+from quintet.config.problems import ConfigProblem
+from quintet.config.schema import format_value
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
-    """The values of a foreign configuration: those given, over those of the reference."""
+class ForeignValues:
+    """Values of a foreign configuration over those of the framework's reference."""
 
-    written: Written
+    written: MergedConfig
     dialect: Dialect
-    """With the references that this configuration is written by."""
+    """The dialect, with only the references that apply to this configuration."""
 
     def __getitem__(self, key: str) -> Any:
         return self.written.value(key)
 
-    def given(self, key: str) -> bool:
-        """Whether somebody wrote it, in a file or on the command line."""
+    def is_set(self, key: str) -> bool:
+        """Whether the user set the key, in a file or on the command line."""
         return key in self.written.sources
 
     def source(self, key: str) -> str:
-        """Where it was written; `reference` where it wasn't."""
+        """Return the file and line of a value, or `reference` if the user did not set it."""
         return self.written.sources.get(key, "reference")
 
-    def told(self, key: str) -> str:
-        """Key, value and source, as a message says them."""
-        return f"{key} = {show(self[key])} ({self.source(key)})"
+    def describe(self, *keys: str) -> str:
+        """Return each key with its value and source, joined by "and", for messages."""
+        return " and ".join(f"{key} = {format_value(self[key])} ({self.source(key)})" for key in keys)
 
-    def fault(self, key: str, problem: str, hint: str | None = None) -> Fault:
-        """What is wrong with a key."""
-        return Fault(key, self[key], self.source(key), f"{self.told(key)}: {problem}", hint)
+    def problem(self, key: str, problem: str, hint: str | None = None) -> ConfigProblem:
+        """Return a configuration problem of a key."""
+        return ConfigProblem(key, self[key], self.source(key), f"{self.describe(key)}: {problem}", hint)
+
+    def divisor_problems(self, key: str, total: int, description: str) -> Iterator[ConfigProblem]:
+        """Yield a problem with the nearest valid value if a key does not divide a total; `description` names it."""
+        if total % self[key]:
+            nearest = f"nearest valid value: {key}={nearest_divisor(total, self[key])}"
+            yield self.problem(key, f"must divide the {total} {description}", nearest)
 
 
 @dataclass(slots=True)
-class Native:
-    """A native configuration in the making."""
+class NativeBuilder:
+    """A native configuration under construction; each value records the foreign keys that it comes from."""
 
-    values: Values
+    values: ForeignValues
     tree: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Of each native key, the foreign ones that it follows from."""
+    """Foreign keys by native key."""
     remarks: list[str] = field(default_factory=list)
-    """What people are told of it."""
 
-    def put(self, native: str, value: Any, *origins: str) -> None:
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a native key that was set before, or `default`."""
+        return get_value(self.tree, key, default)
+
+    def set(self, key: str, value: Any, *origins: str) -> None:
         """Set a native key to a value that follows from the foreign keys `origins`."""
-        *sections, last = native.split(".")
-        place = self.tree
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
-        self.origins[native] = origins
+        set_value(self.tree, key, value)
+        self.origins[key] = origins
 
-    def take(self, pairs: Mapping[str, str]) -> None:
-        """Set native keys to the values of foreign ones, as they are."""
-        for native, foreign in pairs.items():
-            self.put(native, self.values[foreign], foreign)
+    def set_constants(self, constants: Mapping[str, Any]) -> None:
+        """Set native keys to values that follow from no foreign key."""
+        for key, value in constants.items():
+            self.set(key, value)
 
-    def take_rows(self, rows: Iterable[Row]) -> None:
-        """Set the native key of every direct row to the row's value, by its words; rows that only count where
-        another key has a certain value are left out elsewhere."""
-        table = self.values.dialect.rows()
-        for row in rows:
-            if row.direct and counts(row, table, self.values.__getitem__):
-                self.put(row.native[0], native_word(row, self.values[row.key]), row.key)
+    def set_from_keys(self, specs: Iterable[KeySpec]) -> None:
+        """Set the native key of every direct foreign key that has an effect."""
+        documented = self.values.dialect.specs()
+        for spec in specs:
+            if spec.direct and is_effective(spec, documented, self.values.__getitem__):
+                self.set(spec.native[0], to_native_value(spec, self.values[spec.key]), spec.key)
 
-    def take_given(self, rows: Iterable[Row], here: str, there: str, native: Mapping[str, str]) -> None:
-        """The same for those keys of a section `here` that somebody gave, where it takes the keys of `there`;
-        `native` says which native section takes the place of which."""
-        for row in rows:
-            key = here + row.key.removeprefix(there)
-            if row.direct and row.key.startswith(f"{there}.") and self.values.given(key):
-                field = row.native[0]
-                for theirs, ours in native.items():
-                    if field.startswith(f"{theirs}."):
-                        self.put(ours + field.removeprefix(theirs), native_word(row, self.values[key]), key)
+    def set_overrides(self, specs: Iterable[KeySpec], section: str, documented: str, native: tuple[str, str]) -> None:
+        """Set native keys from the keys that the user set in a section which is documented as another section.
+
+        `native` names the native section of the documented keys, and the one to set instead.
+        """
+        for spec in specs:
+            key = section + spec.key.removeprefix(documented)
+            documents_key = spec.direct and spec.key.startswith(f"{documented}.") and self.values.is_set(key)
+            if documents_key and spec.native[0].startswith(f"{native[0]}."):
+                target = native[1] + spec.native[0].removeprefix(native[0])
+                self.set(target, to_native_value(spec, self.values[key]), key)
 
     def provenance(self) -> Iterator[tuple[str, str]]:
-        """Of each native key that was put: where its value was written, and as what."""
-        for native, origins in self.origins.items():
-            told = ", ".join(f"{origin}: {self.values.source(origin)}" for origin in origins)
-            yield native, told or "this dialect"
+        """Yield each native key that was set, with its foreign keys and where these were written."""
+        for key, origins in self.origins.items():
+            sources = ", ".join(f"{origin}: {self.values.source(origin)}" for origin in origins)
+            yield key, sources or "this dialect"
 
     def origins_of(self, native: str) -> tuple[str, ...]:
-        """The foreign keys that a native key, or what lies in its section, follows from."""
-        found = [
+        """Return the foreign keys from which a native key, or a key of its section, follows."""
+        related = [
             origin
             for key, origins in self.origins.items()
             if key == native or key.startswith(f"{native}.") or native.startswith(f"{key}.")
             for origin in origins
         ]
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(related))
 
 
-def foreign_word(row: Row, value: Any) -> Any:
-    """A native value as a row's key has it."""
+@dataclass(slots=True)
+class ForeignBuilder:
+    """A foreign configuration under construction."""
+
+    experiment: Experiment
+    values: dict[str, Any] = field(default_factory=dict)
+    """Values by dotted key."""
+
+    def set(self, key: str, value: Any) -> None:
+        """Set a foreign key."""
+        self.values[key] = value
+
+    def native_value(self, key: str, default: Any = None) -> Any:
+        """Return the value of a native key, or `default` if the key or one of its sections is missing or null."""
+        node: Any = self.experiment
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, Mapping) else getattr(node, part, None)
+        return default if node is None else node
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list as it is, null as an empty list, and any other value as a list of one."""
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def to_native_value(spec: KeySpec, value: Any) -> Any:
+    """Return a foreign value as the native key takes it."""
+    return _mapped(list(spec.native_values.items()), value)
+
+
+def to_foreign_value(spec: KeySpec, value: Any) -> Any:
+    """Return a native value as the foreign key takes it."""
+    return _mapped([(native, foreign) for foreign, native in spec.native_values.items()], value)
+
+
+def _mapped(pairs: list[tuple[Any, Any]], value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [foreign_word(row, item) for item in value]
-    for theirs, ours in row.words.items():
-        if ours == value and isinstance(ours, bool) == isinstance(value, bool):
-            return theirs
-    return value
-
-
-def native_word(row: Row, value: Any) -> Any:
-    """A value of a row as its native key has it."""
-    if isinstance(value, list):
-        return [native_word(row, item) for item in value]
-    for theirs, ours in row.words.items():
-        if theirs == value and isinstance(theirs, bool) == isinstance(value, bool):
-            return ours
-    return value
+        return [_mapped(pairs, item) for item in value]
+    # 1 is not true
+    matches = (new for old, new in pairs if old == value and isinstance(old, bool) == isinstance(value, bool))
+    return next(matches, value)

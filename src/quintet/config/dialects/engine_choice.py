@@ -1,128 +1,130 @@
-"""Which engine a foreign configuration runs with here, and which options of its framework's engine go with that."""
+"""Engine of a converted configuration: the fallback on machines without the framework's own, and its arguments."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from quintet.config.dialects.conversion import Native, Values
-from quintet.config.dialects.free_sections import further_arguments, idle_arguments
-from quintet.config.engines import ABILITIES, OPTIONS, Unmet, accelerators, runnable, unmet
-from quintet.config.faults import Fault
-from quintet.config.keys import show
-from quintet.config.native import Experiment
-from quintet.config.plan.values import with_value
+from quintet.config import hardware
+from quintet.config.checks.engines import (
+    ENGINE_OPTIONS,
+    OPTIONS,
+    UnsupportedOption,
+    runs_by_default,
+    unsupported_options,
+)
+from quintet.config.config_values import with_value
+from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
+from quintet.config.dialects.passthrough import unlisted_arguments, unused_arguments
+from quintet.config.native.experiment import Experiment
+from quintet.config.problems import ConfigProblem
+from quintet.config.schema import format_value
 
-if TYPE_CHECKING:
-    from quintet.config.translate import Foreign
-
-__all__ = ["Shortfall", "engine_shortfall", "express_arguments", "hand_arguments_on"]
-
-ENGINE = "rollout.engine"
-VALIDATED = "validation.prompts_per_device"
-SPLITS = (f"{OPTIONS}.tensor_parallel", f"{OPTIONS}.pipeline_parallel")
+ENGINE, VALIDATION_PROMPTS = "rollout.engine", "validation.prompts_per_device"
+PARALLEL_SIZES = (f"{OPTIONS}.tensor_parallel", f"{OPTIONS}.pipeline_parallel")
 
 
 @dataclass(slots=True)
-class Shortfall:
-    """What the engines of this machine can't do of it."""
+class EngineFallback:
+    """Changes for the engines of this machine."""
 
-    faults: dict[str, Fault] = field(default_factory=dict)
-    """What somebody asked for, by the foreign key."""
+    problems: dict[str, ConfigProblem] = field(default_factory=dict)
+    """Unsupported settings of the user, by foreign key."""
     replaced: dict[str, Any] = field(default_factory=dict)
-    """Native keys that nobody asked for, with what a run has instead."""
+    """New values of native keys that follow only from the framework's reference."""
     remarks: list[str] = field(default_factory=list)
-    """The latter, as it is told to people."""
 
 
-def engine_shortfall(experiment: Experiment, native: Native) -> Shortfall:
-    """A reference's own engine runs where it is installed and there is an accelerator; elsewhere `hf` does. What was
-    asked for is never replaced."""
-    found, values = Shortfall(), native.values
+def engine_fallback(experiment: Experiment, native: NativeBuilder) -> EngineFallback:
+    """Return what changes if this machine cannot run the engine of the framework's reference.
+
+    Then the engine is `hf`. Settings of the user are never replaced; unsupported ones become problems.
+    """
+    fallback, values = EngineFallback(), native.values
     engine = experiment.rollout.engine
-    if engine in ABILITIES and not runnable(engine) and not _engine_asked(native):
-        found.replaced[ENGINE] = "hf"
-        whose = _told(values, native.origins_of(ENGINE))
-        found.remarks.append(f"nobody set the engine, and {_why_not(engine)} (the reference's {whose}): hf generates")
-    here = with_value(experiment, ENGINE, found.replaced.get(ENGINE, engine))
-    for each in unmet(here):
-        _without(each, native, found, instead_of=engine)
-    _unhurried(experiment, native, found)
-    for key in _too_wide(here, native):
-        found.replaced[key] = 1
-        told = _told(values, native.origins_of(key))
-        found.remarks.append(f"nobody set it, and the reference's {told} needs more GPUs than are here: 1 instead")
-    return found
+    if engine in ENGINE_OPTIONS and not runs_by_default(engine) and not _is_engine_set(native):
+        fallback.replaced[ENGINE] = "hf"
+        settings = _describe(values, native.origins_of(ENGINE))
+        fallback.remarks.append(f"no engine is set and {_unavailable(engine)} (default: {settings}): using hf")
+    adapted = with_value(experiment, ENGINE, fallback.replaced.get(ENGINE, engine))
+    for option in unsupported_options(adapted):
+        _drop_option(option, native, fallback, requested_engine=engine)
+    _drop_validation_prompts(experiment, native, fallback)
+    for key in _oversized_parallelism(adapted, native):
+        fallback.replaced[key] = 1
+        settings = _describe(values, native.origins_of(key))
+        fallback.remarks.append(f"the default {settings} needs more GPUs than this machine has: using 1")
+    return fallback
 
 
-def _engine_asked(native: Native) -> bool:
-    """Whether a key that names the engine was given."""
-    rows: Mapping[str, Any] = native.values.dialect.rows()
-    origins = native.origins_of(ENGINE)
-    return any(native.values.given(key) and key in rows and rows[key].native[:1] == (ENGINE,) for key in origins)
+def _is_engine_set(native: NativeBuilder) -> bool:
+    specs = native.values.dialect.specs()
+    keys = [key for key in native.origins_of(ENGINE) if native.values.is_set(key) and key in specs]
+    return any(specs[key].native[:1] == (ENGINE,) for key in keys)
 
 
-def _why_not(engine: str) -> str:
-    package = ABILITIES[engine].package
-    missing = package is not None and find_spec(package) is None
-    return f"{engine} isn't installed here" if missing else f"{engine} has no accelerator here"
+def _unavailable(engine: str) -> str:
+    package = ENGINE_OPTIONS[engine].package
+    missing = package is not None and not hardware.is_installed(package)
+    return f"{engine} is not installed here" if missing else f"{engine} needs an accelerator, and this machine has none"
 
 
-def _told(values: Values, origins: Sequence[str]) -> str:
-    """Foreign keys with their values, as a remark tells them."""
-    return ", ".join(f"{origin} = {show(values[origin])}" for origin in origins)
+def _describe(values: ForeignValues, keys: Sequence[str]) -> str:
+    return ", ".join(f"{key} = {format_value(values[key])}" for key in keys)
 
 
-def _without(each: Unmet, native: Native, found: Shortfall, *, instead_of: str) -> None:
-    """An option that the engine doesn't take: told where it was asked for, else left out."""
-    values, origins = native.values, native.origins_of(each.key)
-    asked = [origin for origin in origins if values.given(origin)]
-    if not asked:
-        found.replaced[each.key] = each.instead
-        if not found.replaced.get(ENGINE):
-            found.remarks.append(f"nobody set it, and the reference's {_told(values, origins)} is left out: {each.why}")
+def _drop_option(
+    option: UnsupportedOption, native: NativeBuilder, fallback: EngineFallback, *, requested_engine: str
+) -> None:
+    """Note a problem if the user set the option, otherwise reset it."""
+    values, origins = native.values, native.origins_of(option.key)
+    keys = [key for key in origins if values.is_set(key)]
+    if not keys:
+        fallback.replaced[option.key] = option.default
+        if not fallback.replaced.get(ENGINE):
+            fallback.remarks.append(f"the reference's {_describe(values, origins)} is left out: {option.reason}")
         return
-    told = ", ".join(map(values.told, asked))
-    replaced = each.engine != instead_of
-    why = f"{each.why}, and {_why_not(instead_of)}" if replaced else each.why
-    hint = f"leave it out, or install {instead_of}" if replaced else "leave it out"
-    hint += f" ({' and '.join(each.others)} take it)" if each.others and not replaced else ""
-    found.faults[asked[0]] = Fault(asked[0], values[asked[0]], values.source(asked[0]), f"{told}: {why}", hint)
+    settings = ", ".join(map(values.describe, keys))
+    is_fallback = option.engine != requested_engine
+    reason = f"{option.reason}, and {_unavailable(requested_engine)}" if is_fallback else option.reason
+    hint = f"leave it out, or install {requested_engine}" if is_fallback else "leave it out"
+    hint += f" ({' and '.join(option.other_engines)} support it)" if option.other_engines and not is_fallback else ""
+    key = keys[0]
+    fallback.problems[key] = ConfigProblem(key, values[key], values.source(key), f"{settings}: {reason}", hint)
 
 
-def _unhurried(experiment: Experiment, native: Native, found: Shortfall) -> None:
-    """A reference's own number of held-out prompts side by side is left out: it is small, and no result hangs on it."""
-    origins = native.origins_of(VALIDATED)
-    if experiment.validation.prompts_per_device is not None and not any(map(native.values.given, origins)):
-        found.replaced[VALIDATED] = None
-        told = _told(native.values, origins)
-        found.remarks.append(f"nobody set it, and the reference's {told} is left out: as many as fit are answered")
+def _drop_validation_prompts(experiment: Experiment, native: NativeBuilder, fallback: EngineFallback) -> None:
+    """Reset the reference's small number of concurrent validation prompts, which changes no result."""
+    origins = native.origins_of(VALIDATION_PROMPTS)
+    if experiment.validation.prompts_per_device is not None and not any(map(native.values.is_set, origins)):
+        fallback.replaced[VALIDATION_PROMPTS] = None
+        settings = _describe(native.values, origins)
+        fallback.remarks.append(f"the reference's {settings} is left out: as many prompts as fit run concurrently")
 
 
-def _too_wide(experiment: Experiment, native: Native) -> Iterator[str]:
-    """Splits over more devices than there are, where nobody asked for any."""
-    options, able = experiment.rollout.engine_options, ABILITIES.get(experiment.rollout.engine)
-    sizes = dict(zip(SPLITS, (options.tensor_parallel, options.pipeline_parallel), strict=True))
-    wanted = any(native.values.given(origin) for key in SPLITS for origin in native.origins_of(key))
-    splits = able is not None and "tensor_parallel" in able.takes
-    if splits and not wanted and math.prod(sizes.values()) > max(1, accelerators()):
+def _oversized_parallelism(experiment: Experiment, native: NativeBuilder) -> Iterator[str]:
+    """Yield parallel sizes that the user did not set and that need more GPUs than this machine has."""
+    options, supported = experiment.rollout.engine_options, ENGINE_OPTIONS.get(experiment.rollout.engine)
+    sizes = dict(zip(PARALLEL_SIZES, (options.tensor_parallel, options.pipeline_parallel), strict=True))
+    is_set = any(native.values.is_set(origin) for key in PARALLEL_SIZES for origin in native.origins_of(key))
+    is_parallel = supported is not None and "tensor_parallel" in supported.names
+    if is_parallel and not is_set and math.prod(sizes.values()) > max(1, hardware.num_gpus()):
         yield from (key for key, size in sizes.items() if size > 1)
 
 
-def hand_arguments_on(values: Values, native: Native) -> None:
-    """Entries that the engine has and no reference lists reach it as they are; those of another engine are told."""
-    engine = native.tree["rollout"]["engine"]
-    for argument in further_arguments(values.written, values.dialect, engine):
-        native.put(f"{OPTIONS}.arguments.{argument.name}", values[argument.whole], argument.given)
-    native.remarks += idle_arguments(values.written, values.dialect, engine)
+def arguments_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Pass on engine arguments that no reference lists; note those of engines that do not run."""
+    engine = native.get(ENGINE)
+    for argument in unlisted_arguments(values.written, values.dialect, engine):
+        native.set(f"{OPTIONS}.arguments.{argument.name}", values[argument.key], argument.source_key)
+    native.remarks += unused_arguments(values.written, values.dialect, engine)
 
 
-def express_arguments(foreign: Foreign, sections: Mapping[str, str]) -> None:
-    """The same in a dialect's words: `sections` says where the entries of each engine stand."""
+def arguments_from_native(foreign: ForeignBuilder, sections: Mapping[str, str]) -> None:
+    """Set the engine's arguments in its section; `sections` are foreign sections by engine."""
     rollout = foreign.experiment.rollout
     if rollout.engine in sections:
         for name, value in rollout.engine_options.arguments.items():
-            foreign.put(f"{sections[rollout.engine]}.{name}", value)
+            foreign.set(f"{sections[rollout.engine]}.{name}", value)

@@ -1,134 +1,142 @@
-"""The ledger: every key that a dialect's reference documents, what it takes and what becomes of it here.
+"""The ledger: a record of every documented key of the five frameworks, loaded from `FRAMEWORK/keys/*.yaml`.
 
-A key is either `honoured`, and a test shows it, or `pending`, and names the capability that it waits
-for. There is no third state.
+A key is either honoured, or it requires a capability that this version does not have. Each honoured key is proved by a
+test, which names it by `@pytest.mark.proves`.
+
+A key file maps key names to entries:
+
+    algorithm.use_kl_in_reward:
+      effect: The KL divergence from the reference policy is subtracted from the reward of each token.
+      value: {type: bool, default: false}     # and the unit of numbers
+      native: algorithm.kl.enabled            # the native key that takes the value as it is, by `native_values` at most
+      computed: [...]                         # or the native keys that the converter computes from this and other keys
+      native_values: {mse: k2}                # differing native values: a mapping, or the name of one of the framework
+      requires: {capability: cluster, noop: [0]}  # missing capability, and values that do not need it; or its name
+      aliases: [...]                          # names in older and newer releases
+      only_if: {algorithm.adv_estimator: gae} # the key has an effect only if another key has this value
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.resources import files
 from typing import Any
 
-from quintet.config.capability import Capability
-from quintet.config.dialects.takes import Takes
+import yaml
+from pydantic import BaseModel, ConfigDict, InstanceOf, model_validator
 
-__all__ = ["Capability", "Row", "by_key", "counts", "idle_for", "row"]
+from quintet.config.capabilities import Capability
+from quintet.config.dialects.type_expressions import parse_type
+from quintet.config.dialects.value_types import ValueType
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One documented key.
+class KeySpec(BaseModel):
+    """A documented key of a framework.
 
-    >>> row("training.max_turns", POSITIVE, 5, "Replies of the policy in one game.",
-    ...     native="rollout.max_turns", proof="tests/unit/config/dialects/test_ragen.py::test_turns")
+    Raises:
+        ValueError: the default value is not valid.
     """
 
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
     key: str
-    takes: Takes
-    default: Any
-    """The value that the reference shows; text with `${…}` where it follows another key."""
     effect: str
-    """One sentence: what the run does because of it, with the unit where it has one."""
-    native: tuple[str, ...] = ()
-    """Keys of the native schema that it feeds."""
-    pending: Capability | None = None
-    noop: tuple[Any, ...] = ()
-    """Values of a pending key that ask for nothing which isn't there; a `Takes` stands for all that it accepts."""
-    proof: str | None = None
-    """The test that shows a honoured key at work."""
-    aliases: tuple[str, ...] = ()
-    """Other spellings that the framework's source takes or took for it."""
-    only_if: tuple[str, Any] | None = None
-    """`("logging.log_images", True)`: it asks for something only where that key has that value, or one that a
-    `Takes` accepts."""
-    words: Mapping[Any, Any] = field(default_factory=dict)
-    """The native value of each of its values that is called otherwise there: `{-1: 0}`."""
-    computed: bool = False
-    """What the native keys become follows from other keys too, in the dialect's module; else the one
-    native key takes the value as it is, or by `words`."""
+    """One sentence for users: what the key changes in a run."""
+    value_type: InstanceOf[ValueType]
+    default: Any
+    """Value in the framework's reference; text with `${…}` if it follows another key."""
     unit: str | None = None
-    """What its numbers count: `tokens`, `prompts`, `seconds`."""
+    """Unit of numbers, such as `tokens`, `prompts` or `seconds`."""
+    native: tuple[str, ...] = ()
+    """Native keys that it sets."""
+    computed: bool = False
+    """Whether a converter computes the native values; otherwise the only native key takes the value."""
+    native_values: Mapping[Any, Any] = {}
+    """Native values by foreign values, where they differ: `{-1: 0}`."""
+    requires: Capability | None = None
+    noop: tuple[Any, ...] = ()
+    """Values of an unsupported key that do not need the missing capability; a `ValueType` stands for all that it
+    accepts."""
+    aliases: tuple[str, ...] = ()
+    """Names of the key in older and newer releases of the framework."""
+    only_if: tuple[str, Any] | None = None
+    """Another key and the value, or `ValueType`, that it needs for this key to have an effect."""
+
+    @model_validator(mode="after")
+    def _check_default(self) -> KeySpec:
+        interpolated = isinstance(self.default, str) and "${" in self.default
+        if not interpolated and not self.value_type.accepts(self.default):
+            raise ValueError(f"{self.key}: its default {self.default!r} is not {self.value_type.description}")
+        return self
 
     @property
     def direct(self) -> bool:
-        """Whether its one native key takes its value, with nothing else to be known."""
+        """Whether its only native key takes its value, without regard to other keys."""
         return len(self.native) == 1 and not self.computed
 
     @property
     def state(self) -> str:
-        return "honoured" if self.pending is None else "pending"
+        """`honoured`, or `pending` if it requires a missing capability."""
+        return "honoured" if self.requires is None else "pending"
 
 
-def row(
-    key: str,
-    takes: Takes,
-    default: Any,
-    effect: str,
-    *,
-    native: str | Iterable[str] = (),
-    pending: Capability | None = None,
-    noop: Iterable[Any] = (),
-    proof: str | None = None,
-    aliases: Iterable[str] = (),
-    only_if: tuple[str, Any] | None = None,
-    words: Mapping[Any, Any] | None = None,
-    computed: bool = False,
-    unit: str | None = None,
-) -> Row:
-    """A `Row`, written short.
+@cache
+def load_keys(framework: str, name: str) -> tuple[KeySpec, ...]:
+    """Load the key file `FRAMEWORK/keys/NAME.yaml`."""
+    path = files("quintet.config.dialects") / framework / "keys" / f"{name}.yaml"
+    text = path.read_text(encoding="utf-8")
+    document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+    values = import_module(f"quintet.config.dialects.{framework}.key_values")
+    types = dict(values.VALUE_TYPES)
+    for type_name, expression in document.pop("types", {}).items():
+        types[type_name] = parse_type(expression, types)
+    return tuple(_key_spec(key, entry, types, values.NATIVE_VALUES) for key, entry in document["keys"].items())
 
-    Raises:
-        ValueError: it is neither honoured with a proof nor pending, or its own default is illegal.
-    """
-    if (proof is None) == (pending is None):
-        raise ValueError(f"{key}: a key is honoured, with a proof, or pending, with a capability")
-    if not (isinstance(default, str) and "${" in default) and not takes.accepts(default):
-        raise ValueError(f"{key}: its default {default!r} is not {takes.words}")
-    fields = (native,) if isinstance(native, str) else tuple(native)
-    return Row(
-        key,
-        takes,
-        default,
-        effect,
-        fields,
-        pending,
-        tuple(noop),
-        proof,
-        tuple(aliases),
-        only_if,
-        words or {},
-        computed,
-        unit,
+
+def _key_spec(
+    key: str, entry: dict[str, Any], types: Mapping[str, ValueType], native_values: Mapping[str, Mapping[Any, Any]]
+) -> KeySpec:
+    fields = entry.pop("value") | entry
+    value_type = parse_type(fields.pop("type"), types)
+    computed = fields.pop("computed", None)
+    native = fields.pop("native", computed or ())
+    mapping = fields.pop("native_values", {})
+    condition = next(iter(fields.pop("only_if", {}).items()), None)
+    required = fields.pop("requires", None)
+    required, noop = (required["capability"], required["noop"]) if isinstance(required, dict) else (required, ())
+    return KeySpec(
+        key=key,
+        value_type=value_type,
+        native=(native,) if isinstance(native, str) else tuple(native),
+        computed=computed is not None,
+        native_values=native_values[mapping] if isinstance(mapping, str) else mapping,
+        requires=Capability[required.upper()] if required else None,
+        noop=tuple(_value_or_type(value, types) for value in noop),
+        only_if=condition and (condition[0], _value_or_type(condition[1], types)),
+        **fields,
     )
 
 
-def counts(row: Row, rows: Mapping[str, Row], value: Callable[[str], Any]) -> bool:
-    """Whether a key asks for something beside the others, whose values `value` knows."""
-    return idle_for(row, rows, value) is None
+def _value_or_type(value: Any, types: Mapping[str, ValueType]) -> Any:
+    return parse_type(value["type"], types) if isinstance(value, dict) and "type" in value else value
 
 
-def idle_for(row: Row, rows: Mapping[str, Row], value: Callable[[str], Any]) -> tuple[str, Any] | None:
-    """The key and the value that it would need for a key to ask for something; None where it does. A key that needs
-    one which is idle itself is idle, too."""
-    if row.only_if is None:
-        return None
-    other, needed = row.only_if
-    there = value(other)
-    if not (needed.accepts(there) if isinstance(needed, Takes) else there == needed):
-        return row.only_if
-    return idle_for(rows[other], rows, value) if other in rows else None
+def is_effective(spec: KeySpec, specs: Mapping[str, KeySpec], value: Callable[[str], Any]) -> bool:
+    """Whether a key has an effect, given the other keys' values."""
+    return unmet_condition(spec, specs, value) is None
 
 
-def by_key(rows: Iterable[Row]) -> Mapping[str, Row]:
-    """Rows by their key.
+def unmet_condition(spec: KeySpec, specs: Mapping[str, KeySpec], value: Callable[[str], Any]) -> tuple[str, Any] | None:
+    """Return the condition (key and required value) that keeps a key from having an effect; None if it has one.
 
-    Raises:
-        ValueError: a key is there twice.
+    A key that depends on another one without effect has none either.
     """
-    table: dict[str, Row] = {}
-    for one in rows:
-        if one.key in table:
-            raise ValueError(f"{one.key} is twice in the ledger")
-        table[one.key] = one
-    return table
+    if spec.only_if is None:
+        return None
+    other, needed = spec.only_if
+    actual = value(other)
+    if not (needed.accepts(actual) if isinstance(needed, ValueType) else actual == needed):
+        return spec.only_if
+    return unmet_condition(specs[other], specs, value) if other in specs else None

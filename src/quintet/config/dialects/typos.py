@@ -1,4 +1,4 @@
-"""Which documented key somebody meant who wrote one that isn't."""
+"""Suggestions for misspelt keys."""
 
 from __future__ import annotations
 
@@ -7,40 +7,38 @@ from collections.abc import Iterable
 
 from rapidfuzz.distance import OSA
 
-__all__ = ["meant"]
+MAX_DISTANCE = 0.34
+"""Largest share of differing characters between a key and a suggestion."""
+WRONG_SECTION_DISTANCE = 0.2
+"""Distance of a key with the right last part in another section."""
 
-FAR = 0.34
-"""Share of letters that may differ before two words are held to have nothing to do with each other."""
 
+def closest_keys(key: str, legal: Iterable[str], limit: int = 3) -> list[str]:
+    """Return the legal dotted keys closest to `key`, the closest first; none if all are too far.
 
-def meant(key: str, legal: Iterable[str], limit: int = 3) -> list[str]:
-    """The legal dotted keys nearest to `key`, the nearest first; none where nothing is near.
-
-    Letter case and separators count little: `trainBatchSize` and `train-batch-size` are
-    `train_batch_size`. Letters left out, added, changed or swapped count one each (optimal string
-    alignment distance). A key whose last word is spelt right but that stands in the wrong section is
-    near, too.
+    The distance is the number of characters to insert, delete, substitute or transpose (optimal string alignment),
+    regardless of case and separators: `trainBatchSize` matches `train_batch_size`. A key with the right last part in
+    the wrong section is close, too.
     """
-    ranked = sorted((_rank(key, other), other) for other in legal if other != key and _shares_a_word(key, other))
-    return [other for (distance, *_), other in ranked if distance <= FAR][:limit]
+    ranked = sorted((_rank(key, other), other) for other in legal if other != key and _has_similar_name(key, other))
+    return [other for (distance, *_), other in ranked if distance <= MAX_DISTANCE][:limit]
 
 
-def _shares_a_word(key: str, other: str) -> bool:
-    """Whether the last words have something to do with each other, however long the sections before them are;
-    keys that differ in two letters at most have in any case."""
-    last, last_other = _plain(key.rpartition(".")[2]), _plain(other.rpartition(".")[2])
-    return OSA.distance(last, last_other) <= len(last) // 2 or OSA.distance(_plain(key), _plain(other)) <= 2
+def _has_similar_name(key: str, other: str) -> bool:
+    """Whether the last parts are similar, however long their sections are, or the keys differ in two characters."""
+    name, other_name = _normalized(key.rpartition(".")[2]), _normalized(other.rpartition(".")[2])
+    return OSA.distance(name, other_name) <= len(name) // 2 or OSA.distance(_normalized(key), _normalized(other)) <= 2
 
 
 def _rank(key: str, other: str) -> tuple[float, float, int]:
-    plain, plain_other = _plain(key), _plain(other)
-    whole = OSA.distance(plain, plain_other) / max(len(plain), len(plain_other), 1)
-    last, last_other = _plain(key.rpartition(".")[2]), _plain(other.rpartition(".")[2])
-    leaf = OSA.distance(last, last_other) / max(len(last), len(last_other), 1)
-    misplaced = 0.2 + OSA.normalized_distance(key, other) / 10 if leaf == 0 else 1.0
-    # of keys that differ in the same number of letters, the one written in the same letters is nearer
-    return min(whole, misplaced), leaf, OSA.distance(key, other)
+    full, other_full = _normalized(key), _normalized(other)
+    distance = OSA.distance(full, other_full) / max(len(full), len(other_full), 1)
+    name, other_name = _normalized(key.rpartition(".")[2]), _normalized(other.rpartition(".")[2])
+    name_distance = OSA.distance(name, other_name) / max(len(name), len(other_name), 1)
+    misplaced = WRONG_SECTION_DISTANCE + OSA.normalized_distance(key, other) / 10 if name_distance == 0 else 1.0
+    # among keys that differ in equally many characters, the one with the same case and separators is closer
+    return min(distance, misplaced), name_distance, OSA.distance(key, other)
 
 
-def _plain(word: str) -> str:
+def _normalized(word: str) -> str:
     return re.sub(r"[\W_]+", "", word).casefold()

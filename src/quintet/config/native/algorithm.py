@@ -1,4 +1,4 @@
-"""What is optimised."""
+"""Algorithm: advantages, loss, KL divergence, reward shaping and rollout correction."""
 
 from __future__ import annotations
 
@@ -6,159 +6,151 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from quintet.config.capability import Capability, Waits
+from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.advantages import AdvantageConfig, GrpoConfig
 from quintet.config.native.losses import LossConfig, PpoLossConfig
 from quintet.config.native.section import NonNegative, Section
-
-__all__ = [
-    "AlgorithmConfig",
-    "CorrectionConfig",
-    "FilterConfig",
-    "KlConfig",
-    "RejectionConfig",
-    "ShapingConfig",
-]
 
 Ratio = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class KlConfig(Section):
-    """A reference, the policy as reinforcement learning found it, and what it costs to leave it."""
+    """KL divergence from a reference policy, by default the policy at the start of reinforcement learning."""
 
-    place: Literal["loss", "reward"] = "loss"
-    """A term of the loss, or a penalty on each token's reward."""
+    apply_to: Literal["loss", "reward"] = "loss"
+    """Add the divergence to the loss, or subtract it from the reward of each token."""
     coefficient: Annotated[float, Field(ge=0.0)] = 0.001
     """Weight of the divergence."""
     estimator: Literal["k1", "abs", "k2", "k3", "k1+", "abs+", "k3+", "full"] = "k3"
-    """How the divergence is estimated from the tokens that were sampled; with `+`, the gradient is
-    that of `k2`. `full` sums over the whole vocabulary."""
+    """Estimator from the sampled tokens; with `+`, its gradient is that of `k2`. `full` sums over the whole
+    vocabulary."""
     target: PositiveFloat | None = None
-    """Divergence, in nats, towards which the coefficient of a reward penalty is steered; null leaves it
-    fixed."""
+    """Target divergence, nats, of an adaptive coefficient for the reward penalty; null keeps the coefficient fixed."""
     horizon: PositiveInt = 10000
-    """Games over which the coefficient is steered."""
+    """Episodes over which the coefficient adapts."""
     swapped: bool = False
-    """Policy and reference change places in the estimate, as they do in one of RLinf's two learners."""
+    """Swap policy and reference in the estimate, as in one of RLinf's learners."""
     refresh_every_steps: Annotated[int, Field(ge=0)] = 0
-    """The reference becomes the present policy at every n-th step; 0 never."""
+    """Replace the reference by the current policy every n-th step; 0 never does."""
 
     @model_validator(mode="after")
-    def _steers_a_penalty(self) -> Self:
-        if self.target is not None and self.place == "loss":
-            raise ValueError("only a reward penalty is steered to a `target`: set `place` to reward, or leave it out")
+    def _check_target(self) -> Self:
+        if self.target is not None and self.apply_to == "loss":
+            raise ValueError("`target` needs a reward penalty: set `apply_to` to reward, or leave `target` out")
         return self
 
 
 class ShapingConfig(Section):
-    """What is done to the reward of a game before it is compared with others, in this order."""
+    """Transformations of episode rewards before advantages are computed, in this order."""
 
     length_penalty: NonNegative = 0.0
-    """Taken off the reward of a game for each token over budget, as a share of the budget."""
+    """Penalty per token over budget, as a share of the budget."""
     length_budget: PositiveInt | None = None
-    """Tokens of the policy's own that a game may have for free; null takes half of what its replies may hold."""
+    """Response tokens of an episode without penalty; null uses half of the maximum."""
     center: Literal["none", "group", "batch"] = "none"
-    """Over which games their mean is taken off."""
+    """Episodes whose mean reward is subtracted."""
     divide: Literal["none", "group", "batch"] = "none"
-    """Over which games rewards are divided by their deviation, after that."""
+    """Episodes by whose standard deviation rewards are divided, after centering."""
     clip: PositiveFloat | None = None
-    """Rewards of games are held within ± this; null for no bound."""
+    """Clip rewards to ± this value; null does not clip."""
 
 
 class FilterConfig(Section):
-    """Which groups are learnt from."""
+    """Selection of the groups that are trained on."""
 
     keep_share: Ratio = 1.0
-    """Share of the groups, those whose rewards differ most, that is learnt from (RAGEN's uncertainty filter)."""
+    """Share of groups to keep, those with the highest reward variance (RAGEN's uncertainty filter)."""
     min_mean: float | None = None
-    """Groups whose mean reward is lower aren't learnt from …"""
+    """Drop groups with a lower mean reward; null keeps them."""
     max_mean: float | None = None
-    """… nor those whose mean reward is higher."""
+    """Drop groups with a higher mean reward; null keeps them."""
     refill_rounds: Annotated[int, Field(ge=0)] = 0
-    """Further rounds in which groups without signal are replaced by newly drawn ones (DAPO's dynamic sampling)."""
+    """Additional rollouts that replace groups without a learning signal (DAPO's dynamic sampling)."""
 
 
 class RejectionConfig(Section):
-    """Words that engine and learner judge too differently aren't learnt from."""
+    """Rejection of tokens whose log-probs differ too much between engine and learner."""
 
     estimator: Literal["k1", "k2", "k3"] = "k1"
-    """By which estimate of the divergence."""
+    """Estimator of the divergence."""
     over: Literal["token", "sequence_sum", "sequence_mean", "sequence_max"] = "token"
-    """For each token, or summed, averaged or maximal over a reply."""
+    """Per token, or sum, mean or maximum over a response."""
     upper: PositiveFloat
-    """Bound; of `k1`, on the ratio."""
+    """Upper bound; for `k1` on the ratio."""
     lower: PositiveFloat | None = None
-    """Lower bound of `k1` on the ratio; null takes 1 / upper."""
+    """Lower bound of `k1` on the ratio; null uses 1 / upper."""
 
 
 class CorrectionConfig(Section):
-    """Importance weights for the gap between the engine that wrote and the learner that learns."""
+    """Rollout correction: importance weights for the log-prob gap between engine and learner."""
 
     level: Literal["token", "sequence"] | None = "token"
-    """One weight for each token, or one for each reply, the product over its tokens; null weighs nothing."""
+    """One weight per token, or per response, the product over its tokens; null sets no weights."""
     upper: PositiveFloat = 2.0
-    """Larger weights are cut to this (truncated importance sampling) …"""
+    """Clip larger weights to this value (truncated importance sampling)."""
     lower: PositiveFloat | None = None
-    """… or, where this is given, weights outside `lower` … `upper` become 0."""
+    """If set, weights outside `lower` … `upper` become 0 instead of being clipped."""
     normalize: bool = False
-    """Weights to mean 1 over the batch."""
+    """Normalize weights to mean 1 over the batch."""
     reject: Annotated[tuple[RejectionConfig, ...], Field(strict=False)] = ()
-    """What isn't learnt from; all of them count."""
+    """Rejection rules; all of them apply."""
 
 
 class AlgorithmConfig(Section):
-    """What is optimised."""
+    """Algorithm."""
 
     advantage: AdvantageConfig = GrpoConfig()
-    """How good each token was."""
+    """Advantage estimator."""
     loss: LossConfig = PpoLossConfig()
-    """The policy's loss."""
+    """Policy loss."""
     entropy_coefficient: Annotated[float, Field(ge=0.0)] = 0.0
     """Weight of the entropy bonus."""
     kl: KlConfig | None = None
-    """null knows no reference."""
+    """KL divergence from a reference; null uses no reference."""
     correction: CorrectionConfig | None = None
-    """null takes the engine's words as the learner's own. Needs `rollout.recompute_logprobs`."""
+    """Rollout correction; null trusts the log-probs of the engine. Needs `rollout.recompute_logprobs`."""
     aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
         "token-mean"
     )
-    """How token losses become one number, always over the whole mini-batch."""
+    """Aggregation of token losses to one number, over the whole mini-batch."""
     aggregation_scale: PositiveFloat | None = None
-    """By what `seq-mean-token-sum-norm` divides; null takes the longest game that there can be, in tokens."""
+    """Divisor of `seq-mean-token-sum-norm`; null uses the maximum tokens of an episode."""
     micro_batch_weights: Literal["exact", "equal", "tokens"] = "exact"
-    """`exact` aggregates over the whole mini-batch, however it is cut into passes. The others are other frameworks'
-    ways: each pass by itself, all of them alike (`equal`), or each by its share of the tokens (`tokens`)."""
+    """`exact` aggregates over the whole mini-batch, regardless of micro-batches. As in other frameworks, `equal`
+    aggregates each micro-batch and averages the results with equal weights; `tokens` weights them by their number of
+    tokens."""
     stop_ratio: PositiveFloat | None = None
-    """Mean probability ratio above which an update isn't made; null makes all."""
+    """Skip updates with a larger mean probability ratio; null skips none."""
     shaping: ShapingConfig = ShapingConfig()
-    """What is done to rewards first."""
+    """Reward shaping."""
     filter: FilterConfig = FilterConfig()
-    """Which groups are learnt from."""
+    """Group filter."""
     drop_groups_without_signal: bool = True
-    """Groups whose games all had the same reward give no gradient under `grpo`, `grpo_passk`, `rloo`, `opo` and
-    `gpg`: leave them out of the update. Has no effect where something else teaches by them: whitening, a
-    teacher, a divergence or a length penalty that comes off the rewards."""
+    """Leave groups with equal rewards out of the update: they have no gradient under `grpo`, `grpo_passk`, `rloo`,
+    `opo` and `gpg`. Has no effect if such groups still have a learning signal: with whitening, a teacher, a KL
+    divergence, or a length penalty."""
     signal_threshold: Annotated[float, Field(ge=0.0)] = 0.0
-    """Standard deviation of its rewards up to which a group counts as one without signal. Where each
-    move costs a little, games that all failed differ a little, and `grpo` would blow that up."""
+    """Standard deviation of rewards up to which a group counts as without signal. With a small cost per action, the
+    rewards of failed episodes differ slightly, and `grpo` would amplify the difference."""
     train_on_observations: bool = False
-    """The world's words are learnt like the policy's own."""
+    """Also train on the tokens of observations."""
     turn_rewards: bool = True
-    """Each turn's reward lies on that turn's last token; without it their sum lies on the game's last."""
-    advantage_over_own_tokens: bool = True
-    """Advantages leap over the world's words; without it the recursions of `gae`, `bi_level_gae`, `turn_wise_gae`,
-    `reinforce` and `reinforce_plus_plus` go through them, too."""
-    level: Annotated[Literal["token", "action", "chunk"], Waits(Capability.EMBODIED)] = "token"
-    """What one probability ratio covers."""
-    entropy_level: Annotated[Literal["token", "action", "chunk"], Waits(Capability.EMBODIED)] = "token"
-    """What one entropy covers."""
-    reward_level: Annotated[Literal["turn", "action", "chunk"], Waits(Capability.EMBODIED)] = "turn"
-    """What one reward covers."""
+    """Put each turn's reward on the last token of the turn; otherwise their sum is on the last token of the episode."""
+    advantage_over_response_tokens: bool = True
+    """Skip tokens of observations in the recursions of `gae`, `bi_level_gae`, `turn_wise_gae`, `reinforce` and
+    `reinforce_plus_plus`; otherwise they run over all tokens."""
+    level: Annotated[Literal["token", "action", "chunk"], Requires(Capability.EMBODIED)] = "token"
+    """Unit of one probability ratio."""
+    entropy_level: Annotated[Literal["token", "action", "chunk"], Requires(Capability.EMBODIED)] = "token"
+    """Unit of one entropy."""
+    reward_level: Annotated[Literal["turn", "action", "chunk"], Requires(Capability.EMBODIED)] = "turn"
+    """Unit of one reward."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if self.loss.name == "decoupled_ppo" and self.correction is not None and self.correction.level is not None:
-            raise ValueError("`decoupled_ppo` weighs the gap to the engine itself: set correction.level to null")
-        if self.advantage.name == "remax" and self.shaping != ShapingConfig():
-            raise ValueError("`remax` compares with greedy games, whose rewards aren't shaped: leave out shaping")
+    def _check_loss_and_correction(self) -> Self:
+        if self.loss.weighs_rollout_gap and self.correction is not None and self.correction.level is not None:
+            raise ValueError(f"`{self.loss.name}` weighs the gap to the engine itself: set correction.level to null")
+        if self.advantage.needs_greedy_baseline and self.shaping != ShapingConfig():
+            problem = f"`{self.advantage.name}` compares with greedy episodes, whose rewards are not shaped"
+            raise ValueError(f"{problem}: leave out shaping")
         return self

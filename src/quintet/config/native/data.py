@@ -1,4 +1,4 @@
-"""Prompts from files, what judges the answers, and answers that were stored."""
+"""Prompts from files, scoring of responses, and stored responses."""
 
 from __future__ import annotations
 
@@ -6,17 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from quintet.config.capability import Capability, Waits
+from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.section import Count, NonNegative, Section, Share, Texts
-
-__all__ = [
-    "DataConfig",
-    "EvaluationConfig",
-    "JudgeConfig",
-    "OverlongConfig",
-    "RewardConfig",
-    "RewardModelConfig",
-]
 
 Weights = Annotated[tuple[PositiveFloat, ...], Field(strict=False)]
 Counts = Annotated[tuple[PositiveInt, ...], Field(strict=False)]
@@ -26,211 +17,208 @@ class DataConfig(Section):
     """Prompts from files."""
 
     kind: Annotated[
-        Literal["prompts", "conversations", "demonstrations"], Waits(Capability.EMBODIED, lacks=("demonstrations",))
+        Literal["prompts", "conversations", "demonstrations"],
+        Requires(Capability.EMBODIED, unsupported=("demonstrations",)),
     ] = "prompts"
-    """What a row holds: a prompt to be answered, a conversation to be imitated, or a robot's movements."""
+    """Content of a row: a prompt, a conversation to imitate, or a robot demonstration."""
     train_files: Texts = ()
-    """Parquet, JSON, JSON Lines or CSV, one file or many; patterns such as `data/*.jsonl`, and addresses such as
-    `hdfs://…` that fsspec reads."""
+    """Parquet, JSON, JSON Lines or CSV files; glob patterns such as `data/*.jsonl`, and fsspec URLs such as
+    `hdfs://…`."""
     validation_files: Texts = ()
-    """Held-out prompts; none given takes the training files."""
+    """Held-out files; an empty list uses the training files."""
     weights: Weights = ()
-    """Share of each training file in what is drawn, in their order; none given draws from all rows alike."""
+    """Sampling weight of each training file, in their order; an empty list samples all rows equally."""
     prompt_key: str = "prompt"
-    """Column of the prompt: chat messages, or text. A dot leads into a mapping, `extra_info.question`."""
+    """Column of the prompt: chat messages, or text. Dots select inside a mapping: `extra_info.question`."""
     messages_key: str | None = None
-    """Column of a whole conversation, in place of `prompt_key`; messages, or their JSON. One that ends with an answer
-    shows how to answer."""
+    """Column of a whole conversation, in place of `prompt_key`: messages, or their JSON. A final assistant message is a
+    demonstration."""
     response_key: str | None = None
-    """Column of a demonstrated answer, to imitate; null takes `response`, `answer` or `solution` where there is
-    one."""
+    """Column of a demonstrated response; null looks for `response`, `answer` or `solution`."""
     source_key: str = "data_source"
-    """Column that says which rules judge; rows without it are judged by `reward.kind`."""
+    """Column with the data source, which selects the verifier; rows without it use `reward.kind`."""
     truth_key: str = "reward_model"
-    """Column of what is right: a mapping with `ground_truth`, or the answer itself; without such a column
-    `ground_truth`, `answer`, `solution`, `solutions`, `target` or `label` is looked for."""
+    """Column of the ground truth: a mapping with `ground_truth`, or the answer; without that column `ground_truth`,
+    `answer`, `solution`, `solutions`, `target` or `label` is used."""
     extra_key: str = "extra_info"
-    """Column of what a reward function is told besides; rows without it hand over their other columns."""
+    """Column of further arguments for reward functions; rows without it pass on their other columns."""
     system_prompt: str | None = None
-    """System message of rows that have none."""
+    """System message for rows without one."""
     template: str | None = None
-    """How messages become text: `chatml`, `qwen2_5`, `qwen3`, `llama3`, a `.jinja` file or a Jinja template itself,
-    `none` for the bare text; null or `native` takes the tokenizer's chat template."""
-    image_key: Annotated[str | None, Waits(Capability.VISION, ("images",))] = None
-    """Column of pictures, in rows that have it; null for none."""
+    """Chat template: `chatml`, `qwen2_5`, `qwen3`, `llama3`, a `.jinja` file or a Jinja template, `none` for plain
+    text; null or `native` takes the tokenizer's."""
+    image_key: Annotated[str | None, Requires(Capability.VISION, ("images",))] = None
+    """Column of images; null for none."""
     shuffle: bool = True
-    """Rows come in a random order, anew in each pass."""
+    """Shuffle rows in each epoch."""
     validation_shuffle: bool = False
-    """So do held-out rows."""
+    """Shuffle held-out rows."""
     seed: Count | None = None
-    """Of that order; null takes the run's."""
+    """Seed of the shuffling; null uses `seed`."""
     workers: Count = 0
-    """Processes that make the prompts of coming rows; 0 makes them where they are used."""
+    """Processes that prepare prompts in advance; 0 prepares them in the main process."""
     filter_long_prompts: bool = False
-    """Rows whose prompt is longer than `rollout.max_prompt_tokens` are left out."""
+    """Drop rows whose prompt exceeds `rollout.max_prompt_tokens`."""
     filter_workers: PositiveInt = 1
-    """Processes that look for them."""
+    """Processes for that filter."""
     truncation: Literal["error", "left", "right", "middle"] = "error"
-    """What is cut off a prompt of more than `rollout.max_prompt_tokens`: its beginning, its end or its middle;
-    `error` ends the run."""
+    """Truncation of prompts that exceed `rollout.max_prompt_tokens`: their beginning, end or middle is removed; `error`
+    ends the run."""
     keep_raw_tokens: bool = False
-    """Rows keep the prompt's tokens before padding: reward functions find them in `extra_info` as
-    `raw_prompt_ids`."""
+    """Pass the token ids of the prompt to reward functions, as `raw_prompt_ids` in `extra_info`."""
     keep_messages: bool = False
-    """Rows keep the chat messages, as `raw_prompt` there."""
+    """Pass the chat messages to reward functions, as `raw_prompt` in `extra_info`."""
     keep_text: bool = False
-    """Rows keep the prompt as text, with the chat template applied, as `full_prompts` there."""
+    """Pass the prompt as text, chat template applied, to reward functions, as `full_prompts` in `extra_info`."""
     dataset_class: str | None = None
-    """A data set of your own, `file.py:Class`: `Class(data_files, tokenizer, config)`, with `len()` and rows by
-    number, each a mapping as a file's row is."""
+    """Custom dataset, `file.py:Class`: `Class(data_files, tokenizer, config)` with `len()` and rows by index, each a
+    mapping like a row of a file."""
     cache_dir: str | None = None
-    """Where large tables lie in a form that is read row by row; null takes the user's cache directory."""
+    """Directory for memory-mapped copies of large tables; null uses the user cache directory."""
     train_rows: PositiveInt | None = None
-    """Rows that are drawn once by the seed, and no others used; null takes all."""
+    """Number of randomly selected training rows; null uses all."""
     validation_rows: PositiveInt | None = None
-    """The first so many held-out rows; null takes all."""
+    """Number of first held-out rows; null uses all."""
     validation_batch: PositiveInt | None = None
-    """Held-out prompts at a time; null takes all at once."""
+    """Held-out prompts per batch; null uses all at once."""
     epochs: PositiveInt | None = None
-    """Passes over the rows, where `training.steps` follows from them; null where it doesn't."""
+    """Epochs over the rows, which set the number of steps; null leaves that to `training.steps`."""
     max_steps: Count | None = None
-    """Steps at most, where they follow from the rows; null sets no limit."""
+    """Maximum steps with `epochs`; null sets no limit."""
 
 
 class RewardModelConfig(Section):
-    """A model that judges answers: a sequence classifier whose only output is the score."""
+    """Reward model: a sequence classifier with one output."""
 
     path: str | None = None
-    """Its directory; null takes the policy's."""
+    """Model directory; null uses that of the policy."""
     tokenizer: str | None = None
-    """Tokenizer of the policy, where it isn't the reward model's own: question and answer become one conversation
-    under the reward model's chat template. null hands over the prompt and the answer as the policy saw and wrote
-    them."""
+    """Set this to the policy's tokenizer if the reward model has a different one: prompt and response are then decoded
+    and formatted with the reward model's chat template. null passes the token ids of the policy."""
     external_libs: Texts = ()
-    """Modules that are imported before the model is loaded."""
+    """Python modules that are imported before the model is loaded."""
     trust_remote_code: bool = False
-    """Run code that lies in the model's directory."""
+    """Run Python code from the model directory."""
     max_tokens: PositiveInt | None = None
-    """Question and answer beyond it lose their end; null takes prompt and reply."""
+    """Maximum tokens of prompt and response, which are truncated from the right; null uses the sum of their limits."""
     sequences_per_pass: PositiveInt | None = None
-    """Answers that are judged in one forward pass on one device; null takes as many as fill 16,384 tokens."""
-    min_sharded_parameters: Annotated[Count, Waits(Capability.CLUSTER)] = 0
-    """Modules with at least so many parameters are sharding units of their own."""
+    """Sequences per forward pass and device; null uses as many as fit into 16,384 tokens."""
+    min_sharded_parameters: Annotated[Count, Requires(Capability.CLUSTER)] = 0
+    """Minimum parameters of a module to be a sharding unit."""
     offload_parameters: bool = False
-    """Weights move to the CPU while others compute."""
+    """Offload weights to main memory while other components compute."""
 
 
 class JudgeConfig(Section):
-    """A language model that is asked for a verdict, through any endpoint that speaks OpenAI's protocol."""
+    """LLM judge behind an OpenAI-compatible endpoint."""
 
     url: Annotated[str, Field(pattern=r"^https?://[^/]")]
-    """Its base, such as `http://127.0.0.1:8000/v1`."""
+    """Base URL, such as `http://127.0.0.1:8000/v1`."""
     model: str
-    """Which of its models."""
+    """Name of the model."""
     key_variable: str = "OPENAI_API_KEY"
-    """Environment variable with its key; it may be unset."""
+    """Environment variable with the API key; it may be unset."""
     prompt: str | None = None
-    """What it is asked, with `{question}`, `{answer}` and `{truth}`; null takes a plain question for a score from
-    0 to 10. Its reply must hold `[[7]]`, out of 10, `[[4/5]]` or `[[yes]]`."""
+    """Prompt with `{question}`, `{answer}` and `{truth}`; null asks for a score from 0 to 10. The reply must contain
+    `[[7]]`, out of 10, `[[4/5]]` or `[[yes]]`."""
     max_tokens: PositiveInt = 512
-    """Tokens of one verdict."""
+    """Maximum tokens of a reply."""
     temperature: NonNegative = 0.0
-    """Of its sampling."""
+    """Sampling temperature."""
     concurrent: PositiveInt = 16
-    """Requests under way at a time."""
+    """Maximum concurrent requests."""
     retries: Count = 2
-    """Further attempts after a failed request."""
+    """Retries after a failed request."""
     timeout_seconds: PositiveFloat = 60.0
-    """Time for one reply."""
+    """Timeout of a request, seconds."""
 
 
 class OverlongConfig(Section):
-    """DAPO's soft penalty for answers that come near to the longest allowed."""
+    """DAPO's soft penalty for long responses."""
 
     buffer: PositiveInt
-    """Tokens before the longest reply, `rollout.max_response_tokens`, over which the penalty grows from 0 to
-    `penalty`."""
+    """Tokens before `rollout.max_response_tokens` over which the penalty grows from 0 to `penalty`."""
     penalty: NonNegative = 1.0
-    """What is taken off the longest."""
+    """Penalty of a response of maximum length."""
 
 
 class RewardConfig(Section):
-    """What judges an answer."""
+    """Scoring of responses."""
 
     kind: str = "rules"
-    """Which rules: `math`, `gsm8k`, `countdown`, `code`, … (`quintet list`); `rules` asks each row for its own."""
+    """Verifier: `math`, `gsm8k`, `countdown`, `code`, … (`quintet list`); `rules` selects it by each row's data
+    source."""
     manager: Literal["naive", "prime", "batch", "dapo", "gdpo", "rate_limited", "remote"] = "naive"
-    """Who calls the rules: one answer after another (`naive`; `gdpo` alike; `dapo` with `overlong` and without marks
-    of the end), in as many processes as there are cores (`prime`; `remote` at an address; `rate_limited` with pauses),
-    or all answers at once (`batch`)."""
+    """Calls of the verifier: one response after another (`naive`; also `gdpo`, and `dapo` with `overlong` and without
+    end-of-sequence tokens), in one process per core (`prime`; `remote` with a URL; `rate_limited` with a rate limit),
+    or all responses in one call (`batch`)."""
     function: str | None = None
-    """Rules of your own, `file.py:function`: called with `data_source`, `solution_str`, `ground_truth` and
-    `extra_info` (`batch`: lists under `data_sources` and so on); gives a number, or a mapping with `score` and whatever
-    else is to be logged. An address, `http://…`, is asked the same in JSON."""
+    """Custom reward function, `file.py:function`, called with `data_source`, `solution_str`, `ground_truth` and
+    `extra_info` (`batch`: lists under `data_sources` and so on). It returns a number, or a mapping with `score` and
+    further values to log. A URL, `http://…`, receives the same as JSON."""
     function_arguments: Annotated[dict[str, Any], Field(default_factory=dict)]
-    """What the function is given besides."""
+    """Further keyword arguments of the function, or options of the verifier `kind`."""
     scale: float = 1.0
     """Factor on every reward."""
-    worst: float = 0.0
-    """Reward of an answer that is quite wrong, where 1 is that of a right one; before `scale`. Scores of your own
-    function are taken as they are; there it is the reward of an answer that couldn't be judged."""
+    wrong_reward: float = 0.0
+    """Reward of a wrong answer, before `scale`; a right one has 1. Scores of a custom function are not changed; there
+    it is the reward of a response that could not be scored."""
     format: Literal["think_answer", "answer_tag", "boxed"] | None = None
-    """Form that an answer must have for `format_reward`; null asks for none."""
+    """Format that `format_reward` requires; null for none."""
     format_reward: NonNegative = 0.0
-    """Added to the reward of an answer of that form."""
+    """Added to the reward of a response in that format."""
     overlong: OverlongConfig | None = None
-    """Penalty for long answers; null for none."""
+    """Penalty for long responses; null for none."""
     timeout_seconds: PositiveFloat = 10.0
-    """Time for one answer; then its process is killed and the answer has failed."""
+    """Time limit per response, seconds; then its process is killed and scoring has failed."""
     workers: PositiveInt | None = None
-    """Processes that judge; null takes one for `naive`, `batch`, `dapo` and `gdpo`, and as many as there are cores for
-    the others. While answers are slow, rules that aren't your own get up to 16 more."""
+    """Number of scoring processes; null uses one for `naive`, `batch`, `dapo` and `gdpo`, and one per core for the
+    others. Built-in verifiers get up to 16 more while scoring is slow."""
     requests_per_minute: PositiveInt | None = None
-    """Calls that `rate_limited` makes at most, evenly spaced; null sets no limit."""
+    """Maximum calls per minute of `rate_limited`, evenly spaced; null sets no limit."""
     max_failed_share: Share = 0.5
-    """Share of a step's answers whose judgement fails that ends the run when it is passed; failed answers count as
-    quite wrong."""
+    """Share of responses of a step whose scoring may fail before the run ends; they count as wrong."""
     model: RewardModelConfig | None = None
-    """null judges by rules alone; else the model's score takes the place of theirs in training."""
+    """Reward model, whose score replaces that of the verifier in training; null uses none."""
     judge: JudgeConfig | None = None
-    """null asks no language model; else its verdict takes the place of the rules'."""
+    """LLM judge, whose score replaces that of the verifier; null uses none."""
 
     @model_validator(mode="after")
-    def _one_judge(self) -> Self:
+    def _check_single_scorer(self) -> Self:
         if self.model is not None and self.judge is not None:
-            raise ValueError("give either `model` or `judge`: set the other to null")
+            raise ValueError("`model` and `judge` exclude each other: set one of them to null")
         return self
 
     @model_validator(mode="after")
-    def _nothing_idle(self) -> Self:
-        """What would have no effect is refused."""
+    def _check_effect(self) -> Self:
+        """Refuse settings that would have no effect."""
         if self.format_reward and self.format is None:
-            raise ValueError("`format_reward` needs `format`, the form that it is for")
+            raise ValueError("`format_reward` needs `format`")
         if self.requests_per_minute and self.manager != "rate_limited":
-            raise ValueError("`requests_per_minute` is kept by `manager: rate_limited` only")
-        if self.function_arguments and self.function is None:
-            raise ValueError("`function_arguments` needs `function`, which they are given to")
+            raise ValueError("`requests_per_minute` needs `manager: rate_limited`")
+        if self.function_arguments and self.function is None and self.kind == "rules":
+            raise ValueError("`function_arguments` needs `function`, or a `kind` with options")
         return self
 
 
 class EvaluationConfig(Section):
-    """Answers that were stored, to be judged."""
+    """Scoring of stored responses."""
 
     path: str
-    """Parquet, JSON, JSON Lines or CSV file with prompts, answers and what they are judged by."""
+    """Parquet, JSON, JSON Lines or CSV file with prompts, responses and ground truth."""
     prompt_key: str = "prompt"
     """Column of the prompt."""
     response_key: str = "responses"
-    """Column of the answers: a list of texts, or one text."""
+    """Column of the responses: a list of texts, or one text."""
     source_key: str = "data_source"
-    """Column that says which rules judge."""
+    """Column of the data source, which selects the verifier."""
     truth_key: str = "reward_model"
-    """Column of what is right."""
+    """Column of the ground truth."""
     function: str | None = None
-    """Rules of your own, `file.py:function`; null takes those of each row's source."""
+    """Custom reward function, `file.py:function`; null uses the verifier of each row's data source."""
     samples: Counts = (1, 2, 4, 8)
-    """Numbers k for pass@k and maj@k; those beyond the answers of a prompt are left out."""
-    right_from: float = 1.0
-    """`acc`, or the score where rules give none, from which an answer counts as right for pass@k."""
+    """Values of k for pass@k and maj@k; those above the number of responses are left out."""
+    pass_threshold: float = 1.0
+    """Minimum `acc`, or score if there is none, of a correct response for pass@k."""
     confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
-    """Of the intervals around means."""
+    """Confidence level of intervals around means."""

@@ -1,4 +1,4 @@
-"""One run, from its parts."""
+"""Configuration of one run."""
 
 from __future__ import annotations
 
@@ -6,100 +6,96 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from quintet.config.native.advantages import OutsideAdvantageConfig
 from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.data import DataConfig, EvaluationConfig, RewardConfig
+from quintet.config.native.envs import EnvConfig, FrozenLakeConfig, MixedEnvConfig
 from quintet.config.native.learners import ActorConfig, CriticConfig, ReferenceConfig
-from quintet.config.native.mixture import PlayedWorld, played_worlds
+from quintet.config.native.mixture import RunEnv, run_envs
 from quintet.config.native.placement import PlacementConfig
 from quintet.config.native.policy import PolicyConfig
 from quintet.config.native.rollout import RolloutConfig, ValidationConfig
 from quintet.config.native.section import Section, Texts
 from quintet.config.native.tracking import CheckpointConfig, TrackingConfig
 from quintet.config.native.training import SftConfig, TrainingConfig, WarmStartConfig
-from quintet.config.native.worlds import FrozenLakeConfig, MixedWorldConfig, WorldConfig
-
-__all__ = ["Experiment"]
 
 
 class Experiment(Section):
-    """One run."""
+    """Configuration of one run."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "frozenlake"
-    """The run's directory under `output_dir`."""
+    """Name of the run, and of its directory under `output_dir`."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Every random draw follows from it."""
+    """Seed of all random numbers of the run."""
     output_dir: str = "runs"
-    """Where runs lie."""
+    """Parent directory of run directories."""
     resume: str = "auto"
-    """`auto` goes on from the last good checkpoint, `never` starts anew, a path starts from there."""
+    """`auto` continues from the newest valid checkpoint of the run, `never` starts from scratch, a path continues from
+    that checkpoint."""
     external_libs: Texts = ()
-    """Modules that are imported before anything is built."""
+    """Python modules that are imported first, for example to register envs or loggers."""
     policy: PolicyConfig = PolicyConfig(overrides={})
-    """The model that acts."""
-    world: WorldConfig = FrozenLakeConfig()
-    """What is played."""
-    worlds: dict[str, MixedWorldConfig] = {}  # noqa: RUF012 - pydantic copies it
-    """Several worlds in one run, each under a name of your own, in place of `world`."""
+    """Model to train."""
+    env: EnvConfig = FrozenLakeConfig()
+    """Environment."""
+    envs: dict[str, MixedEnvConfig] = {}  # noqa: RUF012 - pydantic copies it
+    """Several environments in one run, in place of `env`, each under a name that you choose."""
     data: DataConfig | None = None
-    """Prompts from files; null where the world makes its own."""
+    """Prompts from files; null if the env creates its own."""
     reward: RewardConfig | None = None
-    """What judges answers; null where the world does."""
+    """Scoring of responses; null if the env computes rewards."""
     rollout: RolloutConfig = RolloutConfig()
-    """How it is played."""
+    """Rollouts."""
     warm_start: WarmStartConfig | None = WarmStartConfig()
-    """null starts reinforcement learning from the policy as it is."""
+    """Initial supervised phase on demonstrations; null starts reinforcement learning immediately."""
     sft: SftConfig | None = None
-    """Supervised fine-tuning in place of reinforcement learning; null for none."""
+    """Supervised fine-tuning in place of, or before, reinforcement learning; null for none."""
     evaluation: EvaluationConfig | None = None
-    """Stored answers are judged and nothing is trained; null trains."""
+    """Scoring of stored responses without training; null trains."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
-    """What is optimised."""
+    """Advantages, loss and KL divergence."""
     actor: ActorConfig = ActorConfig()
-    """How the policy learns."""
+    """Training of the policy."""
     critic: CriticConfig = CriticConfig()
-    """How the critic learns."""
+    """Training of the critic."""
     reference: ReferenceConfig = ReferenceConfig()
-    """Where the reference of `algorithm.kl` lies."""
+    """Reference policy of `algorithm.kl`."""
     training: TrainingConfig = TrainingConfig()
-    """The loop."""
+    """Training loop."""
     validation: ValidationConfig = ValidationConfig()
-    """Held-out games."""
+    """Validation on held-out episodes."""
     placement: PlacementConfig = PlacementConfig()
-    """On which devices it runs."""
+    """Devices of each component."""
     tracking: TrackingConfig = TrackingConfig()
-    """What is written down."""
+    """Metrics, logs and reports."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """What can be resumed."""
+    """Checkpoints."""
 
     @property
     def needs_critic(self) -> bool:
-        advantage = self.algorithm.advantage
-        asked = isinstance(advantage, OutsideAdvantageConfig) and advantage.needs_critic
-        return asked or advantage.name in ("gae", "bi_level_gae", "turn_wise_gae")
+        return self.algorithm.advantage.trains_critic
 
     @property
-    def played(self) -> tuple[PlayedWorld, ...]:
-        """The worlds of the run, one or several, each with its share and the rules it is played by."""
-        return played_worlds(self)
+    def played(self) -> tuple[RunEnv, ...]:
+        """All envs of the run with their settings."""
+        return run_envs(self.env, self.envs, self.rollout, self.training.start_states, self.validation.episodes)
 
     @property
-    def held_out_starts(self) -> int:
-        """Start states of a validation, over all worlds."""
-        return sum(one.validation_games for one in self.played)
+    def validation_start_states(self) -> int:
+        """Start states of one validation, over all envs."""
+        return sum(env.validation_episodes for env in self.played)
 
     @property
-    def longest_game(self) -> int:
-        """The most tokens that the policy can write in one game."""
-        turns = 1 if self.world.name == "prompts" else self.rollout.max_turns
+    def max_episode_tokens(self) -> int:
+        """Maximum response tokens of an episode."""
+        turns = 1 if self.env.reads_prompts else self.rollout.max_turns
         return turns * self.rollout.max_response_tokens
 
     @model_validator(mode="after")
-    def _reference_of_its_own(self) -> Self:
+    def _check_reference(self) -> Self:
         if self.reference.path is not None and self.algorithm.kl and self.algorithm.kl.refresh_every_steps:
-            raise ValueError("a reference from `reference.path` isn't renewed: leave out kl.refresh_every_steps")
+            raise ValueError("a reference from `reference.path` cannot be refreshed: leave out kl.refresh_every_steps")
         return self
 
     @property
     def needs_reference(self) -> bool:
-        return self.algorithm.kl is not None or self.algorithm.loss.name == "distillation"
+        return self.algorithm.kl is not None or self.algorithm.loss.needs_teacher

@@ -1,4 +1,4 @@
-"""Options of the Megatron learner, by the names that Megatron gives them."""
+"""Options of the Megatron learner."""
 
 from __future__ import annotations
 
@@ -8,118 +8,115 @@ from pydantic import Field, PositiveInt
 
 from quintet.config.native.section import Count, Section
 
-__all__ = ["ConversionConfig", "MegatronConfig"]
-
 
 class ConversionConfig(Section):
-    """How a Hugging Face directory becomes Megatron's weights before the run."""
+    """Conversion of a Hugging Face directory to Megatron weights before the run."""
 
     model: str | None = None
-    """Name of the model whose layers it has; null asks its `config.json`."""
+    """Name of the architecture; null uses that of `config.json`."""
     source: str | None = None
-    """The Hugging Face directory; null takes `policy.path`."""
+    """Hugging Face directory; null uses `policy.path`."""
     target: str | None = None
-    """Where the converted weights are stored; null stores none."""
+    """Directory of the converted weights; null does not store them."""
     devices: Count | None = 0
-    """Devices that convert; 0 converts on the CPU, null takes all."""
+    """Number of devices for the conversion; 0 converts on the CPU, null uses all."""
     device_ranks: Annotated[tuple[Count, ...] | None, Field(strict=False)] = None
-    """Which devices; null takes the first."""
+    """Device numbers; null uses the first ones."""
     processes: PositiveInt = 1
-    """Processes that convert side by side."""
+    """Number of conversion processes."""
     tensor_parallel: PositiveInt | None = None
-    """Split of the converted weights; null takes the learner's."""
+    """Tensor-parallel size of the converted weights; null uses that of the learner."""
     pipeline_parallel: PositiveInt | None = None
-    """Split of the converted weights; null takes the learner's."""
+    """Pipeline-parallel size of the converted weights; null uses that of the learner."""
 
 
 class MegatronConfig(Section):
-    """Options of the Megatron learner, by the names that Megatron gives them."""
+    """Options of the Megatron learner under their Megatron names."""
 
     spec_name: Literal["decoder_gpt", "local_gpt", "te_gpt"] | None = None
-    """Which implementation of layers; null takes the fastest that is installed. `te_gpt` needs Transformer Engine."""
+    """Implementation of layers; null uses the fastest installed. `te_gpt` needs Transformer Engine."""
     mcore_gpt: bool = True
-    """Megatron Core's model; there is no other."""
+    """Use Megatron Core's model; the only supported value is true."""
     add_bias_linear: bool = False
-    """Biases in linear layers; it must be so in the weights."""
+    """Biases in linear layers; must match the weights."""
     activation: str = "swiglu"
-    """Non-linearity of the feed-forward layers; it must be that of the weights."""
+    """Activation function of the MLP; must match the weights."""
     normalization: Literal["rmsnorm", "layernorm", "layernorm1p"] = "rmsnorm"
-    """Which norm; it must be that of the weights."""
+    """Normalization; must match the weights."""
     position_embedding_type: Literal["rope", "mrope", "yarn", "learned_absolute", "none"] = "rope"
-    """How positions are told; it must be so in the weights."""
+    """Position embedding; must match the weights."""
     seq_length: PositiveInt | None = None
-    """Tokens to which a pass is filled up at least where lengths aren't variable; null takes those of the longest."""
+    """Minimum tokens that a pass is padded to if lengths are not variable; null uses the longest sequence."""
     encoder_seq_length: PositiveInt | None = None
-    """The same of an encoder, which no model here has: only null is taken."""
+    """Sequence length of an encoder. No supported model has one: only null is accepted."""
     variable_seq_lengths: bool = True
-    """Passes are as long as they are; without it all of a step are filled up to the longest, as they are where a stage
-    has several parts."""
+    """Passes of variable length; otherwise all passes of a step are padded to the longest, as always with a virtual
+    pipeline."""
     recompute_granularity: Literal["full", "selective"] | None = None
-    """Which activations are computed again: of whole layers, or of attention alone; null of none."""
+    """Recompute activations of whole layers (`full`) or of attention (`selective`); null recomputes none."""
     recompute_method: Literal["block", "uniform"] | None = None
-    """Layers one by one up to `recompute_num_layers`, or in units of so many."""
+    """Recompute the first `recompute_num_layers` layers (`block`), or all layers in units of that size (`uniform`)."""
     recompute_num_layers: PositiveInt | None = None
-    """Layers whose activations are computed again."""
+    """Number of layers, see `recompute_method`."""
     moe_layer_recompute: bool = False
-    """Activations of expert layers are computed again."""
+    """Recompute activations of expert layers."""
     moe_token_dispatcher_type: Literal["alltoall", "allgather", "alltoall_seq", "flex"] = "alltoall"  # noqa: S105
-    """How tokens reach their experts; `flex` needs CUDA and DeepEP."""
+    """Token dispatcher of experts; `flex` needs CUDA and DeepEP."""
     moe_grouped_gemm: bool = False
-    """A device's experts are multiplied in one kernel; needs CUDA."""
+    """Multiply all experts of a device in one kernel; needs CUDA."""
     moe_shared_expert_overlap: bool = False
-    """The shared expert computes while tokens travel; needs CUDA."""
+    """Overlap the shared expert with token dispatch; needs CUDA."""
     apply_rope_fusion: bool = False
-    """Rotary embeddings in one kernel; needs CUDA and Transformer Engine."""
+    """Fused rotary embeddings; needs CUDA and Transformer Engine."""
     bias_dropout_fusion: bool = False
-    """Bias and dropout in one kernel."""
+    """Fused bias and dropout."""
     bias_activation_fusion: bool = False
-    """Bias and activation in one kernel."""
+    """Fused bias and activation."""
     gradient_accumulation_fusion: bool = False
-    """Weight gradients are added up in the kernel that makes them; needs CUDA and Apex."""
+    """Accumulate weight gradients in the kernel that computes them; needs CUDA and Apex."""
     persist_layer_norm: bool = False
-    """The persistent kernel of layer norms; needs CUDA and Apex."""
+    """Persistent layer norm kernel; needs CUDA and Apex."""
     attention_softmax_in_fp32: bool = False
-    """Attention's softmax in float32."""
+    """Softmax of attention in float32."""
     batch_p2p_comm: bool = False
-    """Pipeline stages send and receive in one call."""
+    """Batch sends and receives of pipeline stages."""
     use_cpu_initialization: bool = False
-    """Weights are made on the CPU."""
+    """Initialize weights on the CPU."""
     use_distributed_optimizer: bool = False
-    """The optimizer's moments are shared out over data-parallel ranks."""
+    """Shard optimizer states over data-parallel ranks."""
     overlap_grad_reduce: bool = False
-    """Gradients are summed over ranks while others are still computed."""
+    """Overlap gradient reduction with the backward pass."""
     overlap_param_gather: bool = False
-    """Weights are gathered while others are computed with."""
+    """Overlap gathering of weights with the forward pass."""
     overlap_param_gather_with_optimizer_step: bool = False
-    """Weights are gathered while the optimizer steps; needs a virtual pipeline."""
+    """Overlap gathering of weights with the optimizer step; needs a virtual pipeline."""
     optimizer_enable_pin: bool = False
-    """The offloaded optimizer's memory is pinned; needs CUDA."""
+    """Pin memory of the offloaded optimizer; needs CUDA."""
     use_checkpoint_opt_param_scheduler: bool = False
-    """A resumed run takes the policy's schedules of learning rate and weight decay from the checkpoint rather than from
-    the configuration."""
+    """Resume the schedules of learning rate and weight decay from the checkpoint, not from the configuration."""
     bf16: bool = False
-    """The optimizer's view of bfloat16 weights; follows `policy.dtype` in Megatron's own code."""
+    """Train in bfloat16; must agree with `policy.dtype`."""
     fp16: bool = False
-    """The same of float16 weights."""
+    """Train in float16; must agree with `policy.dtype`."""
     loss_scale_window: PositiveInt = 5
-    """Steps without overflow after which float16's loss scale grows."""
+    """Steps without overflow before the float16 loss scale grows."""
     ddp_bucket_size: PositiveInt | None = None
-    """Parameters of which gradients are summed together; null lets Megatron choose."""
+    """Parameters per bucket of gradient reduction; null leaves it to Megatron."""
     distributed_backend: Literal["nccl", "gloo"] | None = None
-    """How ranks talk that weren't started by `torchrun`; null takes what their devices can."""
+    """Communication backend of ranks that were not started by `torchrun`; null chooses by device."""
     distributed_timeout_minutes: PositiveInt = 30
-    """Silence after which a rank counts as lost."""
+    """Timeout of communication, minutes."""
     tp_comm_bootstrap_backend: Literal["nccl", "mpi", "gloo"] | None = None
-    """How tensor-parallel ranks find each other."""
+    """Backend for the bootstrap of tensor-parallel communication buffers."""
     tp_comm_overlap_cfg: str | None = None
-    """File that says how tensor-parallel communication overlaps computation; needs CUDA, Transformer Engine and passes
-    of one length."""
+    """File with settings for the overlap of tensor-parallel communication; needs CUDA, Transformer Engine and passes of
+    fixed length."""
     ckpt_format: Literal["torch", "torch_dist", "zarr", "torch_dcp"] | None = None
-    """How Megatron stores its own checkpoints. Quintet's are safetensors by pieces whatever is given; `torch`, which is
-    unpickled, and `zarr` are refused."""
+    """Checkpoint format of Megatron. Has no effect on Quintet's checkpoints, which are sharded safetensors; `torch`,
+    which is unpickled, and `zarr` are refused."""
     use_dist_ckpt: bool = False
-    """Every rank writes its share of a checkpoint; without it the first writes all."""
+    """Let every rank write its shard of a checkpoint; otherwise rank 0 writes everything."""
     checkpoint: str | None = None
-    """Megatron weights to start from; null starts from `policy.path`."""
+    """Initial Megatron weights; null starts from `policy.path`."""
     conversion: ConversionConfig = ConversionConfig()
-    """How those of `policy.path` become Megatron's."""
+    """Conversion of `policy.path` to Megatron weights."""

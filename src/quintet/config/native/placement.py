@@ -1,4 +1,4 @@
-"""On which devices of which nodes each component runs."""
+"""Devices of each component."""
 
 from __future__ import annotations
 
@@ -6,64 +6,64 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt
 
-from quintet.config.capability import Capability, Waits
+from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.section import Count, Section
 
-__all__ = ["ChannelConfig", "ComponentConfig", "PlacementConfig"]
-
-Later = Waits(Capability.CLUSTER)
+REQUIRES_CLUSTER = Requires(Capability.CLUSTER)
 
 
 class ChannelConfig(Section):
-    """The queue by which a component hands on what it made."""
+    """Queue through which a component passes on its results."""
 
-    name: Annotated[str | None, Later] = None
-    """Name of the buffer that the components share; null lets the run choose."""
-    queue: Annotated[str | None, Later] = None
-    """Name of the queue in it; null lets the run choose."""
-    size: Annotated[Count, Later] = 0
-    """Items that it holds; 0 for any number."""
+    name: Annotated[str | None, REQUIRES_CLUSTER] = None
+    """Name of the buffer shared by the components; null chooses one."""
+    queue: Annotated[str | None, REQUIRES_CLUSTER] = None
+    """Name of the queue in the buffer; null chooses one."""
+    size: Annotated[Count, REQUIRES_CLUSTER] = 0
+    """Maximum items in the queue; 0 sets no limit."""
 
 
 class ComponentConfig(Section):
-    """Where one component runs."""
+    """Devices and processes of one component."""
 
-    devices: Annotated[tuple[Count, ...] | None, Field(strict=False), Waits(Capability.CLUSTER, ((0,), ()))] = None
-    """Device of each process, counted over all nodes; null takes all of them, an empty list the CPU."""
-    devices_per_worker: Annotated[PositiveInt, Later] = 1
-    """Devices that one process has."""
-    processes_per_device: Annotated[PositiveInt, Later] = 1
+    devices: Annotated[tuple[Count, ...] | None, Field(strict=False), Requires(Capability.CLUSTER, ((0,), ()))] = None
+    """Global device number of each process; null uses all devices, an empty list the CPU."""
+    devices_per_worker: Annotated[PositiveInt, REQUIRES_CLUSTER] = 1
+    """Devices of one process."""
+    processes_per_device: Annotated[PositiveInt, REQUIRES_CLUSTER] = 1
     """Processes that share one device."""
-    group: Annotated[str | None, Later] = None
-    """Name of its processes; null takes the component's."""
+    group: Annotated[str | None, REQUIRES_CLUSTER] = None
+    """Name of the worker group; null uses the name of the component."""
     channel: ChannelConfig = ChannelConfig()
-    """How it hands on what it made."""
+    """Queue for its results."""
 
 
 class PlacementConfig(Section):
-    """On which devices of which nodes each component runs."""
+    """Devices of each component."""
 
-    nodes: Annotated[PositiveInt, Later] = 1
-    """Machines."""
-    devices_per_node: Annotated[PositiveInt, Later] = 1
-    """Devices of each."""
-    visible_devices: Annotated[tuple[Count, ...] | None, Field(strict=False), Waits(Capability.CLUSTER, ((0,),))] = None
-    """Devices of a machine that the run may use; null takes all."""
-    colocated: Annotated[bool, Later] = True
-    """Engine and learners take turns on the same devices."""
-    join_timeout_seconds: Annotated[PositiveInt, Later] = 300
-    """How long a worker waits for the others at the start."""
-    offload_worlds: Annotated[bool, Waits(Capability.EMBODIED)] = False
-    """Simulators leave their device while the policy learns."""
+    nodes: Annotated[PositiveInt, REQUIRES_CLUSTER] = 1
+    """Number of nodes."""
+    devices_per_node: Annotated[PositiveInt, REQUIRES_CLUSTER] = 1
+    """Devices per node."""
+    visible_devices: Annotated[tuple[Count, ...] | None, Field(strict=False), Requires(Capability.CLUSTER, ((0,),))] = (
+        None
+    )
+    """Devices of a node that the run may use; null uses all."""
+    colocated: Annotated[bool, REQUIRES_CLUSTER] = True
+    """Engine and learners share devices and take turns."""
+    join_timeout_seconds: Annotated[PositiveInt, REQUIRES_CLUSTER] = 300
+    """Time that a worker waits for the others at the start, seconds."""
+    offload_envs: Annotated[bool, Requires(Capability.EMBODIED)] = False
+    """Offload simulators from their device during updates of the policy."""
     actor: ComponentConfig = ComponentConfig()
-    """The policy's learner."""
+    """Learner of the policy."""
     rollout: ComponentConfig = ComponentConfig()
-    """The generation engines."""
+    """Generation engines."""
     critic: ComponentConfig = ComponentConfig()
-    """The critic's learner."""
+    """Learner of the critic."""
     reference: ComponentConfig = ComponentConfig()
-    """The reference."""
+    """Reference policy."""
     reward: ComponentConfig = ComponentConfig()
-    """The reward model."""
-    worlds: ComponentConfig = ComponentConfig()
-    """Worlds and simulators."""
+    """Reward model."""
+    envs: ComponentConfig = ComponentConfig()
+    """Environments and simulators."""

@@ -1,4 +1,4 @@
-"""The model that acts."""
+"""Policy model."""
 
 from __future__ import annotations
 
@@ -6,96 +6,93 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from quintet.config.capability import Capability, Waits
+from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.section import Count, Section, Texts
-
-__all__ = ["LoraConfig", "PolicyConfig", "VlaConfig"]
 
 
 class LoraConfig(Section):
-    """Low-rank adapters: the base weights stay as they are."""
+    """Low-rank adapters (LoRA); base weights stay frozen."""
 
     rank: PositiveInt = 32
-    """Columns of the two small matrices beside each adapted one."""
+    """Rank of the adapters."""
     alpha: PositiveFloat = 16.0
-    """The adapters' product is scaled by alpha / rank."""
+    """Adapters are scaled by alpha / rank."""
     target_modules: Texts = ("all-linear",)
-    """Names of the adapted layers; `all-linear` takes every linear layer but the head."""
+    """Names of the adapted layers; `all-linear` adapts every linear layer but the head."""
     path: str | None = None
-    """Adapters to start from; null begins with none."""
+    """Directory of initial adapters; null initializes new ones."""
 
 
 class VlaConfig(Section):
     """Heads and inputs of a vision-language-action policy."""
 
     action_dim: PositiveInt = 7
-    """Numbers in one action."""
+    """Dimension of an action."""
     action_chunk: PositiveInt = 8
-    """Actions of one forward pass."""
+    """Actions per forward pass."""
     use_proprioception: bool = False
-    """The robot's own state is an input."""
+    """Use the state of the robot as input."""
     normalization_key: str | None = None
-    """Data set whose statistics turn the policy's outputs into actions."""
+    """Data set whose statistics denormalize actions."""
     policy_setup: str | None = None
-    """Robot and controller that actions are meant for, such as `widowx_bridge`."""
+    """Robot and controller of the actions, such as `widowx_bridge`."""
     value_level: Literal["chunk", "action"] = "chunk"
-    """One value for a chunk, or for each action."""
+    """One value per chunk, or per action."""
     images: PositiveInt = 1
-    """Camera pictures in one observation."""
+    """Camera images per observation."""
     image_size: Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)] = (224, 224)
-    """Pixels, height and width, as the policy sees them."""
+    """Height and width of the input image, pixels."""
     center_crop: bool = False
-    """The middle of a picture is cut out, as in training with augmented pictures."""
+    """Crop the center of images, as in training with augmentation."""
     vocabulary: PositiveInt | None = None
-    """Tokens of the language model; null asks the model."""
+    """Vocabulary of the language model; null uses that of the model."""
     extra_vocabulary: Count = 0
-    """Tokens added behind the tokenizer's own."""
+    """Tokens added to the tokenizer."""
     hidden_size: PositiveInt | None = None
-    """Width of the language model; null asks the model."""
+    """Hidden size of the language model; null uses that of the model."""
     qkv_bias: bool = False
-    """Biases in the attention's projections."""
+    """Use biases in attention projections."""
     linear_bias: bool = False
-    """Biases in the other linear layers."""
+    """Use biases in the other linear layers."""
 
 
 class PolicyConfig(Section):
-    """The model that acts."""
+    """Policy model."""
 
     preset: str | None = "grid-1m"
-    """A small model made on the spot. Exclusive with `path`."""
+    """Small model with random weights that is created for the run. Exclusive with `path`."""
     path: str | None = None
-    """A Hugging Face model directory. Exclusive with `preset`."""
-    kind: Annotated[str | None, Waits(Capability.EMBODIED, ("qwen2.5", "qwen3"))] = None
-    """What model it is, where its directory doesn't say: `qwen2.5_vl`, `openvla_oft`, `openpi`."""
+    """Hugging Face model directory. Exclusive with `preset`."""
+    kind: Annotated[str | None, Requires(Capability.EMBODIED, ("qwen2.5", "qwen3"))] = None
+    """Kind of model if its directory does not state it: `qwen2.5_vl`, `openvla_oft`, `openpi`."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
-    """Type of the weights while generating and of matrix products while training; the optimizer
-    always keeps float32 weights. `auto` takes the one that the model's own configuration names."""
+    """Type of weights in the engine and of matrix products in training; the optimizer always keeps float32 weights.
+    `auto` takes the type in the model's configuration."""
     trust_remote_code: bool = False
-    """Run code that lies in the model's directory."""
+    """Run Python code from the model directory."""
     tokenizer: str | None = None
-    """A tokenizer's directory; null takes the model's own."""
+    """Directory of the tokenizer; null uses the model directory."""
     fast_tokenizer: bool = True
-    """The tokenizer written in Rust rather than the one in Python, where there are both: transformers 5 has each of
-    them once."""
+    """Use the Rust tokenizer, not the Python one, if both exist; transformers 5 has one of each."""
     trust_tokenizer_code: bool = False
-    """Run code that lies in the tokenizer's directory."""
+    """Run Python code from the tokenizer directory."""
     overrides: Annotated[dict[str, Any], Field(default_factory=dict)]
-    """Values put over those of the model's `config.json`."""
+    """Values that override the model's `config.json`."""
     attention: str | None = None
-    """How learners compute attention: `eager`, plain matrix products, which hold every score at once; `sdpa`, torch's
-    own choice; `flash_attention_2`, torch's kernels of that where masks allow them, which need CUDA. null takes the
-    fastest there is. Engines have a key of their own."""
+    """Attention of learners: `eager`, plain matrix products that materialize all scores; `sdpa`, chosen by torch;
+    `flash_attention_2`, torch's flash kernels, which need CUDA. null uses the fastest available. Engines have their
+    own key."""
     low_memory_loading: bool = True
-    """Weights are loaded one by one, never twice in memory. They are so without it, too."""
+    """Load weights one by one. Has no effect: this is always done."""
     freeze_router: bool = False
-    """The router of a mixture of experts isn't trained."""
+    """Freeze the router of a mixture of experts."""
     lora: LoraConfig | None = None
-    """null trains all weights."""
-    vla: Annotated[VlaConfig | None, Waits(Capability.EMBODIED)] = None
-    """null for a policy that answers in words."""
+    """LoRA; null trains all weights."""
+    vla: Annotated[VlaConfig | None, Requires(Capability.EMBODIED)] = None
+    """Vision-language-action heads; null for a text policy."""
 
     @model_validator(mode="after")
-    def _one_source(self) -> Self:
+    def _check_single_source(self) -> Self:
         if (self.path is None) == (self.preset is None):
-            raise ValueError("give either `preset` or `path`: set the other to null")
+            raise ValueError("set either `preset` or `path`, and the other to null")
         return self

@@ -1,4 +1,4 @@
-"""How the policy plays, and what its engine may use."""
+"""Rollouts: generation engine, sampling, parsing of responses, validation."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from quintet.config.capability import Capability, Waits
+from quintet.config.capabilities import Capability, Requires
+from quintet.config.native.envs import SimulatorConfig
 from quintet.config.native.section import Count, NonNegative, Section, Share, Texts
-from quintet.config.native.worlds import SimulatorConfig
-
-__all__ = ["EngineConfig", "RolloutConfig", "SamplingConfig", "ValidationConfig"]
 
 Thoughts = Literal[
     "grounding",
@@ -27,209 +25,209 @@ Ratio = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class EngineConfig(Section):
-    """What the generation engine may use of its machine. Which engine takes which of these is in `config/engines.py`:
-    a run that sets one which its engine doesn't take is refused."""
+    """Options of the generation engine. `config/checks/engines.py` lists which engine supports which; an unsupported
+    option is refused."""
 
     memory_share: Ratio | None = None
-    """Share of a device's memory for weights and KV cache; fewer requests run side by side where they don't fit.
-    null sets no limit."""
+    """Share of device memory for weights and KV cache; fewer requests run concurrently if they do not fit. null sets no
+    limit."""
     tensor_parallel: PositiveInt = 1
-    """Devices among which each layer of one engine is split."""
+    """Tensor-parallel size of one engine."""
     pipeline_parallel: PositiveInt = 1
-    """Groups of devices among which the layers of one engine are shared out."""
+    """Pipeline-parallel size of one engine."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] | None = None
-    """Type of the engine's weights; null takes `policy.dtype`, `auto` the one that the model's own configuration
-    names."""
+    """Type of the engine's weights; null uses `policy.dtype`, `auto` the type in the model's configuration."""
     eager: bool = True
-    """No CUDA graphs are captured: less memory, slower decoding. On a CPU there are none either way."""
+    """Do not capture CUDA graphs: less memory, slower decoding. Has no effect on a CPU."""
     cuda_graph_max_batch: PositiveInt | None = None
-    """Largest batch for which a CUDA graph is captured; larger ones run without. null leaves it to the engine."""
+    """Maximum batch size with a CUDA graph; null leaves it to the engine."""
     torch_compile: bool = False
-    """The engine's model is compiled."""
+    """Compile the engine's model."""
     prompts_per_device: PositiveInt | None = None
-    """Prompts that each device answers at a time, with all of their samples; null answers as many as
-    `rollout.max_concurrent` allows."""
+    """Concurrent prompts per device, each with all its samples; null sets no limit
+    besides `rollout.max_concurrent`."""
     torch_compile_max_batch: PositiveInt | None = None
-    """Largest batch for which it is compiled; null for all."""
+    """Maximum batch size for the compiled model; null for all."""
     sleep_between_steps: bool = False
-    """The KV cache is given back while the policy learns."""
+    """Free the KV cache during policy updates."""
     offload: bool = False
-    """The engine's weights move to main memory while the policy learns, and its KV cache is given back. On a CPU they
-    are there already; those that the embedded engine shares with the learner are the learner's to move."""
+    """Offload the engine's weights to main memory and free its KV cache during policy updates. Has no effect on a CPU,
+    or on weights that the embedded engine shares with the learner."""
     load_format: str | None = None
-    """How the engine's first weights come: `auto`, `safetensors`, `dummy`, …; the learner's replace them before the
-    first reply. null leaves it to the engine."""
+    """Format of the engine's initial weights: `auto`, `safetensors`, `dummy`, …; the learner's weights replace them
+    before the first response. null leaves it to the engine."""
     max_batched_tokens: PositiveInt | None = None
-    """Tokens of one forward pass of the engine; null leaves it to the engine."""
+    """Maximum tokens of one forward pass of the engine; null leaves it to the engine."""
     max_model_tokens: PositiveInt | None = None
-    """Longest prompt and reply together; null takes `rollout.max_prompt_tokens` and `rollout.max_response_tokens`. A
-    reply that would go beyond is cut there. More than those two need isn't made room for."""
+    """Maximum tokens of prompt and response together; null uses the sum of `rollout.max_prompt_tokens` and
+    `rollout.max_response_tokens`. Longer responses are truncated. Larger values have no effect."""
     chunked_prefill: bool | None = None
-    """Long prompts are read in pieces between decoding steps; null leaves it to the engine."""
+    """Prefill long prompts in chunks between decode steps; null leaves it to the engine."""
     block_size: PositiveInt | None = None
-    """Tokens of one block of the KV cache; null leaves it to the engine."""
+    """Tokens per block of the KV cache; null leaves it to the engine."""
     swap_space_gib: PositiveInt | None = None
-    """CPU memory for blocks that are set aside, GiB; null leaves it to the engine."""
+    """CPU memory for blocks of preempted requests, GiB; null leaves it to the engine."""
     attention_backend: str | None = None
-    """Attention kernels, as the engine calls them: `FLASH_ATTN`, `flashinfer`, `triton`; null leaves it to the
-    engine."""
+    """Attention kernels by the engine's names: `FLASH_ATTN`, `flashinfer`, `triton`; null leaves it to the engine."""
     image_cache: bool = True
-    """Pictures that were prepared once are kept."""
+    """Cache preprocessed images."""
     log_statistics: bool = False
-    """The engine logs its own load."""
+    """Let the engine log its load."""
     log_every_steps: PositiveInt | None = None
-    """Decoding steps between two lines of that log; null leaves it to the engine."""
+    """Decode steps between two lines of that log; null leaves it to the engine."""
     detokenize: bool = False
-    """The engine turns replies into text itself. Worlds and judges see the text that the tokenizer gives either way."""
-    print_replies: bool = False
-    """Token ids and texts of all replies of a step are printed."""
+    """Let the engine detokenize responses. Envs and scorers always get the text of the tokenizer."""
+    print_responses: bool = False
+    """Print token ids and text of all responses of a step."""
     validate_weights: bool = False
-    """Before the first step, engine and learner are compared: weight by weight where the engine can be asked for its
-    weights, and by the log-probs of a few replies. Where they differ, the run ends."""
+    """Compare engine and learner before the first step, by weights if the engine can return them, and by the log-probs
+    of a few responses. A difference ends the run."""
     validate_weights_dir: str | None = None
-    """Where that comparison is stored; null stores nothing."""
+    """Directory for the result of that comparison; null stores nothing."""
     arguments: Annotated[dict[str, Any], Field(default_factory=dict)]
-    """Further arguments of the engine, by its own names: `{enable_prefix_caching: false}`. They win over the options
-    above."""
+    """Further arguments under the engine's names: `{enable_prefix_caching: false}`. They override the options above."""
     deterministic: bool = False
-    """SGLang computes the same for a request whatever others are in the batch; slower."""
+    """Batch-invariant computation in SGLang: a response does not depend on the rest of the batch; slower."""
     server_url: str | None = None
-    """An SGLang server that runs already, as `http://host:port`; null starts one."""
+    """URL of a running SGLang server, `http://host:port`; null starts one."""
     server_python: str | None = None
-    """Python of an environment that has SGLang, by which its server is started; null takes the one that runs this."""
+    """Python interpreter of an environment with SGLang, to start the server with; null uses the current one."""
     server_weights_dir: str | None = None
-    """Directory that the run and an SGLang server on another machine share, for new weights; null hands them over in
-    this machine's memory."""
-    own_process: bool = False
-    """vLLM runs in a process of its own: its threads and memory aren't the learner's, and its death costs only what it
-    was writing. Without it vLLM decodes in this process."""
-    executor: Annotated[Literal["mp", "ray"], Waits(Capability.CLUSTER)] = "mp"
-    """Who starts the processes of an engine on several devices."""
+    """Directory shared with an SGLang server on another node, for weight sync; null uses shared memory of this node."""
+    separate_process: bool = False
+    """Run vLLM in a separate process with its own threads and memory; if it dies, only its running requests are lost.
+    Otherwise vLLM runs in this process."""
+    executor: Annotated[Literal["mp", "ray"], Requires(Capability.CLUSTER)] = "mp"
+    """Executor that starts the processes of an engine on several devices."""
 
     @model_validator(mode="after")
-    def _something_to_store(self) -> Self:
+    def _check_validate_weights(self) -> Self:
         if self.validate_weights_dir is not None and not self.validate_weights:
             raise ValueError("`validate_weights_dir` needs validate_weights=true")
         return self
 
 
 class SamplingConfig(Section):
-    """How replies are drawn in validation; what ends one is as in training."""
+    """Sampling in validation; stop conditions are those of training."""
 
     do_sample: bool = False
-    """Replies are drawn; without it the likeliest token is taken each time."""
+    """Sample; otherwise decode greedily."""
     temperature: NonNegative = 0.0
-    """Divides the logits; 0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     top_p: Ratio = 1.0
-    """Sample from the likeliest tokens that together reach this probability."""
+    """Sample from the most likely tokens with this cumulative probability."""
     top_k: Count = 0
-    """0 keeps the whole vocabulary."""
+    """Sample from this number of most likely tokens; 0 keeps the whole vocabulary."""
     min_p: Share = 0.0
-    """Tokens less likely than this share of the likeliest one's probability aren't drawn."""
+    """Do not sample tokens with a smaller share of the probability of the most likely token."""
     repetition_penalty: PositiveFloat | None = None
-    """Divides the logits of tokens that were there already; null takes that of training."""
+    """Divides positive logits of tokens that prompt or response already contain, and multiplies negative ones; null
+    uses that of training."""
     samples: PositiveInt = 1
-    """Games from each held-out start."""
+    """Episodes per held-out start state."""
 
 
 class RolloutConfig(Section):
-    """How the policy plays."""
+    """Rollouts."""
 
-    engine: Annotated[str, Waits(Capability.ENGINES, lacks=("trtllm",))] = "hf"
-    """Generation engine: `hf` decodes any transformers model in this process; `vllm` and `sglang` are installed by
-    themselves."""
+    engine: Annotated[str, Requires(Capability.ENGINES, unsupported=("trtllm",))] = "hf"
+    """Generation engine: `hf` decodes any transformers model in this process; `vllm` and `sglang` need their
+    packages."""
     engine_options: EngineConfig = EngineConfig(arguments={})
-    """What the engine may use."""
+    """Options of the engine."""
     max_turns: PositiveInt = 8
-    """Replies of the policy in one game."""
+    """Maximum turns of an episode."""
     window_size: PositiveInt | None = 1
-    """Observations in the context, the current one included; null keeps the whole history."""
+    """Observations in the context, including the current one; null keeps the whole history."""
     max_actions_per_turn: PositiveInt = 1
-    """Actions executed from one answer; the rest is dropped."""
+    """Maximum actions executed from one response; the rest is dropped."""
     action_separator: Annotated[str, Field(min_length=1)] = "||"
-    """Between the actions of one answer."""
+    """Separator between the actions of one response."""
     think: bool = True
     """The policy writes `<think>…</think>` before `<answer>…</answer>`."""
-    reply_form: Literal["whole", "anywhere", "answer"] = "whole"
-    """`whole`: a reply is thoughts and answer and nothing else. `anywhere`: the first place counts where both stand one
-    after the other. `answer`: the first answer counts, whatever stands around it."""
-    fold_case: bool = True
-    """Letter case of action words doesn't matter."""
+    response_format: Literal["whole", "anywhere", "answer"] = "whole"
+    """Required form of a response. `whole`: thoughts and answer only. `anywhere`: the first place with thoughts
+    followed by an answer counts. `answer`: the first answer counts."""
+    ignore_case: bool = True
+    """Ignore the case of action names."""
     numbered_actions: bool = False
-    """An action's number, counted from 1 in the world's own order, stands for its word: `2`, or `2 (Down)`."""
+    """Accept an action's number, counted from 1 in the order of the env, for its name: `2`, or `2 (Down)`."""
     unknown_actions: Literal["stop", "skip"] = "stop"
-    """A word that is no action makes a reply invalid: it ends the reply's actions, or is skipped."""
+    """An unknown action makes a response invalid: `stop` also drops the actions after it, `skip` continues with
+    them."""
     strip_special_tokens: bool = False
-    """Special tokens that the policy wrote are taken out of a reply before it is read."""
-    thoughts: Annotated[Thoughts | None, Waits(Capability.WORLDS)] = None
-    """What thoughts must hold: what is seen, what will be seen, or both, in words, in JSON or in symbols. null
-    leaves them free."""
+    """Remove special tokens from a response before it is parsed."""
+    thoughts: Annotated[Thoughts | None, Requires(Capability.ENVS)] = None
+    """Required content of thoughts: the observation, the prediction of the next one, or both, as text, JSON or symbols.
+    null allows any."""
     binary_reward: bool = False
-    """A game's reward is 1 for success and 0 otherwise, in place of the world's own and of penalties."""
+    """Reward of an episode is 1 for success and 0 otherwise, in place of the env's rewards and of penalties."""
     format_penalty: float = -0.1
-    """Added to the reward of a turn whose text can't be parsed or names no legal action."""
-    format_reward: Annotated[NonNegative, Waits(Capability.WORLDS)] = 0.0
+    """Added to the reward of a turn whose response cannot be parsed or contains no valid action."""
+    format_reward: Annotated[NonNegative, Requires(Capability.ENVS)] = 0.0
     """Added to the reward of every other turn."""
     max_prompt_tokens: PositiveInt = 512
-    """A longer context ends the game."""
+    """Maximum tokens of the context; a longer one ends the episode."""
     max_start_tokens: PositiveInt | None = None
-    """Tokens of a game's first prompt; of a longer one the end is kept. null cuts nothing."""
+    """Maximum tokens of the first prompt of an episode; a longer one is truncated from the left. null does not
+    truncate."""
     max_observation_tokens: PositiveInt | None = None
-    """Tokens of one observation; a longer one loses its end. null cuts nothing."""
+    """Maximum tokens of an observation; a longer one is truncated from the right. null does not truncate."""
     max_response_tokens: PositiveInt = 24
-    """Tokens of one reply."""
+    """Maximum tokens of a response."""
     min_response_tokens: Count = 0
-    """Tokens before which a reply can't end."""
+    """Minimum tokens of a response."""
     do_sample: bool = True
-    """Replies are drawn; without it the likeliest token is taken each time, and the games of a group differ only where
-    the world does."""
+    """Sample; otherwise decode greedily, and the episodes of a group only differ by randomness of the env."""
     temperature: Annotated[float, Field(gt=0.0, le=10.0)] = 1.0
-    """Divides the logits while sampling and while learning."""
+    """Temperature of sampling, and of log-probs in training."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Sample from the likeliest tokens that together reach this probability."""
+    """Sample from the most likely tokens with this cumulative probability."""
     top_k: Annotated[int, Field(ge=0)] = 0
-    """0 keeps the whole vocabulary."""
+    """Sample from this number of most likely tokens; 0 keeps the whole vocabulary."""
     min_p: Share = 0.0
-    """Tokens less likely than this share of the likeliest one's probability aren't drawn."""
+    """Do not sample tokens with a smaller share of the probability of the most likely token."""
     repetition_penalty: PositiveFloat = 1.0
-    """Divides positive logits of tokens that prompt or reply already hold, and multiplies negative ones."""
+    """Divides positive logits of tokens that prompt or response already contain, and multiplies negative ones."""
     ignore_end: bool = False
-    """A reply goes on beyond the end-of-sequence token."""
+    """Continue after the end-of-sequence token."""
     end_token: Count | None = None
-    """Number of the token that ends a reply; null asks the tokenizer."""
+    """Id of the end-of-sequence token; null uses that of the tokenizer."""
     stop: Texts = ()
-    """Texts that end a reply wherever they come up in it; they stay its last words."""
+    """Stop strings; they remain at the end of the response."""
     pad_token: Count | None = None
-    """Number of the token that fills up; must be one of the vocabulary. Nothing is filled up here."""
+    """Id of the padding token. Has no effect: batches are packed without padding."""
     max_concurrent: PositiveInt = 256
-    """Requests the engine decodes side by side."""
+    """Maximum concurrent requests of the engine."""
     recompute_logprobs: bool = False
-    """Log-probs before the update are the learner's own rather than the engine's."""
+    """Use log-probs of the learner, not of the engine, as those of the behaviour policy."""
     async_ratio: NonNegative = 0.0
-    """Games in flight beyond a step's own, in shares of a step's games: they go on while the policy learns, and the
-    next step begins with them. 0 plays every step's games from start to end under the same weights."""
+    """Episodes in flight beyond those of a step, as a ratio of the episodes of a step: they continue during policy
+    updates and belong to the next step. 0 runs all episodes of a step with the same weights."""
     partial: bool = False
-    """Replies in the middle go on under new weights, and each token knows which wrote it; without it such games are
-    played anew. Needs `async_ratio`."""
+    """Continue unfinished responses with new weights; every token records the weight version. Otherwise such episodes
+    are restarted. Needs `async_ratio`."""
     max_staleness: Count | None = None
-    """Weight updates that a game may have missed, at most, when it is learnt from; older ones are dropped and their
-    groups played anew. null sets no bound. Needs `async_ratio`."""
+    """Maximum weight updates between the start of an episode and its training; groups of older episodes are restarted.
+    null sets no limit. Needs `async_ratio`."""
 
     @model_validator(mode="after")
-    def _in_flight(self) -> Self:
+    def _check_async(self) -> Self:
         if self.async_ratio == 0 and (self.partial or self.max_staleness is not None):
             key = "partial" if self.partial else "max_staleness"
-            raise ValueError(f"`{key}` needs async_ratio > 0: otherwise no game outlasts its step")
+            raise ValueError(f"`{key}` needs async_ratio > 0: otherwise no episode outlasts its step")
         if self.async_ratio > 0 and self.engine_options.sleep_between_steps:
-            raise ValueError("`engine_options.sleep_between_steps` can't be with async_ratio > 0: games are in flight")
+            raise ValueError(
+                "`engine_options.sleep_between_steps` excludes async_ratio > 0: episodes continue during updates"
+            )
         return self
 
     @model_validator(mode="after")
-    def _their_own_logprobs(self) -> Self:
+    def _check_sampling(self) -> Self:
         if not self.do_sample and self.temperature != 1.0 and not self.recompute_logprobs:
             raise ValueError(
-                "`do_sample` = false with a temperature other than 1: an engine's log-probs of the likeliest tokens "
-                "aren't those that are learnt; set recompute_logprobs=true, or temperature=1"
+                "`do_sample` = false with a temperature other than 1: an engine's log-probs of greedy "
+                "tokens ignore the temperature; set recompute_logprobs=true, or temperature=1"
             )
         if self.min_response_tokens > self.max_response_tokens:
             raise ValueError("`min_response_tokens` is more than max_response_tokens")
@@ -239,20 +237,20 @@ class RolloutConfig(Section):
 
 
 class ValidationConfig(Section):
-    """Greedy games on maps that are in neither training nor demonstrations."""
+    """Validation on start states that are in neither training nor demonstrations."""
 
-    games: PositiveInt = 256
-    """Held-out start states, one game each."""
-    simulator: Annotated[SimulatorConfig | None, Waits(Capability.EMBODIED)] = None
-    """How a simulated world is played in validation; null plays it as in training."""
+    episodes: PositiveInt = 256
+    """Number of held-out start states, one episode each."""
+    simulator: Annotated[SimulatorConfig | None, Requires(Capability.EMBODIED)] = None
+    """Settings of a simulated env in validation; null uses those of training."""
     every_steps: Annotated[int, Field(ge=-1)] = 25
-    """0 validates only before and after, -1 not even after."""
+    """Validate every n-th step; 0 only before and after training, -1 only before."""
     before_training: bool = True
-    """Validate before the first step, too."""
+    """Also validate before the first step."""
     only: bool = False
-    """Validate the policy as it is, and learn nothing."""
+    """Validate the policy without training."""
     prompts_per_device: PositiveInt | None = None
-    """Held-out prompts that each device answers at a time, with all of their samples; null answers as many as
-    `rollout.max_concurrent` allows."""
+    """Concurrent held-out prompts per device, each with all its samples; null is only limited by
+    `rollout.max_concurrent`."""
     sampling: SamplingConfig = SamplingConfig()
-    """How replies are drawn."""
+    """Sampling."""

@@ -1,4 +1,4 @@
-"""What every section of the configuration is."""
+"""Base class and common types of configuration sections."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from quintet.config.capability import Waits
-
-__all__ = ["Count", "DecayRate", "NonNegative", "Section", "Share", "Texts"]
+from quintet.config.capabilities import Requires
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -16,47 +14,47 @@ Count = Annotated[int, Field(ge=0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 
 
-def _listed(given: Any) -> Any:
-    """One text stands for a list of it."""
-    return (given,) if isinstance(given, str) else given
+def _as_list(value: Any) -> Any:
+    """Accept one text for a list of one."""
+    return (value,) if isinstance(value, str) else value
 
 
-Texts = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(_listed)]
+Texts = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(_as_list)]
 
 
 class Section(BaseModel):
-    """A part of the configuration: immutable, no unknown keys, types not bent."""
+    """Section of the configuration: immutable, without unknown keys or type coercion."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, strict=True, allow_inf_nan=False
     )
 
-    waits: ClassVar[Waits | None] = None
-    """A section that asks for what this version can't do, by being there at all."""
+    requires: ClassVar[Requires | None] = None
+    """Set for sections that this version does not support at all."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
         schema: dict[str, Any] = handler(core_schema)
-        if cls.waits is not None:
-            handler.resolve_ref_schema(schema)["waits"] = str(cls.waits.capability)
+        if cls.requires is not None:
+            handler.resolve_ref_schema(schema)["requires"] = str(cls.requires.capability)
         return schema
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_of_this_place(cls, given: Any) -> Any:
-        """A section that is given in part keeps, for the rest, the defaults of its place: those of
-        `actor.optimizer` aren't those of `warm_start.optimizer`."""
-        if not isinstance(given, dict):
-            return given
+    def _merge_defaults(cls, values: Any) -> Any:
+        """Fill partly given sections with the defaults of the field, not of the class: `actor.optimizer` and
+        `warm_start.optimizer` have the same class and different defaults."""
+        if not isinstance(values, dict):
+            return values
         defaults = {name: info.default for name, info in cls.model_fields.items()}
-        return {name: _over(defaults.get(name), value) for name, value in given.items()}
+        return {name: _merge(defaults.get(name), value) for name, value in values.items()}
 
 
-def _over(default: Any, given: Any) -> Any:
-    """What is given laid over a default section; options of another kind (another `name`) stand alone."""
-    if not isinstance(default, Section) or not isinstance(given, dict):
-        return given
+def _merge(default: Any, value: Any) -> Any:
+    """Merge a mapping into a default section, unless it has another `name`."""
+    if not isinstance(default, Section) or not isinstance(value, dict):
+        return value
     parts = {name: getattr(default, name) for name in type(default).model_fields}
-    if "name" in parts and given.get("name", parts["name"]) != parts["name"]:
-        return given
-    return parts | {name: _over(parts.get(name), value) for name, value in given.items()}
+    if "name" in parts and value.get("name", parts["name"]) != parts["name"]:
+        return value
+    return parts | {name: _merge(parts.get(name), item) for name, item in value.items()}

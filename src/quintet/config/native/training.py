@@ -1,4 +1,4 @@
-"""The loop, the supervised start before it, and supervised fine-tuning by itself."""
+"""Training loop, warm start and supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -10,117 +10,113 @@ from quintet.config.native.learners import OptimizerConfig
 from quintet.config.native.policy import LoraConfig
 from quintet.config.native.section import Count, Section, Share, Texts
 
-__all__ = ["SftConfig", "SolvedGamesConfig", "TrainingConfig", "WarmStartConfig"]
-
 
 class TrainingConfig(Section):
-    """The loop and its arithmetic: a step plays groups_per_step × samples_per_group games."""
+    """Training loop and batch sizes: a step collects groups_per_step × samples_per_group episodes."""
 
     steps: Annotated[int, Field(ge=0)] = 70
-    """Rounds of playing and learning."""
+    """Number of steps, each a rollout and its updates."""
     groups_per_step: PositiveInt = 32
-    """Start states a step."""
+    """Groups per step, each with one start state or prompt."""
     start_states: PositiveInt | None = None
-    """Start states there are: once all were played they come again, in another order. null plays new ones in
+    """Number of distinct start states: after each has been used they repeat in another order. null uses new ones in
     every step."""
     samples_per_group: PositiveInt = 16
-    """Games from each start state."""
+    """Episodes per group."""
     mini_batches: PositiveInt = 8
-    """Optimizer steps for each pass over the games of a step; must divide them. Whole groups stay together
-    where it divides `groups_per_step`, too."""
+    """Optimizer steps per epoch over the episodes of a step; must divide their number. Groups are not split if it also
+    divides `groups_per_step`."""
     epochs: PositiveInt = 1
-    """Passes over the games of a step."""
+    """Epochs over the episodes of a step."""
     micro_batch_tokens: PositiveInt = 16384
-    """Tokens of one forward and backward pass; changes memory, not the result."""
+    """Maximum tokens of one forward and backward pass; affects memory, not results."""
     threads: Annotated[int, Field(gt=0, le=1024)] | None = None
-    """CPU threads; null takes every core."""
+    """CPU threads; null uses every core."""
 
 
 class WarmStartConfig(Section):
-    """Supervised start on solved games."""
+    """Initial supervised phase on demonstrations."""
 
-    games: PositiveInt = 400
-    """Solved games to learn from."""
+    episodes: PositiveInt = 400
+    """Number of demonstrations."""
     updates: Annotated[int, Field(ge=0)] = 250
-    """Optimizer steps."""
+    """Maximum number of optimizer steps."""
     until_success: Share | None = 0.5
-    """Ends early once the policy wins this share of training games, greedily: the rest is left to
-    reinforcement learning. null makes every update."""
+    """Stop once the greedy policy succeeds in this share of training episodes. null makes all updates."""
     check_every_updates: PositiveInt = 2
-    """Updates between two such trials, of 256 games."""
+    """Updates between two such checks of 256 episodes."""
     turns_per_update: PositiveInt = 64
-    """Demonstrated turns in one optimizer step."""
+    """Demonstrated turns per optimizer step."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-3, warmup_steps=20)
-    """Steps and schedule."""
+    """Optimizer and schedule."""
 
 
-class SolvedGamesConfig(Section):
-    """Games that a search solves, as training data."""
+class SolvedEpisodesConfig(Section):
+    """Demonstrations that a search generates as training data."""
 
     directory: str = "sft/data"
-    """Where they are stored."""
+    """Directory of the data."""
     algorithm: Literal["bfs"] = "bfs"
-    """Who solves: breadth-first search."""
+    """Expert: breadth-first search."""
     seed: Count = 100000
-    """Seed of the first game; the next has the next."""
-    games: PositiveInt = 1000
-    """Solved games to learn from."""
-    validation_games: PositiveInt = 100
-    """Held-out solved games."""
+    """Seed of the first episode; it increases by 1 per episode."""
+    episodes: PositiveInt = 1000
+    """Number of training episodes."""
+    validation_episodes: PositiveInt = 100
+    """Number of held-out episodes."""
     max_depth: PositiveInt = 100
-    """Longest solution that is looked for, moves."""
+    """Maximum length of a solution, actions."""
     form: Literal["message", "qwen-instruct", "base"] = "message"
-    """Chat messages, or text with a template already applied."""
+    """Format of rows: chat messages, or text with a chat template applied."""
     processes: PositiveInt = 1
-    """Processes that search side by side."""
+    """Number of search processes."""
 
 
 class SftConfig(Section):
-    """Supervised fine-tuning by itself, on games that were solved or on conversations from `data`."""
+    """Supervised fine-tuning on demonstrations of an expert or on conversations from `data`."""
 
-    games: SolvedGamesConfig | None = None
-    """Solved games to learn from; null learns from `data`."""
+    episodes: SolvedEpisodesConfig | None = None
+    """Demonstrations to train on; null trains on `data`."""
     path: str | None = None
-    """Model to start from; null takes `policy.path`."""
+    """Initial model; null uses `policy.path`."""
     name: str | None = None
-    """Name of this stage in loggers; null takes the run's."""
+    """Name of this stage in loggers; null uses that of the run."""
     project: str | None = None
-    """Project of this stage in loggers; null takes the run's."""
+    """Project of this stage in loggers; null uses that of the run."""
     loggers: Texts | None = None
-    """Loggers of this stage; null takes the run's."""
+    """Loggers of this stage; null uses those of the run."""
     output_dir: str | None = None
-    """Where the final weights are stored, `merged_model` and, with LoRA, `lora_adapter`; what lies there under these
-    names is replaced. null puts them into the run's directory, as `model` and `lora_adapter`."""
+    """Directory of the final weights, `merged_model` and, with LoRA, `lora_adapter`; existing files of these names are
+    replaced. null writes `model` and `lora_adapter` to the run directory."""
     remote_dir: str | None = None
-    """Where those are copied to when the run ends: any address that fsspec knows, such as `hdfs://…` or `s3://…`."""
+    """Copy the final weights to this location at the end of the run: any fsspec URL, such as `hdfs://…` or `s3://…`."""
     devices: PositiveInt = 1
-    """Devices of this stage, each with a process that torchrun starts; by itself as many as it started."""
+    """Number of devices of this stage, one process each, started by torchrun; if not set, the number of started
+    processes."""
     epochs: PositiveInt = 1
-    """Passes over the data."""
+    """Epochs over the data."""
     batch: PositiveInt = 256
-    """Rows in one optimizer step; what is left of a pass is dropped."""
+    """Rows per optimizer step; remaining rows of an epoch are dropped."""
     sequences_per_pass: PositiveInt | None = None
-    """Sequences of one forward and backward pass; null fills it up to `training.micro_batch_tokens`."""
+    """Sequences per micro-batch; null fills it up to `training.micro_batch_tokens`."""
     max_tokens: PositiveInt = 2048
-    """Longer sequences are refused, or cut as `data.truncation` says."""
-    validate_before: bool = True
-    """The held-out loss is measured before the first update; `validation.every_steps` says how often in between."""
+    """Maximum tokens of a sequence; longer ones are refused, or truncated as set by `data.truncation`."""
+    before_training: bool = True
+    """Compute the held-out loss before the first update; `validation.every_steps` sets how often after that."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
     liger: bool = False
-    """Liger's fused kernels, which need the package `liger-kernel` and a GPU."""
+    """Use fused kernels of Liger; needs the package `liger-kernel` and a GPU."""
     lora: LoraConfig | None = None
-    """null trains all weights."""
+    """LoRA; null trains all weights."""
     merge: bool = True
-    """LoRA's adapters are added to the weights at the end; without it the run leaves the adapters alone."""
-    choose: Literal["last", "best"] = "last"
-    """Which weights are the final ones: those after the last step, or those of the validated step with the lowest
-    held-out loss."""
+    """Merge LoRA adapters into the weights at the end; otherwise only the adapters are stored."""
+    final_weights: Literal["last", "best"] = "last"
+    """Final weights: those after the last step, or those with the lowest held-out loss."""
     then_reinforce: bool = False
-    """Reinforcement learning follows, from the final weights; where they are there already, the stage isn't run
-    again."""
+    """Continue with reinforcement learning from the final weights; the stage is skipped if they already exist."""
     warmup_ratio: Share = 0.1
-    """Share of the optimizer steps that warm up, where `optimizer.warmup_steps` is 0."""
+    """Share of optimizer steps for the warm-up if `optimizer.warmup_steps` is 0."""
     optimizer: OptimizerConfig = OptimizerConfig(
         learning_rate=1e-5,
         schedule="cosine",
@@ -130,4 +126,4 @@ class SftConfig(Section):
         min_learning_rate_ratio=0.0,
         stable_decay="cosine",
     )
-    """Steps and schedule; `wsd` decays over the last tenth of what follows the warm-up, as verl's does."""
+    """Optimizer and schedule; `wsd` decays over the last tenth of the steps after the warm-up, as in verl."""

@@ -1,9 +1,5 @@
-"""What a run will do, worked out before anything heavy is loaded: how many games and updates (`arithmetic`), on which
-devices (`placement`), in how much memory (`memory`), and what looks unwise (`advice`). `survey` is all of it.
+"""What a run will do, computed without loading a model.
+
+`run_plan` puts everything together: numbers of episodes and updates (`batch_arithmetic`), devices (`placement`), memory
+(`memory`, `memory_fit`) and warnings about valid but unwise settings (`advice`).
 """
-
-from quintet.config.plan.arithmetic import Plan, plan
-from quintet.config.plan.shapes import PRESET_CONTEXTS
-from quintet.config.plan.steps import steps_of
-
-__all__ = ["PRESET_CONTEXTS", "Plan", "plan", "steps_of"]

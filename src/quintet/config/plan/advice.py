@@ -1,4 +1,4 @@
-"""What is legal and looks unwise, each thing in one line that says what to do."""
+"""Warnings about settings that are valid and probably unwise, one line each."""
 
 from __future__ import annotations
 
@@ -6,44 +6,42 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quintet.config.plan.arithmetic import Plan
-from quintet.config.plan.batches import Data, budget_of, longest
-from quintet.config.plan.fit import gib, remedies
-from quintet.config.plan.memory import Memory
+from quintet.config.config_values import describe_value
+from quintet.config.plan.batch_arithmetic import BatchArithmetic
+from quintet.config.plan.batches import TrainingRows, max_sequence_tokens, micro_batch_budget
+from quintet.config.plan.memory import MemoryPlan
+from quintet.config.plan.memory_fit import format_bytes, memory_savings
 from quintet.config.plan.models import Models
-from quintet.config.plan.placement import Placement, nearest_batches, ranges
-from quintet.config.plan.steps import fine_tuning
-from quintet.config.plan.values import told
+from quintet.config.plan.placement import Placement, format_ranges, nearest_batches
+from quintet.config.plan.steps import sft_only
 
 if TYPE_CHECKING:
-    from quintet.config.compose import Composed
-
-__all__ = ["Planned", "advice"]
+    from quintet.config.composed import ComposedConfig
 
 LARGE_RATE = 1e-4
-"""Learning rate above which all weights of a model that was trained before are soon spoilt."""
-TIGHT = 0.9
-"""Share of a device's memory beyond which what isn't counted may not fit."""
+"""Learning rate above which full-parameter training of a pretrained model usually diverges."""
+TIGHT_FIT = 0.9
+"""Share of device memory above which memory that is not estimated may not fit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """What is known of a run when advice is given."""
+class PlannedRun:
+    """Input of the checks."""
 
-    composed: Composed
-    numbers: Plan
+    composed: ComposedConfig
+    numbers: BatchArithmetic
     steps: int | None
     placement: Placement
     models: Models
-    memory: Memory
+    memory: MemoryPlan
     device_bytes: int | None = None
-    data: Data | None = None
+    data: TrainingRows | None = None
 
 
-def advice(planned: Planned) -> tuple[str, ...]:
-    """Every warning, those that touch the result first."""
+def advice(planned: PlannedRun) -> tuple[str, ...]:
+    """Return all warnings, those that affect results first."""
     config = planned.composed.experiment
-    if fine_tuning(config) is not None or config.evaluation is not None:
+    if sft_only(config) is not None or config.evaluation is not None:
         return (*_devices(planned), *_tight(planned), *_family(planned))
     checks = (
         _rate,
@@ -61,132 +59,136 @@ def advice(planned: Planned) -> tuple[str, ...]:
     return tuple(line for check in (*checks, _tight, _family) for line in check(planned))
 
 
-def _rate(planned: Planned) -> Iterator[str]:
+def _rate(planned: PlannedRun) -> Iterator[str]:
     config = planned.composed.experiment
     rate = config.actor.optimizer.learning_rate
     if config.policy.path is not None and config.policy.lora is None and rate > LARGE_RATE:
-        at = told(planned.composed, "actor.optimizer.learning_rate")
-        yield f"{at} suits the small policies made on the spot; a trained model wants about 1e-06"
+        setting = describe_value(planned.composed, "actor.optimizer.learning_rate")
+        yield f"{setting} suits the small preset policies; for a pretrained model use about 1e-06"
 
 
-def _warmup(planned: Planned) -> Iterator[str]:
+def _warmup(planned: PlannedRun) -> Iterator[str]:
     learners = ("actor", "critic") if planned.placement.of("critic") else ("actor",)
     for name in learners:
         warmup = getattr(planned.composed.experiment, name).optimizer.warmup_steps
         if planned.steps is not None and 0 < planned.steps <= warmup:
-            at = told(planned.composed, f"{name}.optimizer.warmup_steps")
-            yield f"{at}: the warm-up outlasts the {planned.steps} steps, the learning rate never reaches its peak"
+            setting = describe_value(planned.composed, f"{name}.optimizer.warmup_steps")
+            yield f"{setting}: the warm-up outlasts the {planned.steps} steps, the learning rate never reaches its peak"
 
 
-def _divergence(planned: Planned) -> Iterator[str]:
+def _divergence(planned: PlannedRun) -> Iterator[str]:
     kl = planned.composed.experiment.algorithm.kl
     if kl is not None and kl.coefficient == 0 and kl.target is None:
-        at = told(planned.composed, "algorithm.kl.coefficient")
-        load = planned.memory.working.get("reference")
-        cost = f", {gib(load.weights)}" if load else ""
-        yield f"{at} has no effect, and a reference is kept for it{cost}: algorithm.kl=null does without"
+        at = describe_value(planned.composed, "algorithm.kl.coefficient")
+        load = planned.memory.active.get("reference")
+        cost = f", {format_bytes(load.weights)}" if load else ""
+        yield f"{at} has no effect, and a reference model is loaded for it{cost}: set algorithm.kl=null"
 
 
-def _context(planned: Planned) -> Iterator[str]:
+def _context(planned: PlannedRun) -> Iterator[str]:
     config, shape = planned.composed.experiment, planned.models.of("actor")
     engine = config.rollout.engine_options.max_model_tokens
-    limits = {"the model was made for": shape.context if shape else None, "the engine makes room for": engine}
-    for words, limit in limits.items():
-        if limit is not None and longest(config) > limit:
-            at = f"{told(planned.composed, 'rollout.max_prompt_tokens')} and "
-            at += told(planned.composed, "rollout.max_response_tokens")
-            yield f"{at} are {longest(config):,} tokens, more than the {limit:,} that {words}"
+    limits = {"the model supports": shape.context if shape else None, "the engine allows": engine}
+    for supporter, limit in limits.items():
+        if limit is not None and max_sequence_tokens(config) > limit:
+            at = f"{describe_value(planned.composed, 'rollout.max_prompt_tokens')} and "
+            at += describe_value(planned.composed, "rollout.max_response_tokens")
+            yield f"{at} are {max_sequence_tokens(config):,} tokens, more than the {limit:,} that {supporter}"
 
 
-def _history(planned: Planned) -> Iterator[str]:
-    """Games whose whole history is kept may outgrow the prompt before their last turn."""
+def _history(planned: PlannedRun) -> Iterator[str]:
+    """Warn if episodes without a window may exceed the prompt before their last turn."""
     rollout = planned.composed.experiment.rollout
     start, seen = rollout.max_start_tokens, rollout.max_observation_tokens
     if rollout.window_size is not None or start is None or seen is None:
         return
     last = start + (rollout.max_turns - 1) * (rollout.max_response_tokens + seen)
     if last > rollout.max_prompt_tokens:
-        at = told(planned.composed, "rollout.max_prompt_tokens")
-        yield f"{at}: the last of {rollout.max_turns} turns may need {last:,}, longer games end early"
+        setting = describe_value(planned.composed, "rollout.max_prompt_tokens")
+        yield f"{setting}: the last of {rollout.max_turns} turns may need {last:,} tokens; longer episodes end early"
 
 
-def _validation(planned: Planned) -> Iterator[str]:
+def _validation(planned: PlannedRun) -> Iterator[str]:
     config, numbers = planned.composed.experiment, planned.numbers
-    starts = config.held_out_starts if planned.data is None else planned.data.held_out or 0
-    games = numbers.validations * starts * config.validation.sampling.samples
-    if not config.validation.only and planned.steps and games > numbers.games:
+    starts = config.validation_start_states if planned.data is None else planned.data.held_out or 0
+    episodes = numbers.validations * starts * config.validation.sampling.samples
+    if not config.validation.only and planned.steps and episodes > numbers.episodes:
         times = f"{numbers.validations} × {starts:,}"
-        yield f"validation plays {games:,} games ({times}), more than the {numbers.games:,} of training"
+        yield f"validation runs {episodes:,} episodes ({times}), more than the {numbers.episodes:,} of training"
 
 
-def _budgets(planned: Planned) -> Iterator[str]:
+def _budgets(planned: PlannedRun) -> Iterator[str]:
     config = planned.composed.experiment
-    budget = budget_of(config, "actor")
-    if budget.tokens is not None and budget.tokens < longest(config):
-        at = told(planned.composed, budget.key)
-        yield f"{at} is less than the longest sequence, {longest(config):,} tokens, which then is a pass by itself"
+    budget = micro_batch_budget(config, "actor")
+    if budget.tokens is not None and budget.tokens < max_sequence_tokens(config):
+        setting = describe_value(planned.composed, budget.key)
+        length = f"{max_sequence_tokens(config):,} tokens"
+        yield f"{setting} is less than the longest sequence, {length}, which then is a micro-batch alone"
 
 
-def _uneven(planned: Planned) -> Iterator[str]:
-    """Losses are means over all tokens of a mini-batch, whoever has them: what is uneven costs time alone."""
+def _uneven(planned: PlannedRun) -> Iterator[str]:
+    """Warn about idle ranks; results are not affected, since losses average over all tokens of a mini-batch."""
     training = planned.composed.experiment.training
-    games, parts = planned.numbers.games_per_step, training.mini_batches
+    episodes, parts = planned.numbers.episodes_per_step, training.mini_batches
     for component in filter(None, map(planned.placement.of, ("actor", "critic"))):
-        if planned.numbers.games_per_mini_batch % component.copies:
+        if planned.numbers.episodes_per_mini_batch % component.copies:
+            setting = describe_value(planned.composed, "training.mini_batches")
             yield (
-                f"{told(planned.composed, 'training.mini_batches')}: its {games // parts} games can't be shared out "
-                f"evenly among the {component.copies} data-parallel ranks of {component.name}, so that some wait for "
-                f"others; {nearest_batches(training.groups_per_step, games, parts, component.copies)}"
+                f"{setting}: its {episodes // parts} episodes cannot be divided "
+                f"evenly over the {component.copies} data-parallel ranks of {component.name}, so some ranks wait for "
+                f"others; {nearest_batches(training.groups_per_step, episodes, parts, component.copies)}"
             )
             return
 
 
-def _recompute(planned: Planned) -> Iterator[str]:
-    """Only where it would halve what the fullest device needs, and that is much."""
-    config, load, peak = planned.composed.experiment, planned.memory.working.get("actor"), planned.memory.fullest
+def _recompute(planned: PlannedRun) -> Iterator[str]:
+    """Suggest gradient checkpointing if it halves a large peak."""
+    config, load, peak = planned.composed.experiment, planned.memory.active.get("actor"), planned.memory.fullest
     if load is None or peak is None or config.actor.gradient_checkpointing or load.activations < 8 << 30:
         return
-    known = remedies(config, planned.placement, planned.models, planned.device_bytes)
+    known = memory_savings(config, planned.placement, planned.models, planned.device_bytes)
     best = next((one for one in known if one.key == "actor.gradient_checkpointing"), None)
     if best is not None and best.total < peak.total / 2:
         yield (
-            f"activations take {gib(load.activations)}: actor.gradient_checkpointing=true brings the fullest device "
-            f"from {gib(peak.total)} to {gib(best.total)}"
+            f"activations take {format_bytes(load.activations)}: actor.gradient_checkpointing=true lowers the peak "
+            f"from {format_bytes(peak.total)} to {format_bytes(best.total)}"
         )
 
 
-def _cache(planned: Planned) -> Iterator[str]:
-    """The `hf` engine allocates a slot for each request that might come."""
-    config, load = planned.composed.experiment, planned.memory.working.get("rollout")
-    held_out = config.held_out_starts if planned.data is None else planned.data.held_out or 0
-    most = max(planned.numbers.games_per_step, held_out)
-    if load and config.rollout.engine == "hf" and config.rollout.max_concurrent > most and load.cache > 1 << 30:
-        at = told(planned.composed, "rollout.max_concurrent")
-        yield f"{at}: never more than {most:,} games are played at once, and the cache takes {gib(load.cache)}"
+def _cache(planned: PlannedRun) -> Iterator[str]:
+    """Warn about unused slots: the `hf` engine allocates one for each of `max_concurrent` requests."""
+    config, load = planned.composed.experiment, planned.memory.active.get("rollout")
+    validation_rows = config.validation_start_states if planned.data is None else planned.data.held_out or 0
+    max_running = max(planned.numbers.episodes_per_step, validation_rows)
+    if load and config.rollout.engine == "hf" and config.rollout.max_concurrent > max_running and load.cache > 1 << 30:
+        setting = describe_value(planned.composed, "rollout.max_concurrent")
+        cache = format_bytes(load.cache)
+        yield f"{setting}: at most {max_running:,} episodes run at once, and the KV cache takes {cache}"
 
 
-def _devices(planned: Planned) -> Iterator[str]:
+def _devices(planned: PlannedRun) -> Iterator[str]:
     placement, config = planned.placement, planned.composed.experiment
     if placement.idle and placement.components:
-        yield f"devices {ranges(placement.idle)} stand idle"
+        yield f"devices {format_ranges(placement.idle)} are unused"
     engine = placement.of("rollout")
-    if engine and engine.split.tensor > placement.devices_per_node:
-        at = told(planned.composed, "rollout.engine_options.tensor_parallel")
-        yield f"{at}: one engine spans machines of {placement.devices_per_node} devices, which is slow"
+    if engine and engine.parallelism.tensor > placement.devices_per_node:
+        setting = describe_value(planned.composed, "rollout.engine_options.tensor_parallel")
+        yield f"{setting}: one engine spans machines of {placement.devices_per_node} devices, which is slow"
     shared = any(len(names) > 1 for names in placement.groups())
     if shared and not config.placement.colocated and len(placement.devices) > 1:
-        at = told(planned.composed, "placement.colocated")
-        yield f"{at}, yet components share devices and hold their memory side by side; give each its own `devices`"
+        setting = describe_value(planned.composed, "placement.colocated")
+        yield f"{setting}, yet components share devices and hold their memory side by side; give each its own `devices`"
 
 
-def _tight(planned: Planned) -> Iterator[str]:
-    peak, there = planned.memory.fullest, planned.device_bytes
-    if peak is not None and there is not None and TIGHT * there < peak.total <= there:
-        yield f"{gib(peak.total)} of {gib(there)} leave little for CUDA, communication and fragmentation"
+def _tight(planned: PlannedRun) -> Iterator[str]:
+    peak, available = planned.memory.fullest, planned.device_bytes
+    if peak is not None and available is not None and TIGHT_FIT * available < peak.total <= available:
+        used = f"{format_bytes(peak.total)} of {format_bytes(available)}"
+        yield f"{used} leave little memory for CUDA, communication and fragmentation"
 
 
-def _family(planned: Planned) -> Iterator[str]:
+def _family(planned: PlannedRun) -> Iterator[str]:
     shape = planned.models.of("actor")
     if shape is not None and not shape.known:
-        at = told(planned.composed, "policy.path")
-        yield f"{at}: models of type {shape.family!r} are counted as if they were Llama"
+        setting = describe_value(planned.composed, "policy.path")
+        yield f"{setting}: models of type {shape.family!r} are estimated as if they were Llama"

@@ -1,4 +1,4 @@
-"""The fullest moment of every device: taking turns, one component computes while the others wait."""
+"""Peak memory of every device. Colocated components take turns: one computes while the others are idle."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quintet.config.plan.loads import Load, idle_load, working_load
+from quintet.config.plan.component_memory import MemoryUse, active_memory, idle_memory
 from quintet.config.plan.models import Models
 from quintet.config.plan.placement import Placement
 
 if TYPE_CHECKING:
-    from quintet.config.native import Experiment
-
-__all__ = ["GIB", "Memory", "Peak", "memory"]
+    from quintet.config.native.experiment import Experiment
 
 GIB = 1 << 30
 PHASES: Mapping[str, str] = {
-    "rollout": "while the engine plays",
-    "reference": "while the reference scores",
+    "rollout": "while the engine generates",
+    "reference": "while the reference computes",
     "reward": "while the reward model scores",
     "critic": "while the critic learns",
     "actor": "while the actor learns",
@@ -27,19 +25,19 @@ ALL_AT_ONCE = "all at once"
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
-    """The fullest moment of devices that hold the same components."""
+class MemoryPeak:
+    """Peak memory of devices that hold the same components."""
 
     devices: tuple[int, ...]
     components: tuple[str, ...]
-    worker: str | None
-    """The component that computes then; None where all do."""
-    parts: Mapping[str, Load]
-    """What each component holds then."""
+    computing: str | None
+    """The component that computes at the peak; None if all do."""
+    parts: Mapping[str, MemoryUse]
+    """Memory of each component at the peak."""
 
     @property
     def phase(self) -> str:
-        return ALL_AT_ONCE if self.worker is None else PHASES[self.worker]
+        return ALL_AT_ONCE if self.computing is None else PHASES[self.computing]
 
     @property
     def total(self) -> int:
@@ -47,51 +45,53 @@ class Peak:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """What every device must hold."""
+class MemoryPlan:
+    """Memory of all components and the peak on every device."""
 
-    working: Mapping[str, Load]
-    """Each component at its fullest."""
-    idle: Mapping[str, Load]
+    active: Mapping[str, MemoryUse]
+    """Each component while it computes."""
+    idle: Mapping[str, MemoryUse]
     """Each component while others compute."""
-    peaks: tuple[Peak, ...]
-    """Of devices that hold a component whose model is known."""
+    peaks: tuple[MemoryPeak, ...]
+    """Peaks of devices with a component whose model is known."""
 
     @property
-    def fullest(self) -> Peak | None:
-        """The device that needs most."""
+    def fullest(self) -> MemoryPeak | None:
+        """Largest peak of all devices."""
         return max(self.peaks, key=lambda peak: peak.total, default=None)
 
 
-def memory(config: Experiment, placement: Placement, models: Models, device_bytes: int | None = None) -> Memory:
-    """Count every component whose model is known; `device_bytes` is what an engine takes its share of."""
-    working: dict[str, Load] = {}
+def plan_memory(
+    config: Experiment, placement: Placement, models: Models, device_bytes: int | None = None
+) -> MemoryPlan:
+    """Estimate every component whose model is known; `device_bytes` is used for `memory_share` of an engine."""
+    active: dict[str, MemoryUse] = {}
     for component in placement.components:
         shape = models.of(component.name)
         if shape is not None and component.devices:
-            working[component.name] = working_load(config, component, shape, device_bytes)
-    idle = {name: idle_load(config, name, load) for name, load in working.items()}
+            active[component.name] = active_memory(config, component, shape, device_bytes)
+    idle = {name: idle_memory(config, name, load) for name, load in active.items()}
     peaks = [
-        _peak(names, devices, working, idle, in_turns=placement.colocated)
+        _peak(names, devices, active, idle, in_turns=placement.colocated)
         for names, devices in placement.groups().items()
-        if any(name in working for name in names)
+        if any(name in active for name in names)
     ]
-    return Memory(working, idle, tuple(peaks))
+    return MemoryPlan(active, idle, tuple(peaks))
 
 
 def _peak(
     names: tuple[str, ...],
     devices: tuple[int, ...],
-    working: Mapping[str, Load],
-    idle: Mapping[str, Load],
+    active: Mapping[str, MemoryUse],
+    idle: Mapping[str, MemoryUse],
     *,
     in_turns: bool,
-) -> Peak:
-    counted = [name for name in names if name in working]
+) -> MemoryPeak:
+    estimated = [name for name in names if name in active]
     if not in_turns:
-        return Peak(devices, names, None, {name: working[name] for name in counted})
+        return MemoryPeak(devices, names, None, {name: active[name] for name in estimated})
     moments = [
-        Peak(devices, names, worker, {name: (working if name == worker else idle)[name] for name in counted})
-        for worker in counted
+        MemoryPeak(devices, names, current, {name: (active if name == current else idle)[name] for name in estimated})
+        for current in estimated
     ]
     return max(moments, key=lambda moment: moment.total)

@@ -1,58 +1,55 @@
-"""Whether several worlds can be one run."""
+"""Checks of `envs`, several envs in one run."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from quintet.config.faults import Fault
-from quintet.config.keys import show
-from quintet.config.native import FrozenLakeConfig
-from quintet.config.native.mixture import ALL_WORLDS
-from quintet.config.plan.values import source
-
-if TYPE_CHECKING:
-    from quintet.config.compose import Composed
-
-__all__ = ["mixture_faults"]
+from quintet.config.composed import ComposedConfig
+from quintet.config.config_values import value_source
+from quintet.config.native.envs import FrozenLakeConfig
+from quintet.config.native.mixture import ALL_ENVS
+from quintet.config.problems import ConfigProblem
+from quintet.config.schema import format_value
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
-def mixture_faults(composed: Composed) -> Iterator[Fault]:
-    """What `worlds` can't be, and what can't be beside it."""
-    worlds = composed.experiment.worlds
-    if not worlds:
+def mixture_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Yield the problems of the entries of `envs` and of keys that contradict them."""
+    envs = composed.experiment.envs
+    if not envs:
         return
-    yield from _beside(composed)
-    for name, one in worlds.items():
-        yield from _name_faults(composed, name)
-        if one.world.name == "prompts":
-            key = f"worlds.{name}.world.name"
-            message = f"{key} = 'prompts' ({source(composed, key)}): questions from files can't be mixed with worlds"
-            yield Fault(key, "prompts", source(composed, key), message, "ask them in a run of their own")
+    yield from _check_no_single_env(composed)
+    for name, entry in envs.items():
+        yield from _check_name(composed, name)
+        if entry.env.name == "prompts":
+            key = f"envs.{name}.env.name"
+            message = f"{key} = 'prompts' ({value_source(composed, key)}): prompts from files cannot be mixed with envs"
+            yield ConfigProblem(key, "prompts", value_source(composed, key), message, "use a separate run for them")
 
 
-def _beside(composed: Composed) -> Iterator[Fault]:
-    """`world`, where somebody gave it, too."""
-    world, places, usual = composed.experiment.world, composed.provenance, FrozenLakeConfig()
-    given = [key.split(".")[1] for key, place in places.items() if key.startswith("world.") and place != "default"]
-    if not given:
+def _check_no_single_env(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Refuse keys of `env` that were set beside `envs`."""
+    env, default = composed.experiment.env, FrozenLakeConfig()
+    sources = composed.provenance.items()
+    names = [key.split(".")[1] for key, source in sources if key.startswith("env.") and source != "default"]
+    if not names:
         return
-    name = next((one for one in given if getattr(world, one) != getattr(usual, one, None)), given[0])
-    key, value, worlds = f"world.{name}", getattr(world, name), ", ".join(composed.experiment.worlds)
-    message = f"{key} = {show(value)} ({source(composed, key)}): the run plays {worlds}, which `worlds` names"
-    yield Fault(key, value, source(composed, key), message, f"put it into one of them: worlds.NAME.{key}")
+    name = next((name for name in names if getattr(env, name) != getattr(default, name, None)), names[0])
+    key, value, envs = f"env.{name}", getattr(env, name), ", ".join(composed.experiment.envs)
+    source = value_source(composed, key)
+    message = f"{key} = {format_value(value)} ({source}): the run uses the envs {envs} from `envs`, not `env`"
+    yield ConfigProblem(key, value, source, message, f"set it for one of them: envs.NAME.{key}")
 
 
-def _name_faults(composed: Composed, name: str) -> Iterator[Fault]:
-    key = f"worlds.{name}"
-    places = (place for other, place in composed.provenance.items() if other.startswith(f"{key}."))
-    place = next((place for place in places if place != "default"), "default")
+def _check_name(composed: ComposedConfig, name: str) -> Iterator[ConfigProblem]:
+    key = f"envs.{name}"
+    sources = (source for other, source in composed.provenance.items() if other.startswith(f"{key}."))
+    source = next((source for source in sources if source != "default"), "default")
     if not NAME.fullmatch(name):
-        message = f"{key} ({place}): {show(name)} can't be a name in metrics and directories"
-        yield Fault(key, name, place, message, "letters, digits, - and _")
-    elif name == ALL_WORLDS:
-        message = f"{key} ({place}): metrics of all worlds together are called so"
-        yield Fault(key, name, place, message, "give it another name")
+        message = f"{key} ({source}): {format_value(name)} cannot be a name in metrics and directories"
+        yield ConfigProblem(key, name, source, message, "use letters, digits, - and _")
+    elif name == ALL_ENVS:
+        message = f"{key} ({source}): metrics use {ALL_ENVS!r} for all envs together"
+        yield ConfigProblem(key, name, source, message, "choose another name")

@@ -1,4 +1,4 @@
-"""Which component runs on which devices, and what of that can't work."""
+"""Devices of each component of a run, and checks of that placement."""
 
 from __future__ import annotations
 
@@ -7,238 +7,241 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quintet.config.faults import Fault, raise_faults
+from quintet.config.config_values import describe_value, problem_with
+from quintet.config.divisors import divisors, nearest_number
 from quintet.config.plan.models import Models, find_models
-from quintet.config.plan.splits import Split, engine_split, learner_split, nearest_size, problems
-from quintet.config.plan.steps import fine_tuning
-from quintet.config.plan.values import divisors, fault, nearest_number, told
+from quintet.config.plan.parallelism import (
+    Parallelism,
+    engine_parallelism,
+    learner_parallelism,
+    nearest_size,
+    parallelism_problems,
+)
+from quintet.config.plan.steps import sft_only
+from quintet.config.problems import ConfigProblem, raise_problems
 
 if TYPE_CHECKING:
-    from quintet.config.compose import Composed
-    from quintet.config.native import Experiment
-    from quintet.config.plan.shapes import Shape
-
-__all__ = [
-    "Component",
-    "Placement",
-    "nearest_batches",
-    "place",
-    "placement_faults",
-    "ranges",
-    "refuse_misplaced",
-    "split_faults",
-]
+    from quintet.config.composed import ComposedConfig
+    from quintet.config.native.experiment import Experiment
+    from quintet.config.plan.model_shapes import ModelShape
 
 LEARNERS = ("actor", "reference", "critic")
 STARTED = "several devices are started by torchrun, see docs/ranks.md"
-MOST = 1 << 16
-"""Devices of the largest cluster that is believed."""
+MAX_DEVICES = 1 << 16
+"""More devices are taken for a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A part of the run that holds devices."""
+    """A component of the run and its devices."""
 
     name: str
-    """As its section of `placement` is called."""
+    """Name of its section of `placement`."""
     devices: tuple[int, ...]
-    """Ascending, counted over all nodes; none is the CPU."""
-    split: Split
+    """Global device numbers, ascending; empty for the CPU."""
+    parallelism: Parallelism
 
     @property
     def copies(self) -> int:
-        """Data-parallel ranks of a learner, engines of the rollout."""
-        return max(1, len(self.devices) // self.split.devices_per_copy)
+        """Number of data-parallel ranks of a learner, or of engines."""
+        return max(1, len(self.devices) // self.parallelism.devices_per_copy)
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where everything runs."""
+    """Devices of all components."""
 
     nodes: int
     devices_per_node: int
     colocated: bool
-    """Components on the same devices take turns."""
+    """Whether components on the same devices take turns."""
     components: tuple[Component, ...]
 
     @property
     def devices(self) -> range:
-        return range(min(self.nodes * self.devices_per_node, MOST))
+        return range(min(self.nodes * self.devices_per_node, MAX_DEVICES))
 
     @property
     def idle(self) -> tuple[int, ...]:
-        """Devices that nobody uses."""
+        """Devices that no component uses."""
         used = {device for component in self.components for device in component.devices}
         return tuple(device for device in self.devices if device not in used)
 
     def of(self, name: str) -> Component | None:
-        """The component of that name, where there is one."""
+        """Return a component, None if the run does not have it."""
         return next((component for component in self.components if component.name == name), None)
 
     def by_node(self, component: Component) -> dict[int, tuple[int, ...]]:
-        """A component's devices on each machine that it uses."""
-        found: dict[int, list[int]] = {}
+        """Return the devices of a component by node."""
+        devices_by_node: dict[int, list[int]] = {}
         for device in component.devices:
-            found.setdefault(device // self.devices_per_node, []).append(device)
-        return {node: tuple(devices) for node, devices in found.items()}
+            devices_by_node.setdefault(device // self.devices_per_node, []).append(device)
+        return {node: tuple(devices) for node, devices in devices_by_node.items()}
 
     def groups(self) -> dict[tuple[str, ...], tuple[int, ...]]:
-        """Devices by the components that they hold."""
+        """Return the devices for each set of components that share them."""
         holders: dict[int, list[str]] = {}
         for component in self.components:
             for device in component.devices:
                 holders.setdefault(device, []).append(component.name)
-        found: dict[tuple[str, ...], list[int]] = {}
+        groups: dict[tuple[str, ...], list[int]] = {}
         for device in sorted(holders):
-            found.setdefault(tuple(holders[device]), []).append(device)
-        return {names: tuple(devices) for names, devices in found.items()}
+            groups.setdefault(tuple(holders[device]), []).append(device)
+        return {names: tuple(devices) for names, devices in groups.items()}
 
 
-def place(config: Experiment) -> Placement:
-    """Put every component on its devices, whether that can work or not."""
+def place_components(config: Experiment) -> Placement:
+    """Assign devices to every component, valid or not."""
     placement = config.placement
-    components = tuple(Component(name, _devices(config, name), _split(config, name)) for name in _present(config))
-    # fine-tuning by itself has as many devices as its own key says
-    tuned = 0 if (stage := fine_tuning(config)) is None else -(-stage.devices // placement.nodes)
-    per_node = max(placement.devices_per_node, _of_the_engine(config), tuned)
+    components = tuple(
+        Component(name, _devices(config, name), _parallelism(config, name)) for name in _components(config)
+    )
+    # fine-tuning without reinforcement learning has its own key for devices
+    tuned = 0 if (stage := sft_only(config)) is None else -(-stage.devices // placement.nodes)
+    per_node = max(placement.devices_per_node, _engine_devices(config), tuned)
     return Placement(placement.nodes, per_node, placement.colocated, components)
 
 
-def _present(config: Experiment) -> list[str]:
-    """The components that hold devices; worlds of text need none."""
+def _components(config: Experiment) -> list[str]:
+    """Return the names of the components that need devices; text envs need none."""
     if config.evaluation is not None:
         return []
-    if fine_tuning(config) is not None:
+    if sft_only(config) is not None:
         return ["actor"]
-    wanted = {
+    needed = {
         "actor": True,
         "rollout": True,
         "reference": config.needs_reference,
         "critic": config.needs_critic and not config.critic.shares_policy,
         "reward": config.reward is not None and config.reward.model is not None,
-        "worlds": config.world.name == "simulator" or config.placement.worlds.devices is not None,
+        "envs": config.env.is_simulator or config.placement.envs.devices is not None,
     }
-    return [name for name, there in wanted.items() if there]
+    return [name for name, is_needed in needed.items() if is_needed]
 
 
 def _devices(config: Experiment, name: str) -> tuple[int, ...]:
     placement = config.placement
-    if (stage := fine_tuning(config)) is not None:
+    if (stage := sft_only(config)) is not None:
         return tuple(range(stage.devices))
-    given = getattr(placement, name).devices
-    if name == "rollout" and _of_the_engine(config):
-        return tuple(range(_of_the_engine(config)))
-    everywhere = range(min(placement.nodes * placement.devices_per_node, MOST))
-    return tuple(everywhere) if given is None else tuple(sorted(set(given)))
+    devices = getattr(placement, name).devices
+    if name == "rollout" and _engine_devices(config):
+        return tuple(range(_engine_devices(config)))
+    all_devices = range(min(placement.nodes * placement.devices_per_node, MAX_DEVICES))
+    return tuple(all_devices) if devices is None else tuple(sorted(set(devices)))
 
 
-def _of_the_engine(config: Experiment) -> int:
-    """Devices that a split engine takes of its machine where nobody places anything: as many as it needs, from the
-    first on; 0 where there is no such engine."""
+def _engine_devices(config: Experiment) -> int:
+    """Return how many devices a tensor- or pipeline-parallel engine takes if `placement` is left at its defaults, 0 for
+    any other run."""
     placement, options = config.placement, config.rollout.engine_options
     size = options.tensor_parallel * options.pipeline_parallel
     unplaced = placement.nodes == placement.devices_per_node == 1 and placement.rollout.devices is None
-    return min(size, MOST) if unplaced and size > 1 else 0
+    return min(size, MAX_DEVICES) if unplaced and size > 1 else 0
 
 
-def _split(config: Experiment, name: str) -> Split:
+def _parallelism(config: Experiment, name: str) -> Parallelism:
     if name == "rollout":
         options, worker = config.rollout.engine_options, config.placement.rollout.devices_per_worker
         size = options.tensor_parallel * options.pipeline_parallel
-        return engine_split(worker if size == 1 else options.tensor_parallel, options.pipeline_parallel)
+        return engine_parallelism(worker if size == 1 else options.tensor_parallel, options.pipeline_parallel)
     if name in LEARNERS:
         learner = getattr(config, name)
-        return learner_split(learner.backend, learner.parallel, learner.sharding.group_size)
-    return Split("engine")
+        return learner_parallelism(learner.backend, learner.parallel, learner.sharding.group_size)
+    return Parallelism("engine")
 
 
-def placement_faults(composed: Composed, placement: Placement, models: Models) -> Iterator[Fault]:
-    """What can't work: devices that aren't there, splits that don't divide."""
-    yield from _cluster(composed)
+def placement_problems(composed: ComposedConfig, placement: Placement, models: Models) -> Iterator[ConfigProblem]:
+    """Yield missing devices and parallel degrees that do not divide."""
+    yield from _check_cluster(composed)
     for component in placement.components:
-        beyond = list(_beyond(composed, placement, component))
-        yield from beyond
-        if not beyond and component.devices:
-            yield from _workers(composed, component)
-            yield from _splits(composed, component, models)
+        missing = list(_check_missing(composed, placement, component))
+        yield from missing
+        if not missing and component.devices:
+            yield from _check_workers(composed, component)
+            yield from _check_parallelism(composed, component, models)
 
 
-def refuse_misplaced(composed: Composed) -> None:
-    """Let a run begin only where its learners can be split over its devices as it says, of which `quintet plan` says
-    the same.
+def check_placement(composed: ComposedConfig) -> None:
+    """Refuse a placement that cannot work; `quintet plan` prints the same message.
 
     Raises:
-        ConfigError: they can't; one message names every such key and the nearest legal values.
+        ConfigError: one message names every invalid key and the nearest valid values.
     """
     config = composed.experiment
-    raise_faults(placement_faults(composed, place(config), find_models(config)))
+    raise_problems(placement_problems(composed, place_components(config), find_models(config)))
 
 
-def _cluster(composed: Composed) -> Iterator[Fault]:
+def _check_cluster(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     placement = composed.experiment.placement
     visible = placement.visible_devices
-    if placement.nodes * placement.devices_per_node > MOST:
+    if placement.nodes * placement.devices_per_node > MAX_DEVICES:
         key = "placement.nodes" if placement.nodes > placement.devices_per_node else "placement.devices_per_node"
-        yield fault(composed, key, f"that would be {placement.nodes * placement.devices_per_node:,} devices")
+        yield problem_with(composed, key, f"that would be {placement.nodes * placement.devices_per_node:,} devices")
     if visible and len(visible) < placement.devices_per_node:
-        problem = f"{told(composed, 'placement.visible_devices')} are fewer"
-        hint = f"nearest: placement.devices_per_node={len(visible)}"
-        yield fault(composed, "placement.devices_per_node", problem, hint)
+        problem = f"{describe_value(composed, 'placement.visible_devices')} are fewer"
+        hint = f"nearest valid value: placement.devices_per_node={len(visible)}"
+        yield problem_with(composed, "placement.devices_per_node", problem, hint)
 
 
-def _beyond(composed: Composed, placement: Placement, component: Component) -> Iterator[Fault]:
-    there = len(placement.devices)
-    if not component.devices or component.devices[-1] < there:
+def _check_missing(composed: ComposedConfig, placement: Placement, component: Component) -> Iterator[ConfigProblem]:
+    num_devices = len(placement.devices)
+    if not component.devices or component.devices[-1] < num_devices:
         return
-    key = "sft.devices" if fine_tuning(composed.experiment) else f"placement.{component.name}.devices"
+    key = "sft.devices" if sft_only(composed.experiment) else f"placement.{component.name}.devices"
     nodes = component.devices[-1] // placement.devices_per_node + 1
     size = f"{placement.nodes} × {placement.devices_per_node}"
-    problem = f"there are {there} devices ({size}), the last is {there - 1}"
-    yield fault(composed, key, problem, f"nearest: placement.nodes={nodes}, or name devices up to {there - 1}")
+    problem = f"there are {num_devices} devices ({size}), the last is {num_devices - 1}"
+    yield problem_with(
+        composed, key, problem, f"nearest valid value: placement.nodes={nodes}, or name devices up to {num_devices - 1}"
+    )
 
 
-def _workers(composed: Composed, component: Component) -> Iterator[Fault]:
+def _check_workers(composed: ComposedConfig, component: Component) -> Iterator[ConfigProblem]:
     key, count = f"placement.{component.name}.devices_per_worker", len(component.devices)
     size = getattr(composed.experiment.placement, component.name).devices_per_worker
-    if fine_tuning(composed.experiment) is None and count % size:
+    if sft_only(composed.experiment) is None and count % size:
         near = nearest_number(size, divisors(count))
-        yield fault(composed, key, f"it doesn't divide the {count} devices", f"nearest: {key}={near}")
+        yield problem_with(
+            composed, key, f"it does not divide the {count} devices", f"nearest valid value: {key}={near}"
+        )
 
 
-def _splits(composed: Composed, component: Component, models: Models) -> Iterator[Fault]:
+def _check_parallelism(composed: ComposedConfig, component: Component, models: Models) -> Iterator[ConfigProblem]:
     if component.name in (*LEARNERS, "rollout"):
-        yield from split_faults(composed, component.name, len(component.devices), models.of(component.name))
+        yield from split_problems(composed, component.name, len(component.devices), models.of(component.name))
 
 
-def split_faults(composed: Composed, name: str, count: int, shape: Shape | None = None) -> Iterator[Fault]:
-    """What of a component's split can't work on so many devices; of a model that isn't known, what can be said."""
-    split = _split(composed.experiment, name)
-    for part, problem in problems(split, count, shape):
+def split_problems(
+    composed: ComposedConfig, name: str, count: int, shape: ModelShape | None = None
+) -> Iterator[ConfigProblem]:
+    """Yield the parallel degrees of a component that cannot work on `count` devices; `shape` is None if unknown."""
+    parallelism = _parallelism(composed.experiment, name)
+    for part, problem in parallelism_problems(parallelism, count, shape):
         key = _key(name, part)
-        size = nearest_size(split, part, count, shape)
-        hint = f"nearest: {key}={size}" if size else None
-        yield fault(composed, key, problem, f"{hint}; {STARTED}" if count == 1 and hint else hint)
+        size = nearest_size(parallelism, part, count, shape)
+        hint = f"nearest valid value: {key}={size}" if size else None
+        yield problem_with(composed, key, problem, f"{hint}; {STARTED}" if count == 1 and hint else hint)
 
 
 def _key(component: str, part: str) -> str:
-    """The native key of a part of a split."""
+    """Return the native key of a parallel degree."""
     if component == "rollout":
         return f"rollout.engine_options.{part}_parallel"
     return f"{component}.sharding.group_size" if part == "group" else f"{component}.parallel.{part}"
 
 
-def nearest_batches(groups: int, games: int, parts: int, ranks: int) -> str:
-    """The numbers of mini-batches and of groups nearest to these with which every rank has as many games."""
-    legal = [part for part in divisors(games) if games // part % ranks == 0]
-    unit = parts * ranks // math.gcd(parts * ranks, games // groups)
+def nearest_batches(groups: int, episodes: int, parts: int, ranks: int) -> str:
+    """Return a hint: the nearest numbers of mini-batches and groups that give every rank equally many episodes."""
+    valid = [part for part in divisors(episodes) if episodes // part % ranks == 0]
+    unit = parts * ranks // math.gcd(parts * ranks, episodes // groups)
     multiples = [number for number in (groups - groups % unit, groups - groups % unit + unit) if number]
     more = " or ".join(map(str, multiples))
-    fewer = f"training.mini_batches={nearest_number(parts, legal)}, or " if legal else ""
-    return f"nearest: {fewer}training.groups_per_step={more}"
+    fewer = f"training.mini_batches={nearest_number(parts, valid)}, or " if valid else ""
+    return f"nearest valid value: {fewer}training.groups_per_step={more}"
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as people write them: `0-3,6`."""
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Format ascending numbers as ranges: `0-3,6`."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""How many steps a run makes of the rows that it learns from."""
+"""Number of steps of a run that learns from the rows of data files."""
 
 from __future__ import annotations
 
@@ -7,58 +7,58 @@ from typing import TYPE_CHECKING
 from quintet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quintet.config.native import Experiment, SftConfig
+    from quintet.config.native.experiment import Experiment
+    from quintet.config.native.training import SftConfig
 
-__all__ = ["batch_key", "epochs_of", "fine_tuning", "reads_rows", "rows_of_a_step", "steps_of", "too_few"]
 
-
-def fine_tuning(config: Experiment) -> SftConfig | None:
-    """The stage of supervised fine-tuning, where the run is nothing else."""
+def sft_only(config: Experiment) -> SftConfig | None:
+    """Return the section `sft` if the run is supervised fine-tuning without reinforcement learning after it."""
     return config.sft if config.sft is not None and not config.sft.then_reinforce else None
 
 
-def reads_rows(config: Experiment) -> bool:
-    """Whether what is learnt comes from data files."""
-    stage = fine_tuning(config)
-    return stage.games is None if stage else config.world.name == "prompts"
+def learns_from_files(config: Experiment) -> bool:
+    """Return whether prompts or demonstrations come from data files, not from an env."""
+    stage = sft_only(config)
+    return stage.episodes is None if stage else config.env.name == "prompts"
 
 
 def batch_key(config: Experiment) -> str:
-    """The key that says how many rows a step takes."""
-    return "sft.batch" if fine_tuning(config) else "training.groups_per_step"
+    """Return the key that sets the rows per step."""
+    return "sft.batch" if sft_only(config) else "training.groups_per_step"
 
 
-def rows_of_a_step(config: Experiment) -> int:
-    """Its value."""
-    stage = fine_tuning(config)
+def rows_per_step(config: Experiment) -> int:
+    """Return the value of `batch_key`."""
+    stage = sft_only(config)
     return stage.batch if stage else config.training.groups_per_step
 
 
-def epochs_of(config: Experiment) -> int | None:
-    """Passes over the rows; None where the number of steps doesn't follow from them."""
-    if stage := fine_tuning(config):
+def num_epochs(config: Experiment) -> int | None:
+    """Return the passes over the rows, None if `training.steps` sets the number of steps."""
+    if stage := sft_only(config):
         return stage.epochs
     return config.data.epochs if config.data else None
 
 
-def steps_of(config: Experiment, rows: int) -> int:
-    """Steps of a run that learns from so many rows: those of as many whole steps as a pass has, times the passes,
-    but no more than `data.max_steps`; or `training.steps`, where they don't follow from the rows.
+def num_steps(config: Experiment, rows: int) -> int:
+    """Return the steps of a run on that many rows: full batches per epoch × epochs, at most `data.max_steps`.
+
+    `training.steps` applies if no number of epochs is set.
 
     Raises:
-        ConfigError: the rows don't fill one step.
+        ConfigError: the rows do not fill one step.
     """
-    epochs, batch = epochs_of(config), rows_of_a_step(config)
+    epochs, batch = num_epochs(config), rows_per_step(config)
     if epochs is None:
         return config.training.steps
     if rows < batch and not config.validation.only:
-        message, hint = too_few(config, rows, f"{batch_key(config)} = {batch}")
+        message, hint = too_few_rows(config, rows, f"{batch_key(config)} = {batch}")
         raise ConfigError(message, key=batch_key(config), value=batch, hint=hint)
-    steps, most = rows // batch * epochs, config.data.max_steps if config.data else None
-    return steps if most is None else min(steps, most)
+    steps, max_steps = rows // batch * epochs, config.data.max_steps if config.data else None
+    return steps if max_steps is None else min(steps, max_steps)
 
 
-def too_few(config: Experiment, rows: int, told: str) -> tuple[str, str]:
-    """What to say of rows that don't fill one step, and what to do; `told` says how many that takes."""
+def too_few_rows(config: Experiment, rows: int, batch: str) -> tuple[str, str]:
+    """Return message and hint for data that do not fill one step; `batch` is the description of its key."""
     counted = f"{rows:,} row{'' if rows == 1 else 's'}"
-    return f"{told}: the data have {counted}, which don't fill one step", f"at most: {batch_key(config)}={rows}"
+    return f"{batch}: the data have {counted}, which do not fill one step", f"at most: {batch_key(config)}={rows}"

@@ -1,6 +1,6 @@
-"""Python programs, judged by tests: each runs as a process under limits that can do little but compute.
+"""Python programs, verified by tests in confined processes.
 
-What a program may not do and what isn't covered stands in `docs/rewards.md` and `quintet.processes.confinement`.
+`docs/rewards.md` and `quintet.sandbox.seccomp` describe the restrictions and their limits.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from dataclasses import dataclass
 from functools import cache
 from typing import IO, Any, Final
 
-from quintet.processes import confinement
-from quintet.rewards import budget
+from quintet.rewards import time_budget
 from quintet.rewards.score import WRONG, Score
-from quintet.rewards.verifiers.code_tests import Case, cases_of
-
-__all__ = ["Run", "judge", "program_of", "run"]
+from quintet.rewards.verifiers.code_tests import Case, parse_tests
+from quintet.sandbox import seccomp
 
 TEST_SECONDS: Final = 4.0
-"""Wall time of one test."""
+"""Wall-clock time limit of one test."""
 MEMORY_BYTES: Final = 1 << 30
-"""Address space of a program."""
-MOST_TESTS: Final = 16
-"""The first so many of a row's tests count."""
-KEPT: Final = 0.15
-"""Share of the answer's time in which no test runs any more, so that it isn't ended itself."""
-UNCONFINED: Final = 97
+"""Address space limit of a program."""
+MAX_TESTS: Final = 16
+"""Only the first tests of a row are run."""
+RESERVED_SHARE: Final = 0.15
+"""Share of the response's time budget in which no test runs, so that the verification itself ends in time."""
+CONFINEMENT_FAILED: Final = 97
+"""Exit status of `quintet.sandbox.seccomp`."""
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 PYTHON = (sys.executable, "-I", "-B")
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -38,32 +37,32 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How a program ended: its status (negative: a signal; None: its time was over) and what it wrote."""
+    """Exit status (negative: a signal; None: timeout) and output of a program."""
 
     status: int | None
     output: str
 
 
-def judge(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
-    """The share of tests that the last code block of the text passes; without a block the whole text is the program.
+def verify(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+    """Score the share of tests that the last code block passes; without a block the whole text is the program.
 
-    A program that hangs, dies or takes too much fails the test it was at; it is no failure of the judgement.
+    A program that hangs, dies or exceeds its limits fails the test; the verification itself does not fail.
 
     Raises:
-        ValueError: the row has no tests that can be run.
-        Unconfinable: programs can't be confined here.
+        ValueError: the row has no tests.
+        ConfinementError: programs cannot be confined on this machine.
     """
-    cases = cases_of(truth, extra)[:MOST_TESTS]
-    _check_confined()
-    program, left = program_of(text), budget.seconds_left(math.inf)
-    kept = 0.0 if math.isinf(left) else left * KEPT
-    passed = sum(_passes(case, program, budget.seconds_left(math.inf) - kept) for case in cases)
+    cases = parse_tests(truth, extra)[:MAX_TESTS]
+    _check_confinement()
+    program, left = extract_program(text), time_budget.seconds_left(math.inf)
+    reserved = 0.0 if math.isinf(left) else left * RESERVED_SHARE
+    passed = sum(_passes(case, program, time_budget.seconds_left(math.inf) - reserved) for case in cases)
     score = passed / len(cases) if program.strip() else WRONG
     return Score(score, parts={"tests": float(len(cases)), "passed": float(passed)})
 
 
-def program_of(text: str) -> str:
-    """The last fenced block, closed or cut off; the whole text where there is none."""
+def extract_program(text: str) -> str:
+    """Return the last fenced code block, closed or truncated, or else the whole text."""
     blocks: list[str] = FENCE.findall(text)
     return blocks[-1] if blocks else text
 
@@ -71,29 +70,29 @@ def program_of(text: str) -> str:
 def _passes(case: Case, program: str, seconds: float) -> bool:
     if seconds <= 0:
         return False
-    done = run(case.program(program), case.stdin, min(seconds, TEST_SECONDS))
-    return done.status == 0 and case.accepts(done.output)
+    result = run(case.program(program), case.stdin, min(seconds, TEST_SECONDS))
+    return result.status == 0 and case.accepts(result.output)
 
 
 def run(program: str, stdin: str, seconds: float, memory: int = MEMORY_BYTES) -> Run:
-    """Run a Python program confined and under limits. Nothing of it stays on disk, whatever ends this process."""
-    with _file(program) as source, _file(stdin) as words, tempfile.TemporaryFile() as output:
-        command = [*_confined(seconds, memory), *PYTHON, f"/dev/fd/{source.fileno()}"]
+    """Run a Python program confined and with resource limits. It leaves nothing on disk, however this process ends."""
+    with _file(program) as source, _file(stdin) as stdin_file, tempfile.TemporaryFile() as output:
+        command = [*_confinement_command(seconds, memory), *PYTHON, f"/dev/fd/{source.fileno()}"]
         process = subprocess.Popen(  # noqa: S603 - no shell, and confined before it runs
             command,
-            stdin=words,
+            stdin=stdin_file,
             stdout=output,
             stderr=subprocess.DEVNULL,
             pass_fds=(source.fileno(),),
             env=ENVIRONMENT,
             cwd="/",
         )
-        status = _ended(process, seconds)
+        status = _wait(process, seconds)
         output.seek(0)
-        return Run(status, output.read(confinement.FILE_BYTES).decode("utf-8", "replace"))
+        return Run(status, output.read(seccomp.MAX_FILE_BYTES).decode("utf-8", "replace"))
 
 
-def _ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -103,13 +102,13 @@ def _ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
         process.wait()
 
 
-def _confined(seconds: float, memory: int) -> Sequence[str]:
+def _confinement_command(seconds: float, memory: int) -> Sequence[str]:
     limits = (str(math.ceil(seconds) + 1), str(memory))
-    return (sys.executable, "-I", "-S", "-B", confinement.__file__, *limits)
+    return (sys.executable, "-I", "-S", "-B", seccomp.__file__, *limits)
 
 
 def _file(text: str) -> IO[bytes]:
-    """A nameless file with that text, to be read from its start."""
+    """Return an unnamed file with this text, positioned at its start."""
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     file.write(text.encode("utf-8", "surrogatepass"))
     file.seek(0)
@@ -117,9 +116,8 @@ def _file(text: str) -> IO[bytes]:
 
 
 @cache
-def _check_confined() -> None:
-    done = run("", "", 20.0)
-    if done.status == UNCONFINED:
-        raise confinement.Unconfinable(
-            "programs of a model run only where the kernel can confine them: Linux (x86-64, AArch64) with seccomp"
+def _check_confinement() -> None:
+    if run("", "", 20.0).status == CONFINEMENT_FAILED:
+        raise seccomp.ConfinementError(
+            "programs of a model only run if the kernel can confine them: Linux (x86-64, AArch64) with seccomp"
         )

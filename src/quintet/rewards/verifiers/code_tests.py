@@ -1,4 +1,4 @@
-"""The tests of a row, in the forms that data sets give them, and how a program's words are compared."""
+"""Tests of a data row in the formats of common datasets, and the comparison of program output."""
 
 from __future__ import annotations
 
@@ -10,33 +10,31 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Protocol
 
-from quintet.rewards.reading import number
-
-__all__ = ["Case", "cases_of"]
+from quintet.rewards.answer_extraction import parse_number
 
 ASSERTS = ("asserts", "assert_case", "test_list", "assert_code")
 
 
 class Case(Protocol):
-    """One test."""
+    """Test of a program."""
 
     @property
     def stdin(self) -> str:
-        """What the program reads."""
+        """Standard input of the program."""
         ...
 
     def program(self, solution: str) -> str:
-        """What is run."""
+        """Return the program to run for a solution."""
         ...
 
     def accepts(self, output: str) -> bool:
-        """Whether what it wrote is right."""
+        """Return whether the output is correct."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Dialogue:
-    """A program reads `stdin` and writes `expected`."""
+class InputOutput:
+    """Program that reads `stdin` and writes `expected`."""
 
     stdin: str
     expected: str
@@ -45,31 +43,31 @@ class Dialogue:
         return solution
 
     def accepts(self, output: str) -> bool:
-        mine, theirs = _lines(output), _lines(self.expected)
-        return mine == theirs or (len(mine) == len(theirs) and all(map(_same_words, mine, theirs)))
+        lines, expected = _lines(output), _lines(self.expected)
+        return lines == expected or (len(lines) == len(expected) and all(map(_same_words, lines, expected)))
 
 
 def _lines(text: str) -> list[str]:
-    """Lines without what can't be seen at their ends, or at the end of all."""
+    """Split into lines without surrounding whitespace and trailing empty lines."""
     return [line.strip() for line in text.strip().splitlines()]
 
 
-def _same_words(mine: str, theirs: str) -> bool:
-    """Word by word, numbers by value within a millionth."""
-    a, b = mine.split(), theirs.split()
-    return len(a) == len(b) and all(x == y or _near(x, y) for x, y in zip(a, b, strict=True))
+def _same_words(line: str, expected: str) -> bool:
+    """Compare word by word, decimal numbers within a relative difference of 1e-6."""
+    a, b = line.split(), expected.split()
+    return len(a) == len(b) and all(x == y or _is_close(x, y) for x, y in zip(a, b, strict=True))
 
 
-def _near(mine: str, theirs: str) -> bool:
-    if "." not in mine + theirs:
+def _is_close(word: str, expected: str) -> bool:
+    if "." not in word + expected:
         return False
-    a, b = number(mine), number(theirs)
+    a, b = parse_number(word), parse_number(expected)
     return a is not None and b is not None and abs(a - b) * 1_000_000 <= max(abs(b), Fraction(1))
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function, or a method of `Solution`, gives `expected` for `arguments`."""
+    """Function, or method of `Solution`, that returns `expected` for `arguments`."""
 
     name: str
     arguments: Sequence[Any]
@@ -78,10 +76,10 @@ class Call:
     token: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def program(self, solution: str) -> str:
-        called = json.dumps([self.name, list(self.arguments)])
+        call = json.dumps([self.name, list(self.arguments)])
         lines = [
             "import json as _json",
-            f"_name, _arguments = _json.loads({called!r})",
+            f"_name, _arguments = _json.loads({call!r})",
             "_owner = Solution() if 'Solution' in globals() else None",
             "_function = getattr(_owner, _name) if hasattr(_owner, _name) else globals()[_name]",
             f"print({self.token!r} + _json.dumps(_function(*_arguments)))",
@@ -89,48 +87,47 @@ class Call:
         return "\n".join([solution, *lines, ""])
 
     def accepts(self, output: str) -> bool:
-        _, found, given = output.rpartition(self.token)
+        _, token, result = output.rpartition(self.token)
         try:
-            value = json.loads(given)
+            value = json.loads(result)
         except ValueError:
             return False
-        return bool(found) and bool(value == self.expected or [value] == self.expected)
+        return bool(token) and bool(value == self.expected or [value] == self.expected)
 
 
 @dataclass(frozen=True, slots=True)
 class Assertion:
-    """Statements that raise unless the program is right; they run behind it."""
+    """Statements after the program that raise if it is wrong."""
 
     statements: str
     stdin: str = ""
     token: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def program(self, solution: str) -> str:
-        # a program that ends itself early never comes to the last line
+        # a program that exits early does not reach the last line
         return "\n".join([solution, self.statements, f"print({self.token!r})", ""])
 
     def accepts(self, output: str) -> bool:
         return output.rstrip().endswith(self.token)
 
 
-def cases_of(truth: Any, extra: Mapping[str, Any]) -> list[Case]:
-    """The tests that a row brings.
+def parse_tests(truth: Any, extra: Mapping[str, Any]) -> list[Case]:
+    """Return the tests of a row.
 
-    `truth` (a mapping, a list, or JSON of either) has `inputs` and `outputs`, with `fn_name` where a function is
-    called; or is a list of `{"input": …, "output": …}`; or of assertions, alone or under `asserts`, `assert_case` or
-    `test_list`; or is text with assertions, as HumanEval's `check`, whose `entry_point` stands in the truth or `extra`.
+    `truth` (a mapping, a list, or JSON of either) has `inputs` and `outputs`, with `fn_name` for a function call; or
+    is a list of `{"input": …, "output": …}`; or of assertions, directly or under `asserts`, `assert_case` or
+    `test_list`; or is text with assertions, like HumanEval's `check` with its `entry_point` in the truth or `extra`.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the truth has another form.
     """
-    given = _loaded(truth)
-    cases = list(_cases(given, extra))
+    cases = list(_cases(_parse_json(truth), extra))
     if not cases:
         raise ValueError("the row has no tests: inputs and outputs, or assertions")
     return cases
 
 
-def _loaded(truth: Any) -> Any:
+def _parse_json(truth: Any) -> Any:
     if isinstance(truth, str) and truth.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(truth)
@@ -139,64 +136,66 @@ def _loaded(truth: Any) -> Any:
     return truth
 
 
-def _cases(given: Any, extra: Mapping[str, Any]) -> Iterator[Case]:
-    if isinstance(given, str):
-        yield from _asserted(given, extra)
-    elif isinstance(given, list | tuple):
-        for one in given:
-            yield from _cases(one, extra)
-    elif isinstance(given, dict):
-        yield from _of_mapping(given, {**extra, **given})
+def _cases(tests: Any, extra: Mapping[str, Any]) -> Iterator[Case]:
+    if isinstance(tests, str):
+        yield from _assertions(tests, extra)
+    elif isinstance(tests, list | tuple):
+        for test in tests:
+            yield from _cases(test, extra)
+    elif isinstance(tests, dict):
+        yield from _of_mapping(tests, {**extra, **tests})
 
 
-def _of_mapping(given: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Case]:
+def _of_mapping(tests: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Case]:
     name = row.get("fn_name") or row.get("func_name")
-    if "inputs" in given and "outputs" in given:
-        for put, out in zip(given["inputs"], given["outputs"], strict=True):
-            yield _case(put, out, name)
-    elif "input" in given and "output" in given:
-        yield _case(given["input"], given["output"], name)
+    if "inputs" in tests and "outputs" in tests:
+        for stdin, stdout in zip(tests["inputs"], tests["outputs"], strict=True):
+            yield _case(stdin, stdout, name)
+    elif "input" in tests and "output" in tests:
+        yield _case(tests["input"], tests["output"], name)
     else:
         for key in (*ASSERTS, "test"):
-            if given.get(key):
-                yield from _cases(_loaded(given[key]), row)
+            if tests.get(key):
+                yield from _cases(_parse_json(tests[key]), row)
 
 
-def _case(put: Any, out: Any, name: str | None) -> Case:
+def _case(stdin: Any, stdout: Any, name: str | None) -> Case:
     if name:
-        return Call(name, _arguments(put), _value(out))
-    return Dialogue(_text(put), _text(out))
+        return Call(name, _arguments(stdin), _value(stdout))
+    return InputOutput(_text(stdin), _text(stdout))
 
 
-def _arguments(put: Any) -> list[Any]:
-    """Arguments as a list, or as text with JSON on each line."""
-    return [json.loads(line) for line in put.splitlines() if line.strip()] if isinstance(put, str) else list(put)
+def _arguments(value: Any) -> list[Any]:
+    """Parse arguments: a list, or text with JSON on each line."""
+    if isinstance(value, str):
+        return [json.loads(line) for line in value.splitlines() if line.strip()]
+    return list(value)
 
 
-def _value(out: Any) -> Any:
-    if not isinstance(out, str):
-        return out
+def _value(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(out)
+        return json.loads(value)
     except ValueError:
-        return out
+        return value
 
 
-def _text(words: Any) -> str:
-    """What is read or written; some data sets give it line by line."""
-    return "\n".join(map(str, words)) if isinstance(words, list | tuple) else str(words)
+def _text(value: Any) -> str:
+    """Return input or output as one text; some datasets have a list of lines."""
+    return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _asserted(text: str, extra: Mapping[str, Any]) -> Iterator[Case]:
-    """Each assertion at the top as a test of its own, after all that isn't one; `check(f)` where one is defined."""
+def _assertions(text: str, extra: Mapping[str, Any]) -> Iterator[Case]:
+    """Yield a test per top-level assertion, after all other statements; or `check(f)` if `check` is defined."""
     try:
         statements = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise ValueError(f"the row's tests are no Python: {error}") from error
-    before = [ast.unparse(one) for one in statements if not isinstance(one, ast.Assert)]
-    asserted = [ast.unparse(one) for one in statements if isinstance(one, ast.Assert)]
-    checks = any(isinstance(one, ast.FunctionDef) and one.name == "check" for one in statements)
-    if checks and not asserted and extra.get("entry_point"):
-        asserted = [f"check({extra['entry_point']})"]
-    for one in asserted or ["pass"] * bool(before):
-        yield Assertion("\n".join([*before, one]))
+        raise ValueError(f"the tests of the row are not Python: {error}") from error
+    before = [ast.unparse(node) for node in statements if not isinstance(node, ast.Assert)]
+    assertions = [ast.unparse(node) for node in statements if isinstance(node, ast.Assert)]
+    has_check = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in statements)
+    if has_check and not assertions and extra.get("entry_point"):
+        assertions = [f"check({extra['entry_point']})"]
+    for assertion in assertions or ["pass"] * bool(before):
+        yield Assertion("\n".join([*before, assertion]))

@@ -8,74 +8,71 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Final
 
-from quintet.rewards.reading import answered
+from quintet.rewards.answer_extraction import extract_answer
 from quintet.rewards.score import WRONG, Score
 
-__all__ = ["BadExpression", "evaluate", "judge"]
-
-LONGEST: Final = 300
-"""Characters of an expression."""
-DEEPEST: Final = 30
-"""Parentheses within parentheses."""
+MAX_CHARS: Final = 300
+MAX_DEPTH: Final = 30
+"""Nesting depth of parentheses."""
 TOKEN: Final = re.compile(r"\s*(?:(\d{1,12})|([-+*/()]))")
 SIGNS: Final = {"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")", "{": "(", "}": ")"}
 COMMANDS: Final = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\left": "", r"\right": "", "$": "", r"\ ": " "}
 FRACTION: Final = re.compile(r"\\d?frac\s*(\{[^{}]*\})\s*(\{[^{}]*\})")
 
 
-class BadExpression(ValueError):
-    """What was written is no expression of + - * / and whole numbers, or divides by 0."""
+class ExpressionError(ValueError):
+    """The text is not an expression of + - * / and integers, or divides by 0."""
 
 
-def judge(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
-    """1 where the expression takes each number once and reaches the target; `parts["numbers"]` says whether it takes
-    the right numbers.
+def verify(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+    """Score 1 if the expression uses each number once and reaches the target; `parts["numbers"]` is 1 if it uses the
+    right numbers.
 
-    `truth` has `target` and `numbers` (`nums`); or is the target, with the numbers in `extra`.
+    `truth` has `target` and `numbers` (or `nums`), or is the target, with the numbers in `extra`.
 
     Raises:
-        ValueError: the row lacks one of the two.
+        ValueError: the row lacks target or numbers.
     """
-    target, given = _asked(truth, extra)
-    written = _expression(answered(text), target)
+    target, numbers = _task(truth, extra)
+    expression = _expression(extract_answer(text), target)
     try:
-        value, used = evaluate(written)
-    except BadExpression:
+        value, used = evaluate(expression)
+    except ExpressionError:
         return Score(WRONG, parts={"numbers": 0.0})
-    each_once = Counter(used) == Counter(given)
-    return Score(float(each_once and value == target), written, {"numbers": float(each_once)})
+    uses_each_once = Counter(used) == Counter(numbers)
+    return Score(float(uses_each_once and value == target), expression, {"numbers": float(uses_each_once)})
 
 
-def _asked(truth: Any, extra: Mapping[str, Any]) -> tuple[Fraction, list[int]]:
+def _task(truth: Any, extra: Mapping[str, Any]) -> tuple[Fraction, list[int]]:
     row = {**extra, **truth} if isinstance(truth, dict) else {**extra, "target": truth}
-    given = row.get("numbers", row.get("nums"))
-    if row.get("target") is None or not isinstance(given, list | tuple):
-        raise ValueError("the row doesn't say target and numbers")
-    return Fraction(str(row["target"])), [int(each) for each in given]
+    numbers = row.get("numbers", row.get("nums"))
+    if row.get("target") is None or not isinstance(numbers, list | tuple):
+        raise ValueError("the row lacks target or numbers")
+    return Fraction(str(row["target"])), [int(number) for number in numbers]
 
 
 def _expression(answer: str, target: Fraction) -> str:
-    """The side of an equation that isn't the result; the last line of several."""
+    """Return the last line, without the result if it is an equation."""
     line = answer.strip().splitlines()[-1] if answer.strip() else ""
     left, equals, result = line.partition("=")
     return left.strip() if equals and result.strip(" $.") == str(target) else line.strip()
 
 
 def evaluate(text: str) -> tuple[Fraction, list[int]]:
-    r"""The value of an expression and the numbers in it, in their order.
+    r"""Return the value of an expression and the numbers in it, in order.
 
     >>> evaluate("(3 + 5) * 2 \\div 4")
     (Fraction(4, 1), [3, 5, 2, 4])
 
     Raises:
-        BadExpression: it is none, or longer or deeper than anybody needs.
+        ExpressionError: it is not an expression, or too long or too deeply nested.
     """
-    if len(text) > LONGEST:
-        raise BadExpression("too long")
+    if len(text) > MAX_CHARS:
+        raise ExpressionError("too long")
     parser = _Parser(list(_tokens(_ascii(text))))
     value = parser.sum(0)
-    if parser.left():
-        raise BadExpression("something follows the expression")
+    if parser.has_tokens():
+        raise ExpressionError("text after the expression")
     return value, parser.used
 
 
@@ -87,23 +84,23 @@ def _ascii(text: str) -> str:
 
 
 def _tokens(text: str) -> Iterator[str]:
-    at = 0
-    while at < len(text):
-        found = TOKEN.match(text, at)
-        if found is None:
-            raise BadExpression(f"no expression at {text[at : at + 10]!r}")
-        yield found[1] or found[2]
-        at = found.end()
+    position = 0
+    while position < len(text):
+        match = TOKEN.match(text, position)
+        if match is None:
+            raise ExpressionError(f"no expression at {text[position : position + 10]!r}")
+        yield match[1] or match[2]
+        position = match.end()
 
 
 class _Parser:
-    """Recursive descent; `used` collects the numbers."""
+    """Recursive descent parser; `used` collects the numbers."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens[::-1]
         self.used: list[int] = []
 
-    def left(self) -> bool:
+    def has_tokens(self) -> bool:
         return bool(self._tokens)
 
     def sum(self, depth: int) -> Fraction:
@@ -118,20 +115,20 @@ class _Parser:
         while self._next_is("*", "/"):
             sign, other = self._tokens.pop(), self._atom(depth)
             if sign == "/" and other == 0:
-                raise BadExpression("a division by 0")
+                raise ExpressionError("division by 0")
             value = value * other if sign == "*" else value / other
         return value
 
     def _atom(self, depth: int) -> Fraction:
-        read = self._tokens.pop() if self._tokens else "the end"
-        if read.isdecimal():
-            self.used.append(int(read))
-            return Fraction(read)
-        if read != "(" or depth >= DEEPEST:
-            raise BadExpression(f"a number was expected, not {read}")
+        operand = self._tokens.pop() if self._tokens else "the end"
+        if operand.isdecimal():
+            self.used.append(int(operand))
+            return Fraction(operand)
+        if operand != "(" or depth >= MAX_DEPTH:
+            raise ExpressionError(f"expected a number, not {operand}")
         value = self.sum(depth + 1)
         if not self._next_is(")"):
-            raise BadExpression("a parenthesis isn't closed")
+            raise ExpressionError("unclosed parenthesis")
         self._tokens.pop()
         return value
 

@@ -1,4 +1,4 @@
-"""GSM8K (Cobbe et al. 2021): the number after `####`, compared as verl does, as text without commas and dollars."""
+"""GSM8K (Cobbe et al. 2021): the number after `####`, compared as in verl, as text without commas and dollar signs."""
 
 from __future__ import annotations
 
@@ -6,34 +6,32 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from quintet.rewards.reading import numbers
-from quintet.rewards.score import WRONG, Score, right, truths
-
-__all__ = ["flexible", "strict"]
+from quintet.rewards.answer_extraction import find_numbers
+from quintet.rewards.score import WRONG, Score, accepted_answers, binary_score
 
 MARKED = re.compile(r"#### (-?[0-9.,]+)")
 
 
-def strict(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
-    """The first `#### <number>`; a text without one is wrong, which teaches the form too."""
-    found = MARKED.search(text)
-    return Score(WRONG) if found is None else _same(_bare(found[1]), truth)
+def verify_strict(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+    """Compare the first `#### <number>`; a text without one is wrong, which also rewards the format."""
+    marked = MARKED.search(text)
+    return Score(WRONG) if marked is None else _compare(_bare(marked[1]), truth)
 
 
-def flexible(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
-    """The last number of the text."""
-    found = numbers(text)
-    return _same(found[-1], truth) if found else Score(WRONG)
+def verify_flexible(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+    """Compare the last number of the text."""
+    numbers = find_numbers(text)
+    return _compare(numbers[-1], truth) if numbers else Score(WRONG)
 
 
-def _same(found: str, truth: Any) -> Score:
-    return right(any(found == _solution(one) for one in truths(truth)), found)
+def _compare(number: str, truth: Any) -> Score:
+    return binary_score(any(number == _solution(answer) for answer in accepted_answers(truth)), number)
 
 
 def _solution(truth: str) -> str:
-    """The number of a truth, which may be GSM8K's whole solution."""
+    """Return the number of a ground truth, which may be a full GSM8K solution."""
     return _bare(truth.rpartition("####")[2])
 
 
-def _bare(written: str) -> str:
-    return written.strip().replace(",", "").replace("$", "")
+def _bare(number: str) -> str:
+    return number.strip().replace(",", "").replace("$", "")

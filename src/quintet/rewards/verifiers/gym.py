@@ -1,7 +1,7 @@
-"""Problems of reasoning-gym (Stojanovski et al. 2025), judged by the rules of the generator that made them.
+"""Problems of reasoning-gym (Stojanovski et al. 2025), scored by the scoring function of their generator.
 
-Some of those rules read an answer with Python's own evaluator; they are run only in processes that can't start others,
-write files or open connections, see `quintet.processes.confinement`.
+Some of these functions evaluate the answer as Python; they only run in processes that cannot start others, write files
+or open connections, see `quintet.sandbox.seccomp`.
 """
 
 from __future__ import annotations
@@ -12,53 +12,50 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from quintet.processes.confinement import sealed
-from quintet.rewards.reading import boxed, tagged
+from quintet.rewards.answer_extraction import extract_boxed, extract_tagged
 from quintet.rewards.score import Score
+from quintet.sandbox.seccomp import is_confined
 
-__all__ = ["judge", "warm"]
 
+def verify(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+    """Return the generator's score, 0 to 1.
 
-def judge(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
-    """The generator's own score, 0 to 1.
-
-    `truth` is the entry that the generator made (`question`, `answer`, `metadata`), as JSON or a mapping, or only its
-    answer, with the rest in `extra`. The generator is `extra["generator"]`, else the entry's own
-    `metadata["source_dataset"]`.
+    `truth` is the generated entry (`question`, `answer`, `metadata`), as JSON or a mapping, or only its answer, with
+    the rest in `extra`. The generator is `extra["generator"]` or the entry's `metadata["source_dataset"]`.
 
     Raises:
-        ValueError: the row doesn't say which generator asked.
-        RuntimeError: this process may do more than judge.
+        ValueError: the row does not name its generator.
+        RuntimeError: this process is not confined.
     """
-    if not sealed():
+    if not is_confined():
         raise RuntimeError(
-            "reasoning-gym's rules may evaluate what the policy wrote: they run in sealed processes only"
+            "scoring functions of reasoning-gym may evaluate responses as code: they only run in confined processes"
         )
     entry = _entry(truth, extra)
     name = extra.get("generator") or entry["metadata"].get("source_dataset")
     if not name:
-        raise ValueError("the row doesn't say which generator asked")
-    answer = tagged(text) or boxed(text) or text.strip()
-    score = float(_rules(str(name))(answer, entry))
+        raise ValueError("the row does not name its generator")
+    answer = extract_tagged(text) or extract_boxed(text) or text.strip()
+    score = float(_score_function(str(name))(answer, entry))
     return Score(min(max(score, 0.0), 1.0) if math.isfinite(score) else score, answer)
 
 
 def _entry(truth: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
-    given = extra.get("entry", truth)
-    if isinstance(given, str) and given.lstrip().startswith("{"):
-        given = json.loads(given)
-    if isinstance(given, dict) and "answer" in given:
-        return {"question": "", **given, "metadata": given.get("metadata") or {}}
+    entry = extra.get("entry", truth)
+    if isinstance(entry, str) and entry.lstrip().startswith("{"):
+        entry = json.loads(entry)
+    if isinstance(entry, dict) and "answer" in entry:
+        return {"question": "", **entry, "metadata": entry.get("metadata") or {}}
     return {"question": extra.get("question", ""), "answer": truth, "metadata": extra.get("metadata") or {}}
 
 
 @lru_cache(maxsize=256)
-def _rules(name: str) -> Any:
+def _score_function(name: str) -> Any:
     import reasoning_gym
 
     return reasoning_gym.get_score_answer_fn(name)
 
 
-def warm() -> None:
-    """Load what the first answer would wait for."""
-    _rules("chain_sum")
+def preload() -> None:
+    """Load before forking everything that is slow to load."""
+    _score_function("chain_sum")

@@ -1,7 +1,7 @@
-"""Mathematics by value: plain numbers at once, everything else by `math-verify` (Hugging Face 2025).
+"""Math answers compared by value: plain numbers directly, everything else with `math-verify` (Hugging Face 2025).
 
-Its own time-outs are off: they need the main thread and don't end a long multiplication. Some answers keep it busy for
-ever (a tower of powers); the process that judges is killed then, see `quintet.rewards.pool`.
+The timeouts of math-verify are disabled: they need the main thread and do not interrupt a long multiplication. Some
+answers never terminate (a tower of powers); then the process is killed, see `quintet.rewards.verifier_pool`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from quintet.rewards.form import has_form
-from quintet.rewards.reading import boxed, number, numbers, plain, stated
-from quintet.rewards.score import WRONG, Score, right, truths
+from quintet.rewards.answer_extraction import (
+    extract_boxed,
+    extract_stated,
+    find_numbers,
+    parse_number,
+    strip_formatting,
+)
+from quintet.rewards.format_check import has_format
+from quintet.rewards.score import WRONG, Score, accepted_answers, binary_score
 
-__all__ = ["anywhere", "equal", "geometry", "in_a_box", "on_a_line", "warm"]
-
-LONGEST_READ = 2000
-"""Characters at the end of a text without a box in which an answer is looked for."""
-LONGEST_ANSWER = 1000
-"""Characters of an answer; a longer one is wrong."""
+MAX_SEARCHED_CHARS = 2000
+"""Characters at the end of a text without a box that are searched for an answer."""
+MAX_ANSWER_CHARS = 1000
+"""Longer answers are wrong."""
 EXAMPLES = (
     ("x+1", "(1,2)"),
     (r"2\sqrt{3}", r"\sqrt{12}"),
@@ -34,95 +38,102 @@ EXAMPLES = (
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\3\end{pmatrix}"),
     ("x=4", r"5\text{ cm}"),
 )
-"""Pairs that come by what math-verify and sympy load and remember on first use."""
-DAPO_READ = 300
-"""Characters at the end of a text in which `Answer:` is looked for, as DAPO's rules have it."""
+"""Pairs that make math-verify and sympy load and cache what they need."""
+DAPO_SEARCHED_CHARS = 300
+"""Characters at the end of a text that are searched for `Answer:`, as in DAPO."""
 
 
-def anywhere(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
-    r"""The last `\boxed{}`, else what math-verify finds at the end of the text."""
-    found = boxed(text)
-    if found is None:
-        found = _ended(text)
-        return right(_any_found(found, truth), _name(stated(found) or next(reversed(numbers(found)), None)))
-    return _compared(found, truth)
+def verify_anywhere(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+    r"""Compare the last `\boxed{}`, or else what math-verify finds at the end of the text."""
+    answer = extract_boxed(text)
+    if answer is None:
+        end = _end_of(text)
+        predicted = extract_stated(end) or next(reversed(find_numbers(end)), None)
+        return binary_score(_contains_correct(end, truth), _canonical(predicted))
+    return _compare(answer, truth)
 
 
-def in_a_box(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
-    r"""The last `\boxed{}`; a text without one is wrong."""
-    return _compared(boxed(text), truth)
+def verify_boxed(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+    r"""Compare the last `\boxed{}`; a text without one is wrong."""
+    return _compare(extract_boxed(text), truth)
 
 
-def on_a_line(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
-    """What follows the last `Answer:` on its line, in the last 300 characters (Yu et al. 2025, DAPO)."""
-    found = stated(text[-DAPO_READ:])
-    return _compared((boxed(found) or found) if found else None, truth)
+def verify_answer_line(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+    """Compare the rest of the line after the last `Answer:` in the last 300 characters (Yu et al. 2025, DAPO)."""
+    answer = extract_stated(text[-DAPO_SEARCHED_CHARS:])
+    return _compare((extract_boxed(answer) or answer) if answer else None, truth)
 
 
-def geometry(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
-    r"""0.9 for the value in `\boxed{}`, 0.1 for `<think>…</think>` before it, as verl judges Geometry3K."""
-    judged = in_a_box(text, truth, extra)
-    form = float("</think>" in text and has_form("boxed", text.partition("</think>")[2]) and "<think>" in text)
-    return Score(0.9 * judged.score + 0.1 * form, judged.predicted, {"acc": judged.score, "form": form})
+def verify_geometry3k(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+    r"""Score 0.9 for the value in `\boxed{}`, 0.1 for `<think>…</think>` before it, as in verl."""
+    value = verify_boxed(text, truth, extra)
+    form = float("</think>" in text and has_format("boxed", text.partition("</think>")[2]) and "<think>" in text)
+    return Score(0.9 * value.score + 0.1 * form, value.predicted, {"acc": value.score, "form": form})
 
 
-def _compared(found: str | None, truth: Any) -> Score:
-    if not found or len(found) > LONGEST_ANSWER:
+def _compare(answer: str | None, truth: Any) -> Score:
+    if not answer or len(answer) > MAX_ANSWER_CHARS:
         return Score(WRONG)
-    return right(any(equal(found, one) for one in truths(truth)), _name(found))
+    correct = any(equal_value(answer, accepted) for accepted in accepted_answers(truth))
+    return binary_score(correct, _canonical(answer))
 
 
-def equal(answer: str, truth: str) -> bool:
-    """Whether two answers have the same value."""
-    truth = boxed(truth) or truth
-    mine, theirs = plain(answer), plain(truth)
+def equal_value(answer: str, truth: str) -> bool:
+    """Return whether two answers have the same value."""
+    truth = extract_boxed(truth) or truth
+    mine, theirs = strip_formatting(answer), strip_formatting(truth)
     if mine == theirs:
         return True
-    a, b = number(mine), number(theirs)
+    a, b = parse_number(mine), parse_number(theirs)
     if a is not None and b is not None:
         return a == b
-    return _verified(f"\\boxed{{{answer}}}", truth)
+    return _verify(f"\\boxed{{{answer}}}", truth)
 
 
-def _any_found(text: str, truth: Any) -> bool:
-    """Whether math-verify finds one of the right answers in a text without a box."""
+def _contains_correct(text: str, truth: Any) -> bool:
+    """Return whether math-verify finds a correct answer in a text without a box."""
     if not any(sign.isdigit() for sign in text) and "$" not in text and "\\" not in text:
-        return any(plain(stated(text) or text) == plain(one) for one in truths(truth))
-    return any(_verified(text, boxed(one) or one) for one in truths(truth))
+        answer = strip_formatting(extract_stated(text) or text)
+        return any(answer == strip_formatting(accepted) for accepted in accepted_answers(truth))
+    return any(_verify(text, extract_boxed(accepted) or accepted) for accepted in accepted_answers(truth))
 
 
-def _ended(text: str) -> str:
-    """The end of a text, cut between words."""
-    if len(text) <= LONGEST_READ:
+def _end_of(text: str) -> str:
+    """Return the end of a text, cut between words."""
+    if len(text) <= MAX_SEARCHED_CHARS:
         return text
-    return text[-LONGEST_READ:].partition(" ")[2]
+    return text[-MAX_SEARCHED_CHARS:].partition(" ")[2]
 
 
-def _verified(text: str, truth: str) -> bool:
+def _verify(text: str, truth: str) -> bool:
     from math_verify import parse, verify
 
-    return bool(verify(_gold(truth), parse(text, parsing_timeout=None), timeout_seconds=None))
+    return bool(verify(_parse_truth(truth), parse(text, parsing_timeout=None), timeout_seconds=None))
 
 
 @lru_cache(maxsize=1024)
-def _gold(truth: str) -> Any:
-    """What is right, parsed; a group of answers shares it."""
+def _parse_truth(truth: str) -> Any:
+    """Parse the ground truth, once for all responses of a group."""
     from math_verify import parse
 
     return parse(f"\\boxed{{{truth}}}", parsing_timeout=None) or parse(truth, parsing_timeout=None)
 
 
-def _name(found: str | None) -> str | None:
-    """How an answer is counted in a vote: numbers by value, all else as it is written."""
-    if found is None:
+def _canonical(answer: str | None) -> str | None:
+    """Return the form in which an answer is counted in a majority vote: numbers by value, others as written."""
+    if answer is None:
         return None
-    value = number(plain(found))
-    return plain(found) if value is None or max(value.denominator, abs(value.numerator)) > 10**30 else str(value)
+    value = parse_number(strip_formatting(answer))
+    return (
+        strip_formatting(answer)
+        if value is None or max(value.denominator, abs(value.numerator)) > 10**30
+        else str(value)
+    )
 
 
-def warm() -> None:
-    """Load what the first answer would wait for."""
-    # it warns at every process that its time-outs are off
+def preload() -> None:
+    """Load before forking everything that is slow to load."""
+    # math-verify warns in each process that its timeouts are disabled
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     for answer, truth in EXAMPLES:
-        equal(answer, truth)
+        equal_value(answer, truth)

@@ -1,4 +1,4 @@
-"""Numbers, exactly or within a tolerance."""
+"""Numeric answers, compared exactly or within a tolerance."""
 
 from __future__ import annotations
 
@@ -6,50 +6,48 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from quintet.rewards.reading import answered, number, numbers, plain
-from quintet.rewards.score import WRONG, Score, right, truths
-
-__all__ = ["judge"]
+from quintet.rewards.answer_extraction import extract_answer, find_numbers, parse_number, strip_formatting
+from quintet.rewards.score import WRONG, Score, accepted_answers, binary_score
 
 
-def judge(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
-    """The number of the answer, wherever it stands, else the last one of it.
+def verify(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+    """Compare the extracted answer if it is a number, or else its last number.
 
-    `extra["absolute_tolerance"]` and `extra["relative_tolerance"]` (a share of the right number) allow for a
-    difference; without them the two are compared exactly.
+    `extra["absolute_tolerance"]` and `extra["relative_tolerance"]` (a share of the correct number) allow a difference;
+    without them, numbers must be equal.
 
     Raises:
-        ValueError: what is right is no number, or a tolerance is none.
+        ValueError: the ground truth or a tolerance is not a number.
     """
-    found = _read(answered(text))
-    if found is None:
+    value = _answer_value(extract_answer(text))
+    if value is None:
         return Score(WRONG)
-    value, written = found
-    return right(any(_near(value, _wanted(one), extra) for one in truths(truth)), written)
+    correct = any(_is_close(value, _true_value(answer), extra) for answer in accepted_answers(truth))
+    return binary_score(correct, str(value))
 
 
-def _read(answer: str) -> tuple[Fraction, str] | None:
-    for written in (plain(answer), *reversed(numbers(answer)[-1:])):
-        value = number(written)
+def _answer_value(answer: str) -> Fraction | None:
+    for text in (strip_formatting(answer), *find_numbers(answer)[-1:]):
+        value = parse_number(text)
         if value is not None:
-            return value, str(value)
+            return value
     return None
 
 
-def _wanted(truth: str) -> Fraction:
-    value = number(plain(truth))
+def _true_value(truth: str) -> Fraction:
+    value = parse_number(strip_formatting(truth))
     if value is None:
-        raise ValueError(f"what is right is no number: {truth[:80]!r}")
+        raise ValueError(f"the ground truth is not a number: {truth[:80]!r}")
     return value
 
 
-def _near(value: Fraction, wanted: Fraction, extra: Mapping[str, Any]) -> bool:
+def _is_close(value: Fraction, correct: Fraction, extra: Mapping[str, Any]) -> bool:
     absolute, relative = (_tolerance(extra.get(f"{kind}_tolerance", 0)) for kind in ("absolute", "relative"))
-    return abs(value - wanted) <= max(absolute, relative * abs(wanted))
+    return abs(value - correct) <= max(absolute, relative * abs(correct))
 
 
-def _tolerance(given: Any) -> Fraction:
-    value = number(str(given))
+def _tolerance(text: Any) -> Fraction:
+    value = parse_number(str(text))
     if value is None or value < 0:
-        raise ValueError(f"a tolerance is a number of at least 0: {given!r}")
+        raise ValueError(f"a tolerance must be a number of at least 0: {text!r}")
     return value

@@ -1,1 +1,1 @@
-"""An engine behind OpenAI's HTTP protocol, for programs that play and are trained on."""
+"""OpenAI-compatible server in front of an engine, for external agents whose episodes are trained on."""

@@ -1,4 +1,4 @@
-"""The HTTP server: who may ask, what the routes are, and what becomes of a client that goes away."""
+"""HTTP server: authentication, routes, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -19,96 +19,96 @@ from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 from quintet.errors import ConfigError, MachineError
-from quintet.rollout.served import EngineGone, finished
+from quintet.rollout.engines.async_engine import EngineDeadError, wait_for_generations
 from quintet.rollout.sessions import Session
-from quintet.runtime.serving.desk import Choice, Desk, Job
-from quintet.runtime.serving.replies import generated, load, models, reply, streamed
-from quintet.runtime.serving.schema import (
+from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
+from quintet.runtime.serving.request_schema import (
     ChatBody,
     CompletionBody,
     GenerateBody,
     OpenAiBody,
-    Refusal,
+    RequestError,
     RewardBody,
     parse,
 )
+from quintet.runtime.serving.responses import completion_body, generate_body, iter_events, load_status_body, models_body
 
-__all__ = ["Address", "Service"]
-
-LONGEST_BODY = 16 << 20
-"""Bytes of a request's body."""
-LOOK_AGAIN = 0.25
-"""Seconds between looks whether a client that waits is still there."""
-PATIENCE = 60.0
-"""Seconds within which a client has to send what it began to send, or take what it is sent."""
+MAX_BODY_BYTES = 16 << 20
+"""Maximum size of a request's body."""
+POLL_SECONDS = 0.25
+"""Interval of checks whether a waiting client is still connected."""
+CLIENT_TIMEOUT = 60.0
+"""Seconds within which a client has to send its request or receive data."""
 SESSION_HEADER = "X-Quintet-Session"
 SESSION_PATH = re.compile(r"/sessions/([^/]+)(/.*)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen. Beyond this machine only those may ask who know the `token`."""
+    """Address to listen on. Clients on other machines need the `token`."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    """0 takes a free one."""
+    """0 selects a free port."""
     token: str | None = None
 
     @property
-    def is_here(self) -> bool:
-        """Nobody but this machine's own processes can reach it."""
-        return _is_here(self.host)
+    def is_local(self) -> bool:
+        """Whether only processes of this machine can reach it."""
+        return _is_loopback(self.host)
 
     def check(self) -> None:
-        """
+        """Check that the address is protected by a token unless it is local.
+
         Raises:
-            ConfigError: it is open to others and no token is asked for.
+            ConfigError: it is open to other machines without a token.
         """
-        if self.token is None and not self.is_here:
+        if self.token is None and not self.is_local:
             raise ConfigError(
-                f"--host {self.host} lets others in, and there is no token",
+                f"--host {self.host} is open to other machines, and there is no token",
                 key="--host",
                 value=self.host,
                 hint="set the environment variable QUINTET_TOKEN (or --token), or listen on 127.0.0.1",
             )
         if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
-            raise ConfigError("--token: ASCII letters, digits and signs", key="--token")
+            raise ConfigError("--token: use ASCII letters, digits and punctuation", key="--token")
 
 
-def _is_here(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-class Service:
-    """A server that runs, until it is closed. It closes nothing of the desk's."""
+class ServingServer:
+    """HTTP server in a thread. Closing it leaves the request handler open."""
 
-    def __init__(self, desk: Desk, address: Address) -> None:
-        """
+    def __init__(self, handler: RequestHandler, address: Address) -> None:
+        """Listen on the address, and handle requests in a thread.
+
         Raises:
-            ConfigError: it would be open to others without a token.
-            MachineError: the address can't be listened on.
+            ConfigError: it would be open to other machines without a token.
+            MachineError: the address is not available.
         """
         address.check()
         try:
-            self._server = _Server(desk, address)
+            self._server = _Server(handler, address)
         except (OSError, OverflowError) as error:
-            told = f"can't listen on {address.host}:{address.port}: {error}"
-            raise MachineError(told, "give another --port; 0 takes a free one") from error
+            message = f"cannot listen on {address.host}:{address.port}: {error}"
+            raise MachineError(message, "use another --port; 0 selects a free one") from error
         self._host = address.host
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="http", daemon=True)
         self._thread.start()
 
     @property
     def url(self) -> str:
-        """Where its routes begin."""
+        """Base URL of the routes."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self._server.server_address[1]}"
 
     def close(self) -> None:
-        """Take no more requests."""
+        """Stop accepting requests."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -119,189 +119,197 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 256
 
-    def __init__(self, desk: Desk, address: Address) -> None:
-        self.desk = desk
+    def __init__(self, handler: RequestHandler, address: Address) -> None:
+        self.handler = handler
         self.address = address
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         super().__init__((address.host, address.port), _Handler)
 
     def server_bind(self) -> None:
-        """Bind, and look no name up: what HTTPServer does besides waits for a name server."""
+        """Bind without a DNS lookup, which HTTPServer would wait for."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone is no error."""
+        """Log broken connections as debug messages only."""
         logging.getLogger(__name__).debug("a connection from %s broke", client_address, exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection, one request after another."""
+    """Handler of one connection, with one request after another."""
 
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "quintet", ""
-    timeout = PATIENCE
+    timeout = CLIENT_TIMEOUT
     disable_nagle_algorithm = True
     _answered = False
 
-    _unread = False
+    _has_unread_body = False
 
     def parse_request(self) -> bool:
-        """As inherited; a body that comes along is still unread then."""
-        self._unread = True
+        """Parse the request line and headers; the body is still unread."""
+        self._has_unread_body = True
         return super().parse_request()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What isn't HTTP, or a method that no route has, is told in the same form as all else."""
-        self._unread, self.close_connection = False, True
-        told = message or explain or self.responses[HTTPStatus(code)][0]
-        self._say(Refusal(told, code="bad_request").body(), code)
+        """Send errors of the HTTP protocol in the format of all other errors."""
+        self._has_unread_body, self.close_connection = False, True
+        message = message or explain or self.responses[HTTPStatus(code)][0]
+        self._send_json(RequestError(message, code="bad_request").body(), code)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: what goes on is under `/load`."""
+        """Log nothing; statistics are under `/load`."""
 
     @property
-    def _desk(self) -> Desk:
-        return cast("_Server", self.server).desk
+    def _requests(self) -> RequestHandler:
+        return cast("_Server", self.server).handler
 
     @property
     def _address(self) -> Address:
         return cast("_Server", self.server).address
 
-    def _act(self) -> None:
-        """Carry a request of any method out, or say why not."""
+    def _handle(self) -> None:
+        """Handle a request of any method, and send errors."""
         self._answered = False
         try:
-            self._carry_out()
-        except Refusal as error:
-            self._refuse(error)
+            self._dispatch()
+        except RequestError as error:
+            self._send_error(error)
         except ValueError as error:
-            self._refuse(Refusal(str(error)))
-        except EngineGone as error:
-            self._refuse(Refusal(str(error), state=503, kind="server_error", code="engine_gone"))
+            self._send_error(RequestError(str(error)))
+        except EngineDeadError as error:
+            self._send_error(RequestError(str(error), status=503, kind="server_error", code="engine_gone"))
         except (ConnectionError, TimeoutError):
             self.close_connection = True
         except Exception as error:
             logging.getLogger(__name__).exception("a request failed")
-            self._refuse(Refusal(f"{type(error).__name__}: {error}", state=500, kind="server_error"))
+            self._send_error(RequestError(f"{type(error).__name__}: {error}", status=500, kind="server_error"))
             raise
 
-    do_GET = do_POST = do_DELETE = _act  # noqa: N815 - names that http.server looks for
+    do_GET = do_POST = do_DELETE = _handle  # noqa: N815 - names that http.server looks for
 
-    def _carry_out(self) -> None:
+    def _dispatch(self) -> None:
         path = unquote(urlsplit(self.path).path).rstrip("/") or "/"
         if path == "/health" and self.command == "GET":
-            self._say_health()
+            self._send_health()
             return
-        self._check_caller()
+        self._authenticate()
         session = self.headers.get(SESSION_HEADER)
-        if inside := SESSION_PATH.fullmatch(path):
-            session, path = inside[1], inside[2] or "/session"
+        if match := SESSION_PATH.fullmatch(path):
+            session, path = match[1], match[2] or "/session"
         route = _ROUTES.get(path)
-        if route is None or (path in _OF_A_SESSION and session is None):
-            raise Refusal(f"there is no {path} here", state=404, code="not_found")
+        if route is None or (path in _SESSION_ROUTES and session is None):
+            raise RequestError(f"unknown path {path}", status=404, code="not_found")
         if self.command not in route:
-            raise Refusal(f"{path} takes {' or '.join(route)}", state=405, code="method_not_allowed")
+            raise RequestError(f"{path} supports only {' or '.join(route)}", status=405, code="method_not_allowed")
         route[self.command](self, session)
 
-    def _check_caller(self) -> None:
-        """
+    def _authenticate(self) -> None:
+        """Check the token or, without one, the Host header.
+
         Raises:
-            Refusal: it lacks the token; or a browser asks in the name of some page.
+            RequestError: the token is missing or wrong, or a browser sends the request for a web page.
         """
         token = self._address.token
         if token is not None:
             sent = self.headers.get("Authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(sent.encode(errors="replace"), token.encode()):
-                told = "the token is missing or wrong: Authorization: Bearer …"
-                raise Refusal(told, state=401, kind="authentication_error", code="invalid_api_key")
-        elif not _is_here(urlsplit(f"//{self.headers.get('Host', 'localhost')}").hostname or ""):
-            # another site's name that leads here: a page in a browser would ask so
-            raise Refusal("the Host header names another machine", state=403, code="wrong_host")
+                message = 'missing or wrong token: send the header "Authorization: Bearer <token>"'
+                raise RequestError(message, status=401, kind="authentication_error", code="invalid_api_key")
+        elif not _is_loopback(urlsplit(f"//{self.headers.get('Host', 'localhost')}").hostname or ""):
+            # DNS rebinding: a web page reaches this server under its own host name
+            raise RequestError("the Host header names another machine", status=403, code="wrong_host")
 
     def _body(self) -> bytes:
-        """
+        """Read the body of the request.
+
         Raises:
-            Refusal: it isn't JSON, has no length, or is too long.
+            RequestError: the body is not JSON, has no length, or is too long.
         """
         kind = self.headers.get_content_type()
         if self.headers.get("Content-Type") is None or kind != "application/json":
-            raise Refusal("the Content-Type has to be application/json", state=415, code="unsupported_media_type")
+            raise RequestError("Content-Type must be application/json", status=415, code="unsupported_media_type")
         if self.headers.get("Content-Encoding", "identity") != "identity":
-            raise Refusal("send the body as it is, not compressed", state=415, code="unsupported_media_type")
+            raise RequestError("send the body uncompressed", status=415, code="unsupported_media_type")
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch(r"\d{1,15}", length):
-            raise Refusal("send a Content-Length", state=411, code="length_required")
-        if int(length) > LONGEST_BODY:
-            raise Refusal(f"a body of more than {LONGEST_BODY >> 20} MiB", state=413, code="too_large")
-        self._unread = False
+            raise RequestError("send a Content-Length", status=411, code="length_required")
+        if int(length) > MAX_BODY_BYTES:
+            raise RequestError(f"the body is larger than {MAX_BODY_BYTES >> 20} MiB", status=413, code="too_large")
+        self._has_unread_body = False
         return self.rfile.read(int(length))
 
     def _session(self, name: str | None) -> Session | None:
-        return None if name is None else self._desk.session(name, make=True)
+        return None if name is None else self._requests.session(name, create=True)
 
-    def _say_health(self) -> None:
-        gone = self._desk.engine.fault
-        if gone is not None:
-            raise Refusal(f"the engine is gone: {gone}", state=503, kind="server_error", code="engine_gone")
-        self._say({"status": "ok"})
+    def _send_health(self) -> None:
+        engine_error = self._requests.engine.error
+        if engine_error is not None:
+            raise RequestError(
+                f"the engine has died: {engine_error}", status=503, kind="server_error", code="engine_gone"
+            )
+        self._send_json({"status": "ok"})
 
-    def _say_models(self, _: str | None) -> None:
-        self._say(models(self._desk))
+    def _send_models(self, _: str | None) -> None:
+        self._send_json(models_body(self._requests))
 
-    def _say_load(self, _: str | None) -> None:
-        self._say(load(self._desk.engine))
+    def _send_load(self, _: str | None) -> None:
+        self._send_json(load_status_body(self._requests.engine))
 
-    def _say_sessions(self, _: str | None) -> None:
-        self._say({"sessions": self._desk.sessions()})
+    def _send_sessions(self, _: str | None) -> None:
+        self._send_json({"sessions": self._requests.sessions()})
 
-    def _say_session(self, name: str | None) -> None:
-        exchanges = self._desk.session(str(name)).exchanges
-        self._send(200, "application/jsonl", "".join(f"{known.line()}\n" for known in exchanges).encode())
+    def _send_session(self, name: str | None) -> None:
+        exchanges = self._requests.session(str(name)).exchanges
+        self._send(200, "application/jsonl", "".join(f"{exchange.to_json()}\n" for exchange in exchanges).encode())
 
     def _end_session(self, name: str | None) -> None:
-        self._desk.end_session(str(name))
-        self._say({"deleted": name})
+        self._requests.end_session(str(name))
+        self._send_json({"deleted": name})
 
     def _reward(self, name: str | None) -> None:
         body = parse(RewardBody, self._body())
-        self._desk.session(str(name)).reward(body.reward)
-        self._say({"rewarded": name})
+        self._requests.session(str(name)).reward(body.reward)
+        self._send_json({"rewarded": name})
 
-    def _chat(self, session: str | None) -> None:
-        self._answer(parse(ChatBody, self._body()), session)
+    def _complete_chat(self, session: str | None) -> None:
+        self._run(parse(ChatBody, self._body()), session)
 
     def _complete(self, session: str | None) -> None:
-        self._answer(parse(CompletionBody, self._body()), session)
+        self._run(parse(CompletionBody, self._body()), session)
 
     def _generate(self, session: str | None) -> None:
-        self._answer(parse(GenerateBody, self._body()), session)
+        self._run(parse(GenerateBody, self._body()), session)
 
-    def _answer(self, body: ChatBody | CompletionBody | GenerateBody, session: str | None) -> None:
-        """Have it answered, unless the client goes away before: then its requests are dropped."""
-        job = self._desk.begin(body, self._session(session))
+    def _run(self, body: ChatBody | CompletionBody | GenerateBody, session: str | None) -> None:
+        """Complete a request, or abort it if the client disconnects."""
+        job = self._requests.begin(body, self._session(session))
         try:
             if isinstance(body, OpenAiBody) and body.stream:
                 self._stream(job)
             elif (choices := self._choices(job)) is not None:
-                self._say(reply(self._desk, job, choices) if isinstance(body, OpenAiBody) else generated(choices[0]))
+                self._send_json(
+                    completion_body(self._requests, job, choices)
+                    if isinstance(body, OpenAiBody)
+                    else generate_body(choices[0])
+                )
         finally:
-            self._desk.end(job)
+            self._requests.end(job)
 
-    def _choices(self, job: Job) -> list[Choice] | None:
-        """The answers; None where nobody waits for them any more."""
-        generations = finished(job.errand, self._has_gone, LOOK_AGAIN)
+    def _choices(self, job: PendingCompletion) -> list[CompletionChoice] | None:
+        """Return the completions; None if the client has disconnected."""
+        generations = wait_for_generations(job.pending, self._is_disconnected, POLL_SECONDS)
         if generations is None:
             self.close_connection = True
             return None
-        choices = [self._desk.choice(job, place, generation) for place, generation in enumerate(generations)]
-        self._desk.keep(job, choices)
+        choices = [self._requests.choice(job, index, generation) for index, generation in enumerate(generations)]
+        self._requests.record(job, choices)
         return choices
 
-    def _has_gone(self) -> bool:
-        """The client closed its end."""
+    def _is_disconnected(self) -> bool:
+        """Return whether the client has closed the connection."""
         readable, _, _ = select.select([self.connection], [], [], 0)
         if not readable:
             return False
@@ -310,12 +318,12 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             return True
 
-    def _stream(self, job: Job) -> None:
-        """Events as server-sent events, in chunks where the client knows HTTP/1.1."""
-        with closing(cast("Any", streamed(self._desk, job, LOOK_AGAIN))) as events:
+    def _stream(self, job: PendingCompletion) -> None:
+        """Send server-sent events, chunked for HTTP/1.1 clients."""
+        with closing(cast("Any", iter_events(self._requests, job, POLL_SECONDS))) as events:
             self._begin_stream()
-            for told in _lines(events, self._has_gone):
-                self._send_chunk(told)
+            for message in _iter_lines(events, self._is_disconnected):
+                self._send_chunk(message)
             self._send_chunk(b"")
 
     def _begin_stream(self) -> None:
@@ -332,21 +340,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _send_chunk(self, data: bytes) -> None:
-        """A chunk of the stream; an empty one ends it."""
+        """Send a chunk of the stream; an empty one ends it."""
         if self._chunked:
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
         elif data:
             self.wfile.write(data)
 
-    def _say(self, told: Mapping[str, Any], state: int = 200) -> None:
-        self._send(state, "application/json", json.dumps(told).encode())
+    def _send_json(self, message: Mapping[str, Any], status: int = 200) -> None:
+        self._send(status, "application/json", json.dumps(message).encode())
 
-    def _send(self, state: int, kind: str, data: bytes) -> None:
+    def _send(self, status: int, kind: str, data: bytes) -> None:
         self._answered = True
-        if self._unread and self.headers.get("Content-Length", "0") != "0":
-            # what the client still sends would be read as its next request
+        if self._has_unread_body and self.headers.get("Content-Length", "0") != "0":
+            # the rest of the body would be parsed as the next request
             self.close_connection = True
-        self.send_response(state)
+        self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         if self.close_connection:
@@ -354,14 +362,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def _refuse(self, refusal: Refusal) -> None:
-        """Say no: as the answer, or as the last event of one that has begun."""
+    def _send_error(self, error: RequestError) -> None:
+        """Send an error as the response, or as the last event of a stream."""
         try:
             if not self._answered:
-                self._say(refusal.body(), refusal.state)
+                self._send_json(error.body(), error.status)
                 return
             self.close_connection = True
-            self._send_chunk(_event(refusal.body()))
+            self._send_chunk(_event(error.body()))
             self._send_chunk(b"")
         except OSError:
             self.close_connection = True
@@ -369,31 +377,31 @@ class _Handler(BaseHTTPRequestHandler):
 
 Route = Mapping[str, Callable[[_Handler, str | None], None]]
 _ROUTES: Mapping[str, Route] = {
-    "/v1/models": {"GET": _Handler._say_models},
-    "/v1/chat/completions": {"POST": _Handler._chat},
+    "/v1/models": {"GET": _Handler._send_models},
+    "/v1/chat/completions": {"POST": _Handler._complete_chat},
     "/v1/completions": {"POST": _Handler._complete},
     "/generate": {"POST": _Handler._generate},
-    "/load": {"GET": _Handler._say_load},
-    "/sessions": {"GET": _Handler._say_sessions},
-    "/session": {"GET": _Handler._say_session, "DELETE": _Handler._end_session},
+    "/load": {"GET": _Handler._send_load},
+    "/sessions": {"GET": _Handler._send_sessions},
+    "/session": {"GET": _Handler._send_session, "DELETE": _Handler._end_session},
     "/reward": {"POST": _Handler._reward},
 }
-_OF_A_SESSION = frozenset({"/session", "/reward"})
+_SESSION_ROUTES = frozenset({"/session", "/reward"})
 
 
-def _event(told: Mapping[str, Any]) -> bytes:
-    return f"data: {json.dumps(told)}\n\n".encode()
+def _event(message: Mapping[str, Any]) -> bytes:
+    return f"data: {json.dumps(message)}\n\n".encode()
 
 
-def _lines(events: Iterator[Mapping[str, Any] | None], gone: Callable[[], bool]) -> Iterator[bytes]:
-    """A stream's bytes, until nobody listens any more.
+def _iter_lines(events: Iterator[Mapping[str, Any] | None], is_disconnected: Callable[[], bool]) -> Iterator[bytes]:
+    """Yield the bytes of a stream.
 
     Raises:
-        ConnectionAbortedError: nobody does.
+        ConnectionAbortedError: the client has disconnected.
     """
-    for told in events:
-        if told is not None:
-            yield _event(told)
-        elif gone():
+    for message in events:
+        if message is not None:
+            yield _event(message)
+        elif is_disconnected():
             raise ConnectionAbortedError
     yield b"data: [DONE]\n\n"

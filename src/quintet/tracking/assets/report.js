@@ -38,13 +38,13 @@
     area.addEventListener("pointerleave", leave);
   }
 
-  const games = all(document, ".game");
-  if (!games.length) return;
+  const episodes = all(document, ".episode");
+  if (!episodes.length) return;
   document.body.classList.add("js");
-  const shown = { game: 0, when: "after", turn: 0 };
+  const shown = { episode: 0, when: "after", turn: 0 };
   let timer = 0;
   const press = (buttons, on) => buttons.forEach((button) => button.setAttribute("aria-pressed", String(on(button))));
-  const play = () => games[shown.game].querySelector(`.play[data-when=${shown.when}]`);
+  const play = () => episodes[shown.episode].querySelector(`.play[data-when=${shown.when}]`);
   const last = () => all(play(), ".slide").length - 1;
 
   const stop = () => {
@@ -55,11 +55,11 @@
   const draw = () => {
     if (!play()) shown.when = "after";
     shown.turn = Math.min(Math.max(shown.turn, 0), last());
-    games.forEach((game, index) => game.classList.toggle("on", index === shown.game));
-    press(all(document, ".chip"), (chip) => Number(chip.dataset.game) === shown.game);
-    const game = games[shown.game];
-    all(game, ".play").forEach((part) => part.classList.toggle("on", part.dataset.when === shown.when));
-    press(all(game, ".tabs button"), (tab) => tab.dataset.when === shown.when);
+    episodes.forEach((episode, index) => episode.classList.toggle("on", index === shown.episode));
+    press(all(document, ".chip"), (chip) => Number(chip.dataset.episode) === shown.episode);
+    const episode = episodes[shown.episode];
+    all(episode, ".play").forEach((part) => part.classList.toggle("on", part.dataset.when === shown.when));
+    press(all(episode, ".tabs button"), (tab) => tab.dataset.when === shown.when);
     all(play(), ".slide").forEach((slide, index) => slide.classList.toggle("on", index === shown.turn));
     press(all(play(), ".film button"), (frame) => Number(frame.dataset.turn) === shown.turn);
     play().querySelector("[data-go='-1']").disabled = shown.turn === 0;
@@ -81,8 +81,8 @@
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button");
     if (!button) return;
-    const { game, when, turn, go: way } = button.dataset;
-    if (game !== undefined) go({ game: Number(game), turn: 0 });
+    const { episode, when, turn, go: way } = button.dataset;
+    if (episode !== undefined) go({ episode: Number(episode), turn: 0 });
     else if (when !== undefined) go({ when, turn: 0 });
     else if (turn !== undefined) go({ turn: Number(turn) });
     else if (way === "play") run();
@@ -90,7 +90,7 @@
   });
   document.addEventListener("keydown", (event) => {
     const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (way && event.target.closest("#games")) { event.preventDefault(); go({ turn: shown.turn + way }); }
+    if (way && event.target.closest("#episodes")) { event.preventDefault(); go({ turn: shown.turn + way }); }
   });
   draw();
 })();

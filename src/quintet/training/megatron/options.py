@@ -1,4 +1,4 @@
-"""A configuration in the terms of Megatron Core's own classes."""
+"""Megatron Core's configuration classes from quintet's configuration."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.transformer import TransformerConfig
 
-from quintet.config.megatron import TAKES, Unable, at_odds, has_transformer_engine, unable, unknown_layers
+from quintet.config.checks.megatron import (
+    SUPPORTED_MODELS,
+    UnsupportedMegatronOption,
+    conflicting_megatron_options,
+    has_transformer_engine,
+    unsupported_architecture,
+    unsupported_megatron_options,
+)
 from quintet.config.native.learners import OptimizerConfig, ParallelConfig
 from quintet.config.native.megatron import MegatronConfig
 from quintet.errors import ConfigError
-
-__all__ = ["Family", "ddp_config", "family", "optimizer_config", "refuse_unable", "transformer_config"]
 
 ACTIVATIONS: dict[str, tuple[Callable[..., torch.Tensor], bool]] = {
     "gelu": (F.gelu, False),
@@ -28,52 +33,52 @@ ACTIVATIONS: dict[str, tuple[Callable[..., torch.Tensor], bool]] = {
     "squared-relu": (lambda x: F.relu(x).square(), False),
     "approx-gelu": (lambda x: F.gelu(x, approximate="tanh"), False),
 }
-"""Function and whether it is gated. `fast-` before a name means the fused form of the same function."""
+"""Function, and whether it is gated. The prefix `fast-` selects the fused form."""
 
-GATED = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
-"""What `hidden_act` of a gated Hugging Face model is called."""
+GATED_ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
+"""Megatron's name by `hidden_act` of a gated Hugging Face model."""
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """What the layers of a Hugging Face architecture have."""
+class ModelFamily:
+    """Features of the layers of a Hugging Face architecture."""
 
     name: str
     qkv_bias: bool = False
     linear_bias: bool = False
     qk_norm: bool = False
-    experts: int = 0
+    num_experts: int = 0
 
 
-def family(hf: Any) -> Family:
-    """Which family a Hugging Face configuration belongs to.
+def model_family(hf: Any) -> ModelFamily:
+    """Return the family of a Hugging Face model configuration.
 
     Raises:
-        ConfigError: Megatron's GPT isn't built for it here.
+        ConfigError: the Megatron backend does not support the architecture.
     """
     kind = hf.model_type
-    if unknown := unknown_layers(kind, _dense_layers(hf) if kind == "qwen3_moe" else 0):
-        raise ConfigError(unknown, key="policy.path", value=kind, hint=TAKES)
+    if unknown := unsupported_architecture(kind, _dense_layers(hf) if kind == "qwen3_moe" else 0):
+        raise ConfigError(unknown, key="policy.path", value=kind, hint=SUPPORTED_MODELS)
     if kind == "qwen2":
-        return Family(kind, qkv_bias=True)
+        return ModelFamily(kind, qkv_bias=True)
     attention, mlp = bool(getattr(hf, "attention_bias", False)), bool(getattr(hf, "mlp_bias", False))
     if kind == "llama" and attention and mlp:
-        return Family(kind, qkv_bias=True, linear_bias=True)
+        return ModelFamily(kind, qkv_bias=True, linear_bias=True)
     if attention or mlp:
         raise ConfigError(
-            f"{kind} with biases in some of its linear layers: Megatron has them in all or in none",
+            f"policy.path: Megatron has biases in all linear layers or in none, but this {kind} model has them in some",
             key="policy.path",
             value=kind,
-            hint="actor.backend=fsdp2",
+            hint="set actor.backend=fsdp2",
         )
-    experts = int(hf.num_experts) if kind == "qwen3_moe" else 0
-    return Family(kind, qk_norm=kind.startswith("qwen3"), experts=experts)
+    num_experts = int(hf.num_experts) if kind == "qwen3_moe" else 0
+    return ModelFamily(kind, qk_norm=kind.startswith("qwen3"), num_experts=num_experts)
 
 
 def _dense_layers(hf: Any) -> int:
-    """Layers of a mixture that have no experts, as transformers builds them."""
-    every, named = hf.decoder_sparse_step, hf.mlp_only_layers or ()
-    return sum(layer in named or (layer + 1) % every != 0 for layer in range(hf.num_hidden_layers))
+    """Return the number of layers without experts, as transformers builds them."""
+    sparse_step, dense = hf.decoder_sparse_step, hf.mlp_only_layers or ()
+    return sum(layer in dense or (layer + 1) % sparse_step != 0 for layer in range(hf.num_hidden_layers))
 
 
 def transformer_config(
@@ -83,29 +88,42 @@ def transformer_config(
     dtype: torch.dtype = torch.float32,
     *,
     recompute: bool = False,
-    hosted: bool = True,
+    on_cpu: bool = True,
 ) -> TransformerConfig:
-    """Megatron's description of the model whose Hugging Face configuration is `hf`, without dropout; `recompute` is
-    the plain `gradient_checkpointing`, for every layer where no granularity is given; `hosted` says that there is no
-    GPU.
+    """Return Megatron's configuration of the Hugging Face model `hf`, without dropout. `recompute` is
+    `gradient_checkpointing`, for all layers unless a granularity is set; `on_cpu` is True without a GPU.
 
     Raises:
-        ConfigError: options that aren't those of the weights, that contradict each other or that need a GPU.
+        ConfigError: options do not fit the weights, contradict each other or need a GPU.
     """
-    kind = family(hf)
-    refuse_unable(options, hosted=hosted)
-    _refuse_first(at_odds(options, parallel, str(dtype).removeprefix("torch.")), options)
-    _match(hf, kind, options)
+    family = model_family(hf)
+    check_supported(options, on_cpu=on_cpu)
+    _raise_first(conflicting_megatron_options(options, parallel, str(dtype).removeprefix("torch.")), options)
+    _check_fits_weights(hf, family, options)
     if hf.num_attention_heads % (parallel.tensor * parallel.context):
         raise ConfigError(
-            f"{hf.num_attention_heads} heads can't be shared out over {parallel.tensor} × {parallel.context} ranks",
+            f"{hf.num_attention_heads} attention heads cannot be divided among tensor {parallel.tensor} × context "
+            f"{parallel.context} ranks",
             key="actor.parallel.context",
             value=parallel.context,
-            hint="take fewer",
+            hint="set actor.parallel.tensor × actor.parallel.context to a divisor of the heads",
         )
+    values = _model_values(hf, family, options) | _computation_values(options, parallel, dtype, on_cpu=on_cpu)
+    values |= _parallel_values(parallel)
+    values |= _recompute_values(options, hf.num_hidden_layers // parallel.pipeline, full=recompute)
+    values |= _expert_values(hf, options) if family.num_experts else {}
+    if options.tp_comm_bootstrap_backend is not None:
+        values["tp_comm_bootstrap_backend"] = options.tp_comm_bootstrap_backend
+    try:
+        return TransformerConfig(**values)
+    except (ValueError, AssertionError) as error:
+        raise ConfigError(f"Megatron rejects the options of actor.megatron: {error}", key="actor.megatron") from error
+
+
+def _model_values(hf: Any, family: ModelFamily, options: MegatronConfig) -> dict[str, Any]:
     function, gated = ACTIVATIONS[options.activation.removeprefix("fast-")]
     heads = int(hf.num_attention_heads)
-    values: dict[str, Any] = {
+    return {
         "num_layers": hf.num_hidden_layers,
         "hidden_size": hf.hidden_size,
         "ffn_hidden_size": hf.intermediate_size,
@@ -118,17 +136,24 @@ def transformer_config(
         "activation_func": function,
         "gated_linear_unit": gated,
         "add_bias_linear": options.add_bias_linear,
-        "add_qkv_bias": kind.qkv_bias,
-        "qk_layernorm": kind.qk_norm,
+        "add_qkv_bias": family.qkv_bias,
+        "qk_layernorm": family.qk_norm,
+    }
+
+
+def _computation_values(
+    options: MegatronConfig, parallel: ParallelConfig, dtype: torch.dtype, *, on_cpu: bool
+) -> dict[str, Any]:
+    return {
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": dtype is torch.bfloat16,
         "fp16": dtype is torch.float16,
-        "use_cpu_initialization": options.use_cpu_initialization or hosted,
+        "use_cpu_initialization": options.use_cpu_initialization or on_cpu,
         "perform_initialization": False,
-        "calculate_per_token_loss": True,  # gradients are summed over ranks: the loss has its weights already
+        "calculate_per_token_loss": True,  # gradients are summed over ranks: the losses are already weighted
         "variable_seq_lengths": options.variable_seq_lengths
         and parallel.pipeline > 1
         and parallel.virtual_pipeline == 1,
@@ -144,17 +169,9 @@ def transformer_config(
         "persist_layer_norm": options.persist_layer_norm,
         "tp_comm_overlap": options.tp_comm_overlap_cfg is not None,
     }
-    values |= _split(parallel) | _recomputed(options, hf.num_hidden_layers // parallel.pipeline, whole=recompute)
-    values |= _experts(hf, options) if kind.experts else {}
-    if options.tp_comm_bootstrap_backend is not None:
-        values["tp_comm_bootstrap_backend"] = options.tp_comm_bootstrap_backend
-    try:
-        return TransformerConfig(**values)
-    except (ValueError, AssertionError) as error:
-        raise ConfigError(f"Megatron refuses these options: {error}", key="actor.megatron") from error
 
 
-def _split(parallel: ParallelConfig) -> dict[str, Any]:
+def _parallel_values(parallel: ParallelConfig) -> dict[str, Any]:
     virtual = parallel.virtual_pipeline
     return {
         "tensor_model_parallel_size": parallel.tensor,
@@ -166,9 +183,9 @@ def _split(parallel: ParallelConfig) -> dict[str, Any]:
     }
 
 
-def _recomputed(options: MegatronConfig, layers: int, *, whole: bool) -> dict[str, Any]:
+def _recompute_values(options: MegatronConfig, layers: int, *, full: bool) -> dict[str, Any]:
     granularity, method, number = options.recompute_granularity, options.recompute_method, options.recompute_num_layers
-    if granularity is None and whole and not options.moe_layer_recompute:
+    if granularity is None and full and not options.moe_layer_recompute:
         return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     if granularity == "full":
         number = min(number or (1 if method == "uniform" else layers), layers)
@@ -177,7 +194,7 @@ def _recomputed(options: MegatronConfig, layers: int, *, whole: bool) -> dict[st
     return {"recompute_granularity": "selective", "recompute_modules": modules} if modules else {}
 
 
-def _experts(hf: Any, options: MegatronConfig) -> dict[str, Any]:
+def _expert_values(hf: Any, options: MegatronConfig) -> dict[str, Any]:
     return {
         "num_moe_experts": hf.num_experts,
         "moe_ffn_hidden_size": hf.moe_intermediate_size,
@@ -191,43 +208,50 @@ def _experts(hf: Any, options: MegatronConfig) -> dict[str, Any]:
     }
 
 
-def refuse_unable(options: MegatronConfig, *, hosted: bool) -> None:
-    """Say at once what this machine can't run.
+def check_supported(options: MegatronConfig, *, on_cpu: bool) -> None:
+    """Check that this machine supports the options.
 
     Raises:
-        ConfigError: on a machine without a GPU, an option that needs one; Transformer Engine's layers without it;
-            a format of checkpoints that is read by unpickling.
+        ConfigError: an option needs a GPU or Transformer Engine and there is none, or a checkpoint format that is read
+            by unpickling.
     """
-    _refuse_first(unable(options, hosted=hosted), options)
+    _raise_first(unsupported_megatron_options(options, has_gpu=not on_cpu), options)
 
 
-def _refuse_first(found: Iterator[Unable], options: MegatronConfig) -> None:
-    for each in found:
-        _refuse(each.option, getattr(options, each.option), each.why, each.hint)
+def _raise_first(problems: Iterator[UnsupportedMegatronOption], options: MegatronConfig) -> None:
+    for problem in problems:
+        _raise_option_error(problem.option, getattr(options, problem.option), problem.reason, problem.hint)
 
 
-def _refuse(name: str, value: Any, reason: str, hint: str) -> None:
+def _raise_option_error(name: str, value: Any, reason: str, hint: str) -> None:
     raise ConfigError(f"actor.megatron.{name}: {reason}", key=f"actor.megatron.{name}", value=value, hint=hint)
 
 
-def _match(hf: Any, kind: Family, options: MegatronConfig) -> None:
-    """Options that describe the weights must be those of the weights."""
-    act = GATED.get(str(hf.hidden_act), str(hf.hidden_act))
+def _check_fits_weights(hf: Any, family: ModelFamily, options: MegatronConfig) -> None:
+    """Check that options which describe the weights agree with them."""
+    act = GATED_ACTIVATIONS.get(str(hf.hidden_act), str(hf.hidden_act))
     if options.activation.removeprefix("fast-") != act:
-        _refuse("activation", options.activation, f"the weights were trained with {act}", f"take {act}")
+        _raise_option_error(
+            "activation", options.activation, f"the weights were trained with {act}", f"set it to {act}"
+        )
     if options.normalization != "rmsnorm":
-        _refuse("normalization", options.normalization, f"{kind.name} has RMSNorm", "take rmsnorm")
-    if options.add_bias_linear != kind.linear_bias:
-        has = "biases in all linear layers" if kind.linear_bias else "no such biases"
-        _refuse("add_bias_linear", options.add_bias_linear, f"these weights have {has}", f"{kind.linear_bias}".lower())
+        _raise_option_error("normalization", options.normalization, f"{family.name} uses RMSNorm", "set it to rmsnorm")
+    if options.add_bias_linear != family.linear_bias:
+        actual = "biases in all linear layers" if family.linear_bias else "no biases in linear layers"
+        _raise_option_error(
+            "add_bias_linear",
+            options.add_bias_linear,
+            f"the weights have {actual}",
+            f"set it to {family.linear_bias}".lower(),
+        )
     rope = str((getattr(hf, "rope_parameters", None) or {}).get("rope_type", "default"))
     if options.position_embedding_type not in ("rope", rope):
-        reason = f"{kind.name} tells positions by rope ({rope})"
-        _refuse("position_embedding_type", options.position_embedding_type, reason, "take rope")
+        reason = f"{family.name} encodes positions by rope ({rope})"
+        _raise_option_error("position_embedding_type", options.position_embedding_type, reason, "set it to rope")
 
 
 def ddp_config(options: MegatronConfig) -> DistributedDataParallelConfig:
-    """How gradients are gathered in buckets and summed, in float32, over data-parallel ranks."""
+    """Return the configuration of gradient buckets and their reduction, in float32, over data-parallel ranks."""
     return DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         overlap_grad_reduce=options.overlap_grad_reduce,
@@ -238,26 +262,30 @@ def ddp_config(options: MegatronConfig) -> DistributedDataParallelConfig:
 
 
 def optimizer_config(
-    own: OptimizerConfig, options: MegatronConfig, dtype: torch.dtype, *, offload: bool = False
+    optimizer: OptimizerConfig, options: MegatronConfig, dtype: torch.dtype, *, offload: bool = False
 ) -> MegatronOptimizerConfig:
-    """Megatron's optimizer; `offload` keeps its state in main memory, on a GPU.
+    """Return the configuration of Megatron's optimizer; `offload` offloads its state from the GPU to host memory.
 
     Raises:
-        ConfigError: options that exclude each other, or that aren't of the policy's type.
+        ConfigError: options exclude each other or do not fit the policy's dtype.
     """
-    _refuse_first(at_odds(options, ParallelConfig(), str(dtype).removeprefix("torch.")), options)
-    if own.kind not in ("adamw", "sgd"):
-        raise ConfigError("Megatron has adamw and sgd here", key="actor.optimizer.kind", value=own.kind)
-    clip = 0.0 if math.isinf(own.max_grad_norm) else own.max_grad_norm
+    _raise_first(conflicting_megatron_options(options, ParallelConfig(), str(dtype).removeprefix("torch.")), options)
+    if optimizer.kind not in ("adamw", "sgd"):
+        raise ConfigError(
+            f"actor.optimizer.kind = {optimizer.kind}: the Megatron backend has adamw and sgd",
+            key="actor.optimizer.kind",
+            value=optimizer.kind,
+        )
+    clip = 0.0 if math.isinf(optimizer.max_grad_norm) else optimizer.max_grad_norm
     return MegatronOptimizerConfig(
-        optimizer="adam" if own.kind == "adamw" else own.kind,
-        lr=own.learning_rate,
-        min_lr=own.learning_rate * own.min_learning_rate_ratio,
-        weight_decay=own.weight_decay,
+        optimizer="adam" if optimizer.kind == "adamw" else optimizer.kind,
+        lr=optimizer.learning_rate,
+        min_lr=optimizer.learning_rate * optimizer.min_learning_rate_ratio,
+        weight_decay=optimizer.weight_decay,
         decoupled_weight_decay=True,
-        adam_beta1=own.betas[0],
-        adam_beta2=own.betas[1],
-        adam_eps=own.epsilon,
+        adam_beta1=optimizer.betas[0],
+        adam_beta2=optimizer.betas[1],
+        adam_eps=optimizer.epsilon,
         sgd_momentum=0.0,
         clip_grad=clip,
         params_dtype=dtype,

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintet.config.dialects.devices import Process, parse_device_mapping, parse_placement
+from quintet.config.dialects.rlinf.placement_spec import Process, parse_placement
+from quintet.config.dialects.roll.device_mapping import parse_device_mapping
 
 
 @pytest.mark.parametrize(
@@ -81,15 +82,15 @@ def test_a_placement_puts_processes_on_devices(spec: object, places: list[tuple[
     ("components", "spec", "word"),
     [
         ("actor", "0-8", "there are 8 devices"),
-        ("actor", "3-1", "backwards"),
+        ("actor", "3-1", "descending"),
         ("actor", "1,0", "ascending"),
         ("actor", "0-2,2", "ascending"),
         ("actor", "0-2:0-1", "evenly"),
-        ("actor", "0-1:0-3,3:5", "go on at 4"),
-        ("actor", "a-b", "no rank"),
-        ("actor", "0-1:all", "no rank"),
-        ("actor", True, "no placement"),
-        ("actor", [0], "no placement"),
+        ("actor", "0-1:0-3,3:5", "continue at 4"),
+        ("actor", "a-b", "not a rank"),
+        ("actor", "0-1:all", "not a rank"),
+        ("actor", True, "not a placement"),
+        ("actor", [0], "not a placement"),
         ("actor,actor", "0", "each once"),
         ("actor,,rollout", "0", "each once"),
     ],

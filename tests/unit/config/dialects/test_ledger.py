@@ -1,4 +1,4 @@
-"""If these fail, a documented key isn't known, or what the ledger says of it isn't so."""
+"""If these fail, a documented key is unknown, or the ledger describes it wrongly."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
-from quintet.config.dialects.dialect import DIALECTS, Reference
-from quintet.config.dialects.ledger import Capability, Row, row
-from quintet.config.dialects.takes import INTEGER, POSITIVE, Takes, choice, optional
-from quintet.config.keys import keys
-from quintet.config.source import FLOAT
+from quintet.config.capabilities import Capability
+from quintet.config.dialects.dialect import Reference
+from quintet.config.dialects.ledger import KeySpec, is_effective, unmet_condition
+from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dialects.type_expressions import parse_type
+from quintet.config.dialects.value_types import BOOLEAN, POSITIVE, SECTION, ValueType, integer, one_of, optional
+from quintet.config.schema import keys
+from quintet.config.yaml_reader import FLOAT
 
 DOCUMENTED = Path(__file__).parent / "keys"
 REFERENCES = [reference for dialect in DIALECTS.values() for reference in dialect.references]
-ROWS = [(reference.name, row) for reference in REFERENCES for row in reference.load()]
+KEYS = [spec for reference in REFERENCES for spec in reference.load()]
 
 
 def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -29,54 +33,89 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", float(value) if number else value
 
 
-def test_every_document_has_a_ledger() -> None:
+def test_every_reference_has_a_key_file() -> None:
     assert sorted(reference.name for reference in REFERENCES) == sorted(p.stem for p in DOCUMENTED.glob("*.yaml"))
-    assert len(ROWS) == 643
+    assert len(KEYS) == 643
 
 
-@pytest.mark.parametrize("reference", REFERENCES, ids=lambda r: r.name)
-def test_the_ledger_has_every_documented_key_with_the_value_shown(reference: Reference) -> None:
+@pytest.mark.parametrize("reference", REFERENCES, ids=lambda reference: reference.name)
+def test_the_ledger_has_every_documented_key_with_its_documented_default(reference: Reference) -> None:
     documented = dict(leaves(yaml.safe_load((DOCUMENTED / f"{reference.name}.yaml").read_text())))
-    ledger = {row.key: row.default for row in reference.load()}
+    ledger = {spec.key: spec.default for spec in reference.load()}
     assert {k: (type(v), v) for k, v in ledger.items()} == {k: (type(v), v) for k, v in documented.items()}
 
 
-@pytest.mark.parametrize(("name", "row"), ROWS, ids=[f"{name}:{row.key}" for name, row in ROWS])
-def test_a_row_keeps_its_word(name: str, row: Row) -> None:
-    assert all(isinstance(value, Takes) or row.takes.accepts(value) or "${" in str(value) for value in row.noop)
-    assert set(row.native) <= {key.name for key in keys()}
-    assert 20 <= len(row.effect) <= 260
-    assert row.effect.endswith(".")
-    assert not row.takes.accepts(object()) or row.takes.words == "anything"
-    if row.proof:
-        path, _, test = row.proof.partition("::")
-        assert f"def {test.partition('[')[0]}(" in (Path(__file__).parents[4] / path).read_text()
+@pytest.mark.parametrize("reference", REFERENCES, ids=lambda reference: reference.name)
+def test_every_entry_is_consistent_with_itself_and_the_native_schema(reference: Reference) -> None:
+    native = {key.name for key in keys()}
+    for spec in reference.load():
+        noop = [value for value in spec.noop if not isinstance(value, ValueType) and "${" not in str(value)]
+        assert all(map(spec.value_type.accepts, noop)), spec.key
+        assert set(spec.native) <= native, spec.key
+        assert 20 <= len(spec.effect) <= 260, spec.key
+        assert spec.effect.endswith("."), spec.key
+        assert not spec.value_type.accepts(object()) or spec.value_type.description == "anything", spec.key
 
 
-def test_a_row_is_honoured_or_pending_and_its_default_is_legal() -> None:
-    with pytest.raises(ValueError, match="proof"):
-        row("a.b", INTEGER, 1, "Nothing.")
-    with pytest.raises(ValueError, match="proof"):
-        row("a.b", INTEGER, 1, "Nothing.", pending=Capability.VISION, proof="x")
-    with pytest.raises(ValueError, match="not an integer"):
-        row("a.b", POSITIVE, 0, "Nothing.", pending=Capability.VISION)
+@pytest.mark.parametrize("reference", REFERENCES, ids=lambda reference: reference.name)
+def test_honoured_keys_set_only_native_keys_that_work_and_unsupported_ones_something_that_does_not(
+    reference: Reference,
+) -> None:
+    working = {key.name for key in keys() if key.requires is None or key.unsupported}
+    partial = {key.name for key in keys() if key.unsupported}
+    for spec in reference.load():
+        if spec.requires is None:
+            assert set(spec.native) <= working, f"{spec.key} sets {set(spec.native) - working}, which waits"
+        elif spec.native and not spec.computed:
+            assert set(spec.native) - (working - partial), f"{spec.key} sets only what works: honour it"
+
+
+def test_an_illegal_default_is_refused() -> None:
+    with pytest.raises(ValidationError, match="not an integer"):
+        KeySpec(key="a.b", effect="Nothing.", value_type=POSITIVE, default=0, requires=Capability.VISION)
+
+
+def test_a_condition_on_an_ineffective_key_is_unmet_too() -> None:
+    first = KeySpec(key="a", effect="", value_type=BOOLEAN, default=False)
+    second = KeySpec(key="b", effect="", value_type=BOOLEAN, default=True, only_if=("a", True))
+    third = KeySpec(key="c", effect="", value_type=POSITIVE, default=1, only_if=("b", BOOLEAN))
+    specs = {spec.key: spec for spec in (first, second, third)}
+    assert unmet_condition(third, specs, {"a": False, "b": True}.__getitem__) == ("a", True)
+    assert is_effective(third, specs, {"a": True, "b": True}.__getitem__)
 
 
 def test_types_are_strict() -> None:
-    assert not INTEGER.accepts(True)
-    assert not INTEGER.accepts(8.0)
-    assert not INTEGER.accepts("8")
-    assert not choice(1).accepts(True)
+    assert not integer().accepts(True)
+    assert not integer().accepts(8.0)
+    assert not integer().accepts("8")
+    assert not one_of(1).accepts(True)
     assert optional(POSITIVE).accepts(None)
     assert not optional(POSITIVE).accepts(0)
 
 
-@pytest.mark.parametrize(("name", "row"), ROWS, ids=[f"{name}:{row.key}" for name, row in ROWS])
-def test_a_row_says_of_itself_what_the_schema_says_of_its_native_keys(name: str, row: Row) -> None:
-    """Honoured means that nothing it feeds waits; pending, that something does, or that nothing is fed yet."""
-    ready = {key.name for key in keys() if key.waits is None or key.lacks}
-    if row.proof:
-        assert set(row.native) <= ready, f"{row.key} feeds {set(row.native) - ready}, which waits"
-    elif row.native:
-        lacking = {key.name for key in keys() if key.lacks}
-        assert row.computed or set(row.native) - (ready - lacking), f"{row.key} feeds only what works: honour it"
+@pytest.mark.parametrize(
+    ("expression", "description", "legal", "illegal"),
+    [
+        ("int >= -1 or null", "an integer ≥ -1 or null", [-1, None], [-2, 0.5]),
+        ("int >= 4 <= 16", "an integer ≥ 4 and ≤ 16", [4, 16], [3, 17]),
+        ("number > 0 < 1", "a number > 0 and < 1", [0.5], [0, 1, float("nan")]),
+        ("one of '16' | 16 | fp16", "one of 16, 16, fp16", ["16", 16, "fp16"], [16.0, "fp"]),
+        ("text or list of text", "text or a list, each text", ["a", ["a"], []], ["", [1]]),
+        ("list of (text or int)", "a list, each text or an integer", [["a", 1]], ["a"]),
+        ("named or null", "text or null", ["a", None], [1]),
+        ("function", "a custom function, file.py:function", ["a.py:f"], ["f", "a.py:"]),
+    ],
+)
+def test_a_type_expression_describes_and_accepts_the_same_values(
+    expression: str, description: str, legal: list[Any], illegal: list[Any]
+) -> None:
+    parsed = parse_type(expression, {"named": parse_type("text", {})})
+    assert parsed.description == description
+    assert all(map(parsed.accepts, legal))
+    assert not any(map(parsed.accepts, illegal))
+
+
+def test_a_type_that_does_not_exist_is_refused() -> None:
+    assert parse_type("section", {}) is SECTION
+    with pytest.raises(ValueError, match="no type is called 'txet'"):
+        parse_type("txet", {})

@@ -9,10 +9,12 @@ import pytest
 import yaml
 from foreign import machine
 
-from quintet.config.compose import Composed, dump_config, flatten
-from quintet.config.dialects.dialect import DIALECTS
-from quintet.config.dialects.loading import load_foreign
+from quintet.config.composed import ComposedConfig
+from quintet.config.dialects.loader import load_foreign
+from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dotted import flatten
 from quintet.config.translate import translate
+from quintet.config.yaml_writer import dump_config
 from quintet.errors import ConfigError
 
 PLAIN = {
@@ -27,8 +29,8 @@ REACHED: list[tuple[str, Any, Any, str, Any]] = [
     ("model.experiment_name", "mine", None, "name", "mine"),
     ("model.gradient_checkpointing", False, "no", "actor.gradient_checkpointing", False),
     ("training.train_data_num", 100, -1, "training.start_states", 100),
-    ("training.val_data_num", 35, -1, "validation.games", 30),
-    ("training.val_batch_size", 7, 0, "validation.games", 49),
+    ("training.val_data_num", 35, -1, "validation.episodes", 30),
+    ("training.val_batch_size", 7, 0, "validation.episodes", 49),
     ("training.micro_batch_size", 2, 0, "actor.budget.sequences", 2),
     ("training.train_batch_size", 16, "eight", "training.groups_per_step", 16),
     ("training.ppo_batch_size", 32, 0, "training.mini_batches", 4),
@@ -40,7 +42,7 @@ REACHED: list[tuple[str, Any, Any, str, Any]] = [
     ("training.total_epochs", 2, 0, "training.steps", 2500),
     ("training.total_training_steps", 7, -1, "training.steps", 7),
     ("training.temperature", 1.0, 0, "rollout.temperature", 1.0),
-    ("training.use_kl_loss", False, 1, "algorithm.kl.place", "reward"),
+    ("training.use_kl_loss", False, 1, "algorithm.kl.apply_to", "reward"),
     ("training.no_think_rl", True, "yes", "rollout.think", False),
     ("training.state_masking", True, "yes", "algorithm.train_on_observations", False),
     ("training.mask_state", True, 1, "algorithm.train_on_observations", False),
@@ -56,30 +58,30 @@ REACHED: list[tuple[str, Any, Any, str, Any]] = [
     ("optimization.kl_coef", 0.5, -1, "algorithm.kl.coefficient", 0.5),
     ("optimization.kl_loss_type", "mse", "kll", "algorithm.kl.estimator", "k2"),
     ("optimization.gpu_memory_utilization", 0.6, 1.2, "rollout.engine_options.memory_share", 0.6),
-    ("logging.log_images", True, "on", "tracking.pictures", 32),
-    ("logging.log_image_dir", "drawn", 7, "tracking.pictures_dir", "drawn"),
-    ("logging.log_n_image_per_batch", 5, -1, "tracking.pictures", 5),
+    ("logging.log_images", True, "on", "tracking.rendered_episodes", 32),
+    ("logging.log_image_dir", "drawn", 7, "tracking.rendered_episodes_dir", "drawn"),
+    ("logging.log_n_image_per_batch", 5, -1, "tracking.rendered_episodes", 5),
     ("trainer.val_before_train", False, "no", "validation.before_training", False),
     ("trainer.val_only", True, 0, "validation.only", True),
     ("trainer.save_freq", 7, "often", "checkpoint.every_steps", 7),
     ("trainer.default_hdfs_dir", "hdfs://there", 1, "checkpoint.remote_dir", "hdfs://there"),
     ("trainer.test_freq", -1, -2, "validation.every_steps", -1),
     ("logging.log_image_step_size", 9, 0, "tracking.trajectories_every_steps", 9),
-    ("sft.env_type", "sokoban", "chess", "world.name", "sokoban"),
-    ("sft.frozenlake.size", 5, 1, "world.size", 5),
-    ("sft.frozenlake.p", 0.5, 1.5, "world.success_rate", 0.5),
-    ("sft.frozenlake.is_slippery", False, 0, "world.slippery", False),
+    ("sft.env_type", "sokoban", "chess", "env.name", "sokoban"),
+    ("sft.frozenlake.size", 5, 1, "env.size", 5),
+    ("sft.frozenlake.p", 0.5, 1.5, "env.success_rate", 0.5),
+    ("sft.frozenlake.is_slippery", False, 0, "env.slippery", False),
 ]
 OF_STAGES: list[tuple[str, Any, Any, str, Any]] = [
     ("sft.output_dir", "tuned", 1, "sft.output_dir", "tuned"),
-    ("sft.data_generation.data_dir", "solved", 1, "sft.games.directory", "solved"),
-    ("sft.data_generation.algo", "bfs", "dfs", "sft.games.algorithm", "bfs"),
-    ("sft.data_generation.seed", 7, -1, "sft.games.seed", 7),
-    ("sft.data_generation.train_size", 50, 0, "sft.games.games", 50),
-    ("sft.data_generation.test_size", 5, 0, "sft.games.validation_games", 5),
-    ("sft.data_generation.bfs_max_depths", 12, 0, "sft.games.max_depth", 12),
-    ("sft.data_generation.prefix", "base", "latin", "sft.games.form", "base"),
-    ("sft.data_generation.num_processes", 2, 0, "sft.games.processes", 2),
+    ("sft.data_generation.data_dir", "solved", 1, "sft.episodes.directory", "solved"),
+    ("sft.data_generation.algo", "bfs", "dfs", "sft.episodes.algorithm", "bfs"),
+    ("sft.data_generation.seed", 7, -1, "sft.episodes.seed", 7),
+    ("sft.data_generation.train_size", 50, 0, "sft.episodes.episodes", 50),
+    ("sft.data_generation.test_size", 5, 0, "sft.episodes.validation_episodes", 5),
+    ("sft.data_generation.bfs_max_depths", 12, 0, "sft.episodes.max_depth", 12),
+    ("sft.data_generation.prefix", "base", "latin", "sft.episodes.form", "base"),
+    ("sft.data_generation.num_processes", 2, 0, "sft.episodes.processes", 2),
     ("sft.training.max_length", 512, 0, "sft.max_tokens", 512),
     ("sft.training.learning_rate", 1e-3, 0, "sft.optimizer.learning_rate", 1e-3),
     ("sft.training.train_batch_size", 16, 0, "sft.batch", 16),
@@ -87,7 +89,7 @@ OF_STAGES: list[tuple[str, Any, Any, str, Any]] = [
     ("sft.training.experiment_name", "mine", 1, "sft.name", "mine"),
     ("sft.training.epochs", 2, 0, "sft.epochs", 2),
     ("sft.training.hdfs_dir", "hdfs://there", 1, "sft.remote_dir", "hdfs://there"),
-    ("sft.training.validate_before_training", False, 0, "sft.validate_before", False),
+    ("sft.training.validate_before_training", False, 0, "sft.before_training", False),
     ("sft.training.lora_rank", 8, -1, "sft.lora.rank", 8),
     ("sft.training.lora_alpha", 16, 0, "sft.lora.alpha", 16.0),
     ("sft.training.target_modules", ["q_proj"], 1, "sft.lora.target_modules", ("q_proj",)),
@@ -102,15 +104,15 @@ OF_VLLM: list[tuple[str, Any, Any, str, Any]] = [
 ]
 """Keys of the engine with which RAGEN generates."""
 SOKOBAN = [
-    ("sft.sokoban.dim_x", 7, 3, "world.height", 7),
-    ("sft.sokoban.dim_y", 8, "8", "world.width", 8),
-    ("sft.sokoban.num_boxes", 2, 0, "world.boxes", 2),
-    ("sft.sokoban.max_steps", 50, 0, "world.max_steps", 50),
-    ("sft.sokoban.search_depth", 40, 0, "world.pull_steps", 40),
+    ("sft.sokoban.dim_x", 7, 3, "env.height", 7),
+    ("sft.sokoban.dim_y", 8, "8", "env.width", 8),
+    ("sft.sokoban.num_boxes", 2, 0, "env.boxes", 2),
+    ("sft.sokoban.max_steps", 50, 0, "env.max_steps", 50),
+    ("sft.sokoban.search_depth", 40, 0, "env.pull_steps", 40),
 ]
 
 
-def load(tmp_path: Path, tree: dict[str, Any], *overrides: str) -> Composed:
+def load(tmp_path: Path, tree: dict[str, Any], *overrides: str) -> ComposedConfig:
     path = tmp_path / "base.yaml"
     path.write_text(yaml.safe_dump(tree))
     return load_foreign(path, overrides, DIALECTS["ragen"])
@@ -130,6 +132,7 @@ def changed(key: str, value: Any, **others: Any) -> dict[str, Any]:
 CASES = [*REACHED, *OF_STAGES, *OF_VLLM]
 
 
+@pytest.mark.proves("ragen", *(case[0] for case in CASES))
 @pytest.mark.parametrize(("key", "value", "illegal", "native", "expected"), CASES, ids=[one[0] for one in CASES])
 def test_a_key_reaches_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: Any, illegal: Any, native: str, expected: Any
@@ -147,6 +150,7 @@ def test_a_key_reaches_the_run(
     assert key in str(error.value)
 
 
+@pytest.mark.proves("ragen", *(case[0] for case in SOKOBAN))
 @pytest.mark.parametrize(("key", "value", "illegal", "native", "expected"), SOKOBAN, ids=[one[0] for one in SOKOBAN])
 def test_a_key_of_sokoban_reaches_the_run(
     tmp_path: Path, key: str, value: Any, illegal: Any, native: str, expected: Any
@@ -157,7 +161,7 @@ def test_a_key_of_sokoban_reaches_the_run(
         load(tmp_path, changed(key, illegal, **{"sft.env_type": "sokoban"}))
 
 
-def test_the_games_of_a_step_must_fill_whole_updates(tmp_path: Path) -> None:
+def test_the_episodes_of_a_step_must_fill_whole_updates(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         load(tmp_path, changed("training.ppo_batch_size", 100))
     told = str(error.value)
@@ -187,7 +191,7 @@ def test_start_states_that_are_drawn_once_decide_about_the_steps(tmp_path: Path)
     training = load(tmp_path, PLAIN, "training.train_data_num=100").experiment.training
     assert (training.steps, training.start_states) == (60, 100)
     whole = load(tmp_path, PLAIN, "training.train_data_num=20000", "training.val_data_num=20000").experiment
-    assert (whole.training.steps, whole.training.start_states, whole.validation.games) == (6250, None, 10000)
+    assert (whole.training.steps, whole.training.start_states, whole.validation.episodes) == (6250, None, 10000)
 
 
 def test_ragen_generates_with_vllm_where_that_and_a_gpu_are_there(
@@ -204,7 +208,7 @@ def test_an_option_of_vllm_is_refused_where_hf_generates(tmp_path: Path, monkeyp
     machine(monkeypatch, gpus=0)
     for key, value in {"training.rollout_tp_size": 2, "system.vllm_attention_backend": "FLASHINFER"}.items():
         with pytest.raises(
-            ConfigError, match=rf"(?s){key} = .*engine hf has no such option.*vllm and sglang.* take it"
+            ConfigError, match=rf"(?s){key} = .*engine hf has no such option.*vllm and sglang.* support it"
         ):
             load(tmp_path, changed(key, value))
     load(tmp_path, changed("system.vllm_attention_backend", "XFORMERS"))
@@ -244,8 +248,8 @@ def test_a_section_that_holds_no_keys_is_refused(tmp_path: Path, section: Any) -
 
 
 def test_each_honoured_key_has_a_row_in_these_tables() -> None:
-    honoured = {row.key for row in DIALECTS["ragen"].rows().values() if row.pending is None}
-    by_processes = {"sft.training.num_gpus"}  # see test_spread
+    honoured = {row.key for row in DIALECTS["ragen"].specs().values() if row.requires is None}
+    by_processes = {"sft.training.num_gpus"}  # see test_process_checks
     assert honoured - by_processes == {one[0] for one in (*CASES, *SOKOBAN)}
 
 
@@ -284,6 +288,6 @@ def test_stages_before_reinforcement_count_too(tmp_path: Path) -> None:
     composed = load(tmp_path, changed("training.use_sft", True, **{"sft.training.epochs": 3}))
     sft = composed.experiment.sft
     assert sft is not None
-    assert (sft.then_reinforce, sft.epochs, sft.choose, sft.output_dir) == (True, 3, "best", "models/sft")
+    assert (sft.then_reinforce, sft.epochs, sft.final_weights, sft.output_dir) == (True, 3, "best", "models/sft")
     assert not any("sft.training.epochs" in remark for remark in composed.remarks)
     assert translate(composed, DIALECTS["ragen"]).lost == {}

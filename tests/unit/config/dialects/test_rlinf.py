@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from foreign import changed, converted, natively, translated
 
-from quintet.config.dialects.composition.reading import composed
-from quintet.config.dialects.dialect import DIALECTS, narrowed
-from quintet.config.dialects.loading import convert
+from quintet.config.dialects.composition.foreign_config import compose_config
+from quintet.config.dialects.loader import convert
+from quintet.config.dialects.registry import DIALECTS
 from quintet.errors import ConfigError
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "rlinf"
@@ -26,7 +26,7 @@ EMBODIED: dict[str, Any] = {
     "actor": {"model": {"model_path": "some/policy"}},
 }
 """16 environments of 10 chunks each: 160 samples, one optimizer step of the reference's size."""
-WORLD: dict[str, Any] = {"env_type": "libero"}
+ENV: dict[str, Any] = {"env_type": "libero"}
 
 Reached = tuple[str, Any, Any, str, Any] | tuple[str, Any, Any, str, Any, dict[str, Any]]
 LINE = "cluster.component_placement.actor,inference,rollout"
@@ -45,7 +45,7 @@ BASIC: list[Reached] = [
     (LINE, "0-3", "0-x", "placement.reference.devices", (0, 1, 2, 3)),
     (LINE, "0-3", "0-x", "placement.devices_per_node", 4),
     ("runner.task_type", "reasoning_eval", "maths", "validation.only", True),
-    ("runner.task_type", "reasoning", "maths", "world.name", "prompts"),
+    ("runner.task_type", "reasoning", "maths", "env.name", "prompts"),
     ("runner.logger.log_path", "logs", 5, "tracking.log_dir", "logs"),
     ("runner.logger.project_name", "mine", 5, "tracking.project", "mine"),
     ("runner.logger.experiment_name", "shown", 5, "tracking.run_name", "shown", {"runner.experiment_name": "mine"}),
@@ -167,7 +167,7 @@ TEXT: list[Reached] = [
         "compared",
         {"rollout.validate_weight": True},
     ),
-    ("rollout.print_outputs", True, 1, f"{ENGINE}.print_replies", True),
+    ("rollout.print_outputs", True, 1, f"{ENGINE}.print_responses", True),
     ("rollout.sglang_decode_log_interval", 100, 0, f"{ENGINE}.log_every_steps", 100, BY_SGLANG),
     ("rollout.max_running_requests", 32, 0, "rollout.max_concurrent", 32),
     ("rollout.cuda_graph_max_bs", 64, 0, f"{ENGINE}.cuda_graph_max_batch", 64, SERVED),
@@ -376,7 +376,7 @@ ROBOTS: list[Reached] = [
     ("algorithm.kl_penalty", "abs", "kll", "algorithm.kl.estimator", "abs", {"algorithm.kl_beta": 0.1}),
     ("algorithm.kl_penalty_type", "k2", "kll", "algorithm.kl.estimator", "k2", {"algorithm.kl_beta": 0.1}),
     ("algorithm.rollout_epoch", 2, 0, "training.groups_per_step", 8),
-    ("algorithm.rollout_epoch", 2, 0, "world.epochs", 2),
+    ("algorithm.rollout_epoch", 2, 0, "env.epochs", 2),
     ("algorithm.rollout_epoch", 2, 0, "training.mini_batches", 2),
     ("algorithm.reward_type", "action_level", "token_level", "algorithm.reward_level", "action"),
     ("algorithm.logprob_type", "action_level", "turn_level", "algorithm.level", "action"),
@@ -385,19 +385,19 @@ ROBOTS: list[Reached] = [
     ("algorithm.length_params.max_new_token", None, 0, "rollout.max_response_tokens", 56),
     ("algorithm.length_params.max_length", 512, 0, f"{ENGINE}.max_model_tokens", 512),
     ("algorithm.length_params.min_length", 0, -1, "rollout.min_response_tokens", 0),
-    ("env.group_name", "Worlds", 5, "placement.worlds.group", "Worlds"),
-    ("env.channel.name", "pipe", 5, "placement.worlds.channel.name", "pipe"),
-    ("env.channel.queue_name", "seen", 5, "placement.worlds.channel.queue", "seen"),
-    ("env.channel.queue_size", 4, -1, "placement.worlds.channel.size", 4),
-    ("env.enable_offload", False, 1, "placement.offload_worlds", False),
-    ("env.train.total_num_envs", 32, 0, "world.environments", 32),
+    ("env.group_name", "Envs", 5, "placement.envs.group", "Envs"),
+    ("env.channel.name", "pipe", 5, "placement.envs.channel.name", "pipe"),
+    ("env.channel.queue_name", "seen", 5, "placement.envs.channel.queue", "seen"),
+    ("env.channel.queue_size", 4, -1, "placement.envs.channel.size", 4),
+    ("env.enable_offload", False, 1, "placement.offload_envs", False),
+    ("env.train.total_num_envs", 32, 0, "env.environments", 32),
     ("env.train.total_num_envs", 32, 0, "training.groups_per_step", 8),
-    ("env.train.auto_reset", True, 1, "world.auto_reset", True),
-    ("env.train.ignore_terminations", True, 1, "world.ignore_terminations", True),
-    ("env.train.use_fixed_reset_state_ids", False, 1, "world.fixed_start_states", False),
-    ("env.train.max_episode_steps", 160, 0, "world.max_steps", 160),
+    ("env.train.auto_reset", True, 1, "env.auto_reset", True),
+    ("env.train.ignore_terminations", True, 1, "env.ignore_terminations", True),
+    ("env.train.use_fixed_reset_state_ids", False, 1, "env.fixed_start_states", False),
+    ("env.train.max_episode_steps", 160, 0, "env.max_steps", 160),
     ("env.train.max_episode_steps", 160, 0, "rollout.max_turns", 20),
-    ("env.eval.total_num_envs", 16, 0, "validation.games", 16),
+    ("env.eval.total_num_envs", 16, 0, "validation.episodes", 16),
     ("env.eval.total_num_envs", 16, 0, "validation.simulator.environments", 16),
     ("env.eval.auto_reset", True, 1, "validation.simulator.auto_reset", True),
     ("env.eval.ignore_terminations", True, 1, "validation.simulator.ignore_terminations", True),
@@ -410,9 +410,9 @@ ROBOTS: list[Reached] = [
     ("rollout.backend", "vllm", "tgi", "rollout.engine", "vllm"),
     ("rollout.enforce_eager", False, 1, f"{ENGINE}.eager", False),
     ("rollout.enable_offload", False, 1, f"{ENGINE}.offload", False),
-    ("rollout.pipeline_stage_num", 1, 0, "world.pipeline_stages", 1),
+    ("rollout.pipeline_stage_num", 1, 0, "env.pipeline_stages", 1),
     ("actor.channel.name", "pipe", 5, "placement.actor.channel.name", "pipe"),
-    ("actor.channel.queue_name", "games", 5, "placement.actor.channel.queue", "games"),
+    ("actor.channel.queue_name", "episodes", 5, "placement.actor.channel.queue", "episodes"),
     ("actor.channel.queue_size", 4, -1, "placement.actor.channel.size", 4),
     ("actor.training_backend", "megatron", "deepspeed", "actor.backend", "megatron"),
     ("actor.micro_batch_size", 4, 0, "actor.budget.sequences", 4),
@@ -461,47 +461,48 @@ ROBOTS: list[Reached] = [
     ("actor.optim.clip_grad", 1.0, 0, "critic.optimizer.max_grad_norm", 1.0, VALUED),
     ("critic.use_critic_model", False, 1, "critic.shares_policy", True, VALUED),
     (f"{FSDP}.strategy", "fsdp2", "zero", "actor.backend", "fsdp2"),
-    ("env.train.env_type", "maniskill", "gazebo", "world.simulator", "maniskill"),
+    ("env.train.env_type", "maniskill", "gazebo", "env.simulator", "maniskill"),
     ("env.eval.env_type", "maniskill", "gazebo", "validation.simulator.simulator", "maniskill"),
     ("env.eval.reward_coef", 1.0, "one", "validation.simulator.reward_coefficient", 1.0),
     ("env.train.group_size", 4, 0, "training.samples_per_group", 4),
     ("env.eval.group_size", 2, 0, "validation.sampling.samples", 2),
-    ("env.eval.group_size", 2, 0, "validation.games", 4),
+    ("env.eval.group_size", 2, 0, "validation.episodes", 4),
     ("env.train.video_cfg.save_video", False, 1, "tracking.video", None),
     ("env.eval.video_cfg.save_video", False, 1, "tracking.validation_video", None),
     ("env.eval.video_cfg.video_base_dir", "films", 5, "tracking.validation_video.directory", "films"),
 ]
 
 SIMULATOR: list[Reached] = [
-    ("env_type", "maniskill", "gazebo", "world.simulator", "maniskill"),
-    ("env_type", "maniskill", "gazebo", "world.name", "simulator"),
-    ("task_suite_name", "libero_goal", "libero_11", "world.task_suite", "libero_goal"),
-    ("auto_reset", True, 1, "world.auto_reset", True),
-    ("ignore_terminations", True, 1, "world.ignore_terminations", True),
-    ("max_episode_steps", 80, 0, "world.max_steps", 80),
-    ("use_rel_reward", False, 1, "world.relative_reward", False),
-    ("reward_coef", 1.0, "one", "world.reward_coefficient", 1.0),
-    ("seed", 5, -1, "world.seed", 5),
+    ("env_type", "maniskill", "gazebo", "env.simulator", "maniskill"),
+    ("env_type", "maniskill", "gazebo", "env.name", "simulator"),
+    ("task_suite_name", "libero_goal", "libero_11", "env.task_suite", "libero_goal"),
+    ("auto_reset", True, 1, "env.auto_reset", True),
+    ("ignore_terminations", True, 1, "env.ignore_terminations", True),
+    ("max_episode_steps", 80, 0, "env.max_steps", 80),
+    ("use_rel_reward", False, 1, "env.relative_reward", False),
+    ("reward_coef", 1.0, "one", "env.reward_coefficient", 1.0),
+    ("seed", 5, -1, "env.seed", 5),
     ("group_size", 8, 0, "training.samples_per_group", 8),
-    ("use_fixed_reset_state_ids", False, 1, "world.fixed_start_states", False),
-    ("total_num_envs", 64, 0, "world.environments", 64),
+    ("use_fixed_reset_state_ids", False, 1, "env.fixed_start_states", False),
+    ("total_num_envs", 64, 0, "env.environments", 64),
     ("total_num_envs", 64, 0, "training.groups_per_step", 64),
     ("video_cfg.save_video", False, 1, "tracking.video", None),
     ("video_cfg.info_on_video", False, 1, "tracking.video.overlay", False),
     ("video_cfg.video_base_dir", "films", 5, "tracking.video.directory", "films"),
-    ("init_params.camera_heights", 128, 0, "world.camera_height", 128),
-    ("init_params.camera_widths", 128, 0, "world.camera_width", 128),
+    ("init_params.camera_heights", 128, 0, "env.camera_height", 128),
+    ("init_params.camera_widths", 128, 0, "env.camera_width", 128),
 ]
 
 REACHED = [
     (plain, *row, *({},) * (6 - len(row)))
-    for plain, rows in ((MATH, BASIC), (MATH, TEXT), (SHARDED, SHARDS), (EMBODIED, ROBOTS), (WORLD, SIMULATOR))
+    for plain, rows in ((MATH, BASIC), (MATH, TEXT), (SHARDED, SHARDS), (EMBODIED, ROBOTS), (ENV, SIMULATOR))
     for row in rows
 ]
 ELSEWHERE = {"defaults", "hydra.searchpath", "actor.tokenizer.tokenizer_type"}
 """Keys with tests of their own below: two name files, and the third has one legal value."""
 
 
+@pytest.mark.proves("rlinf", *(case[1] for case in REACHED))
 @pytest.mark.parametrize(
     ("plain", "key", "value", "illegal", "native", "expected", "others"),
     REACHED,
@@ -546,7 +547,7 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
         {f"{PLACED}.actor": "0-3", f"{PLACED}.rollout": "4-7", "actor.enable_dp_load_balance": True},
         ["enable_dp_load_balance = true", f"{PLACED}.actor = '0-3'", "set actor.enable_dp_load_balance=false"],
     ),
-    (MATH, {"critic.use_critic_model": True}, ["no use for a critic", "set critic.use_critic_model=false"]),
+    (MATH, {"critic.use_critic_model": True}, ["does not use a critic", "set critic.use_critic_model=false"]),
     (MATH, {"algorithm.adv_type": "gae"}, ["needs a critic", "set critic.use_critic_model=true"]),
     (
         SHARDED,
@@ -556,7 +557,11 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (
         MATH,
         {"runner.seq_length": 1024},
-        ["runner.seq_length = 1024", "max_prompt_length = 1024 (reference)", "nearest: runner.seq_length=1025"],
+        [
+            "runner.seq_length = 1024",
+            "max_prompt_length = 1024 (reference)",
+            "nearest valid value: runner.seq_length=1025",
+        ],
     ),
     (
         MATH,
@@ -566,7 +571,7 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (
         MATH,
         {"runner.enable_dynamic_batch_size": True, "runner.seq_length": 4096},
-        ["max_tokens_per_mbs = 2048", "seq_length = 4096", "nearest: runner.max_tokens_per_mbs=4096"],
+        ["max_tokens_per_mbs = 2048", "seq_length = 4096", "nearest valid value: runner.max_tokens_per_mbs=4096"],
     ),
     (MATH, {"actor.optim.min_lr": 1e-3}, ["min_lr = 0.001", "actor.optim.lr = 2e-05", "actor.optim.min_lr=2e-05"]),
     (
@@ -574,7 +579,11 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
         {"actor.model.megatron_checkpoint": "x"},
         ["use_hf_ckpt = true", "megatron_checkpoint = 'x'", "set actor.megatron.use_hf_ckpt=false"],
     ),
-    (MATH, {"actor.megatron.use_hf_ckpt": False}, ["nothing to start from", "give actor.model.megatron_checkpoint"]),
+    (
+        MATH,
+        {"actor.megatron.use_hf_ckpt": False},
+        ["no checkpoint to start from", "set actor.model.megatron_checkpoint"],
+    ),
     (MATH, {"actor.optim.bf16": True}, ["bf16 = true", "precision = 'fp16'", "set actor.optim.bf16=false"]),
     (
         MATH,
@@ -584,7 +593,7 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (
         MATH,
         {"actor.megatron.ckpt.use_gpu_index": [0, 1]},
-        ["use_gpu_index = [0, 1]", "use_gpu_num = 0", "nearest: actor.megatron.ckpt.use_gpu_num=2"],
+        ["use_gpu_index = [0, 1]", "use_gpu_num = 0", "nearest valid value: actor.megatron.ckpt.use_gpu_num=2"],
     ),
     (
         MATH,
@@ -594,7 +603,7 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (
         MATH,
         {f"{PLACED}.actor,rollout": "0-7", "algorithm.training_batch_size_per_gpu": 3},
-        ["training_batch_size_per_gpu = 3", "32 sequences", "8 ranks", "training_batch_size_per_gpu=2"],
+        ["training_batch_size_per_gpu = 3", "4 sequences", "8 data-parallel ranks", "training_batch_size_per_gpu=2"],
     ),
     (
         MATH,
@@ -612,7 +621,7 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
         [
             "rollout.tensor_parallel_size = 2",
             "tensor_model_parallel_size = 1",
-            "nearest: rollout.tensor_parallel_size=1",
+            "nearest valid value: rollout.tensor_parallel_size=1",
         ],
     ),
     (
@@ -659,12 +668,12 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (
         EMBODIED,
         {f"{PLACED}.actor,rollout,env": "0-1", "env.eval.total_num_envs": 6},
-        ["env.eval.total_num_envs = 6", "2 processes", "nearest: env.eval.total_num_envs=8"],
+        ["env.eval.total_num_envs = 6", "2 processes", "nearest valid value: env.eval.total_num_envs=8"],
     ),
     (
         EMBODIED,
         {"env.train.max_episode_steps": 82},
-        ["max_episode_steps = 82", "num_action_chunks = 8", "nearest: env.train.max_episode_steps=80"],
+        ["max_episode_steps = 82", "num_action_chunks = 8", "nearest valid value: env.train.max_episode_steps=80"],
     ),
     (
         EMBODIED,
@@ -674,7 +683,12 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (
         EMBODIED,
         {f"{PLACED}.actor,rollout": "0-3", "actor.micro_batch_size": 16},
-        ["micro_batch_size = 16", "global_batch_size = 160", "4 devices", "nearest: actor.micro_batch_size=20"],
+        [
+            "micro_batch_size = 16",
+            "global_batch_size = 160",
+            "4 devices",
+            "nearest valid value: actor.micro_batch_size=20",
+        ],
     ),
     (
         EMBODIED,
@@ -735,12 +749,12 @@ def test_devices_are_counted_over_all_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ({"actor,rollout": "3-1"}, ["'3-1'", "backwards", "legal: all, 3, 0,2,3"]),
+        ({"actor,rollout": "3-1"}, ["'3-1'", "descending", "valid: all, 3, 0,2,3"]),
         ({"actor,rollout": "0,0"}, ["'0,0'", "ascending"]),
-        ({"actor,rollout": "0-1:0-2"}, ["can't be shared out evenly"]),
+        ({"actor,rollout": "0-1:0-2"}, ["cannot share 2 devices evenly"]),
         ({"actor,rollout": "first"}, ["'first'", "must be ranks such as all, 3, 0,2,3"]),
         ({"actor,rollout": "all", "rollout,env": "0"}, ["rollout", "actor,rollout = 'all'", "already"]),
-        ({"actor,rollout": "0:0,1-2:1"}, ["as many devices each"]),
+        ({"actor,rollout": "0:0,1-2:1"}, ["the same number of devices"]),
         ({"actr,rollout": "all"}, [f"{PLACED}.actr,rollout", f"did you mean {PLACED}.actor,rollout?"]),
         ({"actor,judge": "all"}, [f"unknown key {PLACED}.actor,judge"]),
     ],
@@ -762,12 +776,12 @@ ALIASES = [
     (MATH, "actor.megatron.ckpt_convertor.process_num", 3, "actor.megatron.conversion.processes", 3),
     (SHARDED, f"{FSDP}.amp.enabled", True, "actor.sharding.autocast", "bfloat16"),
     (SHARDED, f"{FSDP}.amp.use_grad_scaler", True, "actor.sharding.grad_scaler", True),
-    (EMBODIED, "env.train.rollout_epoch", 2, "world.epochs", 2),
-    (EMBODIED, "env.eval.num_envs", 16, "validation.games", None),
-    (EMBODIED, "env.train.simulator_type", "robotwin", "world.simulator", "robotwin"),
+    (EMBODIED, "env.train.rollout_epoch", 2, "env.epochs", 2),
+    (EMBODIED, "env.eval.num_envs", 16, "validation.episodes", None),
+    (EMBODIED, "env.train.simulator_type", "robotwin", "env.simulator", "robotwin"),
     (EMBODIED, "actor.model.max_prompt_length", 50, "rollout.max_prompt_tokens", 50),
     (EMBODIED, "algorithm.sampling_params.max_new_tokens", 7, "rollout.max_response_tokens", 7),
-    (WORLD, "num_envs", 8, "world.environments", 8),
+    (ENV, "num_envs", 8, "env.environments", 8),
 ]
 
 
@@ -787,7 +801,7 @@ def test_other_spellings_are_read_and_never_beside_the_documented_one(
 
 
 def _rows(plain: dict[str, Any]) -> list[Any]:
-    return list(narrowed(DIALECTS["rlinf"], plain).rows().values())
+    return list(DIALECTS["rlinf"].narrowed(plain).specs().values())
 
 
 def _without(tree: dict[str, Any], key: str) -> dict[str, Any]:
@@ -809,9 +823,9 @@ def test_what_refers_to_another_spelling_finds_it(tmp_path: Path) -> None:
 def test_environments_inherit_from_the_algorithm(tmp_path: Path) -> None:
     tree = changed(EMBODIED, {"algorithm.auto_reset": True, "env.eval.auto_reset": False})
     found = converted(tmp_path, "rlinf", tree)
-    assert natively(found, "world.auto_reset") is True
+    assert natively(found, "env.auto_reset") is True
     assert natively(found, "validation.simulator.auto_reset") is False
-    assert "algorithm.auto_reset: " in found.composed.provenance["world.auto_reset"]
+    assert "algorithm.auto_reset: " in found.composed.provenance["env.auto_reset"]
 
 
 def test_the_critic_learns_as_the_policy_does(tmp_path: Path) -> None:
@@ -870,7 +884,7 @@ def test_a_loss_has_its_own_bounds_and_idle_ones_are_told(
 
 def test_what_embodied_policies_learn_by_waits(tmp_path: Path) -> None:
     sac = {"algorithm.loss_type": "embodied_sac", "algorithm.adv_type": "embodied_sac"}
-    waits = {fault.key for fault in converted(tmp_path, "rlinf", changed(MATH, sac)).waits}
+    waits = {fault.key for fault in converted(tmp_path, "rlinf", changed(MATH, sac)).unsupported}
     assert {"algorithm.loss_type", "algorithm.adv_type"} <= waits
     teacher = converted(tmp_path, "rlinf", changed(MATH, {"algorithm.loss_type": "opd", "algorithm.adv_type": None}))
     assert natively(teacher, "algorithm.advantage.name") == "raw"
@@ -891,8 +905,8 @@ def test_advantages_of_every_estimator_are_normalised_as_the_key_says(
 
 def test_a_wrong_answer_costs_what_a_right_one_earns(tmp_path: Path) -> None:
     found = converted(tmp_path, "rlinf", changed(MATH, {"reward.reward_scale": 2.5}))
-    assert (natively(found, "reward.scale"), natively(found, "reward.worst")) == (2.5, -1.0)
-    assert "reward.reward_scale: given.yaml" in found.composed.provenance["reward.worst"]
+    assert (natively(found, "reward.scale"), natively(found, "reward.wrong_reward")) == (2.5, -1.0)
+    assert "reward.reward_scale: given.yaml" in found.composed.provenance["reward.wrong_reward"]
 
 
 @pytest.mark.parametrize(("weighs", "native"), [(True, "tokens"), (False, "exact")])
@@ -903,7 +917,7 @@ def test_micro_batches_weigh_by_their_tokens_or_the_whole_batch_is_exact(
     assert natively(found, "algorithm.micro_batch_weights") == native
 
 
-WORLD_FILE = "env_type: libero\ntask_suite_name: libero_goal\ntotal_num_envs: null\nmax_episode_steps: 160\nseed: 3\n"
+ENV_FILE = "env_type: libero\ntask_suite_name: libero_goal\ntotal_num_envs: null\nmax_episode_steps: 160\nseed: 3\n"
 RUN_FILE = """\
 defaults:
   - env/goal@env.train
@@ -917,44 +931,47 @@ actor: {global_batch_size: 320, model: {model_path: some/policy}}
 """
 
 
+@pytest.mark.proves("rlinf", "defaults")
 def test_defaults_put_files_into_sections(tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
-    (tmp_path / "env" / "goal.yaml").write_text(WORLD_FILE)
+    (tmp_path / "env" / "goal.yaml").write_text(ENV_FILE)
     path = tmp_path / "run.yaml"
     path.write_text(RUN_FILE)
-    found = convert(composed(path, []), DIALECTS["rlinf"])
-    assert natively(found, "world.task_suite") == "libero_goal"
-    assert natively(found, "world.max_steps") == 160
+    found = convert(compose_config(path, []), DIALECTS["rlinf"])
+    assert natively(found, "env.task_suite") == "libero_goal"
+    assert natively(found, "env.max_steps") == 160
     assert natively(found, "validation.simulator.task_suite") == "libero_goal"
-    assert (natively(found, "world.seed"), natively(found, "validation.simulator.seed")) == (3, 5)
-    assert "goal.yaml:2" in found.composed.provenance["world.task_suite"]
+    assert (natively(found, "env.seed"), natively(found, "validation.simulator.seed")) == (3, 5)
+    assert "goal.yaml:2" in found.composed.provenance["env.task_suite"]
     assert "run.yaml:8" in found.composed.provenance["validation.simulator.seed"]
-    (tmp_path / "env" / "goal.yaml").write_text(WORLD_FILE + "task_suite_nam: x\n")
+    (tmp_path / "env" / "goal.yaml").write_text(ENV_FILE + "task_suite_nam: x\n")
     with pytest.raises(ConfigError, match=r"env\.train\.task_suite_nam .*did you mean env\.train\.task_suite_name"):
-        convert(composed(path, []), DIALECTS["rlinf"])
+        convert(compose_config(path, []), DIALECTS["rlinf"])
     for wrong in ("- env/gaol@env.train", "5"):
         path.write_text(RUN_FILE.replace("- env/goal@env.train", wrong))
         with pytest.raises(ConfigError, match="defaults"):
-            composed(path, [])
+            compose_config(path, [])
 
 
+@pytest.mark.proves("rlinf", "hydra.searchpath")
 def test_a_search_path_says_where_such_files_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there, here = tmp_path / "repo" / "config" / "env", tmp_path / "mine"
     there.mkdir(parents=True)
     here.mkdir()
-    (there / "goal.yaml").write_text(WORLD_FILE)
+    (there / "goal.yaml").write_text(ENV_FILE)
     path = here / "run.yaml"
     path.write_text("hydra: {searchpath: ['file://${oc.env:REPO_PATH}/config/']}\n" + RUN_FILE)
     with pytest.raises(ConfigError, match="REPO_PATH"):
-        composed(path, [])
+        compose_config(path, [])
     monkeypatch.setenv("REPO_PATH", str(tmp_path / "repo"))
-    found = convert(composed(path, []), DIALECTS["rlinf"])
-    assert natively(found, "world.task_suite") == "libero_goal"
+    found = convert(compose_config(path, []), DIALECTS["rlinf"])
+    assert natively(found, "env.task_suite") == "libero_goal"
     path.write_text("hydra: {searchpath: 5}\n" + RUN_FILE)
     with pytest.raises(ConfigError, match="searchpath"):
-        composed(path, [])
+        compose_config(path, [])
 
 
+@pytest.mark.proves("rlinf", "actor.tokenizer.tokenizer_type")
 def test_there_is_one_kind_of_tokenizer(tmp_path: Path) -> None:
     key = "actor.tokenizer.tokenizer_type"
     converted(tmp_path, "rlinf", changed(EMBODIED, {key: "HuggingFaceTokenizer"}))
@@ -962,37 +979,37 @@ def test_there_is_one_kind_of_tokenizer(tmp_path: Path) -> None:
         converted(tmp_path, "rlinf", changed(EMBODIED, {key: "SentencePieceTokenizer"}))
 
 
-def test_a_worlds_own_file_is_a_run_with_that_world(tmp_path: Path) -> None:
+def test_a_envs_own_file_is_a_run_with_that_env(tmp_path: Path) -> None:
     reference = Path(__file__).parent / "keys" / "rlinf_env.yaml"
-    found = convert(composed(reference, []), DIALECTS["rlinf"])
-    assert natively(found, "world.name") == "simulator"
+    found = convert(compose_config(reference, []), DIALECTS["rlinf"])
+    assert natively(found, "env.name") == "simulator"
     assert natively(found, "policy.preset") == "grid-1m"
     assert natively(found, "training.steps") == 70
     assert translated(found, "rlinf").lost == {}
     with pytest.raises(ConfigError, match="algorithm"):
-        converted(tmp_path, "rlinf", changed(WORLD, {"algorithm.group_size": 4}))
+        converted(tmp_path, "rlinf", changed(ENV, {"algorithm.group_size": 4}))
 
 
-@pytest.mark.parametrize("plain", [MATH, SHARDED, EMBODIED, WORLD, changed(MATH, CRITIC)], ids=str)
+@pytest.mark.parametrize("plain", [MATH, SHARDED, EMBODIED, ENV, changed(MATH, CRITIC)], ids=str)
 def test_a_run_comes_back_from_its_translation(tmp_path: Path, plain: dict[str, Any]) -> None:
     found = converted(tmp_path, "rlinf", plain)
     there = translated(found, "rlinf")
     assert there.lost == {}
     (tmp_path / "again.yaml").write_text(there.text())
-    again = convert(composed(tmp_path / "again.yaml", []), DIALECTS["rlinf"])
+    again = convert(compose_config(tmp_path / "again.yaml", []), DIALECTS["rlinf"])
     assert again.composed.experiment == found.composed.experiment
 
 
-def test_other_worlds_have_no_name_there(tmp_path: Path) -> None:
+def test_other_envs_have_no_name_there(tmp_path: Path) -> None:
     found = converted(tmp_path, "ragen", {"sft": {"env_type": "frozenlake"}})
-    with pytest.raises(ConfigError, match="no world frozenlake"):
+    with pytest.raises(ConfigError, match="no environment frozenlake"):
         translated(found, "rlinf")
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: path.name)
 def test_an_example_is_read_and_comes_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EMBODIED_PATH", str(EXAMPLES))
-    found = convert(composed(path, []), DIALECTS["rlinf"])
+    found = convert(compose_config(path, []), DIALECTS["rlinf"])
     assert translated(found, "rlinf").lost == {}
 
 
@@ -1011,5 +1028,5 @@ def test_a_run_that_only_evaluates_draws_as_training_would(tmp_path: Path) -> No
 
 
 def test_replies_that_are_all_the_same_have_nothing_to_be_compared(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"do_sample = false .* all be the same"):
+    with pytest.raises(ConfigError, match=r"do_sample = false .* would be the same"):
         converted(tmp_path, "rlinf", changed(MATH, {"algorithm.sampling_params.do_sample": False}))

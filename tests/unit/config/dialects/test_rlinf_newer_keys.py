@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from foreign import changed, converted, natively, translated
 
-from quintet.config.dialects.rlinf.newer_keys import RLINF_NEWER_KEYS
+from quintet.config.dialects.ledger import load_keys
 from quintet.errors import ConfigError
 
 MATH: dict[str, Any] = {"runner": {"task_type": "math"}, "rollout": {"model": {"model_path": "some/model"}}}
@@ -60,6 +60,7 @@ REACHED: list[Reached] = [
 """Key, a legal value, an illegal one, the native key, what that becomes, and what else is written."""
 
 
+@pytest.mark.proves("rlinf", *(case[0] for case in REACHED))
 @pytest.mark.parametrize("reached", REACHED, ids=[f"{row[0]}-{row[4]}" for row in REACHED])
 def test_a_key_reaches_the_run(tmp_path: Path, reached: Reached) -> None:
     key, value, illegal, native, expected, *rest = reached
@@ -73,7 +74,7 @@ def test_a_key_reaches_the_run(tmp_path: Path, reached: Reached) -> None:
 
 
 def test_each_key_has_a_row_in_that_table() -> None:
-    assert {row[0] for row in REACHED} == {row.key for row in RLINF_NEWER_KEYS}
+    assert {row[0] for row in REACHED} == {row.key for row in load_keys("rlinf", "rlinf_newer")}
 
 
 def test_a_bound_that_is_null_is_the_one_for_both(tmp_path: Path) -> None:
@@ -95,14 +96,14 @@ def test_a_penalty_comes_off_after_the_groups_mean(tmp_path: Path, how: dict[str
     algorithm = found.composed.experiment.algorithm
     assert (algorithm.advantage.name, algorithm.shaping.center) == ("reinforce_plus_plus", "group")
     assert algorithm.kl is not None
-    assert (algorithm.kl.place, algorithm.kl.estimator, algorithm.kl.coefficient) == ("reward", "k2", 0.01)
+    assert (algorithm.kl.apply_to, algorithm.kl.estimator, algorithm.kl.coefficient) == ("reward", "k2", 0.01)
     assert translated(found, "rlinf").lost == {}
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"reward.use_reward_model": True}, ("use_reward_model = true", "no learned judge", "reward.model.model_path")),
+        ({"reward.use_reward_model": True}, ("use_reward_model = true", "needs reward.model.model_path")),
         ({**FIXED, "rollout.recompute_logprobs": False}, ("importance_sampling_fix", "recompute_logprobs = false")),
         (
             {**REINPP, "algorithm.reinpp_kl_beta": 0.1, "algorithm.kl_beta": 0.1},

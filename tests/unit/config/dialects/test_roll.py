@@ -9,8 +9,8 @@ import pytest
 import yaml
 from foreign import changed, converted, natively, translated
 
-from quintet.config.dialects.dialect import DIALECTS
-from quintet.config.dialects.loading import load_foreign
+from quintet.config.dialects.loader import load_foreign
+from quintet.config.dialects.registry import DIALECTS
 from quintet.errors import ConfigError
 
 EXAMPLES = sorted((Path(__file__).parents[4] / "examples" / "roll").glob("*.yaml"))
@@ -148,6 +148,7 @@ def refused(tmp_path: Path, changes: dict[str, Any]) -> str:
     return str(error.value)
 
 
+@pytest.mark.proves("roll", *(case[0] for case in REACHED))
 @pytest.mark.parametrize(
     ("key", "value", "illegal", "native", "expected", "others"), REACHED, ids=[r[0] for r in REACHED]
 )
@@ -162,11 +163,11 @@ def test_a_key_reaches_the_run(
 
 def test_answers_to_prompts_from_files_are_judged_as_mathematics(tmp_path: Path) -> None:
     found = converted(tmp_path, "roll", PLAIN)
-    assert (natively(found, "reward.kind"), natively(found, "world.name")) == ("math", "prompts")
+    assert (natively(found, "reward.kind"), natively(found, "env.name")) == ("math", "prompts")
 
 
 def test_each_key_has_a_row_in_these_tables() -> None:
-    assert {row[0] for row in REACHED} == set(DIALECTS["roll"].rows())
+    assert {row[0] for row in REACHED} == set(DIALECTS["roll"].specs())
 
 
 @pytest.mark.parametrize(("key", "value", "native", "expected"), LIKE, ids=[row[0] for row in LIKE])
@@ -198,14 +199,14 @@ def test_a_step_is_a_whole_number_of_updates_and_the_message_says_how(tmp_path: 
     for word in (
         "gradient_accumulation_steps = 24",
         "given.yaml",
-        "192 sequences doesn't divide the 512",
+        "192 sequences does not divide the 512",
         "rollout_batch_size = 64 (reference)",
         "num_return_sequences_in_group = 8 (reference)",
         "per_device_train_batch_size = 1",
         "device_mapping = 'list(range(0,16))'",
         "tensor_model_parallel_size = 2",
-        "nearest: actor_train.training_args.gradient_accumulation_steps=16",
-        "one update a rollout",
+        "nearest valid value: actor_train.training_args.gradient_accumulation_steps=16",
+        "one optimizer step per rollout",
         "/ the 16 devices = 64",
     ):
         assert word in told
@@ -221,7 +222,7 @@ def test_experts_dont_change_the_sequences_of_an_update_and_other_splits_do(tmp_
 
 def test_prompts_too_few_for_one_pass_are_told(tmp_path: Path) -> None:
     told = refused(tmp_path, {"rollout_batch_size": 3, "num_return_sequences_in_group": 1})
-    assert "nearest: rollout_batch_size=16" in told
+    assert "nearest valid value: rollout_batch_size=16" in told
 
 
 @pytest.mark.parametrize(
@@ -236,21 +237,26 @@ def test_prompts_too_few_for_one_pass_are_told(tmp_path: Path) -> None:
             {"actor_train.data_args.messages": "chat", "actor_train.data_args.prompt": "text"},
             ("messages = 'chat'", "excludes actor_train.data_args.prompt = 'text'", "keep the one"),
         ),
-        ({"actor_train.data_args.prompt": None}, ("which column", "actor_train.data_args.messages")),
-        ({"actor_train.data_args.file_name": []}, ("names no file",)),
+        ({"actor_train.data_args.prompt": None}, ("column of the prompts", "actor_train.data_args.messages")),
+        ({"actor_train.data_args.file_name": []}, ("is empty",)),
         ({"response_length": None}, ("response_length = null", "max_new_tokens")),
         ({f"{ENGINE}max_model_len": 4096}, ("max_model_len = 4096", "6144", "prompt_length = 2048")),
         ({f"{ENGINE}mem_fraction_static": 0.5}, ("mem_fraction_static = 0.5", "belongs to sglang", "'vllm'")),
         ({**FSDP2, f"{OPTION}tensor_model_parallel_size": 2}, ("tensor_model_parallel_size", "megatron_train")),
         ({f"{OPTION}fsdp_size": 4}, ("fsdp_size = 4", "belongs to fsdp2_train", "'megatron_train'")),
         ({INFER: "hf_infer", f"{ENGINE}load_format": "auto"}, ("load_format", "vllm and sglang")),
-        ({f"{OPTION}virtual_pipeline_model_parallel_size": 2}, ("virtual_pipeline", "but one stage")),
+        ({f"{OPTION}virtual_pipeline_model_parallel_size": 2}, ("virtual_pipeline", "more than one pipeline stage")),
         (
             {
                 "critic.training_args.gradient_accumulation_steps": 4,
                 "critic.training_args.per_device_train_batch_size": 2,
             },
-            ("critic.training_args.gradient_accumulation_steps = 4", "from 128 sequences", "from 512", "steps=16"),
+            (
+                "critic.training_args.gradient_accumulation_steps = 4",
+                "has 128 sequences",
+                "the policy's 512",
+                "steps=16",
+            ),
         ),
         ({"critic.data_args.template": "qwen3"}, ("critic.data_args.template", "policy's data")),
         ({"reference.strategy_args.strategy_config.context_parallel_size": 32}, ("reference.device_mapping", "32")),
@@ -297,7 +303,11 @@ def test_a_critic_makes_it_ppo_and_a_reference_measures_how_far_it_went(tmp_path
     run = found.composed.experiment
     assert run.algorithm.advantage.model_dump() == {"name": "gae", "gamma": 1.0, "lam": 0.95, "whiten": False}
     assert run.algorithm.kl is not None
-    assert (run.algorithm.kl.place, run.algorithm.kl.estimator, run.algorithm.kl.coefficient) == ("reward", "k1", 0.0)
+    assert (run.algorithm.kl.apply_to, run.algorithm.kl.estimator, run.algorithm.kl.coefficient) == (
+        "reward",
+        "k1",
+        0.0,
+    )
     assert run.critic.optimizer.learning_rate == 5e-5
     assert translated(found, "roll").lost == {}
 
@@ -321,7 +331,7 @@ def test_devices_are_counted_over_machines_of_eight(tmp_path: Path) -> None:
     assert natively(found, "placement.colocated") is False
 
 
-def test_a_run_without_a_file_plays_the_native_world_and_needs_no_machines(tmp_path: Path) -> None:
+def test_a_run_without_a_file_plays_the_native_env_and_needs_no_machines(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     tree = {
         "rollout_batch_size": 8,
@@ -335,7 +345,7 @@ def test_a_run_without_a_file_plays_the_native_world_and_needs_no_machines(tmp_p
     }
     path.write_text(yaml.safe_dump(tree))
     run = load_foreign(path, [], DIALECTS["roll"])
-    assert run.experiment.world.name == "frozenlake"
+    assert run.experiment.env.name == "frozenlake"
     assert run.experiment.warm_start is not None
     assert run.experiment.policy.preset is not None
     assert run.experiment.training.mini_batches == 2
@@ -351,12 +361,13 @@ def test_a_reference_on_every_device_is_one_copy_each(tmp_path: Path) -> None:
     assert natively(found, "reference.sharding.policy") == "full_shard"
 
 
-def test_a_world_that_roll_doesnt_know_cant_be_said(tmp_path: Path) -> None:
+def test_a_env_that_roll_doesnt_know_cant_be_said(tmp_path: Path) -> None:
     found = converted(tmp_path, "ragen", {"sft": {"env_type": "sokoban"}})
-    with pytest.raises(ConfigError, match="no world sokoban"):
+    with pytest.raises(ConfigError, match="no environment sokoban"):
         translated(found, "roll")
 
 
+@pytest.mark.proves("roll", "pretrain", "exp_name", "seed", "max_steps", "save_steps", "eval_steps")
 def test_the_run_and_its_model_can_be_named(tmp_path: Path) -> None:
     """Its reference has no key for either; no file of ROLL's is without them."""
     named = {"exp_name": "mine", "seed": 7, "pretrain": "some/model", "max_steps": 3, "save_steps": 2, "eval_steps": 5}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from foreign import changed, converted, natively, translated
 
-from quintet.config.dialects.roll.algorithm_keys import ROLL_ALGORITHM_KEYS
+from quintet.config.dialects.ledger import load_keys
 from quintet.errors import ConfigError
 
 PLAIN: dict[str, Any] = {"actor_train": {"data_args": {"file_name": "train.json"}}}
@@ -33,7 +33,7 @@ REACHED: list[Reached] = [
     ("lambd", 1, 2, f"{ADVANTAGE}lam", 1.0, {"adv_estimator": "gae"}),
     ("whiten_advantages", True, 1, f"{ADVANTAGE}whiten", True),
     ("step_reward_gamma", 0.8, 2, f"{ADVANTAGE}turn_gamma", 0.8, GIGPO),
-    ("episode_reward_weight", 0.5, "x", f"{ADVANTAGE}game_weight", 0.5, GIGPO),
+    ("episode_reward_weight", 0.5, "x", f"{ADVANTAGE}episode_weight", 0.5, GIGPO),
     ("step_reward_weight", 2, "x", f"{ADVANTAGE}turn_weight", 2.0, GIGPO),
     ("norm_mean_type", "batch", "running", "algorithm.shaping.center", "batch", REINFORCE),
     ("norm_std_type", "group", "running", "algorithm.shaping.divide", "group", REINFORCE),
@@ -78,7 +78,7 @@ REACHED: list[Reached] = [
     ("kl_penalty", "mse", "full", f"{KL}estimator", "k2", PENALTY),
     ("target_kl", 0.05, 0, f"{KL}target", 0.05, PENALTY),
     ("kl_horizon", 500, 0, f"{KL}horizon", 500, {**PENALTY, "target_kl": 0.05}),
-    ("use_kl_loss", True, 1, f"{KL}place", "loss"),
+    ("use_kl_loss", True, 1, f"{KL}apply_to", "loss"),
     ("kl_loss_coef", 0.01, -1, f"{KL}coefficient", 0.01, TERM),
     (f"{WEIGHT}enabled", True, 1, "algorithm.correction.level", "token"),
     (f"{WEIGHT}weight_type", "sequence", "segment", "algorithm.correction.level", "sequence", WEIGHTED),
@@ -95,6 +95,7 @@ def named(row: Reached) -> str:
     return f"{row[0]}-{row[4]}"
 
 
+@pytest.mark.proves("roll", *(case[0] for case in REACHED))
 @pytest.mark.parametrize("reached", REACHED, ids=map(named, REACHED))
 def test_a_key_reaches_the_run(tmp_path: Path, reached: Reached) -> None:
     key, value, illegal, native, expected, *rest = reached
@@ -108,7 +109,7 @@ def test_a_key_reaches_the_run(tmp_path: Path, reached: Reached) -> None:
 
 
 def test_each_key_has_a_row_in_that_table() -> None:
-    assert {row[0] for row in REACHED} == {row.key for row in ROLL_ALGORITHM_KEYS}
+    assert {row[0] for row in REACHED} == {row.key for row in load_keys("roll", "roll_algorithm")}
 
 
 def test_the_estimator_that_is_named_decides_whether_a_critic_learns(tmp_path: Path) -> None:
@@ -162,10 +163,10 @@ def test_truncated_weights_are_between_0_and_1(tmp_path: Path) -> None:
 def test_a_penalty_makes_a_reference_without_a_section_for_one(tmp_path: Path) -> None:
     kl = converted(tmp_path, "roll", changed(PLAIN, PENALTY)).composed.experiment.algorithm.kl
     assert kl is not None
-    assert (kl.place, kl.estimator, kl.coefficient) == ("reward", "k1", 0.2)
+    assert (kl.apply_to, kl.estimator, kl.coefficient) == ("reward", "k1", 0.2)
     kl = converted(tmp_path, "roll", changed(PLAIN, {**TERM, "kl_loss_coef": 0.1})).composed.experiment.algorithm.kl
     assert kl is not None
-    assert (kl.place, kl.estimator, kl.coefficient) == ("loss", "k3", 0.1)
+    assert (kl.apply_to, kl.estimator, kl.coefficient) == ("loss", "k3", 0.1)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from foreign import changed, converted, natively, translated
 
-from quintet.config.dialects.roll.sampling_keys import ROLL_SAMPLING_KEYS
+from quintet.config.dialects.ledger import load_keys
 from quintet.errors import ConfigError
 
 PLAIN: dict[str, Any] = {"actor_train": {"data_args": {"file_name": "train.json"}}}
@@ -34,6 +34,7 @@ REACHED: list[tuple[str, Any, Any, str, Any]] = [
 ONE_BEAM = (f"{TRAIN}num_beams", f"{VALID}num_beams")
 
 
+@pytest.mark.proves("roll", *ONE_BEAM, *(case[0] for case in REACHED))
 @pytest.mark.parametrize("reached", REACHED, ids=[f"{row[0]}-{row[3]}" for row in REACHED])
 def test_a_key_reaches_the_run(tmp_path: Path, reached: tuple[str, Any, Any, str, Any]) -> None:
     key, value, illegal, native, expected = reached
@@ -53,7 +54,7 @@ def test_there_is_one_beam(tmp_path: Path, key: str) -> None:
 
 
 def test_each_key_has_a_row_in_that_table() -> None:
-    assert {*ONE_BEAM, *(row[0] for row in REACHED)} == {row.key for row in ROLL_SAMPLING_KEYS}
+    assert {*ONE_BEAM, *(row[0] for row in REACHED)} == {row.key for row in load_keys("roll", "roll_sampling")}
 
 
 def test_a_section_for_validation_draws_by_rolls_own_numbers(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from quintet.config.compose import flatten
-from quintet.config.dialects.checking import unknown_keys
-from quintet.config.dialects.composition.reading import given_tree
-from quintet.config.dialects.dialect import DIALECTS
-from quintet.config.dialects.elsewhere import known_elsewhere
-from quintet.config.dialects.loading import written_over_reference
-from quintet.config.dialects.typos import meant
+from quintet.config.dialects.composition.foreign_config import config_from_tree
+from quintet.config.dialects.key_checks import unknown_keys
+from quintet.config.dialects.known_keys import known_keys
+from quintet.config.dialects.loader import merge_with_reference
+from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dialects.typos import closest_keys
+from quintet.config.dotted import flatten
 
 KEYS = Path(__file__).parent / "keys"
 
@@ -51,13 +51,13 @@ def test_one_slip_in_any_documented_key_is_traced_to_it(seed: int) -> None:
     rng = random.Random(seed)
     asked, wrong = 0, []
     for dialect in DIALECTS.values():
-        legal = list(dialect.rows())
+        legal = list(dialect.specs())
         for key in legal:
             slip = edited(key, rng)
             if slip in legal:
                 continue
             asked += 1
-            found = meant(slip, legal)
+            found = closest_keys(slip, legal)
             if not found or found[0] != key:
                 wrong.append((slip, key, found))
     assert asked > 550
@@ -79,7 +79,7 @@ def test_one_slip_in_any_documented_key_is_traced_to_it(seed: int) -> None:
     ],
 )
 def test_what_is_near_is_named_and_what_is_far_isnt(written: str, right: str | None) -> None:
-    found = meant(written, list(DIALECTS["verl"].rows()))
+    found = closest_keys(written, list(DIALECTS["verl"].specs()))
     assert (found[0] if found else None) == right
 
 
@@ -107,13 +107,13 @@ def test_a_slip_in_a_file_is_refused_and_the_key_that_was_meant_comes_first(name
         key = f"actor_rollout_ref.actor.{row.key}" if name == "verl_megatron_optim" else row.key
         slip = edited(key, rng, anywhere=True)
         tree = nested(flatten(FRAMES.get(name, {})) | {slip: row.default}, FRAMES.get(name, {}))
-        written, here, _ = written_over_reference(given_tree(tree), dialect)
-        if slip in here.rows():
+        written, here, _ = merge_with_reference(config_from_tree(tree), dialect)
+        if slip in here.specs():
             continue
         asked += 1
-        found = [each for each in unknown_keys(written, here, known_elsewhere(dialect.name)) if each.key == slip]
+        found = [each for each in unknown_keys(written, here, known_keys(dialect.name)) if each.key == slip]
         assert found, f"{slip} was accepted"
-        if found[0].nearest[:1] != (key,):
+        if found[0].suggestions[:1] != (key,):
             wrong.append((slip, key, found[0]))
     assert len(wrong) <= max(1, 0.02 * asked), wrong
 

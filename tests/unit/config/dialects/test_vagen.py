@@ -9,11 +9,12 @@ import pytest
 import yaml
 from foreign import changed, converted, natively, translated
 
-from quintet.config import load_experiment
-from quintet.config.dialects.dialect import DIALECTS
-from quintet.config.dialects.loading import load_foreign
-from quintet.config.dialects.vagen.world_keys import VAGEN_WORLD_KEYS, world_keys
-from quintet.config.keys import keys
+from quintet.config.compose import load_experiment
+from quintet.config.dialects.loader import load_foreign
+from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dialects.vagen.dialect import ENVS as ENVS_WITH_KEYS
+from quintet.config.dialects.vagen.dialect import env_keys
+from quintet.config.schema import keys
 from quintet.config.translate import translate
 from quintet.errors import ConfigError
 
@@ -31,8 +32,8 @@ REACHED: list[Row] = [
     ("algorithm.adv_estimator", "masked_gae", "multi_turn_grpo", "algorithm.advantage.name", "gae"),
     ("algorithm.high_level_gamma", 0.95, 2, "algorithm.advantage.turn_gamma", 0.95),
     ("algorithm.kl_ctrl.kl_coef", 0.01, -1, "algorithm.kl.coefficient", 0.01),
-    ("data.train_files", "data/lake/train.parquet", 1, "world.name", "frozenlake"),
-    ("data.val_files", ["data/lake/test.parquet"], 1, "world.name", "frozenlake"),
+    ("data.train_files", "data/lake/train.parquet", 1, "env.name", "frozenlake"),
+    ("data.val_files", ["data/lake/test.parquet"], 1, "env.name", "frozenlake"),
     ("data.train_batch_size", 32, 0, "training.groups_per_step", 32),
     ("data.max_prompt_length", 512, 0, "rollout.max_start_tokens", 512),
     ("data.max_response_length", 200, 0, "rollout.max_prompt_tokens", 1600),
@@ -45,7 +46,7 @@ REACHED: list[Row] = [
     (f"{ACTOR}.optim.lr", 3e-6, 0, "actor.optimizer.learning_rate", 3e-6),
     (f"{ACTOR}.ppo_mini_batch_size", 16, 0, "training.mini_batches", 8),
     (f"{ACTOR}.ppo_micro_batch_size_per_gpu", 2, None, "actor.budget.sequences", 2),
-    (f"{ACTOR}.use_kl_loss", True, 1, "algorithm.kl.place", "loss"),
+    (f"{ACTOR}.use_kl_loss", True, 1, "algorithm.kl.apply_to", "loss"),
     (f"{ACTOR}.kl_loss_coef", 0.1, -1, "algorithm.kl.coefficient", 0.1),
     (f"{ACTOR}.kl_loss_type", "low_var_kl", "full", "algorithm.kl.estimator", "k3"),
     (f"{ACTOR}.fsdp_config.param_offload", True, 1, "actor.memory.offload_parameters", True),
@@ -84,21 +85,21 @@ REACHED: list[Row] = [
     (f"{MANAGER}.window_size", 0, -1, "rollout.window_size", 1),
     (f"{MANAGER}.use_multi_turn_reward", True, 1, "algorithm.turn_rewards", True),
     (f"{MANAGER}.use_loss_mask", False, 0, "algorithm.train_on_observations", True),
-    (f"{MANAGER}.use_gae_mask", False, 0, "algorithm.advantage_over_own_tokens", False),
+    (f"{MANAGER}.use_gae_mask", False, 0, "algorithm.advantage_over_response_tokens", False),
     (f"{MANAGER}.n_trajectory", 4, 0, "training.samples_per_group", 4),
 ]
-WORLDS: list[Row] = [
-    ("env1.env_name", "svg", "chess", "world.name", "svg"),
-    (f"{ENV}.render_mode", "vision", "sound", "world.render", "vision"),
+ENVS: list[Row] = [
+    ("env1.env_name", "svg", "chess", "env.name", "svg"),
+    (f"{ENV}.render_mode", "vision", "sound", "env.render", "vision"),
     ("env1.train_size", 1000, 0, "training.start_states", 1000),
-    ("env1.test_size", 128, 0, "validation.games", 128),
+    ("env1.test_size", 128, 0, "validation.episodes", 128),
     (f"{ENV}.prompt_format", "grounding", "loud", "rollout.thoughts", "grounding"),
     (f"{ENV}.max_actions_per_step", 1, 0, "rollout.max_actions_per_turn", 1),
     (f"{ENV}.action_sep", "|", 1, "rollout.action_separator", "|"),
     (f"{ENV}.format_reward", 0.25, -1, "rollout.format_reward", 0.25),
-    (f"{ENV}.size", 6, 1, "world.size", 6),
-    (f"{ENV}.p", 0.7, 0, "world.floor_density", 0.7),
-    (f"{ENV}.is_slippery", True, 1, "world.slippery", True),
+    (f"{ENV}.size", 6, 1, "env.size", 6),
+    (f"{ENV}.p", 0.7, 0, "env.floor_density", 0.7),
+    (f"{ENV}.is_slippery", True, 1, "env.slippery", True),
     ("trainer.total_epochs", 2, 0, "training.steps", 1250),
     ("algorithm.kl_penalty", "abs", "abss", "algorithm.kl.estimator", "abs"),
     ("algorithm.kl_ctrl.type", "adaptive", "wild", "algorithm.kl.target", 0.1),
@@ -106,10 +107,10 @@ WORLDS: list[Row] = [
     ("algorithm.kl_ctrl.target_kl", 0.5, 0, "algorithm.kl.target", 0.5),
 ]
 OF_SOKOBAN: list[Row] = [
-    ("boxes.env_config.dim_room", [7, 8], [3, 8], "world.width", 8),
-    ("boxes.env_config.num_boxes", 2, 0, "world.boxes", 2),
-    ("boxes.env_config.max_steps", 50, 0, "world.max_steps", 50),
-    ("boxes.env_config.search_depth", 40, 0, "world.pull_steps", 40),
+    ("boxes.env_config.dim_room", [7, 8], [3, 8], "env.width", 8),
+    ("boxes.env_config.num_boxes", 2, 0, "env.boxes", 2),
+    ("boxes.env_config.max_steps", 50, 0, "env.max_steps", 50),
+    ("boxes.env_config.search_depth", 40, 0, "env.pull_steps", 40),
 ]
 WITH: dict[str, dict[str, Any]] = {
     "data.max_prompt_length": {"data.max_trajectory_length": 2000},
@@ -124,11 +125,12 @@ WITH: dict[str, dict[str, Any]] = {
 }
 """What a key needs to count."""
 CASES = [
-    *((LAKE, WITH.get(row[0], {}), row) for row in (*REACHED, *WORLDS)),
+    *((LAKE, WITH.get(row[0], {}), row) for row in (*REACHED, *ENVS)),
     *((PUZZLE, {}, row) for row in OF_SOKOBAN),
 ]
 
 
+@pytest.mark.proves("vagen", *(case[2][0].replace("boxes.", "env1.") for case in CASES))
 @pytest.mark.parametrize(("plain", "others", "row"), CASES, ids=[row[0] for _, _, row in CASES])
 def test_a_key_reaches_the_run(tmp_path: Path, plain: dict[str, Any], others: dict[str, Any], row: Row) -> None:
     key, value, illegal, native, expected = row
@@ -144,18 +146,22 @@ def test_a_key_reaches_the_run(tmp_path: Path, plain: dict[str, Any], others: di
 
 def test_each_key_has_a_row_in_these_tables() -> None:
     documented = {row.key for reference in DIALECTS["vagen"].references for row in reference.load()}
-    own = {row.key for row in world_keys(VAGEN_WORLD_KEYS)}
+    own = {row.key for row in env_keys(ENVS_WITH_KEYS)}
     tested = {row[0].replace("boxes.", "env1.") for _, _, row in CASES}
     assert documented | own == tested
 
 
-def test_the_worlds_own_keys_feed_native_ones() -> None:
+def test_the_envs_own_keys_feed_native_ones() -> None:
     names = {key.name for key in keys()}
-    assert all(set(row.native) <= names for row in world_keys(VAGEN_WORLD_KEYS))
+    assert all(set(row.native) <= names for row in env_keys(ENVS_WITH_KEYS))
 
 
 FAULTS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
-    (LAKE, {f"{ACTOR}.ppo_mini_batch_size": 48}, ("ppo_mini_batch_size = 48", "128 games", "n_trajectory = 8", "=32")),
+    (
+        LAKE,
+        {f"{ACTOR}.ppo_mini_batch_size": 48},
+        ("ppo_mini_batch_size = 48", "128 episodes", "n_trajectory = 8", "=32"),
+    ),
     (LAKE, {f"{ACTOR}.ppo_mini_batch_size": 256}, ("ppo_mini_batch_size = 256", "ppo_mini_batch_size=128")),
     (
         LAKE,
@@ -170,7 +176,7 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
     (LAKE, {**IN_LOSS, "algorithm.use_kl_in_reward": True}, ("use_kl_in_reward = true", "use_kl_loss = true")),
     (LAKE, {f"{ROLLOUT}.free_cache_engine": True}, ("enforce_eager = false", "free_cache_engine = true")),
     (LAKE, {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 1000}, ("1800 tokens", "=1800")),
-    (LAKE, {"env1.env_name": "blackjack"}, ("env1.env_name = 'blackjack'", "waits for", "frozenlake")),
+    (LAKE, {"env1.env_name": "blackjack"}, ("env1.env_name = 'blackjack'", "requires", "frozenlake")),
     (LAKE, {f"{ENV}.sise": 5}, ("unknown key env1.env_config.sise", "did you mean env1.env_config.size")),
     (PUZZLE, {"boxes.env_config.size": 5}, ("unknown key boxes.env_config.size",)),
     (PUZZLE, {"boxes.env_config.num_boxs": 5}, ("did you mean boxes.env_config.num_boxes",)),
@@ -217,16 +223,16 @@ HERE = {
 }
 
 
-@pytest.mark.parametrize("world", ["frozenlake", "sokoban"])
-def test_a_run_in_text_that_this_version_can_do_waits_for_nothing(tmp_path: Path, world: str) -> None:
-    tree = changed(HERE, {"env1.env_name": world})
-    if world == "sokoban":
+@pytest.mark.parametrize("env", ["frozenlake", "sokoban"])
+def test_a_run_in_text_that_this_version_can_do_waits_for_nothing(tmp_path: Path, env: str) -> None:
+    tree = changed(HERE, {"env1.env_name": env})
+    if env == "sokoban":
         tree["env1"]["env_config"] = {"render_mode": "text", "dim_room": [6, 6], "num_boxes": 1}
-    assert converted(tmp_path, "vagen", tree).waits == ()
+    assert converted(tmp_path, "vagen", tree).unsupported == ()
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(tree))
     run = load_foreign(path, [], DIALECTS["vagen"]).experiment
-    assert (run.world.name, run.training.steps, run.training.mini_batches, run.data) == (world, 60, 2, None)
+    assert (run.env.name, run.training.steps, run.training.mini_batches, run.data) == (env, 60, 2, None)
 
 
 def test_the_references_own_values_fit_together(tmp_path: Path) -> None:
@@ -234,7 +240,11 @@ def test_the_references_own_values_fit_together(tmp_path: Path) -> None:
     assert run.training.mini_batches == 4
     assert run.rollout.window_size == 4
     assert run.algorithm.kl is not None
-    assert (run.algorithm.kl.place, run.algorithm.kl.estimator, run.algorithm.kl.coefficient) == ("reward", "k1", 0.001)
+    assert (run.algorithm.kl.apply_to, run.algorithm.kl.estimator, run.algorithm.kl.coefficient) == (
+        "reward",
+        "k1",
+        0.001,
+    )
 
 
 def test_a_window_counts_the_observation_that_is_answered(tmp_path: Path) -> None:
@@ -244,12 +254,12 @@ def test_a_window_counts_the_observation_that_is_answered(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("estimator", "name", "own"), [("gae", "gae", False), ("masked_gae", "gae", True)])
-def test_gae_goes_over_the_worlds_words_and_masked_gae_leaps_over_them(
+def test_gae_goes_over_the_envs_words_and_masked_gae_leaps_over_them(
     tmp_path: Path, estimator: str, name: str, own: bool
 ) -> None:
     found = converted(tmp_path, "vagen", changed(LAKE, {"algorithm.adv_estimator": estimator}))
     assert natively(found, "algorithm.advantage.name") == name
-    assert natively(found, "algorithm.advantage_over_own_tokens") is own
+    assert natively(found, "algorithm.advantage_over_response_tokens") is own
     assert translated(found, "vagen").lost == {}
 
 
@@ -268,7 +278,7 @@ def test_the_divergence_is_a_penalty_unless_the_loss_has_it(
 ) -> None:
     found = converted(tmp_path, "vagen", changed(LAKE, changes))
     kl = found.composed.experiment.algorithm.kl
-    assert (kl.place if kl else None) == place
+    assert (kl.apply_to if kl else None) == place
     assert translated(found, "vagen").lost == {}
 
 
@@ -301,9 +311,9 @@ def test_an_estimator_has_its_own_discounts_and_idle_ones_are_told(
     assert translated(found, "vagen").lost == {}
 
 
-def test_what_concerns_prompts_from_files_waits_where_worlds_are_played(tmp_path: Path) -> None:
+def test_what_concerns_prompts_from_files_waits_where_envs_are_played(tmp_path: Path) -> None:
     asked = {"data.shuffle": False, "data.truncation": "left", "reward_model.enable": True, "data.prompt_key": "prompt"}
-    waits = {fault.key for fault in converted(tmp_path, "vagen", changed(LAKE, asked)).waits}
+    waits = {fault.key for fault in converted(tmp_path, "vagen", changed(LAKE, asked)).unsupported}
     assert {"data.shuffle", "data.truncation", "reward_model.enable"} <= waits
     assert "data.prompt_key" not in waits
 
@@ -322,7 +332,7 @@ def test_start_states_are_played_again_where_there_are_too_few(tmp_path: Path) -
     assert natively(enough, "training.start_states") is None
 
 
-def test_an_older_name_of_logged_games_is_read_as_the_documented_one(tmp_path: Path) -> None:
+def test_an_older_name_of_logged_episodes_is_read_as_the_documented_one(tmp_path: Path) -> None:
     found = converted(tmp_path, "vagen", changed(LAKE, {"trainer.log_val_generations": 3}))
     assert natively(found, "tracking.validation_generations") == 3
     assert any(remark.startswith("trainer.log_val_generations (") for remark in found.composed.remarks)
@@ -362,9 +372,9 @@ def test_a_run_of_ragen_can_be_said_in_vagens_words(tmp_path: Path) -> None:
     assert "training.groups_per_step" not in said.lost
 
 
-def test_vagen_plays_worlds_and_nothing_else(tmp_path: Path) -> None:
+def test_vagen_plays_envs_and_nothing_else(tmp_path: Path) -> None:
     prompts = converted(tmp_path, "verl", {"actor_rollout_ref": {"model": {"path": "some/model"}}})
-    with pytest.raises(ConfigError, match="no world prompts"):
+    with pytest.raises(ConfigError, match="no environment prompts"):
         translated(prompts, "vagen")
 
 
@@ -376,39 +386,39 @@ MIXED: dict[str, Any] = {
 }
 
 
-def test_several_sections_are_one_run_of_several_worlds(tmp_path: Path) -> None:
+def test_several_sections_are_one_run_of_several_envs(tmp_path: Path) -> None:
     found = converted(tmp_path, "vagen", MIXED)
     lake, boxes = sorted(found.composed.experiment.played, key=lambda one: one.config.name)
-    assert (lake.name, lake.share, lake.validation_games) == ("lake", 3.0, 30)
-    assert (boxes.name, boxes.share, boxes.validation_games) == ("env1", 1.0, 512), "of 8000 start states, 2000"
+    assert (lake.name, lake.share, lake.validation_episodes) == ("lake", 3.0, 30)
+    assert (boxes.name, boxes.share, boxes.validation_episodes) == ("env1", 1.0, 512), "of 8000 start states, 2000"
     assert (lake.config.model_dump()["size"], boxes.config.model_dump()["width"]) == (5, 7)
     assert lake.rollout.max_actions_per_turn == boxes.rollout.max_actions_per_turn == 3
-    assert natively(found, "worlds.lake.start_states") is None
-    assert found.composed.provenance["worlds.lake.share"] == "lake.train_size: given.yaml:1"
+    assert natively(found, "envs.lake.start_states") is None
+    assert found.composed.provenance["envs.lake.share"] == "lake.train_size: given.yaml:1"
     assert translated(found, "vagen").lost == {}
 
 
-def test_of_several_worlds_a_section_leaves_what_it_does_not_say_to_the_reference(tmp_path: Path) -> None:
+def test_of_several_envs_a_section_leaves_what_it_does_not_say_to_the_reference(tmp_path: Path) -> None:
     """And not to the section that is called as the reference's."""
     lakes = {"env1": {"env_name": "frozenlake", "env_config": {"size": 7}, "train_size": 500}}
     found = converted(tmp_path, "vagen", {**MIXED, **lakes, "lake": {"env_name": "frozenlake"}})
-    assert natively(found, "worlds.lake.world.size") == 4
-    assert (natively(found, "worlds.lake.share"), natively(found, "worlds.env1.share")) == (20.0, 1.0)
+    assert natively(found, "envs.lake.env.size") == 4
+    assert (natively(found, "envs.lake.share"), natively(found, "envs.env1.share")) == (20.0, 1.0)
     assert translated(found, "vagen").lost == {}
 
 
-def test_mixed_worlds_that_play_more_than_there_is_begin_again(tmp_path: Path) -> None:
+def test_mixed_envs_that_play_more_than_there_is_begin_again(tmp_path: Path) -> None:
     found = converted(tmp_path, "vagen", changed(MIXED, {"trainer.total_training_steps": 1000}))
-    assert (natively(found, "worlds.lake.start_states"), natively(found, "worlds.env1.start_states")) == (6000, 2000)
+    assert (natively(found, "envs.lake.start_states"), natively(found, "envs.env1.start_states")) == (6000, 2000)
     assert translated(found, "vagen").lost == {}
 
 
-def test_steps_are_passes_over_the_start_states_of_all_worlds(tmp_path: Path) -> None:
+def test_steps_are_passes_over_the_start_states_of_all_envs(tmp_path: Path) -> None:
     passes = {"trainer.total_training_steps": None, "trainer.total_epochs": 2}
     assert natively(converted(tmp_path, "vagen", changed(MIXED, passes)), "training.steps") == 8000 // 16 * 2
 
 
-def test_worlds_that_are_played_by_other_rules_keep_their_own(tmp_path: Path) -> None:
+def test_envs_that_are_played_by_other_rules_keep_their_own(tmp_path: Path) -> None:
     own = {"lake.env_config.max_actions_per_step": 1, "env1.env_config.prompt_format": "no_think"}
     found = converted(tmp_path, "vagen", changed(MIXED, {**own, "lake.env_config.action_sep": "|"}))
     lake, boxes = sorted(found.composed.experiment.played, key=lambda one: one.config.name)
@@ -421,9 +431,9 @@ def test_worlds_that_are_played_by_other_rules_keep_their_own(tmp_path: Path) ->
 MIXED_FAULTS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"lake.env_config.dim_room": [6, 6]}, ("lake.env_config.dim_room = [6, 6]", "frozenlake has no such option")),
     ({"lake.env_config.sise": 5}, ("unknown key lake.env_config.sise", "did you mean lake.env_config.size?")),
-    ({"env1.env_name": "blackjack", "env1.env_config": {}}, ("env1.env_name = 'blackjack'", "waits for")),
+    ({"env1.env_name": "blackjack", "env1.env_config": {}}, ("env1.env_name = 'blackjack'", "requires")),
     ({"lake.env_config.format_reward": 0.0}, ("format_reward", "lake.env_config.format_reward = 0.0", "the same")),
-    ({"lake.env_config.prompt_format": "grounding"}, ("prompt_format", "one for all its worlds", "grounding")),
+    ({"lake.env_config.prompt_format": "grounding"}, ("prompt_format", "the same for all environments", "grounding")),
     (
         {"lake.train_size": 5, "env1.train_size": 6, "trainer.total_training_steps": None},
         ("together have 11", "env1.train_size=11"),
@@ -432,7 +442,7 @@ MIXED_FAULTS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("changes", "words"), MIXED_FAULTS, ids=[next(iter(one[0])) for one in MIXED_FAULTS])
-def test_what_several_worlds_cant_be_is_told(tmp_path: Path, changes: dict[str, Any], words: tuple[str, ...]) -> None:
+def test_what_several_envs_cant_be_is_told(tmp_path: Path, changes: dict[str, Any], words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as error:
         converted(tmp_path, "vagen", changed(MIXED, changes))
     for word in words:
@@ -440,13 +450,13 @@ def test_what_several_worlds_cant_be_is_told(tmp_path: Path, changes: dict[str, 
 
 
 @pytest.mark.parametrize("dialect", ["ragen", "verl", "rlinf", "roll"])
-def test_who_has_one_world_in_a_run_refuses_several_by_name(tmp_path: Path, dialect: str) -> None:
-    with pytest.raises(ConfigError, match="one world in a run, and here are lake, env1") as error:
+def test_who_has_one_env_in_a_run_refuses_several_by_name(tmp_path: Path, dialect: str) -> None:
+    with pytest.raises(ConfigError, match="have a single environment, and this run has lake, env1") as error:
         translated(converted(tmp_path, "vagen", MIXED), dialect)
-    assert error.value.key == "worlds"
+    assert error.value.key == "envs"
 
 
-def test_a_world_that_is_called_as_a_section_of_vagens_is_refused(tmp_path: Path) -> None:
-    run = load_experiment(None, ["worlds.trainer={}", "worlds.lake={}"])
-    with pytest.raises(ConfigError, match=r"worlds\.trainer: VAGEN has another section"):
+def test_a_env_that_is_called_as_a_section_of_vagens_is_refused(tmp_path: Path) -> None:
+    run = load_experiment(None, ["envs.trainer={}", "envs.lake={}"])
+    with pytest.raises(ConfigError, match=r"envs\.trainer: VAGEN has another section"):
         translate(run, DIALECTS["vagen"])

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from foreign import changed, converted, natively, translated
 
-from quintet.config.dialects.dialect import DIALECTS, Reference
+from quintet.config.dialects.dialect import Reference
+from quintet.config.dialects.registry import DIALECTS
 from quintet.errors import ConfigError
 
 PPO = {"actor_rollout_ref": {"model": {"path": "some/model"}}}
@@ -67,7 +68,7 @@ DATA: list[Row] = [
     ("algorithm.gamma", 0.9, 1.5, "algorithm.advantage.gamma", 0.9),
     ("algorithm.lam", 0.95, -1, "algorithm.advantage.lam", 0.95),
     ("algorithm.adv_estimator", "grpo", "grpoo", "algorithm.advantage.name", "grpo"),
-    ("algorithm.use_kl_in_reward", True, 1, "algorithm.kl.place", "reward"),
+    ("algorithm.use_kl_in_reward", True, 1, "algorithm.kl.apply_to", "reward"),
     ("algorithm.kl_penalty", "low_var_kl", "klll", "algorithm.kl.estimator", "k3"),
     ("algorithm.kl_ctrl.type", "adaptive", "wild", "algorithm.kl.target", 0.1),
     ("algorithm.kl_ctrl.kl_coef", 0.01, -1, "algorithm.kl.coefficient", 0.01),
@@ -113,7 +114,7 @@ POLICY: list[Row] = [
     (f"{ACTOR}.grad_clip", 0.5, 0, "actor.optimizer.max_grad_norm", 0.5),
     (f"{ACTOR}.clip_ratio", 0.3, 1.0, "algorithm.loss.clip_high", 0.3),
     (f"{ACTOR}.entropy_coeff", 0.01, -1, "algorithm.entropy_coefficient", 0.01),
-    (f"{ACTOR}.use_kl_loss", True, 1, "algorithm.kl.place", "loss"),
+    (f"{ACTOR}.use_kl_loss", True, 1, "algorithm.kl.apply_to", "loss"),
     (f"{ACTOR}.use_torch_compile", False, 0, "actor.memory.torch_compile", False),
     (f"{ACTOR}.kl_loss_coef", 0.01, -1, "algorithm.kl.coefficient", 0.01),
     (f"{ACTOR}.kl_loss_type", "mse", "msee", "algorithm.kl.estimator", "k2"),
@@ -272,6 +273,7 @@ CASES = [
 NAMES = [f"{next(iter(plain))}:{row[0]}" for plain, _, row in CASES]
 
 
+@pytest.mark.proves("verl", *(case[2][0] for case in CASES), *(f"optim.{case[0]}" for case in OF_MEGATRON))
 @pytest.mark.parametrize(("plain", "others", "row"), CASES, ids=NAMES)
 def test_a_key_reaches_the_run(tmp_path: Path, plain: dict[str, Any], others: dict[str, Any], row: Row) -> None:
     key, value, illegal, native, expected = row
@@ -514,6 +516,7 @@ OF_AN_SFT_RUN: list[tuple[str, Any, Any, str, Any, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.proves("verl", *(case[0] for case in OF_AN_SFT_RUN))
 @pytest.mark.parametrize(
     ("key", "value", "illegal", "native", "expected", "others"), OF_AN_SFT_RUN, ids=[one[0] for one in OF_AN_SFT_RUN]
 )
@@ -579,7 +582,7 @@ def test_every_name_of_a_divergence_is_known(tmp_path: Path, written: str, nativ
     for others in ({**IN_LOSS, f"{ACTOR}.kl_loss_type": written}, {**IN_REWARD, "algorithm.kl_penalty": written}):
         found = converted(tmp_path, "verl", changed(PPO, others))
         assert natively(found, "algorithm.kl.estimator") == native
-        assert found.waits == ()
+        assert found.unsupported == ()
         assert translated(found, "verl").lost == {}
 
 
@@ -590,7 +593,7 @@ def test_a_name_of_another_package_is_no_estimator(tmp_path: Path) -> None:
 def test_pictures_wait_and_the_columns_usual_name_alone_asks_for_none(tmp_path: Path) -> None:
     def waits(column: str) -> list[str]:
         found = converted(tmp_path, "verl", changed(PPO, {"data.image_key": column}))
-        return [fault.key for fault in found.waits]
+        return [fault.key for fault in found.unsupported]
 
     assert waits("images") == []
     assert waits("pictures") == ["data.image_key"]
@@ -605,18 +608,18 @@ def test_an_evaluation_is_named_for_the_answers_that_it_judges(tmp_path: Path) -
 def test_fine_tuning_has_all_devices_of_its_trainer(tmp_path: Path) -> None:
     found = converted(tmp_path, "verl", changed(SFT, {"trainer.nnodes": 2, "trainer.n_gpus_per_node": 4}))
     assert natively(found, "sft.devices") == 8
-    assert {fault.key for fault in found.waits} == {"trainer.nnodes", "trainer.n_gpus_per_node"}
+    assert {fault.key for fault in found.unsupported} == {"trainer.nnodes", "trainer.n_gpus_per_node"}
 
 
-def test_verl_has_no_worlds(tmp_path: Path) -> None:
+def test_verl_has_no_envs(tmp_path: Path) -> None:
     puzzle = converted(tmp_path, "ragen", {"rl_or_sft": "rl", "model": {"base_model": "some/model"}})
-    with pytest.raises(ConfigError, match="no world sokoban"):
+    with pytest.raises(ConfigError, match="no environment sokoban"):
         translated(puzzle, "verl")
 
 
 def test_what_waits_is_told_by_the_keys_that_ask_for_it(tmp_path: Path) -> None:
     tree = changed(PPO, {"trainer.nnodes": 2, f"{ROLLOUT}.temperature": 0.7})
-    waits = {fault.key for fault in converted(tmp_path, "verl", tree).waits}
+    waits = {fault.key for fault in converted(tmp_path, "verl", tree).unsupported}
     assert waits == {"trainer.nnodes"}
 
 

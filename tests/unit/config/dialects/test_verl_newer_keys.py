@@ -10,9 +10,10 @@ from foreign import changed, converted, natively, translated
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintet.config.dialects.dialect import DIALECTS, narrowed
-from quintet.config.dialects.verl.newer_keys import LOSSES, VERL_NEWER_KEYS, bounds
-from quintet.config.keys import keys
+from quintet.config.dialects.ledger import load_keys
+from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dialects.verl.key_values import parse_bounds
+from quintet.config.schema import keys
 from quintet.errors import ConfigError
 
 PPO = {"actor_rollout_ref": {"model": {"path": "some/model"}}}
@@ -129,6 +130,7 @@ def told(tmp_path: Path, changes: dict[str, Any]) -> str:
     return str(error.value)
 
 
+@pytest.mark.proves("verl", *(case[0] for case in (*CASES, *TAKEN)))
 @pytest.mark.parametrize(
     ("key", "value", "illegal", "native", "expected", "others"), CASES, ids=[one[0] for one in CASES]
 )
@@ -138,7 +140,7 @@ def test_a_newer_key_reaches_the_run(
     found = converted(tmp_path, "verl", changed(PPO, {**others, key: value}))
     assert natively(found, native) == expected
     assert not [remark for remark in found.composed.remarks if "has no effect" in remark]
-    assert {fault.key for fault in found.waits} == set()
+    assert {fault.key for fault in found.unsupported} == set()
     assert key in "".join(
         place for name, place in found.composed.provenance.items() if name.startswith(native.rpartition(".")[0])
     )
@@ -156,17 +158,18 @@ def test_what_is_so_either_way_is_taken(
 
 
 def test_every_newer_key_is_here_and_none_of_the_reference() -> None:
-    assert {row.key for row in VERL_NEWER_KEYS} == {one[0] for one in (*CASES, *TAKEN)}
-    documented = DIALECTS["verl"].rows()
-    assert not {row.key for row in VERL_NEWER_KEYS} & documented.keys()
+    assert {row.key for row in load_keys("verl", "verl_newer")} == {one[0] for one in (*CASES, *TAKEN)}
+    documented = DIALECTS["verl"].specs()
+    assert not {row.key for row in load_keys("verl", "verl_newer")} & documented.keys()
     known = {key.name for key in keys()}
-    for row in VERL_NEWER_KEYS:
+    for row in load_keys("verl", "verl_newer"):
         assert set(row.native) <= known
         assert 20 <= len(row.effect) <= 260
-        assert row.proof is not None
 
 
-@pytest.mark.parametrize("row", [row for row in VERL_NEWER_KEYS if row.aliases], ids=lambda row: row.key)
+@pytest.mark.parametrize(
+    "row", [row for row in load_keys("verl", "verl_newer") if row.aliases], ids=lambda row: row.key
+)
 def test_places_of_other_releases_are_read_as_the_same_key(tmp_path: Path, row: Any) -> None:
     value, others = next((one[1], one[-1]) for one in (*CASES, *TAKEN) if one[0] == row.key)
     plain = converted(tmp_path, "verl", changed(PPO, {**others, row.key: value}))
@@ -209,7 +212,8 @@ def test_every_loss_of_verl_is_chosen_by_its_name_with_its_own_options(tmp_path:
         {f"{ACTOR}.clip_ratio_c"} - {f"{ACTOR}.clip_ratio_c" for option in ("clip_dual", "max_ratio") if option in has}
     )
     assert translated(found, "verl").lost == {}
-    assert {*LOSSES, "mine.py:loss"} == set(OF_LOSSES)
+    mode = next(spec for spec in load_keys("verl", "verl_newer") if spec.key == MODE)
+    assert {*mode.value_type.choices, "mine.py:loss"} == set(OF_LOSSES)
 
 
 def test_a_clip_without_sides_is_both_and_null_sides_follow_it(tmp_path: Path) -> None:
@@ -234,7 +238,7 @@ FAULTS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({**BYPASSED, **WEIGHED, f"{GAP}.loss_type": "reinforce"}, ("rollout_is = 'token'", "loss_type=ppo_clip")),
     ({f"{GAP}.rollout_rs": "token_k2"}, ("rollout_rs_threshold = null", "token_k2")),
     ({**REJECTED, f"{GAP}.rollout_rs_threshold": "1,2"}, ("rollout_rs_threshold = '1,2'", "give 1")),
-    ({f"{GAP}.rollout_rs": "token_k2", f"{GAP}.rollout_rs_threshold": "0.5_2"}, ("token_k2 has an upper bound alone",)),
+    ({f"{GAP}.rollout_rs": "token_k2", f"{GAP}.rollout_rs_threshold": "0.5_2"}, ("token_k2 has only an upper bound",)),
     ({**DAPO, f"{BUFFER}.enable": True}, ("overlong_buffer_cfg.len = null",)),
     ({**OVERLONG, f"{BUFFER}.len": 1000}, ("overlong_buffer_cfg.len = 1000", "len=512")),
     ({f"{ACTOR}.clip_ratio_low": 1.5}, ("clip_ratio_low = 1.5",)),
@@ -255,7 +259,9 @@ def test_the_manager_of_dapo_without_its_penalty_judges_as_the_naive_one(tmp_pat
 
 def test_a_filter_by_another_metric_says_what_it_compares(tmp_path: Path) -> None:
     found = converted(tmp_path, "verl", changed(PPO, {**FILTERED, f"{GROUPS}.metric": "acc"}))
-    assert any("metric = 'acc'" in remark and "rewards of whole replies" in remark for remark in found.composed.remarks)
+    assert any(
+        "metric = 'acc'" in remark and "rewards of whole responses" in remark for remark in found.composed.remarks
+    )
 
 
 def test_without_newer_keys_the_run_is_that_of_the_reference(tmp_path: Path) -> None:
@@ -274,17 +280,17 @@ def test_vagen_takes_those_that_concern_the_objective_and_data_wait_there(tmp_pa
     assert natively(found, "algorithm.correction.reject")[0]["over"] == "sequence_mean"
     assert translated(found, "vagen").lost == {}
     waiting = converted(tmp_path, "vagen", changed(tree, {"data.val_max_samples": 5}))
-    assert {fault.key for fault in waiting.waits} == {"data.val_max_samples"}
+    assert {fault.key for fault in waiting.unsupported} == {"data.val_max_samples"}
 
 
 def test_megatrons_files_have_them_too() -> None:
     tree = {"actor_rollout_ref": {"actor": {"strategy": "megatron"}}}
-    assert MODE in narrowed(DIALECTS["verl"], tree).rows()
+    assert MODE in DIALECTS["verl"].narrowed(tree).specs()
 
 
 @given(st.one_of(st.text(max_size=12), st.floats(), st.integers(), st.booleans(), st.none()))
 def test_bounds_are_two_positive_numbers_in_order_or_nothing(given: object) -> None:
-    found = bounds(given)
+    found = parse_bounds(given)
     if found is not None:
         lower, upper = found
         assert upper > 0

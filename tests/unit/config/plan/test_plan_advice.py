@@ -5,23 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from models_of_tests import on
+from example_models import on
 
-from quintet.config import load_experiment
+from quintet.config.compose import load_experiment
 from quintet.config.plan.memory import GIB
-from quintet.config.plan.survey import survey
+from quintet.config.plan.run_plan import plan_run
 
 RATE = "actor.optimizer.learning_rate=1e-6"
 VLLM = "rollout.engine=vllm"
 
 
 def warned(tmp_path: Path, *words: str) -> tuple[str, ...]:
-    return survey(on(tmp_path, "Qwen2.5-7B", 1, 8, RATE, VLLM, *words)).warnings
+    return plan_run(on(tmp_path, "Qwen2.5-7B", 1, 8, RATE, VLLM, *words)).warnings
 
 
-@pytest.mark.parametrize("words", [[], ["algorithm.advantage.name=gae"], ["world.name=sokoban"]])
+@pytest.mark.parametrize("words", [[], ["algorithm.advantage.name=gae"], ["env.name=sokoban"]])
 def test_the_runs_that_come_with_quintet_are_well(words: list[str]) -> None:
-    assert survey(load_experiment(None, words)).warnings == ()
+    assert plan_run(load_experiment(None, words)).warnings == ()
 
 
 def test_a_well_made_run_on_a_cluster_is_well(tmp_path: Path) -> None:
@@ -31,11 +31,14 @@ def test_a_well_made_run_on_a_cluster_is_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["actor.optimizer.learning_rate=6e-4"], "learning_rate = 0.0006 (command line) suits the small policies"),
+        (
+            ["actor.optimizer.learning_rate=6e-4"],
+            "learning_rate = 0.0006 (command line) suits the small preset policies",
+        ),
         (["training.steps=5"], "the warm-up outlasts the 5 steps"),
         (["algorithm.kl.coefficient=0"], "algorithm.kl.coefficient = 0.0 (command line) has no effect"),
-        (["rollout.max_prompt_tokens=40000"], "are 40,024 tokens, more than the 32,768 that the model was made for"),
-        (["rollout.engine_options.max_model_tokens=500"], "more than the 500 that the engine makes room for"),
+        (["rollout.max_prompt_tokens=40000"], "are 40,024 tokens, more than the 32,768 that the model supports"),
+        (["rollout.engine_options.max_model_tokens=500"], "more than the 500 that the engine allows"),
         (
             [
                 *("rollout.window_size=null", "rollout.max_turns=8"),
@@ -45,20 +48,21 @@ def test_a_well_made_run_on_a_cluster_is_well(tmp_path: Path) -> None:
         ),
         (
             ["training.steps=10", "training.groups_per_step=1", "validation.every_steps=1", "training.mini_batches=1"],
-            "validation plays 2,816 games (11 × 256), more than the 160 of training",
+            "validation runs 2,816 episodes (11 × 256), more than the 160 of training",
         ),
         (["actor.budget.tokens=100"], "actor.budget.tokens = 100 (command line) is less than the longest sequence"),
-        (["placement.actor.devices=[0,1]", "placement.rollout.devices=[2,3]"], "devices 4-7 stand idle"),
+        (["placement.actor.devices=[0,1]", "placement.rollout.devices=[2,3]"], "devices 4-7 are unused"),
         (
             ["training.groups_per_step=6", "training.samples_per_group=4", "training.mini_batches=2"],
-            "training.mini_batches = 2 (command line): its 12 games can't be shared out evenly among the 8 "
-            "data-parallel ranks of actor, so that some wait for others; nearest: training.mini_batches=1, or "
+            "training.mini_batches = 2 (command line): its 12 episodes cannot be divided evenly over the 8 "
+            "data-parallel ranks of actor, so some ranks wait for others; "
+            "nearest valid value: training.mini_batches=1, or "
             "training.groups_per_step=4 or 8",
         ),
         (
             ["training.groups_per_step=5", "training.samples_per_group=3", "training.mini_batches=1"],
-            "15 games can't be shared out evenly among the 8 data-parallel ranks of actor, so that some wait for "
-            "others; nearest: training.groups_per_step=8",
+            "15 episodes cannot be divided evenly over the 8 data-parallel ranks of actor, so some ranks wait for "
+            "others; nearest valid value: training.groups_per_step=8",
         ),
         (["placement.colocated=false"], "yet components share devices"),
     ],
@@ -73,7 +77,7 @@ def test_what_looks_unwise_is_told_with_its_source(tmp_path: Path, words: list[s
 
 def test_an_engine_across_machines_is_told(tmp_path: Path) -> None:
     composed = on(tmp_path, "Llama-3-8B", 2, 8, RATE, VLLM, "rollout.engine_options.tensor_parallel=16")
-    assert any("one engine spans machines of 8 devices" in line for line in survey(composed).warnings)
+    assert any("one engine spans machines of 8 devices" in line for line in plan_run(composed).warnings)
 
 
 def test_recomputing_is_advised_where_it_halves_the_memory(tmp_path: Path) -> None:
@@ -86,28 +90,30 @@ def test_recomputing_is_advised_where_it_halves_the_memory(tmp_path: Path) -> No
         "rollout.max_concurrent=8",
     ]
     lines = warned(tmp_path, *long)
-    assert any("actor.gradient_checkpointing=true brings the fullest device from" in line for line in lines), lines
+    assert any("actor.gradient_checkpointing=true lowers the peak from" in line for line in lines), lines
     assert warned(tmp_path, *long, "actor.gradient_checkpointing=true") == ()
 
 
-def test_slots_for_games_that_never_come_are_told(tmp_path: Path) -> None:
+def test_slots_for_episodes_that_never_come_are_told(tmp_path: Path) -> None:
     composed = on(tmp_path, "Qwen2.5-7B", 1, 1, RATE, "rollout.max_concurrent=1000")
-    (line,) = [line for line in survey(composed).warnings if "max_concurrent" in line]
-    assert "never more than 512 games are played at once" in line
+    (line,) = [line for line in plan_run(composed).warnings if "max_concurrent" in line]
+    assert "at most 512 episodes run at once" in line
 
 
 def test_a_device_that_is_nearly_full_is_told(tmp_path: Path) -> None:
     composed = on(tmp_path, "Qwen2.5-7B", 1, 8, RATE, VLLM)
-    peak = survey(composed).memory.fullest
+    peak = plan_run(composed).memory.fullest
     assert peak is not None
-    lines = survey(composed, int(peak.total / 0.95)).warnings
-    assert any("leave little for CUDA" in line for line in lines)
-    assert survey(composed, 2 * peak.total + GIB).warnings == ()
+    lines = plan_run(composed, int(peak.total / 0.95)).warnings
+    assert any("leave little memory for CUDA" in line for line in lines)
+    assert plan_run(composed, 2 * peak.total + GIB).warnings == ()
 
 
 def test_a_model_that_isnt_known_is_told_to_be_guessed(tmp_path: Path) -> None:
     composed = on(tmp_path, "Qwen2.5-7B", 1, 8, RATE, VLLM, "policy.overrides={model_type: novel}")
-    assert any("models of type 'novel' are counted as if they were Llama" in line for line in survey(composed).warnings)
+    assert any(
+        "models of type 'novel' are estimated as if they were Llama" in line for line in plan_run(composed).warnings
+    )
 
 
 def test_devices_that_share_a_sequence_are_one_rank_of_a_mini_batch(tmp_path: Path) -> None:

@@ -7,22 +7,22 @@ import json
 from pathlib import Path
 
 import pytest
+from example_models import on
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models_of_tests import on
 
-from quintet.config import load_experiment
-from quintet.config.plan import steps_of
+from quintet.config.compose import load_experiment
 from quintet.config.plan.batches import (
-    budget_of,
-    data_of,
-    evaluated_rows,
-    losses_of_fine_tuning,
-    passes_of_fine_tuning,
-    sequences_per_game,
-    share,
+    count_evaluated_rows,
+    count_training_rows,
+    max_sequences_per_episode,
+    micro_batch_budget,
+    num_sft_validations,
+    rank_workload,
+    sft_passes_per_step,
 )
-from quintet.config.plan.rows import count_rows
+from quintet.config.plan.row_counts import count_rows
+from quintet.config.plan.steps import num_steps
 from quintet.errors import ConfigError
 
 FOOTER = (
@@ -35,50 +35,50 @@ FOOTER = (
 
 
 def test_a_ranks_part_of_a_mini_batch_by_hand(tmp_path: Path) -> None:
-    """512 games in 8 mini-batches over 8 ranks: 8 games of 536 tokens, three at a time in three passes."""
+    """512 episodes in 8 mini-batches over 8 ranks: 8 episodes of 536 tokens, three at a time in three passes."""
     config = on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.budget.sequences=3").experiment
-    part = share(config, "actor", 8)
-    assert (part.games, part.sequences, part.passes) == (8, 8, 3)
-    assert (part.tokens, part.places) == (3 * 536, 3 * 24)
-    assert part.budget.words == "at most 3 sequences"
+    part = rank_workload(config, "actor", 8)
+    assert (part.episodes, part.sequences, part.micro_batches) == (8, 8, 3)
+    assert (part.tokens, part.predicted_tokens) == (3 * 536, 3 * 24)
+    assert part.budget.description == "at most 3 sequences"
     assert part.budget.key == "actor.budget.sequences"
 
 
 def test_a_budget_of_tokens_says_at_most(tmp_path: Path) -> None:
     """Eight sequences of at most 536 tokens, about 1,000 at a time: five passes."""
-    part = share(on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.budget.tokens=1000").experiment, "actor", 8)
-    assert (part.passes, part.tokens, part.places) == (5, 1000, 8 * 24)
-    assert part.budget.words == "at most 1,000 tokens"
+    part = rank_workload(on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.budget.tokens=1000").experiment, "actor", 8)
+    assert (part.micro_batches, part.tokens, part.predicted_tokens) == (5, 1000, 8 * 24)
+    assert part.budget.description == "at most 1,000 tokens"
 
 
 def test_both_limits_hold(tmp_path: Path) -> None:
     words = ["actor.budget.tokens=1000", "actor.budget.sequences=1"]
-    part = share(on(tmp_path, "Qwen2.5-7B", 1, 8, *words).experiment, "actor", 8)
-    assert (part.tokens, part.passes) == (536, 8)
-    assert part.budget.words == "at most 1 sequence and 1,000 tokens"
+    part = rank_workload(on(tmp_path, "Qwen2.5-7B", 1, 8, *words).experiment, "actor", 8)
+    assert (part.tokens, part.micro_batches) == (536, 8)
+    assert part.budget.description == "at most 1 sequence and 1,000 tokens"
 
 
 def test_a_sequence_beyond_the_budget_is_a_pass_by_itself(tmp_path: Path) -> None:
-    part = share(on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.budget.tokens=100").experiment, "actor", 8)
-    assert (part.tokens, part.passes) == (536, 8)
+    part = rank_workload(on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.budget.tokens=100").experiment, "actor", 8)
+    assert (part.tokens, part.micro_batches) == (536, 8)
 
 
 def test_a_learner_without_a_budget_has_the_runs(tmp_path: Path) -> None:
     config = on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.budget.sequences=3", "critic.inference_budget.tokens=7").experiment
-    assert budget_of(config, "critic").key == "training.micro_batch_tokens"
-    assert budget_of(config, "critic", inference=True).key == "critic.inference_budget.tokens"
+    assert micro_batch_budget(config, "critic").key == "training.micro_batch_tokens"
+    assert micro_batch_budget(config, "critic", inference=True).key == "critic.inference_budget.tokens"
 
 
 @pytest.mark.parametrize(("window", "turns", "sequences"), [("null", 8, 1), ("1", 8, 8), ("3", 8, 6), ("9", 8, 1)])
 def test_a_window_that_slides_makes_more_sequences(window: str, turns: int, sequences: int) -> None:
     """The first three turns are one sequence, the fourth no longer sees the first and begins another."""
     config = load_experiment(None, [f"rollout.window_size={window}", f"rollout.max_turns={turns}"]).experiment
-    assert sequences_per_game(config) == sequences
+    assert max_sequences_per_episode(config) == sequences
 
 
-def test_learning_the_worlds_words_predicts_all_tokens(tmp_path: Path) -> None:
+def test_learning_the_envs_words_predicts_all_tokens(tmp_path: Path) -> None:
     words = ["algorithm.train_on_observations=true", "actor.budget.sequences=2"]
-    assert share(on(tmp_path, "Qwen2.5-7B", 1, 8, *words).experiment, "actor", 8).places == 2 * 536
+    assert rank_workload(on(tmp_path, "Qwen2.5-7B", 1, 8, *words).experiment, "actor", 8).predicted_tokens == 2 * 536
 
 
 def write(tmp_path: Path) -> dict[str, str]:
@@ -125,34 +125,34 @@ def test_files_that_arent_here_leave_the_number_unknown(tmp_path: Path) -> None:
 def test_steps_follow_from_the_rows_of_files(
     tmp_path: Path, words: list[str], rows: int, steps: int | None, dropped: int
 ) -> None:
-    files = [f"data.train_files=[{write(tmp_path)['d']}]", "world.name=prompts"]
-    data = data_of(load_experiment(None, [*files, *words]).experiment)
+    files = [f"data.train_files=[{write(tmp_path)['d']}]", "env.name=prompts"]
+    data = count_training_rows(load_experiment(None, [*files, *words]).experiment)
     assert data is not None
     assert (data.rows, data.steps, data.dropped) == (rows, steps, dropped)
 
 
 def test_steps_are_unknown_while_the_files_are_elsewhere() -> None:
-    words = ["data.train_files=[/nowhere/x.parquet]", "data.epochs=1", "world.name=prompts"]
-    data = data_of(load_experiment(None, words).experiment)
+    words = ["data.train_files=[/nowhere/x.parquet]", "data.epochs=1", "env.name=prompts"]
+    data = count_training_rows(load_experiment(None, words).experiment)
     assert data is not None
-    assert (data.rows, data.steps, data.decide, data.dropped) == (None, None, True, 0)
+    assert (data.rows, data.steps, data.sets_steps, data.dropped) == (None, None, True, 0)
 
 
 def test_rows_that_fill_no_step_are_refused_with_what_would() -> None:
-    config = load_experiment(None, ["world.name=prompts", "data.epochs=3", "training.groups_per_step=10"]).experiment
-    assert [steps_of(config, rows) for rows in (10, 19, 20)] == [3, 3, 6]
+    config = load_experiment(None, ["env.name=prompts", "data.epochs=3", "training.groups_per_step=10"]).experiment
+    assert [num_steps(config, rows) for rows in (10, 19, 20)] == [3, 3, 6]
     with pytest.raises(ConfigError, match=r"training\.groups_per_step = 10: the data have 9 rows") as error:
-        steps_of(config, 9)
+        num_steps(config, 9)
     assert error.value.hint == "at most: training.groups_per_step=9"
     alone = load_experiment(None, ["sft.batch=4", "sft.epochs=2"]).experiment
-    assert steps_of(alone, 9) == 4
+    assert num_steps(alone, 9) == 4
     with pytest.raises(ConfigError, match=r"sft\.batch = 4: the data have 1 row,"):
-        steps_of(alone, 1)
+        num_steps(alone, 1)
 
 
 @pytest.mark.parametrize("words", [["training.steps=7"], ["data.seed=1", "training.steps=7", "data.max_steps=3"]])
 def test_steps_that_dont_follow_from_the_rows_are_those_that_were_given(words: list[str]) -> None:
-    assert steps_of(load_experiment(None, ["world.name=prompts", *words]).experiment, 5) == 7
+    assert num_steps(load_experiment(None, ["env.name=prompts", *words]).experiment, 5) == 7
 
 
 @settings(max_examples=200, deadline=None)
@@ -165,7 +165,7 @@ def test_losses_of_fine_tuning_are_as_many_as_counting_gives(rows: int, batch: i
     if each:
         told = [step for step in range(1, steps + 1) if every >= 0 and (step % each == 0 or step == steps)]
         told += [step for step in range(1, steps + 1) if every > 0 and step % every == 0]
-        assert losses_of_fine_tuning(config, config.sft, steps, each) == 1 + len(set(told))
+        assert num_sft_validations(config, config.sft, steps, each) == 1 + len(set(told))
 
 
 def test_passes_of_fine_tuning_are_those_of_sequences_or_of_tokens() -> None:
@@ -176,29 +176,29 @@ def test_passes_of_fine_tuning_are_those_of_sequences_or_of_tokens() -> None:
     ).experiment
     assert own.sft is not None
     assert filled.sft is not None
-    assert (passes_of_fine_tuning(own, own.sft), passes_of_fine_tuning(filled, filled.sft)) == (8, 8)
+    assert (sft_passes_per_step(own, own.sft), sft_passes_per_step(filled, filled.sft)) == (8, 8)
 
 
 def test_held_out_rows_are_those_of_their_own_files_or_of_training(tmp_path: Path) -> None:
     files = write(tmp_path)
-    train = ["world.name=prompts", f"data.train_files=[{files['d']}]"]
+    train = ["env.name=prompts", f"data.train_files=[{files['d']}]"]
     for words, rows in (
         ([], 37),
         ([f"data.validation_files=[{files['a']}]"], 3),
         (["data.validation_rows=2"], 2),
         (["data.dataset_class=mine.py:Mine"], None),
     ):
-        data = data_of(load_experiment(None, [*train, *words]).experiment)
+        data = count_training_rows(load_experiment(None, [*train, *words]).experiment)
         assert data is not None
         assert data.held_out == rows
 
 
 def test_stored_answers_are_counted(tmp_path: Path) -> None:
     files = write(tmp_path)
-    assert evaluated_rows(load_experiment(None, [f"evaluation.path={files['a']}"]).experiment) == 3
-    assert evaluated_rows(load_experiment(None, ["evaluation.path=/nowhere.parquet"]).experiment) is None
+    assert count_evaluated_rows(load_experiment(None, [f"evaluation.path={files['a']}"]).experiment) == 3
+    assert count_evaluated_rows(load_experiment(None, ["evaluation.path=/nowhere.parquet"]).experiment) is None
 
 
 def test_files_that_nothing_reads_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"data\.train_files = .*frozenlake makes its own starts"):
+    with pytest.raises(ConfigError, match=r"data\.train_files = .*frozenlake makes its own start states"):
         load_experiment(None, ["data.train_files=[x.parquet]"])

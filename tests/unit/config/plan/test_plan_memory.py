@@ -6,16 +6,23 @@ import json
 from pathlib import Path
 
 import pytest
-from models_of_tests import CONFIGS, PARAMETERS, measured, on
+from example_models import CONFIGS, PARAMETERS, measured, on
 
-from quintet.config import Composed, load_experiment
+from quintet.config.compose import load_experiment
+from quintet.config.composed import ComposedConfig
 from quintet.config.native.policy import LoraConfig
-from quintet.config.plan.fit import gib, memory_faults
-from quintet.config.plan.loads import Load, activation_bytes, adapters, attention_bytes, cache_bytes
+from quintet.config.plan.component_memory import (
+    MemoryUse,
+    activation_bytes,
+    attention_bytes,
+    cache_bytes,
+    lora_parameters,
+)
 from quintet.config.plan.memory import GIB
+from quintet.config.plan.memory_fit import format_bytes, memory_problems
+from quintet.config.plan.model_shapes import ModelShape, read_shape
 from quintet.config.plan.models import find_models
-from quintet.config.plan.placement import place
-from quintet.config.plan.shapes import Shape, read_shape
+from quintet.config.plan.placement import place_components
 
 P = PARAMETERS["Qwen2.5-7B"]
 EMBEDDING = 152064 * 3584
@@ -25,24 +32,24 @@ MEGATRON = ("actor.backend=megatron", "actor.parallel.tensor=2", "actor.parallel
 VLLM = ("rollout.engine=vllm",)
 
 
-def actor(composed: Composed) -> Load:
-    return measured(composed).working["actor"]
+def actor(composed: ComposedConfig) -> MemoryUse:
+    return measured(composed).active["actor"]
 
 
 def test_one_process_keeps_sixteen_bytes_a_parameter() -> None:
     """Weights, gradients and two moments in float32; the engine plays with the same weights."""
     found = measured(load_experiment(None))
-    load, parameters = found.working["actor"], find_models(load_experiment(None).experiment).of("actor")
+    load, parameters = found.active["actor"], find_models(load_experiment(None).experiment).of("actor")
     assert parameters is not None
     four = 4 * parameters.parameters
     assert (load.weights, load.copies, load.gradients, load.optimizer) == (four, 0, four, 2 * four)
-    assert found.working["rollout"].weights == 0
+    assert found.active["rollout"].weights == 0
 
 
 def test_one_process_in_bfloat16_casts_weights_and_gives_the_engine_its_own() -> None:
     found = measured(load_experiment(None, ["policy.dtype=bfloat16"]))
-    load = found.working["actor"]
-    assert (load.weights, load.copies) == (2 * load.copies, found.working["rollout"].weights)
+    load = found.active["actor"]
+    assert (load.weights, load.copies) == (2 * load.copies, found.active["rollout"].weights)
 
 
 def test_fsdp_cuts_up_float32_and_gathers_two_layers_at_a_time(tmp_path: Path) -> None:
@@ -95,26 +102,26 @@ def test_adapters_alone_have_gradients(tmp_path: Path) -> None:
     is the same model with the adapters of the beginning."""
     trained = 28 * 8 * (3584 + 3584 + 3584 + 512)
     lora = LoraConfig(rank=8, target_modules=("q_proj", "v_proj"))
-    assert adapters(QWEN, lora) == trained
+    assert lora_parameters(QWEN, lora) == trained
     words = ["policy.lora.rank=8", "policy.lora.target_modules=[q_proj, v_proj]"]
     load = actor(on(tmp_path, "Qwen2.5-7B", 1, 1, *words))
     assert (load.weights, load.gradients, load.optimizer) == (4 * P + 4 * trained, 4 * trained, 8 * trained)
     kl = "algorithm.kl={coefficient: 0.1}"
-    kept, copied = (measured(on(tmp_path, "Qwen2.5-7B", 1, 1, kl, *some)).working["reference"] for some in (words, ()))
+    kept, copied = (measured(on(tmp_path, "Qwen2.5-7B", 1, 1, kl, *some)).active["reference"] for some in (words, ()))
     assert kept.weights == 4 * trained
     assert copied.weights == 4 * P
 
 
 def test_every_linear_layer_but_the_head_can_be_adapted() -> None:
     inner = (3584 + 3584) * 2 + (3584 + 512) * 2 + (3584 + 18944) * 3
-    assert adapters(QWEN, LoraConfig(rank=32)) == 28 * 32 * inner
+    assert lora_parameters(QWEN, LoraConfig(rank=32)) == 28 * 32 * inner
 
 
 def test_activations_are_those_of_the_published_formula() -> None:
     """Korthikanti et al.: 34·h bytes a token in 16 bit where heads fill h and 8·h numbers of the feed-forward part
     are kept, two of them dropout masks, which there are none of now."""
     hidden = 1024
-    shape = Shape(1, hidden, 2 * hidden, 16, 16, hidden // 16, 100)
+    shape = ModelShape(1, hidden, 2 * hidden, 16, 16, hidden // 16, 100)
     assert activation_bytes(shape, 10, 2) == 10 * (34 - 2) * hidden
 
 
@@ -135,7 +142,7 @@ def test_plain_attention_keeps_its_matrix(tmp_path: Path) -> None:
 
 
 def test_recomputing_keeps_inputs_and_one_layer(tmp_path: Path) -> None:
-    """A rank has 8 games of 536 tokens in a mini-batch, less than its budget."""
+    """A rank has 8 episodes of 536 tokens in a mini-batch, less than its budget."""
     tokens = 8 * 536
     kept = actor(on(tmp_path, "Qwen2.5-7B", 1, 8)).activations
     anew = actor(on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.gradient_checkpointing=true")).activations
@@ -154,15 +161,15 @@ def test_megatron_recomputes_as_many_layers_as_it_is_told(tmp_path: Path) -> Non
 
 def test_a_critic_recomputes_as_the_actor_does_unless_told(tmp_path: Path) -> None:
     words = ["algorithm.advantage.name=gae", "actor.gradient_checkpointing=true"]
-    same = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words)).working
+    same = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words)).active
     assert same["critic"].activations == same["actor"].activations
     assert same["critic"].logits == 0
-    other = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words, "critic.gradient_checkpointing=false")).working
+    other = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words, "critic.gradient_checkpointing=false")).active
     assert other["critic"].activations > 10 * other["actor"].activations
 
 
 def test_logits_count_the_places_that_are_predicted(tmp_path: Path) -> None:
-    """Four of a rank's eight games at a time, 24 tokens of an answer each, 16 bytes for each of 152,064 words."""
+    """Four of a rank's eight episodes at a time, 24 tokens of an answer each, 16 bytes for each of 152,064 words."""
     load = actor(on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.budget.sequences=4"))
     assert load.logits == 4 * 24 * 152_064 * 16
 
@@ -180,32 +187,32 @@ def test_a_token_of_qwen_takes_57344_bytes_of_cache() -> None:
 
 
 def test_an_engine_keeps_as_many_requests_as_there_can_be(tmp_path: Path) -> None:
-    """512 games over two engines of four devices, 536 tokens each; no more than it may run side by side."""
+    """512 episodes over two engines of four devices, 536 tokens each; no more than it may run side by side."""
     words = (*VLLM, "rollout.engine_options.tensor_parallel=4")
-    load = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words)).working["rollout"]
+    load = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words)).active["rollout"]
     assert (load.weights, load.cache) == (P // 4 * 2, 256 * 536 * 14_336)
-    few = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words, "rollout.max_concurrent=10")).working["rollout"]
+    few = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words, "rollout.max_concurrent=10")).active["rollout"]
     assert few.cache == 10 * 536 * 14_336
 
 
 def test_an_engine_takes_its_share_of_a_known_device(tmp_path: Path) -> None:
     composed = on(tmp_path, "Qwen2.5-7B", 1, 8, *VLLM, "rollout.engine_options.memory_share=0.5")
-    load = measured(composed, 80 * GIB).working["rollout"]
+    load = measured(composed, 80 * GIB).active["rollout"]
     assert load.total == 40 * GIB
     assert load.weights == 2 * P
 
 
 def test_the_embedded_engine_has_half_a_slot_more_for_prompts() -> None:
     """grid-1m: 4 layers × 2 × 2 heads × 16 in float32, 536 tokens, 256 requests."""
-    assert measured(load_experiment(None)).working["rollout"].cache == 256 * int(1.5 * 536 * 4 * 2 * 2 * 16 * 4)
+    assert measured(load_experiment(None)).active["rollout"].cache == 256 * int(1.5 * 536 * 4 * 2 * 2 * 16 * 4)
 
 
 def test_a_reference_is_a_copy_in_one_process_and_a_shard_in_many(tmp_path: Path) -> None:
     words = ["algorithm.kl.coefficient=0.1"]
-    alone = measured(on(tmp_path, "Qwen2.5-7B", 1, 1, *words)).working["reference"]
-    spread = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words)).working["reference"]
+    alone = measured(on(tmp_path, "Qwen2.5-7B", 1, 1, *words)).active["reference"]
+    spread = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words)).active["reference"]
     assert (alone.weights, spread.weights) == (4 * P, 2 * P // 8)
-    typed = measured(on(tmp_path, "Qwen2.5-7B", 1, 1, *words, "reference.dtype=bfloat16")).working["reference"]
+    typed = measured(on(tmp_path, "Qwen2.5-7B", 1, 1, *words, "reference.dtype=bfloat16")).active["reference"]
     assert typed.weights == 2 * P
 
 
@@ -215,10 +222,10 @@ def test_taking_turns_needs_the_fullest_turn(tmp_path: Path) -> None:
     found = measured(composed)
     (peak,) = found.peaks
     assert peak.phase == "while the actor learns"
-    assert peak.total == found.working["actor"].total + found.working["rollout"].total
+    assert peak.total == found.active["actor"].total + found.active["rollout"].total
     words = ["rollout.engine_options.sleep_between_steps=true", "rollout.engine_options.offload=true"]
     (asleep,) = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *VLLM, *words)).peaks
-    assert asleep.total == found.working["actor"].total
+    assert asleep.total == found.active["actor"].total
 
 
 def test_what_is_moved_away_leaves_room_to_play(tmp_path: Path) -> None:
@@ -233,29 +240,29 @@ def test_what_is_moved_away_leaves_room_to_play(tmp_path: Path) -> None:
 def test_weights_that_the_engine_plays_with_stay(tmp_path: Path) -> None:
     words = ["rollout.engine=hf", "policy.dtype=float32", "actor.memory.offload_parameters=true"]
     found = measured(on(tmp_path, "Qwen2.5-0.5B", 1, 1, *words))
-    assert found.idle["actor"].weights == found.working["actor"].weights > 0
+    assert found.idle["actor"].weights == found.active["actor"].weights > 0
 
 
 def test_working_side_by_side_needs_the_sum(tmp_path: Path) -> None:
     found = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *VLLM, "placement.colocated=false"))
     (peak,) = found.peaks
     assert peak.phase == "all at once"
-    assert peak.total == sum(load.total for load in found.working.values())
+    assert peak.total == sum(load.total for load in found.active.values())
 
 
 def test_components_apart_have_peaks_of_their_own(tmp_path: Path) -> None:
     words = ["placement.actor.devices=[0,1]", "placement.rollout.devices=[2,3]", "placement.colocated=false"]
     found = measured(on(tmp_path, "Qwen2.5-7B", 1, 4, *VLLM, *words))
     assert [(peak.devices, peak.total) for peak in found.peaks] == [
-        ((0, 1), found.working["actor"].total),
-        ((2, 3), found.working["rollout"].total),
+        ((0, 1), found.active["actor"].total),
+        ((2, 3), found.active["rollout"].total),
     ]
 
 
 def test_a_model_of_an_unknown_size_takes_nothing_that_would_be_made_up(tmp_path: Path) -> None:
     words = ["policy.preset=null", f"policy.path={tmp_path}"]
     found = measured(load_experiment(None, words))
-    assert (found.working, found.fullest) == ({}, None)
+    assert (found.active, found.fullest) == ({}, None)
 
 
 def test_auto_is_the_models_own_type(tmp_path: Path) -> None:
@@ -267,9 +274,9 @@ def test_auto_is_the_models_own_type(tmp_path: Path) -> None:
     assert actor(composed).copies == 2 * (2 * LAYER + 2 * EMBEDDING)
 
 
-def faults(composed: Composed, gibibytes: float) -> list[str]:
+def faults(composed: ComposedConfig, gibibytes: float) -> list[str]:
     config = composed.experiment
-    found = memory_faults(composed, place(config), find_models(config), int(gibibytes * GIB))
+    found = memory_problems(composed, place_components(config), find_models(config), int(gibibytes * GIB))
     return [str(fault) for fault in found]
 
 
@@ -282,7 +289,10 @@ def test_what_doesnt_fit_is_refused_with_what_helps_most(tmp_path: Path) -> None
     total = measured(composed).peaks[0].total
     assert faults(composed, 80) == []
     (message,) = faults(composed, 30)
-    assert f"device 0 needs {gib(total)} of 30.0 GiB while the actor learns: activations of actor 22.0 GiB" in message
+    assert (
+        f"device 0 needs {format_bytes(total)} of 30.0 GiB while the actor learns: activations of actor 22.0 GiB"
+        in message
+    )
     assert "what helps most: actor.gradient_checkpointing=true (then " in message
     assert "more devices" not in message
 
@@ -315,7 +325,7 @@ def test_an_engine_that_stays_awake_is_put_to_sleep(tmp_path: Path) -> None:
 
 
 def test_small_sizes_are_told_in_mebibytes() -> None:
-    assert [gib(size) for size in (1, 1 << 20, 3 << 29, GIB, 2500 << 30)] == [
+    assert [format_bytes(size) for size in (1, 1 << 20, 3 << 29, GIB, 2500 << 30)] == [
         "1 MiB",
         "1 MiB",
         "1.5 GiB",

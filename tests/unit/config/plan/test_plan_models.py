@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models_of_tests import CONFIGS, PARAMETERS, VISION, at
+from example_models import CONFIGS, PARAMETERS, VISION, at
 
-from quintet.config import load_experiment
-from quintet.config.plan.models import Unknown, find_models, find_shape, is_hub_name
-from quintet.config.plan.shapes import Shape, Unreadable, read_shape
+from quintet.config.compose import load_experiment
+from quintet.config.plan.model_shapes import ModelShape, UnreadableConfigError, read_shape
+from quintet.config.plan.models import UnknownModel, find_model_shape, find_models, is_hub_name
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -46,35 +46,35 @@ def test_another_family_is_counted_like_llama_and_marked() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"hidden_size": None}, "it says no hidden_size"),
-        ({"num_hidden_layers": "many"}, "its num_hidden_layers = 'many' is no size"),
-        ({"vocab_size": True}, "its vocab_size = True is no size"),
-        ({"num_attention_heads": 0}, "its num_attention_heads is 0"),
-        ({"intermediate_size": -1}, "its intermediate_size = -1 is no size"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"num_hidden_layers": "many"}, "num_hidden_layers = 'many' is not a size"),
+        ({"vocab_size": True}, "vocab_size = True is not a size"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"intermediate_size": -1}, "intermediate_size = -1 is not a size"),
     ],
 )
 def test_a_file_that_says_too_little_says_what_is_missing(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(Unreadable, match=words):
+    with pytest.raises(UnreadableConfigError, match=words):
         read_shape(CONFIGS["Llama-3-8B"] | changes)
 
 
 def test_a_directory_is_read(tmp_path: Path) -> None:
-    shape = find_shape(at(tmp_path, "Qwen2.5-0.5B"), {})
-    assert isinstance(shape, Shape)
+    shape = find_model_shape(at(tmp_path, "Qwen2.5-0.5B"), {})
+    assert isinstance(shape, ModelShape)
     assert shape.parameters == PARAMETERS["Qwen2.5-0.5B"]
 
 
 def test_overrides_of_the_configuration_count(tmp_path: Path) -> None:
-    shape = find_shape(at(tmp_path, "Llama-3-8B"), {"num_hidden_layers": 1})
-    assert isinstance(shape, Shape)
+    shape = find_model_shape(at(tmp_path, "Llama-3-8B"), {"num_hidden_layers": 1})
+    assert isinstance(shape, ModelShape)
     assert shape.layers == 1
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\udcff", '{"model_type": 1}', "[" * 100000])
 def test_a_broken_file_leaves_the_model_unknown(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text, errors="surrogateescape")
-    found = find_shape(str(tmp_path), {})
-    assert isinstance(found, Unknown)
+    found = find_model_shape(str(tmp_path), {})
+    assert isinstance(found, UnknownModel)
     assert str(tmp_path / "config.json") in found.reason
 
 
@@ -88,15 +88,15 @@ def test_a_name_of_the_hub_is_looked_up_in_its_cache(tmp_path: Path, monkeypatch
         (cache / "snapshots" / revision / "config.json").write_text(json.dumps(CONFIGS[name]))
     (cache / "refs").mkdir()
     (cache / "refs" / "main").write_text("aaa")
-    shape = find_shape("Qwen/Qwen2.5-7B", {})
-    assert isinstance(shape, Shape)
+    shape = find_model_shape("Qwen/Qwen2.5-7B", {})
+    assert isinstance(shape, ModelShape)
     assert shape.parameters == PARAMETERS["Qwen2.5-7B"]
 
 
 def test_a_name_that_was_never_downloaded_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    found = find_shape("Qwen/Qwen2.5-7B", {})
-    assert found == Unknown(
+    found = find_model_shape("Qwen/Qwen2.5-7B", {})
+    assert found == UnknownModel(
         f"no config.json at {tmp_path}/models--Qwen--Qwen2.5-7B", "hf download Qwen/Qwen2.5-7B config.json"
     )
 

@@ -18,9 +18,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from loss_grid import ragged_batch
 
 from quintet.algorithms.objective import PolicyObjective
-from quintet.config.native import AlgorithmConfig, Experiment
+from quintet.config.native.algorithm import AlgorithmConfig
+from quintet.config.native.experiment import Experiment
 from quintet.records import Batch
-from quintet.training.ranks import Ranks
+from quintet.training.parallel.process_group import RankGroup
 
 RATE = 3e-3
 OBJECTIVE = PolicyObjective(AlgorithmConfig(entropy_coefficient=0.01))
@@ -56,16 +57,16 @@ def steps(actor: Any, given: Batch, number: int = STEPS) -> list[dict[str, float
     ]
 
 
-def main(policy: Path, out: Path, ranks: Ranks, settings: dict[str, Any]) -> None:
-    from quintet.training.megatron.opening import open_megatron_actor
+def main(policy: Path, out: Path, ranks: RankGroup, settings: dict[str, Any]) -> None:
+    from quintet.training.megatron.backend import build_megatron_actor
 
     torch.set_num_threads(1)
-    actor = open_megatron_actor(experiment(settings), policy)
+    actor = build_megatron_actor(experiment(settings), policy)
     given = batch(actor.model.config.vocab_size)
-    before = actor.scorer.logprobs(given)
+    before = actor.scorer.compute_log_probs(given)
     told = steps(actor, given)
     weights = {name: tensor.contiguous().clone() for name, tensor in actor.weights()}
-    state = actor.state()
+    state = actor.optimizer_state_dict()
     if ranks.rank == 0:
         out.mkdir(parents=True, exist_ok=True)
         save_file(weights | {"logprobs": before}, out / "weights.safetensors")
@@ -77,10 +78,10 @@ if __name__ == "__main__":
     from megatron.core import parallel_state
 
     _, models, out, rank, size, meeting, cases = sys.argv
-    ranks = Ranks.join(int(rank), int(size), Path(meeting), 100.0)
+    ranks = RankGroup.join(int(rank), int(size), Path(meeting), 100.0)
     try:
         for number, (kind, settings) in enumerate(json.loads(cases)):
             main(Path(models) / kind, Path(out) / str(number), ranks, settings)
             parallel_state.destroy_model_parallel()
     finally:
-        ranks.leave()
+        ranks.destroy()

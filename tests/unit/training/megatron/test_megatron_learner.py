@@ -14,17 +14,21 @@ from five_steps import OBJECTIVE, RATE, TOLD, batch, experiment, main, steps
 from safetensors.torch import load_file
 
 from quintet.algorithms.objective import CriticObjective
-from quintet.config.native import AlgorithmConfig, CriticConfig
-from quintet.policies.causal_lm import ValueModel, load_model
-from quintet.training.learner import ActorLearner, CriticLearner, Scorer
-from quintet.training.megatron.opening import (
-    open_megatron_actor,
-    open_megatron_critic,
-    open_megatron_reference,
+from quintet.config.native.algorithm import AlgorithmConfig
+from quintet.config.native.learners import CriticConfig
+from quintet.policies.causal_lm import ValueModel
+from quintet.policies.model_loading import load_model
+from quintet.training.checkpoint.state_dict import optimizer_state_dict
+from quintet.training.learner import ActorLearner, CriticLearner
+from quintet.training.learner_setup import LearnerSetup
+from quintet.training.megatron.backend import (
+    build_megatron_actor,
+    build_megatron_critic,
+    build_megatron_reference,
 )
-from quintet.training.packing import Budget
-from quintet.training.ranks import Ranks
-from quintet.training.sharded_state import moments
+from quintet.training.packing import MicroBatchBudget
+from quintet.training.parallel.process_group import RankGroup
+from quintet.training.scorer import PolicyScorer
 
 SHARDED = {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
 RANKS = [
@@ -56,14 +60,16 @@ ONE = [
 
 
 def plain(policy: Path, settings: dict[str, Any]) -> ActorLearner:
-    return ActorLearner(load_model(policy), experiment(settings).actor.optimizer, budget=Budget(60))
+    return ActorLearner(
+        load_model(policy), experiment(settings).actor.optimizer, LearnerSetup(budget=MicroBatchBudget(60))
+    )
 
 
 def compare(policy: Path, settings: dict[str, Any], told: list[list[dict[str, float]]], out: Path) -> None:
     """Loss, norms, weights and moments against the plain learner's."""
     learner = plain(policy, settings)
     given = batch(learner.model.config.vocab_size)
-    before = learner.scorer.logprobs(given)
+    before = learner.scorer.compute_log_probs(given)
     expected = steps(learner, given)
     for each in told:
         for ours, theirs in zip(each, expected, strict=True):
@@ -72,7 +78,7 @@ def compare(policy: Path, settings: dict[str, Any], told: list[list[dict[str, fl
     weights, state = load_file(out / "weights.safetensors"), load_file(out / "state.safetensors")
     torch.testing.assert_close(weights.pop("logprobs"), before, atol=5e-6, rtol=0)
     same(weights, dict(learner.weights()))
-    same(state, moments(learner.lay.module, learner.optimizer))
+    same(state, optimizer_state_dict(learner.strategy.module, learner.optimizer))
 
 
 def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
@@ -100,26 +106,55 @@ def on_two_ranks(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return root
 
 
+@pytest.mark.proves(
+    "rlinf",
+    "actor.model.seq_length",
+    "actor.model.batch_p2p_comm",
+    "actor.model.variable_seq_lengths",
+    "actor.model.moe_token_dispatcher_type",
+    "actor.optim.use_distributed_optimizer",
+    "actor.optim.overlap_grad_reduce",
+    "actor.optim.overlap_param_gather",
+    "actor.megatron.ddp_bucket_size",
+)
+@pytest.mark.proves(
+    "roll",
+    "actor_train.strategy_args.strategy_config.moe_token_dispatcher_type",
+    "actor_train.strategy_args.strategy_config.overlap_grad_reduce",
+)
 @pytest.mark.parametrize("number", range(len(RANKS)), ids=[f"{kind}-{json.dumps(what)}" for kind, what in RANKS])
-def test_five_steps_on_two_ranks_are_the_plain_learners(models: Path, on_two_ranks: Path, number: int) -> None:
+def test_five_steps_on_two_ranks_agree_with_the_torch_learner(models: Path, on_two_ranks: Path, number: int) -> None:
     kind, settings = RANKS[number]
     told = [json.loads((on_two_ranks / f"{number}.{rank}.json").read_text()) for rank in range(2)]
     compare(models / kind, settings, told, on_two_ranks / str(number))
 
 
+@pytest.mark.proves(
+    "rlinf",
+    "actor.model.add_bias_linear",
+    "actor.model.recompute_method",
+    "actor.model.recompute_granularity",
+    "actor.model.recompute_num_layers",
+)
+@pytest.mark.proves(
+    "roll",
+    "actor_train.strategy_args.strategy_config.recompute_granularity",
+    "actor_train.strategy_args.strategy_config.moe_layer_recompute",
+)
 @pytest.mark.parametrize(("kind", "settings"), ONE, ids=lambda value: json.dumps(value))
-def test_five_steps_alone_are_the_plain_learners(
+def test_five_steps_on_one_rank_agree_with_the_torch_learner(
     models: Path, tmp_path: Path, kind: str, settings: dict[str, Any]
 ) -> None:
-    main(models / kind, tmp_path / "out", Ranks(), settings)
+    main(models / kind, tmp_path / "out", RankGroup(), settings)
     told = [json.loads((tmp_path / "out.0.json").read_text())]
     compare(models / kind, settings, told, tmp_path / "out")
 
 
+@pytest.mark.proves("rlinf", "actor.optim.bf16", "actor.optim.fp16")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_keeps_float32_weights_beside_and_learns_the_same_way(models: Path, dtype: str) -> None:
+def test_half_precision_has_float32_master_weights(models: Path, dtype: str) -> None:
     flag = {"bfloat16": "bf16", "float16": "fp16"}[dtype]
-    learner = open_megatron_actor(experiment({"policy": {"dtype": dtype}, "megatron": {flag: True}}), models / "llama")
+    learner = build_megatron_actor(experiment({"policy": {"dtype": dtype}, "megatron": {flag: True}}), models / "llama")
     given = batch(99)
     told = steps(learner, given)
     expected = steps(plain(models / "llama", {}), given)
@@ -128,9 +163,10 @@ def test_half_precision_keeps_float32_weights_beside_and_learns_the_same_way(mod
     assert [step["skipped"] for step in told] == [0.0] * 5
 
 
-def test_a_float16_step_that_overflows_is_skipped_and_the_scale_falls(models: Path) -> None:
+@pytest.mark.proves("rlinf", "actor.optim.loss_scale_window")
+def test_a_float16_overflow_skips_the_step_and_lowers_the_scale(models: Path) -> None:
     settings = {"policy": {"dtype": "float16"}, "megatron": {"fp16": True, "loss_scale_window": 1}}
-    learner = open_megatron_actor(experiment(settings), models / "llama")
+    learner = build_megatron_actor(experiment(settings), models / "llama")
     scaler, given = learner._optimizer.chained_optimizers[0].grad_scaler, batch(99)
     scaler._scale.fill_(2.0**40)
     weights = {name: tensor.clone() for name, tensor in learner.weights()}
@@ -143,17 +179,17 @@ def test_a_float16_step_that_overflows_is_skipped_and_the_scale_falls(models: Pa
     assert float(scaler.scale) == 2.0**11  # a window of one step
 
 
-def test_a_gradient_that_isnt_finite_is_skipped_and_counted(models: Path) -> None:
-    learner, given = open_megatron_actor(experiment({}), models / "llama"), batch(99)
+def test_a_step_with_an_infinite_gradient_is_skipped_and_counted(models: Path) -> None:
+    learner, given = build_megatron_actor(experiment({}), models / "llama"), batch(99)
     before = {name: tensor.clone() for name, tensor in learner.weights()}
     given.advantages[:] = float("nan")
     assert learner.update(given, OBJECTIVE, "token-mean", RATE)["skipped"] == 1.0
     assert all(torch.equal(before[name], tensor) for name, tensor in learner.weights())
 
 
-def test_norms_and_biases_dont_decay(models: Path) -> None:
+def test_norms_and_biases_have_no_weight_decay(models: Path) -> None:
     settings = {"optimizer": {"weight_decay": 0.5, "kind": "sgd"}}
-    learner, given = open_megatron_actor(experiment(settings), models / "qwen2"), batch(99)
+    learner, given = build_megatron_actor(experiment(settings), models / "qwen2"), batch(99)
     before = {name: tensor.clone() for name, tensor in learner.weights()}
     given.advantages[:] = 0.0
     learner.update(given, OBJECTIVE.__class__(AlgorithmConfig()), "token-mean", 0.1)
@@ -162,26 +198,27 @@ def test_norms_and_biases_dont_decay(models: Path) -> None:
         torch.testing.assert_close(tensor, before[name] * (1.0 if kept else 0.95), msg=name)
 
 
-def test_routers_that_are_frozen_stay_as_they_are(models: Path) -> None:
+@pytest.mark.proves("verl", "actor_rollout_ref.model.override_config.moe_config.freeze_moe_router")
+def test_frozen_routers_do_not_change(models: Path) -> None:
     settings = {"policy": {"freeze_router": True}}
-    learner = open_megatron_actor(experiment(settings), models / "experts")
+    learner = build_megatron_actor(experiment(settings), models / "experts")
     before = {name: tensor.clone() for name, tensor in learner.weights()}
     learner.update(batch(99), OBJECTIVE, "token-mean", RATE)
     for name, tensor in learner.weights():
         assert torch.equal(before[name], tensor) == (".mlp.gate." in name), name
 
 
-def test_weights_and_moments_go_on_in_another_learner(models: Path) -> None:
-    first, given = open_megatron_actor(experiment({}), models / "qwen3"), batch(99)
+def test_weights_and_optimizer_state_move_to_another_learner(models: Path) -> None:
+    first, given = build_megatron_actor(experiment({}), models / "qwen3"), batch(99)
     steps(first, given, 2)
     weights = {name: tensor.clone() for name, tensor in first.weights()}
     settings = {"megatron": {"use_distributed_optimizer": True}}
-    second, third = open_megatron_actor(experiment(settings), models / "qwen3"), plain(models / "qwen3", {})
+    second, third = build_megatron_actor(experiment(settings), models / "qwen3"), plain(models / "qwen3", {})
     second.load_weights(weights)
-    second.load_state(first.state())
+    second.load_optimizer_state_dict(first.optimizer_state_dict())
     for name, parameter in third.model.named_parameters():
         parameter.data.copy_(weights[name])
-    held, state = dict(third.lay.module.named_parameters()), first.state()
+    held, state = dict(third.strategy.module.named_parameters()), first.optimizer_state_dict()
     for key, value in state.items():
         name, field = key.rsplit(".", 1)
         third.optimizer.state[held[f"policy.{name}"]][field] = value.clone()
@@ -192,55 +229,59 @@ def test_weights_and_moments_go_on_in_another_learner(models: Path) -> None:
     same(dict(second.weights()), {name: tensor.clone() for name, tensor in first.weights()})
 
 
-def test_transformers_reads_what_was_saved(models: Path, tmp_path: Path) -> None:
+def test_transformers_loads_saved_models(models: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    learner = open_megatron_actor(experiment({}), models / "qwen2")
+    learner = build_megatron_actor(experiment({}), models / "qwen2")
     steps(learner, batch(99), 1)
     learner.save_pretrained(tmp_path / "hf")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     same(dict(model.named_parameters()), dict(learner.weights()))
 
 
-def test_the_critic_learns_as_the_plain_one(models: Path) -> None:
+def test_the_critic_agrees_with_the_torch_critic(models: Path) -> None:
     config, given = experiment({}), batch(99)
-    ours = open_megatron_critic(config, models / "llama")
-    theirs = CriticLearner(ValueModel(load_model(models / "llama")), config.critic.optimizer, budget=Budget(60))
+    ours = build_megatron_critic(config, models / "llama")
+    theirs = CriticLearner(
+        ValueModel(load_model(models / "llama")), config.critic.optimizer, LearnerSetup(budget=MicroBatchBudget(60))
+    )
     objective = CriticObjective(CriticConfig(value_clip=0.3))
     for _ in range(3):
         one, two = (each.update(given, objective, "token-mean", RATE) for each in (ours, theirs))
         assert one["critic/vf_loss"] == pytest.approx(two["critic/vf_loss"], rel=1e-5)
         assert one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-5)
-    torch.testing.assert_close(ours.values(given), theirs.values(given), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(ours.compute_values(given), theirs.compute_values(given), atol=1e-5, rtol=1e-4)
 
 
-def test_the_full_divergence_is_measured_and_learnt_from(models: Path) -> None:
+def test_the_full_divergence_is_computed_and_trained_on(models: Path) -> None:
     from quintet.algorithms.objective import PolicyObjective
-    from quintet.config.native import KlConfig
+    from quintet.config.native.algorithm import KlConfig
 
     config, given = experiment({}), batch(99)
-    objective = PolicyObjective(AlgorithmConfig(kl=KlConfig(place="loss", estimator="full", coefficient=0.5)))
-    ours, theirs = open_megatron_actor(config, models / "llama"), plain(models / "llama", {})
-    reference = open_megatron_reference(config, models / "llama")
-    known = Scorer(load_model(models / "llama"), budget=Budget(60))
+    objective = PolicyObjective(AlgorithmConfig(kl=KlConfig(apply_to="loss", estimator="full", coefficient=0.5)))
+    ours, theirs = build_megatron_actor(config, models / "llama"), plain(models / "llama", {})
+    reference = build_megatron_reference(config, models / "llama")
+    known = PolicyScorer(load_model(models / "llama"), LearnerSetup(budget=MicroBatchBudget(60)))
     for _ in range(2):
         one = ours.update(given, objective, "token-mean", RATE, reference=reference)
         two = theirs.update(given, objective, "token-mean", RATE, reference=known)
         assert one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-5)
-    whole = ours.scorer.divergence(given, reference, swapped=True)
-    torch.testing.assert_close(whole, theirs.scorer.divergence(given, known, swapped=True), atol=1e-6, rtol=1e-4)
-    mass = ours.scorer.frozen(Budget(60)).squared_mass(given)
-    torch.testing.assert_close(mass, theirs.scorer.squared_mass(given), atol=1e-6, rtol=1e-5)
+    whole = ours.scorer.compute_divergence(given, reference, swapped=True)
+    torch.testing.assert_close(
+        whole, theirs.scorer.compute_divergence(given, known, swapped=True), atol=1e-6, rtol=1e-4
+    )
+    mass = ours.scorer.snapshot(MicroBatchBudget(60)).compute_sum_squared_probs(given)
+    torch.testing.assert_close(mass, theirs.scorer.compute_sum_squared_probs(given), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_two_optimizers_take_turns_on_the_same_weights(models: Path, dtype: str, shared: bool) -> None:
+def test_two_optimizers_can_alternate_on_the_same_weights(models: Path, dtype: str, shared: bool) -> None:
     """A warm start has its own; what it learnt isn't lost, not even behind the digits of bfloat16."""
     settings = {"policy": {"dtype": dtype}, "megatron": {"use_distributed_optimizer": shared}}
-    learner, given = open_megatron_actor(experiment(settings), models / "llama"), batch(99)
-    practice = learner.under(experiment(settings).actor.optimizer)
-    alone = open_megatron_actor(experiment(settings), models / "llama")
+    learner, given = build_megatron_actor(experiment(settings), models / "llama"), batch(99)
+    practice = learner.with_optimizer(experiment(settings).actor.optimizer)
+    alone = build_megatron_actor(experiment(settings), models / "llama")
     for each in (practice, alone):
         steps(each, given, 2)
     learnt = {name: tensor.clone() for name, tensor in learner.weights()}

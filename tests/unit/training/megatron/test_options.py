@@ -32,10 +32,10 @@ def transformer(
 ) -> Any:
     """Megatron's own description of the model, as on a machine with a GPU."""
     split = ParallelConfig(**(parallel or {}))
-    return transformer_config(hf(kind, **changes), MegatronConfig(**options), split, HALF, hosted=False)
+    return transformer_config(hf(kind, **changes), MegatronConfig(**options), split, HALF, on_cpu=False)
 
 
-def test_the_model_is_described_as_it_is() -> None:
+def test_megatrons_config_describes_the_model() -> None:
     config = transformer({}, kind="qwen3")
     assert (config.num_layers, config.hidden_size, config.ffn_hidden_size) == (2, 32, 48)
     assert (config.num_attention_heads, config.num_query_groups, config.kv_channels) == (4, 2, 16)
@@ -65,6 +65,16 @@ TRANSFORMER: list[tuple[str, Any, str, Any]] = [
 ]
 
 
+@pytest.mark.proves(
+    "rlinf",
+    "actor.model.bias_dropout_fusion",
+    "actor.model.persist_layer_norm",
+    "actor.model.bias_activation_fusion",
+    "actor.model.attention_softmax_in_fp32",
+    "actor.model.gradient_accumulation_fusion",
+    "actor.model.use_cpu_initialization",
+    "actor.megatron.tp_comm_bootstrap_backend",
+)
 @pytest.mark.parametrize(("option", "value", "field", "expected"), TRANSFORMER)
 def test_an_option_reaches_megatrons_transformer(option: str, value: Any, field: str, expected: Any) -> None:
     assert getattr(transformer({option: value}), field) == expected
@@ -86,7 +96,7 @@ def test_a_degree_reaches_megatrons_transformer(parallel: dict[str, Any], field:
     assert getattr(config, field) == expected
 
 
-def test_recomputation_is_as_much_as_there_is() -> None:
+def test_recomputed_layers_are_limited_to_those_of_a_stage() -> None:
     given = {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 20}
     config = transformer(given, {"pipeline": 2}, kind="deep")
     assert (config.recompute_granularity, config.recompute_method, config.recompute_num_layers) == ("full", "block", 2)
@@ -97,6 +107,11 @@ def test_recomputation_is_as_much_as_there_is() -> None:
     assert transformer({"moe_layer_recompute": True}, kind="experts").recompute_modules == ["moe"]
 
 
+@pytest.mark.proves(
+    "roll",
+    "actor_train.strategy_args.strategy_config.moe_grouped_gemm",
+    "actor_train.strategy_args.strategy_config.moe_shared_expert_overlap",
+)
 def test_options_of_experts_reach_megatron() -> None:
     config = transformer({"moe_grouped_gemm": True, "moe_shared_expert_overlap": True}, kind="experts")
     assert (config.moe_grouped_gemm, config.moe_shared_expert_overlap) == (True, True)
@@ -105,7 +120,7 @@ def test_options_of_experts_reach_megatron() -> None:
     assert allgather.moe_token_dispatcher_type == "allgather"
 
 
-def test_stages_hand_on_rows_as_long_as_they_are() -> None:
+def test_pipeline_stages_exchange_variable_lengths() -> None:
     assert transformer({}, {"pipeline": 2}, kind="deep").variable_seq_lengths
     assert not transformer({"variable_seq_lengths": False}, {"pipeline": 2}, kind="deep").variable_seq_lengths
 
@@ -141,6 +156,7 @@ OPTIMIZER: list[tuple[dict[str, Any], str, Any]] = [
 ]
 
 
+@pytest.mark.proves("rlinf", "actor.optim.optimizer_enable_pin", "actor.optim.overlap_param_gather_with_optimizer_step")
 @pytest.mark.parametrize(("options", "field", "expected"), OPTIMIZER)
 def test_an_option_reaches_megatrons_optimizer(options: dict[str, Any], field: str, expected: Any) -> None:
     assert getattr(optimizer_config(OptimizerConfig(), MegatronConfig(**options), HALF), field) == expected
@@ -155,6 +171,16 @@ def test_rates_and_moments_reach_megatrons_optimizer() -> None:
     assert optimizer_config(OptimizerConfig(kind="sgd"), MegatronConfig(), HALF).sgd_momentum == 0.0
 
 
+@pytest.mark.proves(
+    "rlinf",
+    "actor.mcore_gpt",
+    "actor.spec_name",
+    "actor.model.encoder_seq_length",
+    "actor.model.normalization",
+    "actor.model.apply_rope_fusion",
+    "actor.megatron.distributed_backend",
+    "actor.megatron.ckpt_format",
+)
 @pytest.mark.parametrize(
     ("option", "value", "reason"),
     [
@@ -165,28 +191,29 @@ def test_rates_and_moments_reach_megatrons_optimizer() -> None:
         ("moe_shared_expert_overlap", True, "no GPU"),
         ("optimizer_enable_pin", True, "no GPU"),
         ("tp_comm_overlap_cfg", "overlap.yaml", "no GPU"),
-        ("distributed_backend", "nccl", "NCCL joins GPUs"),
+        ("distributed_backend", "nccl", "NCCL needs GPUs"),
         ("moe_token_dispatcher_type", "flex", "DeepEP"),
-        ("spec_name", "te_gpt", "transformer_engine isn't installed"),
+        ("spec_name", "te_gpt", "transformer_engine is not installed"),
         ("mcore_gpt", False, "only Megatron Core's model"),
         ("ckpt_format", "torch", "a pickle can run code"),
         ("ckpt_format", "zarr", "dropped"),
         ("encoder_seq_length", 64, "no encoder"),
         ("activation", "gelu", "trained with swiglu"),
-        ("normalization", "layernorm", "has RMSNorm"),
-        ("normalization", "layernorm1p", "has RMSNorm"),
-        ("add_bias_linear", True, "no such biases"),
+        ("normalization", "layernorm", "uses RMSNorm"),
+        ("normalization", "layernorm1p", "uses RMSNorm"),
+        ("add_bias_linear", True, "no biases in linear layers"),
         ("position_embedding_type", "mrope", "by rope"),
-        ("recompute_granularity", "full", "Megatron refuses these options"),
+        ("recompute_granularity", "full", "Megatron rejects the options"),
     ],
 )
-def test_what_cant_be_honoured_here_is_refused_with_the_reason(option: str, value: Any, reason: str) -> None:
+def test_unsupported_options_are_rejected_with_the_reason(option: str, value: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason) as error:
         transformer_config(hf(), MegatronConfig(**{option: value}), ParallelConfig())
     assert "actor.megatron" in str(error.value.key)
 
 
-def test_positions_and_activations_are_those_of_the_weights() -> None:
+@pytest.mark.proves("rlinf", "actor.model.activation", "actor.model.position_embedding_type")
+def test_options_that_contradict_the_weights_are_rejected() -> None:
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
     given = {"position_embedding_type": "yarn"}
     assert transformer(given, rope_parameters=yarn).num_layers == 2
@@ -198,33 +225,33 @@ def test_positions_and_activations_are_those_of_the_weights() -> None:
 
 
 @pytest.mark.parametrize(("flag", "dtype"), [("bf16", torch.float32), ("fp16", torch.bfloat16)])
-def test_the_optimizers_type_is_the_policys(flag: str, dtype: torch.dtype) -> None:
+def test_the_optimizers_dtype_must_be_the_policys(flag: str, dtype: torch.dtype) -> None:
     with pytest.raises(ConfigError, match=r"policy\.dtype is"):
         optimizer_config(OptimizerConfig(), MegatronConfig(**{flag: True}), dtype)
 
 
-def test_weights_are_gathered_early_by_the_distributed_optimizer_alone() -> None:
+def test_early_weight_gathering_needs_the_distributed_optimizer() -> None:
     with pytest.raises(ConfigError, match="only the distributed optimizer"):
         optimizer_config(OptimizerConfig(), MegatronConfig(overlap_param_gather=True), HALF)
 
 
-def test_two_stages_of_several_parts_dont_batch_their_messages() -> None:
-    with pytest.raises(ConfigError, match="messages apart"):
+def test_virtual_pipelines_do_not_batch_messages() -> None:
+    with pytest.raises(ConfigError, match="told apart"):
         transformer({"batch_p2p_comm": True}, {"pipeline": 2, "virtual_pipeline": 2}, kind="deep")
 
 
-def test_a_family_that_isnt_known_is_refused_by_name() -> None:
+def test_an_unknown_model_family_is_rejected() -> None:
     with pytest.raises(ConfigError, match="gpt2"):
         transformer_config(AutoConfig.for_model("gpt2"), MegatronConfig(), ParallelConfig())
 
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "wsd", "inverse_square_root"])
 @pytest.mark.parametrize("decay", ["exponential", "linear", "cosine", "minus_sqrt"])
-def test_the_schedule_is_megatrons(kind: str, decay: str) -> None:
+def test_learning_rate_schedules_agree_with_megatron(kind: str, decay: str) -> None:
     """Learning rates of 12 steps against those of Megatron's own `OptimizerParamScheduler`."""
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-    from quintet.training.optimizer import learning_rate
+    from quintet.training.optim.lr_schedule import learning_rate
 
     own = OptimizerConfig(
         learning_rate=0.3, warmup_steps=3, schedule=kind, stable_decay=decay, stable_decay_steps=4, warmup_start=0.1
@@ -251,28 +278,30 @@ def test_the_schedule_is_megatrons(kind: str, decay: str) -> None:
         assert learning_rate(own, step, 12) == pytest.approx(optimizer.param_groups[0]["lr"]), step
 
 
+@pytest.mark.proves("rlinf", "actor.megatron.distributed_timeout_minutes")
 @pytest.mark.parametrize(
     ("given", "backend", "minutes"),
     [({}, "gloo", 30), ({"distributed_timeout_minutes": 7, "distributed_backend": "nccl"}, "nccl", 7)],
 )
-def test_ranks_wait_as_long_as_they_are_told(
+def test_the_timeout_reaches_the_process_group(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], backend: str, minutes: int
 ) -> None:
-    from quintet.training.megatron import groups
+    from quintet.training.megatron import process_groups as groups
 
     told: dict[str, Any] = {}
     monkeypatch.setattr(groups.dist, "is_initialized", lambda: False)
     monkeypatch.setattr(groups.dist, "init_process_group", lambda name, **rest: told.update(rest, name=name))
-    groups._meet(MegatronConfig(**given))
+    groups._initialize_torch_distributed(MegatronConfig(**given))
     assert (told["name"], told["timeout"].total_seconds()) == (backend, 60 * minutes)
     monkeypatch.setenv("WORLD_SIZE", "4")
-    groups._meet(MegatronConfig(**given))
+    groups._initialize_torch_distributed(MegatronConfig(**given))
     assert told["timeout"].total_seconds() == 60 * minutes
 
 
-def test_communication_overlaps_as_the_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.proves("rlinf", "actor.megatron.tp_comm_overlap_cfg")
+def test_communication_overlap_reads_the_configured_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Megatron-LM calls Transformer Engine, which isn't here: what it would be given."""
-    from quintet.training.megatron import groups
+    from quintet.training.megatron import process_groups as groups
 
     told: dict[str, Any] = {}
     base = SimpleNamespace(initialize_ub=lambda **given: told.update(given))
@@ -284,15 +313,15 @@ def test_communication_overlaps_as_the_file_says(tmp_path: Path, monkeypatch: py
     file.write_text("qkv_fprop: {method: ring_exchange}\n")
     given = {"tp_comm_overlap_cfg": str(file), "tp_comm_bootstrap_backend": "mpi"}
     parallel = ParallelConfig(tensor=2, sequence=True)
-    with pytest.raises(ConfigError, match="isn't installed"):
-        groups.overlap_communication(MegatronConfig(**given), parallel, 32)
+    with pytest.raises(ConfigError, match="is not installed"):
+        groups.initialize_tp_comm_overlap(MegatronConfig(**given), parallel, 32)
     monkeypatch.setitem(sys.modules, "transformer_engine", parent)
     monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", engine)
     monkeypatch.setattr(groups, "has_transformer_engine", lambda: True)
-    with pytest.raises(ConfigError, match="one length"):
-        groups.overlap_communication(MegatronConfig(**given), parallel, 32)
+    with pytest.raises(ConfigError, match="fixed sequence length"):
+        groups.initialize_tp_comm_overlap(MegatronConfig(**given), parallel, 32)
     long = {"variable_seq_lengths": False, "seq_length": 64}
-    groups.overlap_communication(MegatronConfig(**given, **long), parallel, 32)
+    groups.initialize_tp_comm_overlap(MegatronConfig(**given, **long), parallel, 32)
     assert told == {
         "shape": [64, 32],
         "tp_size": 2,
@@ -304,7 +333,7 @@ def test_communication_overlaps_as_the_file_says(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("changes", [{"mlp_only_layers": [1]}, {"decoder_sparse_step": 2}])
-def test_dense_layers_among_sparse_ones_are_refused_by_name(changes: dict[str, Any]) -> None:
+def test_dense_layers_in_a_mixture_are_rejected(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="qwen3_moe with 1 dense layer among sparse ones") as refused:
         transformer({}, {}, "experts", **changes)
     assert refused.value.key == "policy.path"

@@ -1,12 +1,10 @@
-"""The resolvers that the frameworks' own files use in `${…}`, and what is said when one can't be resolved."""
+"""OmegaConf resolvers that the frameworks' files use in `${…}`, and hints for failed interpolations."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from typing import Any
-
-__all__ = ["RESOLVERS", "first_line", "hint_for", "register_resolvers"]
 
 
 def _number(value: Any) -> Any:
@@ -20,14 +18,14 @@ RESOLVERS: Mapping[str, Any] = {
     "int_div": lambda a, b: _number(a) // _number(b),
     "subtract": lambda a, b: _number(a) - _number(b),
     "not": lambda a: not a,
-    # a type's name stays a name: no torch is loaded for it
+    # the name of a type remains text, so that torch is not imported
     "torch.dtype": str,
 }
 BUILT_IN = ("oc.env", "oc.select", "oc.decode", "oc.create", "oc.dict.keys", "oc.dict.values")
 
 
 def register_resolvers(environment: Mapping[str, str]) -> None:
-    """Make them known to OmegaConf; `${oc.env:…}` looks into `environment` first."""
+    """Register the resolvers with OmegaConf; `${oc.env:…}` looks into `environment` first."""
     from omegaconf import OmegaConf
     from omegaconf.resolvers.oc import env
 
@@ -39,9 +37,9 @@ def register_resolvers(environment: Mapping[str, str]) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of Hydra's or OmegaConf's says, in one line."""
+    """Return the message of an error of Hydra or OmegaConf in one line."""
     if isinstance(error, RecursionError):
-        return "it leads in a circle, or is nested too deeply"
+        return "it refers to itself, or is nested too deeply"
     said = str(error).strip() or str(error.__cause__ or "").strip()
     lines = re.sub(r"\w+ raised while resolving interpolation: ", "", said).splitlines()
     if not lines:
@@ -50,9 +48,9 @@ def first_line(error: BaseException) -> str:
 
 
 def hint_for(problem: str) -> str:
-    """What to do about an interpolation that fails."""
+    """Return a hint for a failed interpolation."""
     if "Unsupported interpolation type" in problem:
         return f"there are {', '.join([*RESOLVERS, *BUILT_IN])}"
     if problem.startswith("Environment variable"):
         return "set it, or write ${oc.env:NAME,DEFAULT}"
-    return "mend the ${…} in it"
+    return "fix the ${…} in it"

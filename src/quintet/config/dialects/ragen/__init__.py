@@ -1,1 +1,1 @@
-"""RAGEN: multi-turn agents on text worlds."""
+"""RAGEN: multi-turn agents on text envs."""

@@ -1,265 +1,206 @@
-"""RLinf's runs on text: prompts from files, rules that judge replies, Megatron or FSDP."""
+"""Conversion of RLinf's runs on text: prompts from files, verifiers, Megatron or FSDP."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from quintet.config.dialects.conversion import Native, Values
-from quintet.config.dialects.rlinf.words import DTYPES
-from quintet.config.native import TrainingConfig
+from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
+from quintet.config.dialects.conversion_rules import (
+    ConversionRule,
+    Derived,
+    Same,
+    apply_from_native,
+    apply_to_native,
+    file_list,
+)
+from quintet.config.dialects.rlinf.algorithm import text_algorithm_from_native, text_algorithm_to_native
+from quintet.config.dialects.rlinf.backend import (
+    LEARNER_RULES,
+    backend_from_native,
+    backend_to_native,
+    megatron_from_native,
+    megatron_to_native,
+    tokenizer_to_native,
+)
+from quintet.config.native.data import DataConfig
+from quintet.config.native.training import TrainingConfig
 
-if TYPE_CHECKING:
-    from quintet.config.translate import Foreign
-
-__all__ = ["convert_backend", "convert_math", "express_backend", "express_math"]
-
-IMAGES = "image"
-"""The field of pictures in RLinf's rows for vision-language models."""
-WRONG = -1.0
-"""Reward of a wrong answer, as a multiple of that of a right one."""
-PICTURED = ("vision_language", "vlm")
-FOLLOWING = {
-    "actor.megatron.seq_length": ("actor.model.seq_length", "runner.seq_length"),
-    "actor.megatron.encoder_seq_length": ("actor.model.encoder_seq_length", "runner.seq_length"),
-    "actor.megatron.conversion.source": ("actor.megatron.ckpt.hf_model_path", "rollout.model.model_path"),
-    "actor.megatron.conversion.tensor_parallel": (
-        "actor.megatron.ckpt.tensor_model_parallel_size",
-        "actor.model.tensor_model_parallel_size",
+TASK, DATA_TYPE = "runner.task_type", "data.type"
+IMAGE_FIELD = "image"
+"""Field of images in RLinf's rows for vision-language models."""
+BATCH, VALIDATION_BATCH = "data.rollout_batch_size", "data.val_rollout_batch_size"
+MAX_EPOCHS, MAX_STEPS = "runner.max_epochs", "runner.max_steps"
+SEQUENCE, PROMPT, RESPONSE = (
+    "runner.seq_length",
+    "data.max_prompt_length",
+    "algorithm.sampling_params.max_new_tokens",
+)
+DYNAMIC, TOKENS, SEQUENCES = (
+    "runner.enable_dynamic_batch_size",
+    "runner.max_tokens_per_mbs",
+    "algorithm.training_batch_size_per_gpu",
+)
+PEAK_RATE, MAX_RATE = "actor.optim.lr", "actor.lr_sched.max_lr"
+MIN_RATES = ("actor.optim.min_lr", "actor.lr_sched.min_lr")
+DECAY_STEPS, DECAY_STYLE, WARMUP_STEPS, WARMUP_SHARE = (
+    f"actor.lr_sched.{name}" for name in ("lr_decay_iters", "lr_decay_style", "lr_warmup_iters", "lr_warmup_fraction")
+)
+DEFAULT_ANSWER_COLUMN: str = DataConfig.model_fields["truth_key"].default
+NO_TEMPLATE = "none"
+"""The native chat template that leaves prompts as they are."""
+RULES: tuple[ConversionRule, ...] = (
+    *LEARNER_RULES,
+    Same("policy.path", "rollout.model.model_path"),
+    Same("policy.kind", "rollout.model.model_type", from_value=lambda kind: kind or "qwen2.5"),
+    Derived(
+        "rollout.max_response_tokens",
+        (RESPONSE, SEQUENCE, PROMPT),
+        lambda response, sequence, prompt: response,
+        lambda response: (response,),
     ),
-    "actor.megatron.conversion.pipeline_parallel": (
-        "actor.megatron.ckpt.pipeline_model_parallel_size",
-        "actor.model.pipeline_model_parallel_size",
+    Derived(
+        "actor.budget.tokens",
+        (DYNAMIC, TOKENS),
+        lambda dynamic, tokens: tokens if dynamic else None,
+        lambda tokens: (False,) if tokens is None else (True, tokens),
     ),
-}
-"""Native keys that are null where RLinf's key says the same as another one."""
-SHARDED = "actor.fsdp_config"
+    Derived(
+        "reward.model",
+        ("reward.use_reward_model", "reward.model.model_path"),
+        lambda enabled, path: {"path": path} if enabled else None,
+        lambda model: (False,) if model is None else (True, model.path),
+    ),
+)
+DATA_RULES: tuple[ConversionRule, ...] = (
+    file_list("data.train_files", "data.train_data_paths", scalar=False),
+    file_list("data.validation_files", "data.val_data_paths", scalar=False),
+    Same("data.epochs", MAX_EPOCHS, export_none=False),
+    Same(
+        "data.truth_key",
+        "data.answer_key",
+        to_value=lambda column: column or DEFAULT_ANSWER_COLUMN,
+        from_value=lambda column: None if column == DEFAULT_ANSWER_COLUMN else column,
+    ),
+    Same(
+        "data.template",
+        "data.apply_chat_template",
+        to_value=lambda applies: None if applies else NO_TEMPLATE,
+        from_value=lambda template: template != NO_TEMPLATE,
+    ),
+    Same(
+        ("data.train_rows", "data.validation_rows"),
+        "data.data_size",
+        to_value=lambda rows: None if rows == -1 else rows,
+    ),
+)
 
 
-def convert_math(values: Values, native: Native) -> None:
-    """What such a run is, natively."""
-    path, kind = "rollout.model.model_path", "rollout.model.model_type"
-    native.put("policy.preset", None, path)
-    native.put("policy.path", values[path], path)
-    native.put("policy.kind", values[kind], kind)
-    words = "actor.tokenizer.tokenizer_model"
-    # the reference's tokenizer is that of its own model
-    other = values.given(words) and values[words] != values[path]
-    native.put("policy.tokenizer", values[words] if other else None, words)
-    native.put("world", {"name": "prompts"}, "runner.task_type", "data.train_data_paths")
-    task = "runner.task_type"
-    native.put("validation.only", values[task].endswith("_eval"), task)
-    if values[task].endswith("_eval"):
-        _as_in_training(values, native)
-    _data(values, native)
-    _lengths(values, native)
-    _budgets(values, native)
-    _optimizer(values, native)
-    convert_backend(values, native)
-    _megatron(values, native)
-
-
-def _as_in_training(values: Values, native: Native) -> None:
-    """A run that only evaluates draws its replies by the keys that say how training draws them."""
-    for name, value in native.tree["rollout"].items():
-        if name in ("do_sample", "temperature", "top_k", "top_p"):
-            native.put(f"validation.sampling.{name}", value, *native.origins[f"rollout.{name}"])
-    group = "algorithm.group_size"
-    native.put("validation.sampling.samples", values[group], group)
-
-
-def _data(values: Values, native: Native) -> None:
-    kind = "data.type"
-    native.put("data.kind", "demonstrations" if values[kind] == "robot_demo" else "prompts", kind)
-    native.put("data.image_key", IMAGES if values[kind] in PICTURED else None, kind)
-    native.put("data.truncation", "right", "data.max_prompt_length")
-    for name in ("train", "val"):
-        key, ours = f"data.{name}_data_paths", "train_files" if name == "train" else "validation_files"
-        native.put(f"data.{ours}", [values[key]] if isinstance(values[key], str) else values[key], key)
-    batch, usual = "data.val_rollout_batch_size", "data.rollout_batch_size"
-    native.put("data.validation_batch", values[batch] or values[usual], batch, usual)
-    native.put("data.epochs", values["runner.max_epochs"], "runner.max_epochs")
-    if values["runner.max_steps"] >= 0:
-        native.put("data.max_steps", values["runner.max_steps"], "runner.max_steps")
-    _rewards(values, native)
-
-
-def _rewards(values: Values, native: Native) -> None:
-    """A right answer earns `reward_scale`, a wrong one costs as much."""
-    native.put("reward.worst", WRONG, "reward.reward_scale")
-
-
-def _lengths(values: Values, native: Native) -> None:
-    whole, prompt, reply = "runner.seq_length", "data.max_prompt_length", "algorithm.sampling_params.max_new_tokens"
-    native.put("rollout.max_response_tokens", values[reply], reply, whole, prompt)
-    room = values[whole] if values[whole] != values[prompt] + values[reply] else None
-    native.put("rollout.engine_options.max_model_tokens", room, whole)
-    native.put("rollout.max_turns", 1)
-    native.put("rollout.window_size", None)
-    native.put("rollout.think", False)
-    native.put("rollout.format_penalty", 0.0)
-
-
-def _budgets(values: Values, native: Native) -> None:
-    filled, tokens, each = (
-        "runner.enable_dynamic_batch_size",
-        "runner.max_tokens_per_mbs",
-        "algorithm.training_batch_size_per_gpu",
+def math_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Convert a run on text."""
+    native.set("policy.preset", None, "rollout.model.model_path")
+    apply_to_native((*RULES, *DATA_RULES), values, native)
+    tokenizer_to_native(values, native, "rollout.model.model_path")
+    native.set("env", {"name": "prompts"}, TASK, "data.train_data_paths")
+    is_evaluation = values[TASK].endswith("_eval")
+    native.set("validation.only", is_evaluation, TASK)
+    if is_evaluation:
+        _sampling_as_in_training(values, native)
+    _data_to_native(values, native)
+    is_default = values[SEQUENCE] == values[PROMPT] + values[RESPONSE]
+    native.set("rollout.engine_options.max_model_tokens", None if is_default else values[SEQUENCE], SEQUENCE)
+    native.set_constants(
+        {
+            "rollout.max_turns": 1,
+            "rollout.window_size": None,
+            "rollout.think": False,
+            "rollout.format_penalty": 0.0,
+        }
     )
-    native.put("actor.budget.tokens", values[tokens] if values[filled] else None, filled, tokens)
-    native.put("actor.budget.sequences", None if values[filled] else values[each], filled, each)
-    inference = "algorithm.logprob_forward_micro_batch_size"
-    for component in ("actor", "reference"):
-        native.put(f"{component}.inference_budget.sequences", values[inference], inference)
+    native.set("actor.budget.sequences", None if values[DYNAMIC] else values[SEQUENCES], DYNAMIC, SEQUENCES)
+    _optimizer_to_native(values, native)
+    backend_to_native(values, native)
+    megatron_to_native(values, native)
+    text_algorithm_to_native(values, native)
 
 
-def _optimizer(values: Values, native: Native) -> None:
-    peak, bound = "actor.optim.lr", "actor.lr_sched.max_lr"
-    # nobody means a bound that they didn't write
-    bounds = [bound] if values.given(bound) else []
-    rate = min(values[key] for key in (peak, *bounds))
-    native.put("actor.optimizer.learning_rate", rate, peak, bound)
-    floors = ("actor.optim.min_lr", "actor.lr_sched.min_lr")
-    floor = max(values[key] for key in [key for key in floors if values.given(key)] or floors)
-    native.put("actor.optimizer.min_learning_rate_ratio", min(1.0, floor / rate), *floors, peak)
-    first, second = "actor.optim.adam_beta1", "actor.optim.adam_beta2"
-    native.put("actor.optimizer.betas", [values[first], values[second]], first, second)
-    ends, style = "actor.lr_sched.lr_decay_iters", "actor.lr_sched.lr_decay_style"
-    # a constant rate has no end of its decay
-    native.put("actor.optimizer.decay_steps", None if values[style] == "constant" else values[ends], ends, style)
-    warm, share = "actor.lr_sched.lr_warmup_iters", "actor.lr_sched.lr_warmup_fraction"
-    steps = native.tree["training"].get("steps", TrainingConfig().steps)
-    of = values[ends] or steps * values["algorithm.n_minibatches"]
-    native.put("actor.optimizer.warmup_steps", values[warm] or int((values[share] or 0) * of), warm, share, ends)
+def _sampling_as_in_training(values: ForeignValues, native: NativeBuilder) -> None:
+    """A run that only evaluates samples by the keys of training."""
+    for name, value in native.get("rollout").items():
+        if name in ("do_sample", "temperature", "top_k", "top_p"):
+            native.set(f"validation.sampling.{name}", value, *native.origins[f"rollout.{name}"])
+    group = "algorithm.group_size"
+    native.set("validation.sampling.samples", values[group], group)
 
 
-def convert_backend(values: Values, native: Native) -> None:
-    """What spreads the learner over devices, and in which types it computes."""
-    backend, strategy = "actor.training_backend", f"{SHARDED}.strategy"
-    sharded = values[backend] == "fsdp"
-    chosen, origins = (values[strategy].lower(), (backend, strategy)) if sharded else ("megatron", (backend,))
-    for component in ("actor", "reference") if values["algorithm.kl_beta"] else ("actor",):
-        native.put(f"{component}.backend", chosen, *origins)
-    if not sharded:
-        return
-    mixed = f"{SHARDED}.mixed_precision"
-    for name, ours in {"param": "parameter", "reduce": "reduce", "buffer": "buffer"}.items():
-        key = f"{mixed}.{name}_dtype"
-        dtype = DTYPES.get(values[key])
-        if name == "param":
-            dtype = None if dtype == native.tree["policy"]["dtype"] else dtype
-        if name == "buffer" and dtype is None:
-            dtype = DTYPES.get(values["actor.model.precision"], "float32")
-        native.put(f"actor.sharding.{ours}_dtype", dtype, key)
-    switch, precision = f"{SHARDED}.amp_autocast.enabled", f"{SHARDED}.amp_autocast.precision"
-    native.put("actor.sharding.autocast", DTYPES[values[precision]] if values[switch] else None, switch, precision)
+def _data_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    data_type = values[DATA_TYPE]
+    native.set("data.kind", "demonstrations" if data_type == "robot_demo" else "prompts", DATA_TYPE)
+    native.set("data.image_key", IMAGE_FIELD if data_type in ("vision_language", "vlm") else None, DATA_TYPE)
+    native.set("data.truncation", "right", PROMPT)
+    native.set("data.validation_batch", values[VALIDATION_BATCH] or values[BATCH], VALIDATION_BATCH, BATCH)
+    if values[MAX_STEPS] >= 0:
+        native.set("data.max_steps", values[MAX_STEPS], MAX_STEPS)
+    # a right answer earns `reward_scale`, a wrong one costs as much
+    native.set("reward.wrong_reward", -1.0, "reward.reward_scale")
 
 
-def _megatron(values: Values, native: Native) -> None:
-    if values["actor.training_backend"] != "megatron":
-        return
-    for ours, (key, other) in FOLLOWING.items():
-        native.put(ours, None if values[key] == values[other] else values[key], key)
-    start, convert = "actor.model.megatron_checkpoint", "actor.megatron.use_hf_ckpt"
-    native.put("actor.megatron.checkpoint", values[start], start, convert)
-    for flag, dtype in {"bf16": "bfloat16", "fp16": "float16"}.items():
-        key = f"actor.optim.{flag}"
-        value = values[key] if values.given(key) else native.tree["policy"]["dtype"] == dtype
-        native.put(f"actor.megatron.{flag}", value, key, "actor.model.precision")
+def _optimizer_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    # the reference's `max_lr` is no limit unless the user set it
+    limits = [MAX_RATE] if values.is_set(MAX_RATE) else []
+    rate = min(values[key] for key in (PEAK_RATE, *limits))
+    native.set("actor.optimizer.learning_rate", rate, PEAK_RATE, MAX_RATE)
+    minimum = max(values[key] for key in [key for key in MIN_RATES if values.is_set(key)] or MIN_RATES)
+    ratio = min(1.0, minimum / rate)
+    native.set("actor.optimizer.min_learning_rate_ratio", ratio, *MIN_RATES, PEAK_RATE)
+    # a constant rate does not decay
+    decay_steps = None if values[DECAY_STYLE] == "constant" else values[DECAY_STEPS]
+    native.set("actor.optimizer.decay_steps", decay_steps, DECAY_STEPS, DECAY_STYLE)
+    steps = native.get("training.steps", TrainingConfig().steps)
+    total = values[DECAY_STEPS] or steps * values["algorithm.n_minibatches"]
+    warmup = values[WARMUP_STEPS] or int((values[WARMUP_SHARE] or 0) * total)
+    native.set("actor.optimizer.warmup_steps", warmup, WARMUP_STEPS, WARMUP_SHARE, DECAY_STEPS)
 
 
-def express_math(foreign: Foreign) -> None:
-    """Such a run in RLinf's words."""
-    run = foreign.experiment
-    foreign.put("rollout.model.model_path", run.policy.path)
-    foreign.put("rollout.model.model_type", run.policy.kind or "qwen2.5")
-    foreign.put("actor.tokenizer.tokenizer_model", run.policy.tokenizer or run.policy.path)
+def math_from_native(foreign: ForeignBuilder) -> None:
+    """Set the keys of a run on text."""
+    run, data = foreign.experiment, foreign.experiment.data
+    apply_from_native(RULES, foreign)
     if run.validation.only:
-        foreign.put("runner.task_type", "reasoning_eval")
-    from_rows = run.data is not None and run.data.epochs is not None
-    most = run.data.max_steps if run.data and from_rows else run.training.steps
-    foreign.put("runner.max_steps", -1 if most is None else most)
-    prompt, reply = run.rollout.max_prompt_tokens, run.rollout.max_response_tokens
-    foreign.put("runner.seq_length", run.rollout.engine_options.max_model_tokens or prompt + reply)
-    foreign.put("algorithm.sampling_params.max_new_tokens", reply)
-    _express_data(foreign)
-    budget = run.actor.budget
-    foreign.put("runner.enable_dynamic_batch_size", budget.tokens is not None)
-    if budget.tokens is not None:
-        foreign.put("runner.max_tokens_per_mbs", budget.tokens)
-    if budget.sequences is not None:
-        foreign.put("algorithm.training_batch_size_per_gpu", budget.sequences)
-    if run.actor.inference_budget.sequences is not None:
-        foreign.put("algorithm.logprob_forward_micro_batch_size", run.actor.inference_budget.sequences)
-    _express_optimizer(foreign)
-    express_backend(foreign)
-    _express_megatron(foreign)
+        foreign.set(TASK, "reasoning_eval")
+    max_steps = data.max_steps if data and data.epochs is not None else run.training.steps
+    foreign.set(MAX_STEPS, -1 if max_steps is None else max_steps)
+    prompt, response = run.rollout.max_prompt_tokens, run.rollout.max_response_tokens
+    foreign.set(SEQUENCE, run.rollout.engine_options.max_model_tokens or prompt + response)
+    if data is not None:
+        prompts = "vision_language" if data.image_key else "math"
+        foreign.set(DATA_TYPE, "robot_demo" if data.kind == "demonstrations" else prompts)
+        is_training_batch = data.validation_batch in (None, run.training.groups_per_step)
+        foreign.set(VALIDATION_BATCH, None if is_training_batch else data.validation_batch)
+        apply_from_native(DATA_RULES, foreign)
+    if run.actor.budget.sequences is not None:
+        foreign.set(SEQUENCES, run.actor.budget.sequences)
+    _optimizer_from_native(foreign)
+    backend_from_native(foreign)
+    megatron_from_native(foreign)
+    text_algorithm_from_native(foreign)
 
 
-def _express_data(foreign: Foreign) -> None:
-    data, training = foreign.experiment.data, foreign.experiment.training
-    if data is None:
-        return
-    pictured = "vision_language" if data.image_key else "math"
-    foreign.put("data.type", "robot_demo" if data.kind == "demonstrations" else pictured)
-    foreign.put("data.train_data_paths", list(data.train_files))
-    foreign.put("data.val_data_paths", list(data.validation_files))
-    same = data.validation_batch in (None, training.groups_per_step)
-    foreign.put("data.val_rollout_batch_size", None if same else data.validation_batch)
-    if data.epochs is not None:
-        foreign.put("runner.max_epochs", data.epochs)
-
-
-def _express_optimizer(foreign: Foreign) -> None:
+def _optimizer_from_native(foreign: ForeignBuilder) -> None:
     optimizer = foreign.experiment.actor.optimizer
-    rate = optimizer.learning_rate
-    foreign.put("actor.optim.lr", rate)
-    floor = next(floor for floor in _floors(optimizer.min_learning_rate_ratio, rate))
-    foreign.put("actor.optim.min_lr", floor)
-    foreign.put("actor.optim.adam_beta1", optimizer.betas[0])
-    foreign.put("actor.optim.adam_beta2", optimizer.betas[1])
-    if optimizer.decay_steps is not None or optimizer.schedule != "constant":
-        foreign.put("actor.lr_sched.lr_decay_iters", optimizer.decay_steps)
-    foreign.put("actor.lr_sched.lr_warmup_iters", optimizer.warmup_steps)
-    if optimizer.warmup_steps == 0 and optimizer.schedule != "constant":
-        foreign.put("actor.lr_sched.lr_warmup_fraction", None)
+    rate, is_constant = optimizer.learning_rate, optimizer.schedule == "constant"
+    foreign.set(PEAK_RATE, rate)
+    foreign.set(MIN_RATES[0], next(_min_rates(optimizer.min_learning_rate_ratio, rate)))
+    if optimizer.decay_steps is not None or not is_constant:
+        foreign.set(DECAY_STEPS, optimizer.decay_steps)
+    foreign.set(WARMUP_STEPS, optimizer.warmup_steps)
+    if optimizer.warmup_steps == 0 and not is_constant:
+        foreign.set(WARMUP_SHARE, None)
 
 
-def _floors(ratio: float, rate: float) -> Iterator[float]:
-    """Learning rates of that share of another: the shortest that gives the share back, or else the nearest."""
+def _min_rates(ratio: float, rate: float) -> Iterator[float]:
+    """Yield learning rates that give exactly this ratio, the shortest first, and at last the nearest."""
     for digits in range(1, 18):
-        floor = float(f"{ratio * rate:.{digits}g}")
-        if floor / rate == ratio:
-            yield floor
+        minimum = float(f"{ratio * rate:.{digits}g}")
+        if minimum / rate == ratio:
+            yield minimum
     yield ratio * rate
-
-
-def express_backend(foreign: Foreign) -> None:
-    """What spreads the learner over devices, in RLinf's words."""
-    learner, dtype = foreign.experiment.actor, foreign.experiment.policy.dtype
-    foreign.put("actor.training_backend", "megatron" if learner.backend == "megatron" else "fsdp")
-    if learner.backend == "megatron":
-        return
-    words = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-    sharding = learner.sharding
-    foreign.put(f"{SHARDED}.strategy", learner.backend)
-    mixed = f"{SHARDED}.mixed_precision"
-    foreign.put(f"{mixed}.param_dtype", words.get(sharding.parameter_dtype or dtype))
-    foreign.put(f"{mixed}.reduce_dtype", words.get(sharding.reduce_dtype or ""))
-    foreign.put(f"{mixed}.buffer_dtype", words.get(sharding.buffer_dtype))
-    foreign.put(f"{SHARDED}.amp_autocast.enabled", sharding.autocast is not None)
-    if sharding.autocast is not None:
-        foreign.put(f"{SHARDED}.amp_autocast.precision", words[sharding.autocast])
-
-
-def _express_megatron(foreign: Foreign) -> None:
-    megatron = foreign.experiment.actor.megatron
-    if megatron is None:
-        return
-    for ours, (key, _) in FOLLOWING.items():
-        if (value := foreign.native(ours)) is not None:
-            foreign.put(key, value)
-    foreign.put("actor.model.megatron_checkpoint", megatron.checkpoint)
-    foreign.put("actor.megatron.use_hf_ckpt", megatron.checkpoint is None)
-    foreign.put("actor.optim.bf16", megatron.bf16)
-    foreign.put("actor.optim.fp16", megatron.fp16)

@@ -1,1 +1,1 @@
-"""VAGEN: agents over worlds, on verl's keys."""
+"""VAGEN: agents over envs, on verl's keys."""

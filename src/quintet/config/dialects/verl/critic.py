@@ -1,144 +1,127 @@
-"""verl's critic: documented by the actor's keys, with defaults of its own."""
+"""Conversion of verl's critic, which is documented by the actor's keys and has defaults of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
 
-from quintet.config.dialects.conversion import Native, Values, foreign_word, native_word
-from quintet.config.dialects.ledger import Row
+from quintet.config.dialects.conversion import (
+    ForeignBuilder,
+    ForeignValues,
+    NativeBuilder,
+    to_foreign_value,
+    to_native_value,
+)
+from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.verl.batches import ACTOR, MODEL
-from quintet.config.faults import Fault
-from quintet.config.native import CriticConfig
+from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS
+from quintet.config.dotted import get_value, has_key
+from quintet.config.native.learners import CriticConfig
+from quintet.config.problems import ConfigProblem
 
-if TYPE_CHECKING:
-    from quintet.config.translate import Foreign
-
-__all__ = ["critic", "critic_defaults", "critic_faults", "express_critic"]
-
-OWN = {f"{ACTOR}.optim.lr": 1e-5}
-"""What verl's critic has otherwise than its actor where nothing is said."""
-PLACES = {"critic.model.fsdp_config": f"{ACTOR}.fsdp_config", "critic.model": MODEL, "critic": ACTOR}
-"""Sections of the critic, the longest first, and those whose keys they take."""
-APART = (
+DEFAULT_LEARNING_RATE = 1e-5
+DEFAULTS = {f"{ACTOR}.optim.lr": DEFAULT_LEARNING_RATE}
+"""The critic's defaults by the actor's key, where they differ from the actor's."""
+INDEPENDENT_KEYS = (
     *("optim.", "fsdp_config.", "model.fsdp_config.", "grad_clip", "strategy", "use_torch_compile"),
     *("ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu", "ulysses_sequence_parallel_size"),
     *("model.path", "model.enable_", "model.use_remove_padding"),
 )
-"""Beginnings of the keys in which critic and actor may differ."""
+"""Prefixes of keys in which critic and actor may differ."""
+PATH, STRATEGY, PADDING = "critic.model.path", "critic.strategy", "critic.model.use_remove_padding"
+CHECKPOINTING = "critic.model.enable_gradient_checkpointing"
+ULYSSES, STEPS = "critic.ulysses_sequence_parallel_size", "critic.optim.total_training_steps"
 
 
-def critic_defaults(values: Values, native: Native) -> None:
-    """The critic's optimizer and constants where nobody says anything of them."""
-    native.put("critic.value_clip", 0.5)
-    native.put("critic.optimizer.betas", [0.9, 0.999])
-    native.put("critic.optimizer.weight_decay", 0.01)
-    for row in _optimizer_rows(values.dialect.rows()):
-        native.put(_ours(row), native_word(row, OWN.get(row.key, row.default)))
+def critic_defaults(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set verl's defaults of the critic's optimizer."""
+    native.set_constants(
+        {
+            "critic.value_clip": 0.5,
+            "critic.optimizer.betas": [0.9, 0.999],
+            "critic.optimizer.weight_decay": 0.01,
+        }
+    )
+    for spec in _optimizer_keys(values.dialect.specs()):
+        native.set(_native_critic_key(spec), to_native_value(spec, DEFAULTS.get(spec.key, spec.default)))
 
 
-def _optimizer_rows(rows: Mapping[str, Row]) -> Iterator[Row]:
-    for row in rows.values():
-        if row.direct and row.key.startswith(f"{ACTOR}.") and row.native[0].startswith("actor.optimizer."):
-            yield row
+def _optimizer_keys(specs: Mapping[str, KeySpec]) -> Iterator[KeySpec]:
+    for spec in specs.values():
+        if spec.direct and spec.key.startswith(f"{ACTOR}.") and spec.native[0].startswith("actor.optimizer."):
+            yield spec
 
 
-def _ours(row: Row) -> str:
-    """The critic's native key in place of the actor's."""
-    return "critic." + row.native[0].removeprefix("actor.")
+def _native_critic_key(spec: KeySpec) -> str:
+    return "critic." + spec.native[0].removeprefix("actor.")
 
 
-def critic(values: Values, native: Native) -> None:
-    """The critic's keys that somebody gave, over what it shares with the actor."""
-    rows = [row for row in values.dialect.rows().values() if not row.native[:1] or "actor.shuffle" not in row.native[0]]
-    for here, there in reversed(PLACES.items()):
-        native.take_given(rows, here, there, {"actor": "critic"})
-    together = "critic.ulysses_sequence_parallel_size"
-    together = together if values[together] else f"{ACTOR}.ulysses_sequence_parallel_size"
-    native.put("critic.parallel.ulysses", values[together], together)
-    strategy = "critic.strategy" if values["critic.strategy"] else f"{ACTOR}.strategy"
-    native.put("critic.backend", values[strategy], strategy)
-    padding = "critic.model.use_remove_padding"
-    native.put("critic.memory.remove_padding", bool(values[padding]), padding)
-    path = "critic.model.path"
-    if values.given(path) and values[path] != values[f"{MODEL}.path"]:
-        native.put("critic.path", values[path], path)
-    checkpointing = "critic.model.enable_gradient_checkpointing"
-    differs = values.given(checkpointing) and values[checkpointing] != values[f"{MODEL}.enable_gradient_checkpointing"]
-    native.put("critic.gradient_checkpointing", values[checkpointing] if differs else None, checkpointing)
+def critic_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the native critic from the keys that the user set in its sections and from those it shares."""
+    specs = [spec for spec in values.dialect.specs().values() if not any("actor.shuffle" in key for key in spec.native)]
+    for section, documented in reversed(CRITIC_SECTIONS.items()):
+        native.set_overrides(specs, section, documented, ("actor", "critic"))
+    for target, own, shared in (
+        ("critic.parallel.ulysses", ULYSSES, f"{ACTOR}.ulysses_sequence_parallel_size"),
+        ("critic.backend", STRATEGY, f"{ACTOR}.strategy"),
+    ):
+        key = own if values[own] else shared
+        native.set(target, values[key], key)
+    native.set("critic.memory.remove_padding", bool(values[PADDING]), PADDING)
+    if values.is_set(PATH) and values[PATH] != values[f"{MODEL}.path"]:
+        native.set("critic.path", values[PATH], PATH)
+    policy_checkpointing = values[f"{MODEL}.enable_gradient_checkpointing"]
+    differs = values.is_set(CHECKPOINTING) and values[CHECKPOINTING] != policy_checkpointing
+    native.set("critic.gradient_checkpointing", values[CHECKPOINTING] if differs else None, CHECKPOINTING)
 
 
-def critic_faults(values: Values) -> Iterator[Fault]:
-    """What the critic can't have otherwise than the actor, and what it needs by itself."""
-    rows = values.dialect.rows()
+def critic_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield problems of the critic's keys: values that differ from the actor's and must not, and missing ones."""
+    specs = values.dialect.specs()
     for key in values.written.sources:
-        twin = _twin(key)
-        if twin is None or key in rows or twin not in rows or key.removeprefix("critic.").startswith(APART):
+        shared = values.dialect.documented(key) if key.startswith("critic.") else key
+        if shared == key or key in specs or shared not in specs:
             continue
-        if values[key] != values[twin]:
-            problem = f"critic and policy have it together, and {values.told(twin)}"
-            yield values.fault(key, problem, f"leave {key} out, or give both the same value")
-    strategy = values["critic.strategy"]
-    if strategy and ("megatron" in (strategy, values[f"{ACTOR}.strategy"])) and strategy != values[f"{ACTOR}.strategy"]:
-        problem = f"must be the policy's where one of them is megatron: {values.told(f'{ACTOR}.strategy')}"
-        yield values.fault("critic.strategy", problem, "leave it out")
-    steps = "critic.optim.total_training_steps"
-    if (values[steps] or -1) > 0 and values[steps] != values[f"{ACTOR}.optim.total_training_steps"]:
-        yield values.fault(steps, "critic and policy take the same steps", f"leave {steps} out")
-    together, padding = "critic.ulysses_sequence_parallel_size", "critic.model.use_remove_padding"
-    if (values[together] or 1) > 1 and not values[padding]:
-        yield values.fault(together, f"needs {padding}", f"set {padding}=true")
+        if not key.removeprefix("critic.").startswith(INDEPENDENT_KEYS) and values[key] != values[shared]:
+            problem = f"critic and policy share this setting, and {values.describe(shared)}"
+            yield values.problem(key, problem, f"leave {key} out, or give both the same value")
+    strategies = {values[STRATEGY] or values[f"{ACTOR}.strategy"], values[f"{ACTOR}.strategy"]}
+    if "megatron" in strategies and len(strategies) > 1:
+        problem = f"must be the policy's if one of them is megatron: {values.describe(f'{ACTOR}.strategy')}"
+        yield values.problem(STRATEGY, problem, "leave it out")
+    if (values[STEPS] or -1) > 0 and values[STEPS] != values[f"{ACTOR}.optim.total_training_steps"]:
+        yield values.problem(STEPS, "critic and policy take the same number of steps", f"leave {STEPS} out")
+    if (values[ULYSSES] or 1) > 1 and not values[PADDING]:
+        yield values.problem(ULYSSES, f"needs {PADDING}", f"set {PADDING}=true")
 
 
-def _twin(key: str) -> str | None:
-    """The actor's key that a critic's stands for."""
-    for here, there in PLACES.items():
-        if key.startswith(f"{here}."):
-            return there + key.removeprefix(here)
-    return None
-
-
-def express_critic(foreign: Foreign, rows: Mapping[str, Row]) -> None:
-    """What the critic has otherwise than verl's critic would by itself."""
-    learner = foreign.experiment.critic
-    plain = CriticConfig()
-    optimizer = {row.key for row in _optimizer_rows(rows)}
-    for row in rows.values():
-        if not row.direct or not row.native[0].startswith("actor.") or not row.key.startswith("actor_rollout_ref."):
+def critic_from_native(foreign: ForeignBuilder, specs: Mapping[str, KeySpec]) -> None:
+    """Set the critic's keys that differ from verl's defaults of a critic."""
+    critic, defaults = foreign.experiment.critic, {"critic": CriticConfig().model_dump()}
+    optimizer = {spec.key for spec in _optimizer_keys(specs)}
+    for spec in specs.values():
+        if not spec.direct or not spec.native[0].startswith("actor.") or not spec.key.startswith("actor_rollout_ref."):
             continue
-        ours = _ours(row)
-        said = row.key in optimizer
-        usual = native_word(row, OWN.get(row.key, row.default)) if said else _inside(plain, ours)
-        value = foreign.native(ours)
-        if _has(plain, ours) and ours != "critic.gradient_checkpointing" and value != usual:
-            word = foreign_word(row, value)
-            if row.takes.accepts(word):
-                foreign.put(_theirs(row.key), word)
-    if learner.backend != foreign.experiment.actor.backend:
-        foreign.put("critic.strategy", learner.backend)
-    padding = "critic.model.use_remove_padding"
-    if learner.memory.remove_padding or padding in rows:
-        foreign.put(padding, learner.memory.remove_padding)
-    if learner.path is not None:
-        foreign.put("critic.model.path", learner.path)
-    if learner.gradient_checkpointing is not None:
-        foreign.put("critic.model.enable_gradient_checkpointing", learner.gradient_checkpointing)
+        native = _native_critic_key(spec)
+        if not has_key(defaults, native) or native == "critic.gradient_checkpointing":
+            continue
+        default = get_value(defaults, native)
+        if spec.key in optimizer:
+            default = to_native_value(spec, DEFAULTS.get(spec.key, spec.default))
+        value = foreign.native_value(native)
+        if value != default and spec.value_type.accepts(to_foreign_value(spec, value)):
+            foreign.set(_critic_key(spec.key), to_foreign_value(spec, value))
+    if critic.backend != foreign.experiment.actor.backend:
+        foreign.set(STRATEGY, critic.backend)
+    if critic.memory.remove_padding or PADDING in specs:
+        foreign.set(PADDING, critic.memory.remove_padding)
+    if critic.path is not None:
+        foreign.set(PATH, critic.path)
+    if critic.gradient_checkpointing is not None:
+        foreign.set(CHECKPOINTING, critic.gradient_checkpointing)
 
 
-def _theirs(key: str) -> str:
-    """The critic's key that takes an actor's."""
-    here, there = next((here, there) for here, there in PLACES.items() if key.startswith(f"{there}."))
-    return here + key.removeprefix(there)
-
-
-def _has(section: CriticConfig, native: str) -> bool:
-    return _inside(section, native, missing=_has) is not _has
-
-
-def _inside(section: CriticConfig, native: str, missing: Any = None) -> Any:
-    place: Any = section
-    for part in native.split(".")[1:]:
-        place = getattr(place, part, missing)
-        if place is missing:
-            return missing
-    return place
+def _critic_key(key: str) -> str:
+    """Return the critic's key for a documented key of the actor."""
+    pairs = ((own, shared) for own, shared in CRITIC_SECTIONS.items() if key.startswith(f"{shared}."))
+    own, shared = next(pairs)
+    return own + key.removeprefix(shared)

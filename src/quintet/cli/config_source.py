@@ -1,0 +1,77 @@
+"""Source of a configuration: a YAML file, a run script or a list of overrides, and the command line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quintet.config.dialects.registry import DIALECTS, detect
+from quintet.config.dialects.scripts.override_list import keys_as_tree
+from quintet.config.dialects.scripts.run_script import RunScript, read_run_script
+from quintet.config.yaml_reader import read_file
+from quintet.errors import ConfigError, nearest
+
+NATIVE = "native"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSource:
+    """A configuration before it is composed."""
+
+    path: Path | None
+    overrides: tuple[str, ...]
+    """Overrides of a script or list, then those of the command line."""
+    override_sources: tuple[str, ...]
+    """Line of each override of the script or list."""
+    dialect: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that the script sets."""
+
+
+def read_config_source(
+    config: str | None, overrides: Sequence[str], dialect: str | None, *, quiet: bool = False
+) -> ConfigSource:
+    """Read the source and detect its dialect.
+
+    Unless `quiet`, the dialect and the parts of a script that are read differently than by a shell go to stderr.
+
+    Raises:
+        ConfigError: the dialect is unknown, or the script is not supported.
+        MachineError: a file is missing or cannot be read.
+    """
+    check_dialect(dialect)
+    if config is None and dialect not in (None, NATIVE):
+        raise ConfigError(
+            f"--dialect {dialect} needs a file", key="--dialect", hint=f"quintet train CONFIG --dialect {dialect}"
+        )
+    script = RunScript(None) if config is None else read_run_script(Path(config))
+    for remark in () if quiet else script.remarks:
+        print(f"warning: {remark}", file=sys.stderr)
+    all_overrides = tuple(script.with_overrides(overrides))
+    detected = dialect or script.dialect or _detect_dialect(script)
+    if dialect is None and detected != NATIVE and not quiet:
+        print(f"{config}: a configuration of {detected}", file=sys.stderr)
+    return ConfigSource(script.config, all_overrides, script.places, detected, script.environment)
+
+
+def _detect_dialect(script: RunScript) -> str:
+    tree: dict[str, Any] = keys_as_tree(script.words)
+    if script.config is not None:
+        tree |= read_file(script.config, {})
+    return next(iter(detect(tree)), NATIVE)
+
+
+def check_dialect(dialect: str | None) -> None:
+    """Check the name of a dialect.
+
+    Raises:
+        ConfigError: it is unknown; the message names the most similar one.
+    """
+    valid = [NATIVE, *DIALECTS]
+    if dialect is not None and dialect not in valid:
+        close = nearest(dialect, valid)
+        hint = (f"did you mean {close}? " if close else "") + f"valid: {', '.join(valid)}"
+        raise ConfigError(f"unknown dialect {dialect}", key="--dialect", value=dialect, hint=hint)

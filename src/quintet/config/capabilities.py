@@ -1,0 +1,49 @@
+"""Capabilities that this version does not have yet, and marks for the fields that require them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Capability(StrEnum):
+    """Missing capability that unsupported keys wait for; the value is its name in messages."""
+
+    ENGINES = "an engine of TensorRT-LLM"
+    SHARDING = "sharded learners (FSDP, FSDP2) and their options"
+    MEMORY = "offloading and memory options of learners"
+    BATCHING = "micro-batches by sequence or token budget over several ranks"
+    MEGATRON = "the Megatron learner"
+    CLUSTER = "Ray, several processes and placement on devices"
+    LOGGERS = "further loggers and stored pictures"
+    VISION = "images in turns and vision-language policies"
+    EMBODIED = "vision-language-action policies and simulators"
+    ENVS = "the environment service and further envs"
+
+
+@dataclass(frozen=True, slots=True)
+class Requires:
+    """Annotation of a field with values that this version does not support.
+
+    The default is always supported, and so are the values in `supported`. If `unsupported` is given, only these values,
+    and lists that contain one of them, are unsupported. The JSON schema of the field has both.
+    """
+
+    capability: Capability
+    supported: tuple[Any, ...] = ()
+    unsupported: tuple[Any, ...] | None = None
+
+    def applies_to(self, value: Any) -> bool:
+        """Return whether a value other than the default is unsupported."""
+        if self.unsupported is not None:
+            return any(item in self.unsupported for item in (value if isinstance(value, tuple) else (value,)))
+        # 0 equals 0.0, but not false
+        return not any(
+            value == other and isinstance(value, bool) == isinstance(other, bool) for other in self.supported
+        )
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        schema: dict[str, Any] = dict(handler(core_schema))
+        unsupported = {} if self.unsupported is None else {"unsupported": list(self.unsupported)}
+        return schema | {"requires": str(self.capability)} | unsupported

@@ -1,0 +1,1 @@
+"""Checks of a whole configuration: what this version, engine, backend or number of processes cannot do."""

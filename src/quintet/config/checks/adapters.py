@@ -1,0 +1,123 @@
+"""Check that the target layers of LoRA exist in the model, by the tensor names in its files."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+from quintet.config.composed import ComposedConfig
+from quintet.config.config_values import problem_with
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.policy import LoraConfig
+from quintet.config.plan.model_shapes import ModelShape
+from quintet.config.plan.models import config_file, find_models
+from quintet.config.plan.steps import sft_only
+from quintet.config.problems import ConfigProblem
+
+ALL_LINEAR = "all-linear"
+NO_SUCH_LAYERS = "the model has no such layers"
+ONE_MATRIX = "embedding and head of this model share one matrix"
+EMBEDDING_AND_HEAD = ("embed_tokens", "lm_head")
+"""A tied head has no tensor in the files."""
+PATTERN_SIGNS = frozenset("*+?()[]{}|^$\\")
+INDEX = "model.safetensors.index.json"
+MAX_LIST_BYTES = 1 << 26
+"""Larger lists of tensors are not read."""
+
+
+def is_pattern(names: Collection[str]) -> bool:
+    """Return whether the names are a single regular expression for full layer names."""
+    return len(names) == 1 and bool(PATTERN_SIGNS & set(*names))
+
+
+def available_layers_hint(layers: Iterable[str]) -> str:
+    """Return a hint that lists the layers of the model."""
+    names = sorted({name.rpartition(".")[2] for name in layers})
+    return f"it has {', '.join(names)}; {ALL_LINEAR} adapts all linear layers but the head"
+
+
+def adapter_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Yield each `target_modules` without a match in the model, if its files are available and of a known family."""
+    config = composed.experiment
+    if config.evaluation is not None:
+        return
+    for key, lora in _lora_sections(config):
+        shape = find_models(config).of("actor")
+        if lora.path is None and ALL_LINEAR not in lora.target_modules and shape is not None and shape.known:
+            yield from _check_targets(composed, f"{key}.target_modules", lora.target_modules, shape)
+
+
+def _lora_sections(config: Experiment) -> Iterator[tuple[str, LoraConfig]]:
+    if config.sft is not None and config.sft.lora is not None:
+        yield "sft.lora", config.sft.lora
+    if sft_only(config) is None and config.policy.lora is not None:
+        yield "policy.lora", config.policy.lora
+
+
+def _check_targets(
+    composed: ComposedConfig, key: str, targets: tuple[str, ...], shape: ModelShape
+) -> Iterator[ConfigProblem]:
+    layers = _layers(composed.experiment, shape)
+    if not layers:
+        return
+    try:
+        matched = _match(targets, layers)
+    except re.error as error:
+        yield problem_with(composed, key, f"invalid regular expression: {error}", f"{ALL_LINEAR} needs none")
+        return
+    if is_pattern(targets) and shape.vision:
+        return  # full names differ between its files and the loaded model
+    if not matched:
+        linear = (name for name in layers if "norm" not in name and "embed" not in name)
+        yield problem_with(composed, key, NO_SUCH_LAYERS, available_layers_hint(linear))
+    elif shape.tied and any(name.rpartition(".")[2] in EMBEDDING_AND_HEAD for name in matched):
+        yield problem_with(composed, key, ONE_MATRIX, f"leave them out; {ALL_LINEAR} does")
+
+
+def _match(targets: tuple[str, ...], layers: Collection[str]) -> list[str]:
+    if is_pattern(targets):
+        pattern = re.compile(targets[0])
+        return [name for name in layers if pattern.fullmatch(name)]
+    return [name for name in layers if any(f".{name}".endswith(f".{target}") for target in targets)]
+
+
+def _layers(config: Experiment, shape: ModelShape) -> list[str]:
+    """Return the full names of the model's layers, an empty list if they are unknown."""
+    path = config.sft.path if config.sft and config.sft.path else config.policy.path
+    if path is None:
+        return list(_preset_layers(shape))
+    file = config_file(path)
+    tensors = [] if file is None else _tensors(file.parent)
+    layers = {name.removesuffix(".weight") for name in tensors if name.endswith(".weight")}
+    return sorted(layers | {"lm_head"}) if layers else []
+
+
+def _preset_layers(shape: ModelShape) -> Iterator[str]:
+    yield from ("model.embed_tokens", "lm_head")
+    for layer in range(shape.layers):
+        yield from (f"model.layers.{layer}.self_attn.{name}" for name in shape.attention_linears)
+        if shape.experts is None:
+            yield from (f"model.layers.{layer}.mlp.{name}" for name in shape.mlp_linears)
+        else:
+            yield f"model.layers.{layer}.mlp.gate"
+
+
+def _tensors(directory: Path) -> list[str]:
+    """Return the tensor names in a model's files, an empty list if they cannot be read: loading reports that."""
+    try:
+        index = directory / INDEX
+        if index.is_file() and index.stat().st_size <= MAX_LIST_BYTES:
+            return list(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        return [name for file in directory.glob("*.safetensors") for name in _header(file) if name != "__metadata__"]
+    except (OSError, ValueError, KeyError, TypeError, struct.error, RecursionError):
+        return []
+
+
+def _header(file: Path) -> Collection[str]:
+    with file.open("rb") as opened:
+        (size,) = struct.unpack("<Q", opened.read(8))
+        header: dict[str, object] = json.loads(opened.read(min(size, MAX_LIST_BYTES)))
+    return header

@@ -1,0 +1,139 @@
+"""Options of `rollout.engine_options` that each engine supports, and the engines that run on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quintet.config import hardware
+from quintet.config.composed import ComposedConfig
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.rollout import EngineConfig
+from quintet.config.problems import ConfigProblem, source_of
+from quintet.config.schema import format_value
+
+OPTIONS = "rollout.engine_options"
+
+
+@dataclass(frozen=True, slots=True)
+class SupportedOptions:
+    """Options that one engine supports."""
+
+    names: frozenset[str]
+    """Supported options."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why an option is not supported, appended to the message."""
+    value_checks: Mapping[str, Callable[[Any], str | None]] = field(default_factory=dict)
+    """For partly supported options: a function from a value to what is wrong with it, None if supported."""
+    package: str | None = None
+    """Module of the package that the engine needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedOption:
+    """An option with a value that the engine does not support."""
+
+    key: str
+    value: Any
+    engine: str
+    reason: str
+    other_engines: tuple[str, ...]
+    """Engines that support it."""
+    default: Any
+
+    @property
+    def hint(self) -> str:
+        other = f", or rollout.engine={' or '.join(self.other_engines)}" if self.other_engines else ""
+        return f"leave it out{other}"
+
+
+def _check_dtype(dtype: str) -> str | None:
+    return "it computes in float32 and bfloat16" if dtype == "float16" else None
+
+
+def _check_load_format(load_format: str) -> str | None:
+    """Accept formats without effect: the embedded engine starts with the learner's weights."""
+    supported = load_format in ("auto", "hf", "pt", "safetensors", "dummy")
+    return None if supported else "it takes its weights from the learner, not from files"
+
+
+_ALL_ENGINES = (
+    *("memory_share", "dtype", "eager", "cuda_graph_max_batch", "torch_compile", "prompts_per_device"),
+    *("sleep_between_steps", "offload", "load_format", "max_batched_tokens", "max_model_tokens", "chunked_prefill"),
+    *("image_cache", "log_statistics", "detokenize", "print_responses", "validate_weights", "validate_weights_dir"),
+)
+"""Options that every engine supports."""
+_SEPARATE_PACKAGES = ("tensor_parallel", "pipeline_parallel", "block_size", "attention_backend", "arguments")
+"""Further options of vLLM and SGLang."""
+_SGLANG_ONLY = ("deterministic", "image_cache", "server_url", "server_python", "server_weights_dir")
+
+_SGLANG = frozenset((*_ALL_ENGINES, *_SEPARATE_PACKAGES, "torch_compile_max_batch", "log_every_steps", *_SGLANG_ONLY))
+_SGLANG_REASONS = {"swap_space_gib": ": SGLang recomputes preempted requests"}
+
+ENGINE_OPTIONS: Mapping[str, SupportedOptions] = {
+    "hf": SupportedOptions(
+        frozenset((*_ALL_ENGINES, "torch_compile_max_batch", "log_every_steps")),
+        {
+            **dict.fromkeys(("tensor_parallel", "pipeline_parallel"), ": it runs on one device"),
+            "block_size": ": its KV cache has no blocks",
+            "swap_space_gib": ": running requests are never preempted",
+            "attention_backend": ": it runs the model of transformers",
+            "arguments": ": all its settings are options of their own",
+        },
+        {"dtype": _check_dtype, "load_format": _check_load_format},
+    ),
+    "vllm": SupportedOptions(
+        frozenset((*_ALL_ENGINES, *_SEPARATE_PACKAGES, "swap_space_gib", "separate_process")),
+        {
+            "log_every_steps": ": vLLM logs at fixed times; log_statistics=true enables that",
+            "torch_compile_max_batch": ": vLLM compiles for every batch",
+        },
+        package="vllm",
+    ),
+    "sglang": SupportedOptions(_SGLANG, _SGLANG_REASONS, package="sglang"),
+    "sglang-server": SupportedOptions(_SGLANG, _SGLANG_REASONS),
+}
+"""Engines of other packages are not listed: they receive every option."""
+
+
+def unsupported_options(experiment: Experiment) -> Iterator[UnsupportedOption]:
+    """Yield the options that the run's engine does not support, in the order of the schema."""
+    rollout = experiment.rollout
+    supported = ENGINE_OPTIONS.get(rollout.engine)
+    if supported is None:
+        return
+    for name, info in EngineConfig.model_fields.items():
+        value, default = getattr(rollout.engine_options, name), info.get_default(call_default_factory=True)
+        if name == "executor" or value == default:
+            continue
+        reason = _problem(rollout.engine, supported, name, value)
+        if reason is not None:
+            others = [
+                other for other, options in ENGINE_OPTIONS.items() if _problem(other, options, name, value) is None
+            ]
+            yield UnsupportedOption(f"{OPTIONS}.{name}", value, rollout.engine, reason, tuple(others), default)
+
+
+def _problem(engine: str, supported: SupportedOptions, option: str, value: Any) -> str | None:
+    if option not in supported.names:
+        return f"the engine {engine} has no such option{supported.reasons.get(option, '')}"
+    problem = supported.value_checks.get(option, lambda _: None)(value)
+    return None if problem is None else f"not with the engine {engine}: {problem}"
+
+
+def engine_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Yield a problem for each option that the run's engine does not support."""
+    engine = f"rollout.engine = {format_value(composed.experiment.rollout.engine)}"
+    engine_source = composed.provenance.get("rollout.engine", "default")
+    for each in unsupported_options(composed.experiment):
+        source = source_of(each.key, composed.provenance)
+        message = f"{each.key} = {format_value(each.value)} ({source}): {each.reason}; {engine} ({engine_source})"
+        yield ConfigProblem(each.key, each.value, source, message, each.hint)
+
+
+def runs_by_default(engine: str) -> bool:
+    """Return whether an engine is suitable as a default on this machine: it needs no package, or its package and a GPU
+    are present."""
+    package = ENGINE_OPTIONS[engine].package if engine in ENGINE_OPTIONS else engine
+    return package is None or (hardware.is_installed(package) and hardware.num_gpus() > 0)

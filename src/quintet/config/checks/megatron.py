@@ -1,0 +1,105 @@
+"""Models and options that the Megatron learner does not support, also depending on the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quintet.config import hardware
+from quintet.config.native.learners import ParallelConfig
+from quintet.config.native.megatron import MegatronConfig
+
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+"""Supported values of `model_type` in `config.json`."""
+SUPPORTED_MODELS = f"supported: {', '.join(FAMILIES)}, with experts in all layers or in none; fsdp2 supports any other"
+
+GPU_OPTIONS = {
+    "apply_rope_fusion": "Transformer Engine's rotary kernel",
+    "persist_layer_norm": "Apex's persistent norm kernel",
+    "gradient_accumulation_fusion": "Apex's kernel for weight gradients",
+    "moe_grouped_gemm": "the grouped_gemm kernels",
+    "moe_shared_expert_overlap": "CUDA streams",
+    "optimizer_enable_pin": "memory pinned for CUDA",
+    "tp_comm_overlap_cfg": "Transformer Engine's communication buffers",
+}
+"""Options that need a GPU, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedMegatronOption:
+    """An option of `MegatronConfig` with an unsupported value."""
+
+    option: str
+    reason: str
+    hint: str
+    elsewhere: bool = False
+    """Whether another machine could support it."""
+
+
+def has_transformer_engine() -> bool:
+    """Return whether Transformer Engine, with NVIDIA's fused layers, is installed."""
+    return hardware.is_installed("transformer_engine")
+
+
+def unsupported_architecture(family: str, dense_layers: int) -> str | None:
+    """Return why a model is unsupported, None if it is supported; `dense_layers` counts the layers without experts in a
+    mixture of experts."""
+    if family not in FAMILIES:
+        return f"the Megatron learner does not support {family!r}"
+    if dense_layers:
+        layers = "1 dense layer" if dense_layers == 1 else f"{dense_layers} dense layers"
+        return f"{family} with {layers} among sparse ones: the Megatron learner needs experts in all layers"
+    return None
+
+
+def unsupported_megatron_options(options: MegatronConfig, *, has_gpu: bool) -> Iterator[UnsupportedMegatronOption]:
+    """Yield options that need a GPU or a package that is missing, and options that are never supported."""
+    yield from _without_gpu(options) if not has_gpu else ()
+    if options.spec_name == "te_gpt" and not has_transformer_engine():
+        yield UnsupportedMegatronOption(
+            "spec_name", "transformer_engine is not installed", "use local_gpt or decoder_gpt", elsewhere=True
+        )
+    if not options.mcore_gpt:
+        yield UnsupportedMegatronOption("mcore_gpt", "only Megatron Core's model is supported", "leave it out")
+    if options.encoder_seq_length is not None:
+        yield UnsupportedMegatronOption("encoder_seq_length", "the model has no encoder", "leave it out")
+    if options.ckpt_format == "torch":
+        yield UnsupportedMegatronOption(
+            "ckpt_format", "its files are unpickled, and a pickle can run code", "leave it out"
+        )
+    if options.ckpt_format == "zarr":
+        yield UnsupportedMegatronOption("ckpt_format", "Megatron Core has dropped it", "leave it out")
+
+
+def _without_gpu(options: MegatronConfig) -> Iterator[UnsupportedMegatronOption]:
+    for name, kernel in GPU_OPTIONS.items():
+        if getattr(options, name):
+            yield UnsupportedMegatronOption(
+                name, f"needs {kernel}, and this machine has no GPU", "leave it out", elsewhere=True
+            )
+    if options.distributed_backend == "nccl":
+        yield UnsupportedMegatronOption(
+            "distributed_backend", "NCCL needs GPUs, and this machine has none", "use gloo", elsewhere=True
+        )
+    if options.moe_token_dispatcher_type == "flex":  # noqa: S105
+        yield UnsupportedMegatronOption(
+            "moe_token_dispatcher_type", "needs DeepEP and GPUs", "use alltoall or allgather", elsewhere=True
+        )
+
+
+def conflicting_megatron_options(
+    options: MegatronConfig, parallel: ParallelConfig, dtype: str
+) -> Iterator[UnsupportedMegatronOption]:
+    """Yield options that contradict the parallel degrees, the policy's type (`auto` fits any) or another option."""
+    if options.batch_p2p_comm and parallel.virtual_pipeline > 1 and parallel.pipeline == 2:
+        yield UnsupportedMegatronOption(
+            "batch_p2p_comm",
+            "with virtual stages, messages between two pipeline stages cannot be told apart",
+            "leave it out",
+        )
+    for flag, flag_dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
+        if getattr(options, flag) and dtype not in (flag_dtype, "auto"):
+            yield UnsupportedMegatronOption(flag, f"policy.dtype is {dtype}", "set both to the same type")
+    if options.overlap_param_gather and not (options.use_distributed_optimizer and options.overlap_grad_reduce):
+        hint = "also set use_distributed_optimizer and overlap_grad_reduce"
+        yield UnsupportedMegatronOption("overlap_param_gather", "only the distributed optimizer gathers weights", hint)

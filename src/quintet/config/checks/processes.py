@@ -1,0 +1,103 @@
+"""Number of devices that a configuration asks for, compared with the processes that run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from quintet.config.composed import ComposedConfig
+from quintet.config.config_values import describe_value, value_source
+from quintet.config.native.experiment import Experiment
+from quintet.config.plan.placement import place_components
+from quintet.config.plan.steps import sft_only
+from quintet.config.problems import ConfigProblem
+from quintet.config.torchrun import RankInfo, current_rank
+
+COUNTS = ("placement.nodes", "placement.devices_per_node")
+"""Keys that set the number of devices."""
+SFT_DEVICES = "sft.devices"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDemand:
+    """Number of devices that a stage of the run asks for, and the keys that set it."""
+
+    keys: tuple[str, ...]
+    devices: int
+
+
+def device_demands(config: Experiment) -> list[DeviceDemand]:
+    """Return the demands of supervised fine-tuning and of reinforcement learning, if the run has them."""
+    demands = [] if config.sft is None else [DeviceDemand((SFT_DEVICES,), config.sft.devices)]
+    actor = None if sft_only(config) else place_components(config).of("actor")
+    if actor is not None:
+        demands.append(DeviceDemand((*COUNTS, "placement.actor.devices"), max(1, len(actor.devices))))
+    return demands
+
+
+def placement_keys_satisfied_by_processes(config: Experiment, rank: RankInfo) -> frozenset[str]:
+    """Return the placement keys that need no cluster, since one process per device runs all components."""
+    if rank.size == 1:
+        return frozenset()
+    keys = {"placement.join_timeout_seconds"}
+    placed = [component for component in place_components(config).components if component.devices]
+    same_devices = config.placement.colocated and len({component.devices for component in placed}) <= 1
+    if same_devices and all(demand.devices == rank.size for demand in device_demands(config)):
+        keys |= {*COUNTS, "placement.colocated", *(f"placement.{component.name}.devices" for component in placed)}
+    return frozenset(keys)
+
+
+def planned_rank(config: Experiment) -> RankInfo:
+    """Return rank 0 of the processes that the configuration asks for, for plans.
+
+    It is the rank of this process if torchrun started it, or if the stages of the run ask for different numbers.
+    """
+    rank, counts = current_rank(), {demand.devices for demand in device_demands(config)}
+    if rank.size > 1 or len(counts) != 1:
+        return rank
+    devices = counts.pop()
+    nodes = 1 if sft_only(config) else config.placement.nodes
+    return RankInfo(0, devices, 0, devices if devices % nodes else devices // nodes)
+
+
+def devices_to_set(config: Experiment, rank: RankInfo, is_set: Callable[[str], bool]) -> Iterator[tuple[str, int]]:
+    """Yield the device keys that nobody set and the values with which devices equal processes."""
+    for demand in device_demands(config):
+        if demand.devices == rank.size or is_set(demand.keys[-1]):
+            continue
+        if demand.keys == (SFT_DEVICES,):
+            yield SFT_DEVICES, rank.size
+        elif rank.size > 1:
+            counts = zip(COUNTS, (rank.size // rank.local_size, rank.local_size), strict=True)
+            yield from ((key, count) for key, count in counts if not is_set(key))
+
+
+def process_problems(composed: ComposedConfig, rank: RankInfo) -> Iterator[ConfigProblem]:
+    """Yield demands that differ from the number of processes.
+
+    For a single process, `COUNTS` are left to `unsupported_problems`.
+    """
+    config = composed.experiment
+    for demand in device_demands(config):
+        if demand.devices == rank.size or (rank.size == 1 and demand.keys[0] in COUNTS):
+            continue
+        key = next((key for key in reversed(demand.keys) if value_source(composed, key) != "default"), demand.keys[0])
+        running = "this is one process" if rank.size == 1 else f"torchrun started {rank.size} processes"
+        message = f"{describe_value(composed, key)}: the learner is placed on {demand.devices} devices, and {running}"
+        start = "no torchrun, as `quintet …`" if demand.devices == 1 else launch_command(config, demand.devices)
+        yield ConfigProblem(key, demand.devices, value_source(composed, key), message, f"start it with {start}")
+
+
+def launch_command(config: Experiment, devices: int) -> str:
+    """Return the torchrun command for that many devices, in backquotes."""
+    nodes = 1 if sft_only(config) else config.placement.nodes
+    nodes_option = f"--nnodes {nodes} " if nodes > 1 and devices % nodes == 0 else ""
+    per_node = devices // nodes if nodes_option else devices
+    return f"`torchrun {nodes_option}--nproc-per-node {per_node} -m quintet {'sft' if sft_only(config) else 'train'} …`"
+
+
+def torchrun_command(config: Experiment) -> str | None:
+    """Return the torchrun command of a run that needs several processes and no cluster, None for any other."""
+    rank = planned_rank(config)
+    is_placed = sft_only(config) is not None or placement_keys_satisfied_by_processes(config, rank).issuperset(COUNTS)
+    return launch_command(config, rank.size).strip("`") if rank.size > 1 and is_placed else None

@@ -1,0 +1,134 @@
+"""Sharding and parallelism settings that FSDP and FSDP2 do not support.
+
+They are checked before anything is loaded, and again when a learner is sharded, with the same messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quintet.config import hardware
+from quintet.config.composed import ComposedConfig
+from quintet.config.config_values import config_value, describe_value, problem_with
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.learners import LearnerConfig
+from quintet.config.plan.placement import place_components, split_problems
+from quintet.config.problems import ConfigProblem, raise_problems
+from quintet.config.schema import format_value
+
+LEARNERS = ("actor", "critic", "reference")
+WEIGHT_SPLITS = ("tensor", "pipeline", "expert")
+"""Degrees that give devices different weights."""
+ADAPTERS_NOT_SPLIT = "LoRA adapters are not split into pipeline stages"
+VOCABULARY_SPLITS = ("tensor", "sequence", "context", "ulysses")
+"""Degrees that put the log-probs of a sequence on different devices."""
+
+
+def sharding_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Yield the sharding settings that the backends of the run's learners do not support."""
+    placement = place_components(composed.experiment)
+    for name in LEARNERS:
+        component = placement.of(name)
+        if component is not None:
+            yield from _check_learner(composed, name, max(1, len(component.devices)), on_gpu=hardware.sees_gpu())
+
+
+def check_sharding(config: Experiment, name: str, ranks: int, *, on_gpu: bool) -> None:
+    """Check the settings of a learner against the ranks that it actually has.
+
+    Raises:
+        ConfigError: one message names every setting that does not fit.
+    """
+    composed = ComposedConfig(config, {})
+    degrees = split_problems(composed, name, ranks) if ranks > 1 else ()
+    raise_problems([*degrees, *_check_learner(composed, name, ranks, on_gpu=on_gpu)])
+
+
+def _check_learner(composed: ComposedConfig, name: str, ranks: int, *, on_gpu: bool) -> Iterator[ConfigProblem]:
+    config = composed.experiment
+    learner: LearnerConfig = getattr(config, name)
+    if learner.backend == "megatron" or (name == "reference" and _shares_policy_weights(config)):
+        return
+    if on_gpu:
+        yield from _check_offload(composed, name, ranks)
+    if ranks == 1:
+        return
+    yield from _check_sharding_policy(composed, name)
+    yield from _check_parallel(composed, name)
+    if name == "reference":
+        yield from _check_full_kl(composed)
+
+
+def _shares_policy_weights(config: Experiment) -> bool:
+    """Return whether the reference is the policy without its adapters, on the same devices."""
+    learner = config.reference
+    return learner.path is None and learner.dtype is None and config.policy.lora is not None
+
+
+def _check_offload(composed: ComposedConfig, name: str, ranks: int) -> Iterator[ConfigProblem]:
+    """Check shards in main memory next to a GPU. FSDP does not accumulate gradients there but keeps only the last one
+    (torch 2.13, `FlatParamHandle.prepare_gradient_for_backward`)."""
+    learner: LearnerConfig = getattr(composed.experiment, name)
+    if not learner.memory.sharded_offload:
+        return
+    if ranks == 1 or learner.sharding.policy == "no_shard":
+        why = "one process has" if ranks == 1 else f"with {name}.sharding.policy=no_shard there are"
+        hint = f"set it to false, and {name}.memory.offload_parameters=true to offload the weights"
+        yield problem_with(composed, f"{name}.memory.sharded_offload", f"{why} no shards to keep on the CPU", hint)
+    elif learner.backend == "fsdp" and learner.sharding.sync_every_micro_batch:
+        key = f"{name}.sharding.sync_every_micro_batch"
+        offload = describe_value(composed, f"{name}.memory.sharded_offload")
+        why = f"with {offload} FSDP only uses the gradient of the last micro-batch"
+        yield problem_with(composed, key, why, f"set it to false, or use {name}.backend=fsdp2")
+
+
+def _check_sharding_policy(composed: ComposedConfig, name: str) -> Iterator[ConfigProblem]:
+    learner: LearnerConfig = getattr(composed.experiment, name)
+    split = next((part for part in WEIGHT_SPLITS if getattr(learner.parallel, part) > 1), None)
+    if learner.sharding.policy == "no_shard":
+        if split is not None:
+            why = f"layers that are split ({describe_value(composed, f'{name}.parallel.{split}')}) are always sharded"
+            yield problem_with(composed, f"{name}.sharding.policy", why, "use full_shard or shard_grad_op")
+    elif learner.backend == "fsdp2" and learner.sharding.backward_prefetch == "post":
+        hint = f"set it to pre or null, or use {name}.backend=fsdp"
+        why = "FSDP2 prefetches weights before it computes gradients"
+        yield problem_with(composed, f"{name}.sharding.backward_prefetch", why, hint)
+
+
+def _check_parallel(composed: ComposedConfig, name: str) -> Iterator[ConfigProblem]:
+    """Check tensor, pipeline, expert and context parallelism."""
+    config = composed.experiment
+    learner: LearnerConfig = getattr(config, name)
+    parallel, dispatcher = learner.parallel, learner.megatron.moe_token_dispatcher_type if learner.megatron else None
+    if parallel.pipeline > 1 and parallel.sequence:
+        why = "pipeline stages send unsplit hidden states"
+        yield problem_with(composed, f"{name}.parallel.sequence", why, "set it to false")
+    if parallel.pipeline > 1 and name == "actor" and _adapted(config):
+        hint = f"set {name}.parallel.pipeline=1; the base model is still sharded"
+        yield problem_with(composed, f"{name}.parallel.pipeline", ADAPTERS_NOT_SPLIT, hint)
+    if parallel.expert > 1 and dispatcher in ("alltoall_seq", "flex"):
+        key = f"{name}.megatron.moe_token_dispatcher_type"
+        yield problem_with(composed, key, "only Megatron supports it", f"set {key}=alltoall")
+    if parallel.context > 1 and config.policy.attention == "eager":
+        context = describe_value(composed, f"{name}.parallel.context")
+        why = f"context parallelism ({context}) needs fused attention"
+        yield problem_with(composed, "policy.attention", why, "use sdpa, or null for the fastest")
+
+
+def _adapted(config: Experiment) -> bool:
+    return config.policy.lora is not None or (config.sft is not None and config.sft.lora is not None)
+
+
+def _check_full_kl(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Check that policy and reference have their log-probs on the same devices for a full KL divergence."""
+    config = composed.experiment
+    kl = config.algorithm.kl
+    if kl is None or kl.estimator != "full" or config.actor.backend == "megatron":
+        return
+    for degree in VOCABULARY_SPLITS:
+        key, actor_key = f"reference.parallel.{degree}", f"actor.parallel.{degree}"
+        expected = config_value(config, actor_key)
+        if config_value(config, key) != expected:
+            why = f"{describe_value(composed, actor_key)}, and a full KL divergence needs the same for both"
+            hint = f"set {key}={format_value(expected)}, or use another algorithm.kl.estimator"
+            yield problem_with(composed, key, why, hint)

@@ -1,0 +1,127 @@
+"""Values that this version, or the engine or backend of the run, does not support."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from quintet.config.capabilities import Capability, Requires
+from quintet.config.checks.backends import backend_problems
+from quintet.config.checks.engines import engine_problems
+from quintet.config.checks.processes import (
+    COUNTS,
+    device_demands,
+    devices_to_set,
+    launch_command,
+    placement_keys_satisfied_by_processes,
+    process_problems,
+)
+from quintet.config.checks.sharding import sharding_problems
+from quintet.config.composed import ComposedConfig
+from quintet.config.config_values import config_value, with_value
+from quintet.config.dotted import flatten
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.section import Section
+from quintet.config.problems import ConfigProblem, raise_problems, source_of
+from quintet.config.schema import format_value
+from quintet.config.torchrun import RankInfo, current_rank
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedValue:
+    """A native key with a value that requires a missing capability."""
+
+    key: str
+    value: Any
+    capability: Capability
+    default: Any
+
+
+def unsupported_values(section: Section, prefix: str = "") -> Iterator[UnsupportedValue]:
+    """Yield the unsupported values in the order of the schema; an unsupported section counts once."""
+    for name, field in type(section).model_fields.items():
+        value, key = getattr(section, name), f"{prefix}{name}"
+        default = field.get_default(call_default_factory=True)
+        requires = _requirement(field)
+        if isinstance(value, Section) and value.requires is not None:
+            yield UnsupportedValue(key, value.model_dump(mode="json"), value.requires.capability, _plain(default))
+        elif requires is not None and value != default and requires.applies_to(value):
+            yield UnsupportedValue(key, _plain(value), requires.capability, _plain(default))
+        elif isinstance(value, Section):
+            yield from unsupported_values(value, f"{key}.")
+        elif isinstance(value, dict):
+            for entry, part in value.items():
+                yield from unsupported_values(part, f"{key}.{entry}.") if isinstance(part, Section) else ()
+
+
+def unsupported_problems(composed: ComposedConfig, rank: RankInfo | None = None) -> Iterator[ConfigProblem]:
+    """Yield everything that the run asks for and that cannot be done; `rank` is by default that of this process."""
+    config, rank = composed.experiment, rank or current_rank()
+    met = placement_keys_satisfied_by_processes(config, rank)
+    for unsupported in unsupported_values(config):
+        if unsupported.key not in met:
+            yield _problem(composed, unsupported)
+    yield from engine_problems(composed)
+    yield from backend_problems(composed)
+    yield from sharding_problems(composed)
+    yield from process_problems(composed, rank)
+
+
+def _problem(composed: ComposedConfig, unsupported: UnsupportedValue) -> ConfigProblem:
+    key, value, source = unsupported.key, unsupported.value, _source(unsupported, composed)
+    shown = value.get("name", value) if isinstance(value, dict) else value
+    message = f"{key} = {format_value(shown)} ({source}) is not supported yet: requires {unsupported.capability}"
+    hint = f"leave it out, or set {key}={_format_default(unsupported.default)}"
+    if key in COUNTS:
+        devices = max(demand.devices for demand in device_demands(composed.experiment))
+        hint += f"; or start it with {launch_command(composed.experiment, devices)}"
+    return ConfigProblem(key, value, source, message, hint)
+
+
+def with_torchrun_devices(composed: ComposedConfig) -> ComposedConfig:
+    """Return the configuration with as many devices as torchrun started processes, unless device keys are set."""
+    rank, provenance = current_rank(), dict(composed.provenance)
+    config = composed.experiment
+    for key, count in devices_to_set(config, rank, partial(_is_set, config)):
+        config, provenance[key] = with_value(config, key, count), "torchrun"
+    return replace(composed, experiment=config, provenance=provenance)
+
+
+def _is_set(config: Experiment, key: str) -> bool:
+    """Return whether a key was given, even with its default."""
+    parent, _, name = key.rpartition(".")
+    section = config_value(config, parent)
+    return isinstance(section, Section) and name in section.model_fields_set
+
+
+def _source(unsupported: UnsupportedValue, composed: ComposedConfig) -> str:
+    """Return the source of a value; of a section, that of its first key that was set."""
+    key, value = unsupported.key, unsupported.value
+    keys = [key, *(f"{key}.{name}" for name in flatten(value))] if isinstance(value, dict) else []
+    sources = (composed.provenance.get(name, "default") for name in keys)
+    return next((source for source in sources if source != "default"), source_of(key, composed.provenance))
+
+
+def refuse_unsupported(composed: ComposedConfig) -> None:
+    """Check that this version can do everything that the run asks for.
+
+    Raises:
+        ConfigError: one message names every unsupported key.
+    """
+    raise_problems(unsupported_problems(composed))
+
+
+def _requirement(field: FieldInfo) -> Requires | None:
+    return next((mark for mark in field.metadata if isinstance(mark, Requires)), None)
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, Section) else value
+
+
+def _format_default(value: Any) -> str:
+    return f"{{name: {value['name']}}}" if isinstance(value, dict) and "name" in value else format_value(value)

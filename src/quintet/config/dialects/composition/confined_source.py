@@ -1,0 +1,265 @@
+"""A source of configuration files for Hydra that reads only files in directories that the user named.
+
+Every file is checked before Hydra sees it. A defaults list may name files beside the primary file, in the directories
+of its `hydra.searchpath`, and in a directory called `config` around or beside the primary file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
+
+from quintet.config.dialects.composition.interpolation_limits import check_grammar
+from quintet.config.dialects.registry import FRAMEWORK_FILES
+from quintet.config.yaml_reader import read_file, read_text
+from quintet.errors import ConfigError
+
+SCHEME, REFERENCE_SCHEME = "confined", "reference"
+MAX_FILES = 1000
+"""Entries of all defaults lists together; a list that names another twice doubles the entries of that one."""
+HYDRA_KEYS = ("searchpath", "run", "output_subdir")
+"""Keys of the `hydra` section that are read; the others configure Hydra's own start of a program."""
+CONFIG_DIRECTORIES = ("config", "configs", "conf")
+FRAMEWORK_PACKAGES = ("pkg://verl", "pkg://vagen", "pkg://ragen")
+DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+
+
+@dataclass(slots=True)
+class _Scope:
+    """The primary file of the configuration that is being composed, and the directories that are searched."""
+
+    primary: Path
+    sources: list[ConfinedSource] = field(default_factory=list)
+    file_counts: dict[str, int] = field(default_factory=dict)
+    """Entries of the defaults lists beneath a configuration."""
+
+
+_scope: ContextVar[_Scope | None] = ContextVar("_scope", default=None)
+
+
+@contextmanager
+def confined_to(primary: Path | None) -> Iterator[None]:
+    """Confine Hydra to the files that a primary file may name; None allows no files."""
+    _register_plugins()
+    token = _scope.set(None if primary is None else _Scope(primary))
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+@cache
+def _register_plugins() -> None:
+    for plugin in (ConfinedSource, ReferenceSource, _PrimaryDirectory):
+        Plugins.instance().register(plugin)
+
+
+class _PrimaryDirectory(SearchPathPlugin):
+    """Adds the directory of the primary file to Hydra's search path."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if (scope := _scope.get()) is not None:
+            search_path.append("main", f"{SCHEME}://{scope.primary.parent}")
+
+
+def confined_search_path(entries: list[Any]) -> list[Any]:
+    """Return the entries of a `hydra.searchpath` so that their files are confined and checked."""
+    return [*(f"{SCHEME}://{entry}" for entry in entries), f"{REFERENCE_SCHEME}://"]
+
+
+class ReferenceSource(ConfigSource):
+    """Files that come with a framework and are missing here: their values are in the reference."""
+
+    @staticmethod
+    def scheme() -> str:
+        return REFERENCE_SCHEME
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        name = config_path.removesuffix(".yaml")
+        tree = OmegaConf.create(dict(FRAMEWORK_FILES[name]))
+        return ConfigResult(self.provider, name, tree, {"package": None})
+
+    def is_config(self, config_path: str) -> bool:
+        return config_path.removesuffix(".yaml") in FRAMEWORK_FILES
+
+    def is_group(self, config_path: str) -> bool:
+        return False
+
+    def available(self) -> bool:
+        return True
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        return []
+
+
+class ConfinedSource(ConfigSource):
+    """A directory of the search path.
+
+    Raises:
+        ConfigError: the entry is no directory, but another scheme than `file://`.
+    """
+
+    def __init__(self, provider: str, path: str) -> None:
+        super().__init__(provider, path)
+        self.shown = Path(self.path.removeprefix("file://"))
+        """The directory as it was written."""
+        self.is_package = self.path.startswith(FRAMEWORK_PACKAGES)
+        if "://" in self.path and not self.path.startswith("file://") and not self.is_package:
+            message = f"hydra.searchpath = {self.path!r}: only directories are searched"
+            hint = "write file://DIRECTORY"
+            raise ConfigError(message, key="hydra.searchpath", value=self.path, hint=hint)
+        self.path = self.path if self.is_package else os.path.abspath(self.shown)
+        self.is_main = provider == "main"
+        if (scope := _scope.get()) is not None:
+            scope.sources.append(self)
+
+    @staticmethod
+    def scheme() -> str:
+        return SCHEME
+
+    def available(self) -> bool:
+        return self.is_package or Path(self.path).is_dir()
+
+    def is_config(self, config_path: str) -> bool:
+        return not self.is_package and self.file(config_path).is_file()
+
+    def is_group(self, config_path: str) -> bool:
+        return not self.is_package and Path(self.path, config_path).is_dir()
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        names: list[str] = []
+        directory = Path(self.path, config_path)
+        for entry in sorted(directory.iterdir()) if self.is_group(config_path) else ():
+            self._list_add_result(names, os.path.join(config_path, entry.name), entry.name, results_filter)
+        return sorted(set(names))
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        scope, file = _scope.get(), self.file(config_path)
+        shown = self.shown / file.relative_to(self.path) if file.is_relative_to(self.path) else file
+        sources: dict[str, str] = {}
+        tree = read_file(shown, sources)
+        check_nesting(tree, "", sources)
+        check_grammar(tree, sources)
+        is_primary = self.is_main and scope is not None and config_path == scope.primary.name
+        if "hydra" in tree or is_primary:
+            tree["hydra"] = _hydra_section(tree.get("hydra", {}), sources, is_primary=is_primary)
+        if isinstance(tree.get("defaults"), list):
+            tree["defaults"] = [entry for entry in tree["defaults"] if not _configures_hydra(entry)]
+        if scope is not None and not is_primary:
+            _count_files(config_path, scope, ())
+        header = self._get_header_dict(read_text(shown)[:512])
+        return ConfigResult(self.provider, f"{SCHEME}://{self.path}", OmegaConf.create(tree), header)
+
+    def file(self, config_path: str) -> Path:
+        """Return the file of a name.
+
+        Raises:
+            ConfigError: it is outside the directories that the user named.
+        """
+        scope = _scope.get()
+        if self.is_main and scope is not None and config_path == scope.primary.name:
+            return scope.primary
+        file = Path(os.path.normpath(Path(self.path, self._normalize_file_name(config_path))))
+        if not any(file.is_relative_to(directory) for directory in (Path(self.path), *_named_directories(scope))):
+            message = f"a defaults list names {config_path}, outside the directories that were named"
+            hint = f"name its directory, too: hydra.searchpath: [file://{file.parent}]"
+            raise ConfigError(message, key="defaults", value=config_path, hint=hint)
+        return file
+
+
+def _named_directories(scope: _Scope | None) -> Iterator[Path]:
+    """Yield the directories of the search path, and those called `config` that a framework's examples share."""
+    if scope is None:
+        return
+    yield from (Path(source.path) for source in scope.sources if not source.is_main and not source.is_package)
+    directory = scope.primary.parent
+    yield from [parent for parent in (directory, *directory.parents) if parent.name in CONFIG_DIRECTORIES][:1]
+    yield from (directory.parent / name for name in CONFIG_DIRECTORIES)
+
+
+def _count_files(config_path: str, scope: _Scope, above: tuple[str, ...]) -> int:
+    """Return the number of entries in the defaults lists beneath a configuration.
+
+    Raises:
+        ConfigError: they are too many, or name each other in a circle.
+    """
+    if config_path not in scope.file_counts:
+        source = next((source for source in scope.sources if source.is_config(config_path)), None)
+        tree = {} if source is None else read_file(source.file(config_path), {})
+        count = MAX_FILES + 1 if config_path in above else 1
+        if count == 1:
+            children = _listed_files(tree.get("defaults"), os.path.dirname(config_path))
+            count += sum(_count_files(child, scope, (*above, config_path)) for child in children)
+        if count > MAX_FILES:
+            message = f"its defaults lists name more than {MAX_FILES} files, or each other in a circle"
+            raise ConfigError(message, hint="name each file once")
+        scope.file_counts[config_path] = count
+    return scope.file_counts[config_path]
+
+
+def _listed_files(defaults: Any, group: str) -> Iterator[str]:
+    """Yield the names in a defaults list, relative to the search path."""
+    for entry in defaults if isinstance(defaults, list) else ():
+        for key, value in entry.items() if isinstance(entry, Mapping) else [("", entry)]:
+            subgroup = str(key).split(" ")[-1].partition("@")[0]
+            for choice in value if isinstance(value, list) else [value]:
+                if isinstance(choice, str) and choice != "_self_":
+                    name = os.path.join("/", group, subgroup, choice.partition("@")[0])
+                    yield os.path.normpath(name).lstrip("/")
+
+
+def _configures_hydra(entry: Any) -> bool:
+    """Whether an entry of a defaults list chooses how Hydra starts a program: `override hydra/launcher: ray`."""
+    names = entry if isinstance(entry, Mapping) else [entry]
+    return any(str(name).split(" ")[-1].startswith("hydra/") for name in names)
+
+
+def _hydra_section(section: Any, sources: Mapping[str, str], *, is_primary: bool) -> dict[str, Any]:
+    """Return the keys of a `hydra` section that are read.
+
+    Raises:
+        ConfigError: it, or its key `run`, is not a section.
+    """
+    run = section.get("run", {}) if isinstance(section, Mapping) else section
+    if not isinstance(run, Mapping):
+        key = "hydra.run" if isinstance(section, Mapping) else "hydra"
+        source = sources.get(key, key)
+        message = f"{key} = {run!r} ({source}): must be a section"
+        raise ConfigError(message, key=key, value=run, source=source, hint="leave it out")
+    read = {key: value for key, value in section.items() if key in HYDRA_KEYS}
+    read["run"] = {"dir": run["dir"]} if "dir" in run else {}
+    search_path = read.get("searchpath", [])
+    if is_primary and (search_path is None or isinstance(search_path, list)):
+        read["searchpath"] = confined_search_path(search_path or [])
+    return read
+
+
+def check_nesting(tree: Mapping[str, Any], prefix: str, sources: Mapping[str, str]) -> None:
+    """Refuse `data.train_batch_size: 8` in a file: it would be one key with a dot in its name.
+
+    Raises:
+        ConfigError: there is such a key.
+    """
+    for key, value in tree.items():
+        if DOTTED.fullmatch(key):
+            source = sources.get(f"{prefix}{key}", "")
+            *sections, last = key.split(".")
+            message = f"{prefix}{key} ({source}): a file has its keys in sections, not with dots"
+            hint = f"write {last} in the section {' › '.join([*filter(None, prefix.split('.')), *sections])}"
+            raise ConfigError(message, key=f"{prefix}{key}", value=value, source=source, hint=hint)
+        if isinstance(value, Mapping):
+            check_nesting(value, f"{prefix}{key}.", sources)

@@ -1,0 +1,225 @@
+"""Conversion rules: each states once how native keys correspond to foreign keys, for both directions.
+
+    RULES = (
+        Same("rollout.max_turns", "training.max_turns"),
+        file_list("data.train_files", "data.train_files"),
+        OptionalSection("sft.lora", "model.lora_rank", (Same("sft.lora.rank", "model.lora_rank"),), off_value=0),
+    )
+
+Keys of the ledger with one native key and no conversion beyond `native_values` need no rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, as_list
+
+
+class ConversionRule(Protocol):
+    """A correspondence between native and foreign keys."""
+
+    def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
+        """Set the native keys."""
+
+    def from_native(self, foreign: ForeignBuilder) -> None:
+        """Set the foreign keys."""
+
+
+def apply_to_native(rules: Iterable[ConversionRule], values: ForeignValues, native: NativeBuilder) -> None:
+    """Apply rules to a foreign configuration."""
+    for rule in rules:
+        rule.to_native(values, native)
+
+
+def apply_from_native(rules: Iterable[ConversionRule], foreign: ForeignBuilder) -> None:
+    """Apply rules to a native configuration."""
+    for rule in rules:
+        rule.from_native(foreign)
+
+
+def inverted(names: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return foreign names by native name; of several, the first.
+
+    >>> inverted({"kl": "k1", "k1": "k1"})
+    {'k1': 'kl'}
+    """
+    return {native: foreign for foreign, native in reversed([*names.items()])}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True)
+class Same:
+    """Native keys, usually one, with the value of a foreign key; `None` is exported only if `export_none`."""
+
+    native: str | tuple[str, ...]
+    foreign: str
+    export_none: bool = True
+    fallback: str | None = None
+    """Native key that is exported if the first one is not set."""
+    to_value: Callable[[Any], Any] = _plain
+    """Native value by foreign value."""
+    from_value: Callable[[Any], Any] = _plain
+    """Foreign value by native value."""
+
+    def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
+        """Set the native keys."""
+        for key in (self.native,) if isinstance(self.native, str) else self.native:
+            native.set(key, self.to_value(values[self.foreign]), self.foreign)
+
+    def from_native(self, foreign: ForeignBuilder) -> None:
+        """Set the foreign key."""
+        value = foreign.native_value(self.native if isinstance(self.native, str) else self.native[0])
+        if not value and self.fallback is not None:
+            value = foreign.native_value(self.fallback)
+        if value is not None or self.export_none:
+            foreign.set(self.foreign, self.from_value(value))
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A native key that follows from several foreign keys.
+
+    `to_value` gets their values; `from_value` returns their values, those of the last keys may be left out.
+    """
+
+    native: str
+    foreign: tuple[str, ...]
+    to_value: Callable[..., Any]
+    from_value: Callable[[Any], tuple[Any, ...]]
+    import_none: bool = True
+    export_none: bool = True
+
+    def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
+        """Set the native key."""
+        value = self.to_value(*(values[key] for key in self.foreign))
+        if value is not None or self.import_none:
+            native.set(self.native, value, *self.foreign)
+
+    def from_native(self, foreign: ForeignBuilder) -> None:
+        """Set the foreign keys."""
+        value = foreign.native_value(self.native)
+        if value is not None or self.export_none:
+            for key, part in zip(self.foreign, self.from_value(value), strict=False):
+                foreign.set(key, part)
+
+
+@dataclass(frozen=True)
+class OptionalSection:
+    """A native section that is null if a foreign key, its switch, is off; otherwise it has the values of `rules`."""
+
+    native: str
+    switch: str
+    rules: tuple[ConversionRule, ...]
+    on_value: Any = None
+    """Exported value of the switch; None if one of the rules exports it."""
+    off_value: Any = False
+
+    def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
+        """Set the native section."""
+        if values[self.switch]:
+            apply_to_native(self.rules, values, native)
+        else:
+            native.set(self.native, None, self.switch)
+
+    def from_native(self, foreign: ForeignBuilder) -> None:
+        """Set the switch and the keys of the section."""
+        if foreign.native_value(self.native) is None:
+            foreign.set(self.switch, self.off_value)
+            return
+        if self.on_value is not None:
+            foreign.set(self.switch, self.on_value)
+        apply_from_native(self.rules, foreign)
+
+
+@dataclass(frozen=True)
+class MiniBatches:
+    """Number of optimizer steps per training step, from a foreign key for the size of one of them."""
+
+    size: str
+    """Foreign key: prompts, or sequences, of one optimizer step."""
+    step: tuple[str, ...]
+    """Foreign keys whose product is the size of a training step."""
+    native_step: tuple[str, ...]
+    """Native keys whose product is the size of a training step."""
+
+    def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
+        """Set the number of mini-batches."""
+        total = 1
+        for key in self.step:
+            total *= values[key]
+        native.set("training.mini_batches", total // values[self.size], self.size, *self.step)
+
+    def from_native(self, foreign: ForeignBuilder) -> None:
+        """Set the size of a mini-batch."""
+        total = 1
+        for key in self.native_step:
+            total *= foreign.native_value(key)
+        foreign.set(self.size, max(1, total // foreign.native_value("training.mini_batches")))
+
+
+def mapped(native: str, foreign: str, names: Mapping[Any, Any], fallback: Any = None) -> Same:
+    """Return a rule for native values by foreign names; other values stay as they are.
+
+    Native values without a foreign name are exported as `fallback`, if that is set.
+    """
+    foreign_names = inverted(names)
+    return Same(
+        native,
+        foreign,
+        export_none=False,
+        to_value=lambda value: names.get(value, value),
+        from_value=lambda value: foreign_names.get(value, fallback or value),
+    )
+
+
+def file_list(native: str, foreign: str, *, scalar: bool = True, empty: Any = ()) -> Same:
+    """Return a rule for a native list whose foreign key takes a list or a single value.
+
+    A list of one is exported as a single value if `scalar`, and an empty list as `empty`.
+    """
+
+    def from_value(items: Sequence[Any]) -> Any:
+        return items[0] if scalar and len(items) == 1 else list(items) or _plain(empty)
+
+    return Same(native, foreign, export_none=False, to_value=as_list, from_value=from_value)
+
+
+def loggers(
+    native: str,
+    foreign: str,
+    *,
+    always: Collection[str] = ("jsonl",),
+    names: Mapping[str, str] | None = None,
+    parse: Callable[[Any], Any] = as_list,
+) -> Same:
+    """Return a rule for loggers, a name or a list; native runs always have some of them, which are not exported."""
+
+    def to_value(value: Any) -> list[str]:
+        added = [(names or {}).get(name, name) for name in as_list(parse(value))]
+        return list(dict.fromkeys([*always, *added]))
+
+    def from_value(value: Sequence[str]) -> list[str]:
+        return [name for name in value if name not in always]
+
+    return Same(native, foreign, export_none=False, to_value=to_value, from_value=from_value)
+
+
+def function_address(
+    native: str, path: str, name: str, default_name: str | None = None, *, import_none: bool = True
+) -> Derived:
+    """Return a rule for a native `file.py:name` from the keys of file and name; null if there is no file."""
+
+    def to_value(file: str | None, function: str | None) -> str | None:
+        return None if file is None else f"{file}:{function}"
+
+    def from_value(address: str | None) -> tuple[str | None, str | None]:
+        file, _, function = (address or "").rpartition(":")
+        return file or None, function or default_name
+
+    return Derived(native, (path, name), to_value, from_value, import_none=import_none)

@@ -1,0 +1,258 @@
+"""Conversion of RAGEN's `config/base.yaml`: multi-turn agents in text environments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from quintet.config.checks.engines import runs_by_default
+from quintet.config.dialects.algorithm_choice import ADVANTAGE, choose, export_name, set_options
+from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
+from quintet.config.dialects.conversion_rules import (
+    ConversionRule,
+    Derived,
+    MiniBatches,
+    OptionalSection,
+    Same,
+    apply_from_native,
+    apply_to_native,
+    file_list,
+    loggers,
+    mapped,
+)
+from quintet.config.dialects.supported_runs import require_env
+from quintet.config.native.experiment import Experiment
+from quintet.config.problems import ConfigProblem
+
+DEFAULT_START_STATES = 10_000
+"""Start states in RAGEN's training and validation files."""
+GROUPS, SAMPLES, BATCH = (f"training.{name}" for name in ("train_batch_size", "n_rollout", "ppo_batch_size"))
+STEPS, EPOCHS, START_STATES = (
+    f"training.{name}" for name in ("total_training_steps", "total_epochs", "train_data_num")
+)
+VALIDATION_EPISODES, VALIDATION_BATCH = "training.val_data_num", "training.val_batch_size"
+START, RESPONSE, OBSERVATION = (f"training.max_{name}_length" for name in ("start", "response", "obs"))
+TURNS, ESTIMATOR, KL_COEFFICIENT = "training.max_turns", "optimization.adv_estimator", "optimization.kl_coef"
+DEVICES = "system.cuda_visible_devices"
+ALONE, FIRST = "rl_or_sft", "training.use_sft"
+ESTIMATORS = {"gae": "gae", "masked_gae": "gae"}
+"""RAGEN's `gae` skips observations, as `masked_gae` does."""
+KL_ESTIMATORS = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "k3"}
+CONSTANTS: dict[str, Any] = {
+    "rollout.window_size": None,
+    "rollout.top_p": 0.95,
+    # RAGEN searches the response for an answer and also accepts action numbers
+    "rollout.response_format": "answer",
+    "rollout.numbered_actions": True,
+    "rollout.strip_special_tokens": True,
+    "algorithm.loss.clip_high": 0.2,
+    "algorithm.loss.clip_dual": None,
+    "algorithm.entropy_coefficient": 0.001,
+    **{
+        f"{learner}.optimizer.{key}": value
+        for learner in ("actor", "critic")
+        for key, value in {
+            "schedule": "constant",
+            "warmup_steps": 0,
+            "betas": [0.9, 0.999],
+            "weight_decay": 0.01,
+            "max_grad_norm": 1.0,
+        }.items()
+    },
+}
+"""Native values that RAGEN's code fixes."""
+
+
+def _parse_devices(visible: int | str) -> list[int]:
+    """Return device numbers; none if -1 hides all.
+
+    Raises:
+        ValueError: the text is not a list of device numbers.
+    """
+    numbers = [int(number) for number in str(visible).split(",")]
+    if numbers == [-1]:
+        return []
+    if min(numbers) < 0:
+        raise ValueError(visible)
+    return numbers
+
+
+def _format_devices(devices: tuple[int, ...]) -> tuple[int | str]:
+    return (",".join(map(str, devices)) if len(devices) > 1 else (*devices, -1)[0],)
+
+
+def _parse_loggers(mode: str | list[str]) -> Any:
+    """RAGEN accepts a list, or the text of one."""
+    return yaml.safe_load(mode) if isinstance(mode, str) else mode
+
+
+RULES: tuple[ConversionRule, ...] = (
+    Same("rollout.max_turns", TURNS),
+    Same("rollout.max_start_tokens", START, fallback="rollout.max_prompt_tokens"),
+    Same("rollout.max_observation_tokens", OBSERVATION, fallback="rollout.max_prompt_tokens"),
+    Same("rollout.max_response_tokens", RESPONSE),
+    MiniBatches(BATCH, (GROUPS, SAMPLES), ("training.groups_per_step", "training.samples_per_group")),
+    # RAGEN has one micro-batch size for all forward passes
+    Same(
+        (
+            *("actor.budget.sequences", "actor.inference_budget.sequences", "critic.budget.sequences"),
+            *("critic.inference_budget.sequences", "reference.inference_budget.sequences"),
+        ),
+        "training.micro_batch_size",
+        export_none=False,
+    ),
+    # `mask_state` is another name of `state_masking`
+    Derived(
+        "algorithm.train_on_observations",
+        ("training.state_masking", "training.mask_state"),
+        lambda masking, mask: not (masking or mask),
+        lambda trains: (not trains,),
+    ),
+    # RAGEN's code never reads the value of `length_penalty`
+    Derived(
+        "algorithm.shaping.length_penalty",
+        ("training.length_penalty",),
+        lambda penalty: 1.0 if penalty else None,
+        lambda penalty: (penalty > 0,),
+        import_none=False,
+    ),
+    OptionalSection(
+        "algorithm.kl",
+        KL_COEFFICIENT,
+        (
+            Same("algorithm.kl.coefficient", KL_COEFFICIENT, to_value=float),
+            mapped("algorithm.kl.apply_to", "training.use_kl_loss", {True: "loss", False: "reward"}),
+            mapped("algorithm.kl.estimator", "optimization.kl_loss_type", KL_ESTIMATORS, fallback="low_var_kl"),
+            Same(
+                "algorithm.kl.refresh_every_steps",
+                "training.ref_update_steps",
+                to_value=lambda steps: steps or 0,
+                from_value=lambda steps: steps or None,
+            ),
+        ),
+        off_value=0,
+    ),
+    loggers("tracking.loggers", "logging.mode", parse=_parse_loggers),
+    Derived("placement.visible_devices", (DEVICES,), _parse_devices, _format_devices, export_none=False),
+)
+SFT_RULES: tuple[ConversionRule, ...] = (
+    loggers("sft.loggers", "sft.training.logger", parse=_parse_loggers),
+    OptionalSection(
+        "sft.lora",
+        "sft.training.lora_rank",
+        (
+            Same("sft.lora.rank", "sft.training.lora_rank"),
+            Same("sft.lora.alpha", "sft.training.lora_alpha", from_value=int),
+            file_list("sft.lora.target_modules", "sft.training.target_modules", scalar=False),
+        ),
+        off_value=0,
+    ),
+)
+
+
+def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield the problems between keys: batch sizes that do not divide, too few start states, wrong device lists."""
+    total = values[GROUPS] * values[SAMPLES]
+    step = f"episodes of a step, from {values.describe(GROUPS, SAMPLES)}"
+    yield from values.divisor_problems(BATCH, total, step)
+    states = _start_states(values)
+    if values[STEPS] is None and values[GROUPS] > states:
+        problem = f"there are only {states} start states, from {values.describe(START_STATES)}"
+        yield values.problem(GROUPS, problem, f"at most: {GROUPS}={states}")
+    episodes, batch = values[VALIDATION_EPISODES], values[VALIDATION_BATCH]
+    if 0 < (episodes or 0) < batch:
+        problem = f"fewer than one validation batch, {values.describe(VALIDATION_BATCH)}"
+        yield values.problem(VALIDATION_EPISODES, problem, f"at least {batch}, or {VALIDATION_BATCH}={episodes}")
+    if values[SAMPLES] == 1 and values[ESTIMATOR] == "grpo":
+        problem = f"{values.describe(ESTIMATOR)} compares several episodes from the same start state"
+        yield values.problem(SAMPLES, problem, f"at least 2, or {ESTIMATOR}=gae")
+    try:
+        _parse_devices(values[DEVICES])
+    except ValueError:
+        yield values.problem(DEVICES, "must be a device number, or several joined by commas such as 0,1,2,3")
+
+
+def _start_states(values: ForeignValues) -> int:
+    """Return the number of start states: those of the training file, or fewer if only some are drawn."""
+    return min(values[START_STATES] or DEFAULT_START_STATES, DEFAULT_START_STATES)
+
+
+def to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Convert a RAGEN configuration."""
+    native.set("policy.preset", None, "model.base_model")
+    native.set("warm_start", None, ALONE)
+    native.set_from_keys(values.dialect.specs().values())
+    choose(native, ADVANTAGE, values[ESTIMATOR], ESTIMATORS, ESTIMATOR)
+    set_options(native, ADVANTAGE, dict.fromkeys(("lam", "turn_gamma", "turn_lam"), (1.0, ())))
+    native.set_constants(CONSTANTS)
+    if runs_by_default("vllm"):
+        native.set("rollout.engine", "vllm")
+    apply_to_native(RULES, values, native)
+    turns = values[TURNS]
+    longest = values[START] + values[RESPONSE] * (turns - 1) + values[OBSERVATION] * turns
+    native.set("rollout.max_prompt_tokens", longest, START, RESPONSE, OBSERVATION, TURNS)
+    _steps_to_native(values, native)
+    _tracking_to_native(values, native)
+    if values[ALONE] != "sft" and not values[FIRST]:
+        native.set("sft", None, ALONE, FIRST)
+        return
+    native.set("sft.then_reinforce", values[ALONE] != "sft", FIRST, ALONE)
+    native.set("sft.final_weights", "best")
+    apply_to_native(SFT_RULES, values, native)
+
+
+def _steps_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    states = _start_states(values)
+    steps = values[STEPS] or states // values[GROUPS] * values[EPOCHS]
+    native.set("training.steps", steps, STEPS, EPOCHS, GROUPS, START_STATES)
+    if states < DEFAULT_START_STATES:
+        native.set("training.start_states", states, START_STATES)
+    episodes = min(values[VALIDATION_EPISODES] or DEFAULT_START_STATES, DEFAULT_START_STATES)
+    full_batches = episodes - episodes % values[VALIDATION_BATCH]
+    native.set("validation.episodes", full_batches, VALIDATION_EPISODES, VALIDATION_BATCH)
+
+
+def _tracking_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    project, images, count = "trainer.project_name", "logging.log_images", "logging.log_n_image_per_batch"
+    native.set("tracking.project", values[project], project)
+    native.set("output_dir", f"runs/{values[project]}", project)
+    if values[images]:
+        native.set("tracking.rendered_episodes", values[count], images, count)
+        native.set("tracking.rendered_episodes_dir", values["logging.log_image_dir"], "logging.log_image_dir")
+
+
+def base_tree(experiment: Experiment) -> dict[str, Any]:
+    """Return the keys that select RAGEN's reference for a run.
+
+    Raises:
+        ConfigError: RAGEN has no such environment.
+    """
+    require_env(experiment, "RAGEN", ("frozenlake", "sokoban"))
+    sft = experiment.sft
+    if sft is None:
+        return {}
+    return {"training": {"use_sft": True}} if sft.then_reinforce else {"rl_or_sft": "sft"}
+
+
+def from_native(foreign: ForeignBuilder) -> None:
+    """Convert a native run to RAGEN's format."""
+    run, sft = foreign.experiment, foreign.experiment.sft
+    export_name(foreign, ADVANTAGE, ESTIMATOR, ESTIMATORS)
+    apply_from_native(RULES, foreign)
+    foreign.set(STEPS, run.training.steps)
+    if run.training.start_states:
+        foreign.set(START_STATES, run.training.start_states)
+    foreign.set(VALIDATION_EPISODES, run.validation.episodes)
+    foreign.set(VALIDATION_BATCH, 1 if run.validation.episodes % 10 else 10)
+    foreign.set("trainer.project_name", run.tracking.project or run.output_dir.removeprefix("runs/"))
+    foreign.set("logging.log_images", run.tracking.rendered_episodes > 0)
+    if run.tracking.rendered_episodes:
+        foreign.set("logging.log_n_image_per_batch", run.tracking.rendered_episodes)
+    if run.tracking.rendered_episodes_dir:
+        foreign.set("logging.log_image_dir", run.tracking.rendered_episodes_dir)
+    foreign.set(ALONE, "sft" if sft and not sft.then_reinforce else "rl")
+    foreign.set(FIRST, sft is not None and sft.then_reinforce)
+    if sft is not None:
+        apply_from_native(SFT_RULES, foreign)

@@ -1,0 +1,162 @@
+"""Conversion of RLinf's advantage estimators, losses, KL penalty, filters and rollout correction.
+
+The reference omits some keys that RLinf's own files contain. If `reinpp` subtracts the group mean from rewards and a KL
+penalty from each token, it becomes `reinforce_plus_plus` of centred rewards: RLinf compares rewards before the penalty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quintet.config.dialects.algorithm_choice import (
+    ADVANTAGE,
+    LOSS,
+    AlgorithmOptions,
+    choose,
+    export_name,
+    option_value,
+    set_options,
+)
+from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
+from quintet.config.dialects.conversion_rules import Derived, apply_from_native, apply_to_native, inverted
+from quintet.config.dialects.rlinf.value_maps import ADVANTAGES, KL_ESTIMATORS, LOSSES
+from quintet.config.dialects.value_types import is_function_address
+from quintet.config.problems import ConfigProblem
+
+ESTIMATOR, LOSS_TYPE, WHITEN = "algorithm.adv_type", "algorithm.loss_type", "algorithm.normalize_advantages"
+CLIP, DUAL_CLIP = "algorithm.ratio_clip_eps", "algorithm.clip_ratio_c"
+KL_COEFFICIENT, KL_TYPE, EMBODIED_KL_TYPE = (f"algorithm.{key}" for key in ("kl_beta", "kl_penalty_type", "kl_penalty"))
+BASELINE, KL_REWARD_COEFFICIENT = "algorithm.use_reinpp_baseline", "algorithm.reinpp_kl_beta"
+CORRECTION, CORRECTION_BOUND = "algorithm.importance_sampling_fix", "algorithm.importance_sampling_clip"
+FILTER = "algorithm.filter_rewards"
+ENTROPY = Derived(
+    "algorithm.entropy_coefficient",
+    ("algorithm.entropy_bonus", "algorithm.calculate_entropy"),
+    lambda bonus, enabled: float(bonus) if enabled else 0.0,
+    lambda coefficient: (coefficient, coefficient > 0),
+)
+FILTER_RULES = tuple(
+    Derived(
+        f"algorithm.filter.{native}",
+        (f"algorithm.{foreign}", FILTER),
+        lambda bound, enabled: bound if enabled else None,
+        lambda bound: (bound,),
+    )
+    for native, foreign in {"min_mean": "rewards_lower_bound", "max_mean": "rewards_upper_bound"}.items()
+)
+DISCOUNTS = AlgorithmOptions(ADVANTAGE, {"gamma": "algorithm.gamma", "lam": "algorithm.gae_lambda"})
+CLIP_BOUNDS = AlgorithmOptions(LOSS, {"clip_low": "algorithm.clip_ratio_low", "clip_high": "algorithm.clip_ratio_high"})
+
+
+def is_embodied(values: ForeignValues) -> bool:
+    """Whether the configuration is of a run on simulators."""
+    return values.dialect.references[0].name == "rlinf_embodied"
+
+
+def algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the native algorithm from the keys that all runs have."""
+    _advantage_to_native(values, native)
+    native.set("algorithm.drop_groups_without_signal", False)
+    choose(native, LOSS, values[LOSS_TYPE], LOSSES, LOSS_TYPE)
+    bounds = {"clip_low": CLIP, "clip_high": CLIP, "clip_dual": DUAL_CLIP}
+    set_options(native, LOSS, {option: (values[key], (key,)) for option, key in bounds.items()})
+    ENTROPY.to_native(values, native)
+    if not values[KL_COEFFICIENT]:
+        native.set("algorithm.kl", None, KL_COEFFICIENT)
+        return
+    native.set("algorithm.kl.apply_to", "loss")
+    native.set("algorithm.kl.coefficient", float(values[KL_COEFFICIENT]), KL_COEFFICIENT)
+    # embodied runs have another key beside the one that all runs have
+    has_embodied_key = is_embodied(values) and (values.is_set(EMBODIED_KL_TYPE) or not values.is_set(KL_TYPE))
+    kl_type = EMBODIED_KL_TYPE if has_embodied_key else KL_TYPE
+    native.set("algorithm.kl.estimator", KL_ESTIMATORS[values[kl_type]], kl_type)
+
+
+def _advantage_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    distils = LOSSES.get(values[LOSS_TYPE]) == "distillation"
+    if distils and ADVANTAGES.get(values[ESTIMATOR]) == "none":
+        native.set(ADVANTAGE, {"name": "raw"}, ESTIMATOR, LOSS_TYPE)
+    else:
+        choose(native, ADVANTAGE, values[ESTIMATOR], ADVANTAGES, ESTIMATOR)
+    native.set(f"{ADVANTAGE}.whiten", values[WHITEN], WHITEN)
+    set_options(native, ADVANTAGE, {"lam": (1.0, ())})
+    if is_function_address(values[ESTIMATOR]):
+        has_critic = "critic.use_critic_model"
+        native.set(f"{ADVANTAGE}.needs_critic", values[has_critic], has_critic)
+
+
+def algorithm_from_native(foreign: ForeignBuilder) -> None:
+    """Set the keys of the algorithm that all runs have."""
+    algorithm = foreign.experiment.algorithm
+    export_name(foreign, ADVANTAGE, ESTIMATOR, ADVANTAGES)
+    foreign.set(WHITEN, algorithm.advantage.whiten)
+    export_name(foreign, LOSS, LOSS_TYPE, LOSSES)
+    foreign.set(CLIP, option_value(foreign, LOSS, "clip_low", 0.2))
+    foreign.set(DUAL_CLIP, option_value(foreign, LOSS, "clip_dual"))
+    ENTROPY.from_native(foreign)
+    foreign.set(KL_COEFFICIENT, algorithm.kl.coefficient if algorithm.kl else 0.0)
+    names = inverted(KL_ESTIMATORS)
+    if algorithm.kl and algorithm.kl.estimator in names:
+        is_simulator = foreign.experiment.env.name == "simulator"
+        foreign.set(EMBODIED_KL_TYPE if is_simulator else KL_TYPE, names[algorithm.kl.estimator])
+
+
+def _centers_rewards(values: ForeignValues) -> bool:
+    return values[ESTIMATOR] == "reinpp" and bool(values[BASELINE])
+
+
+def _penalizes_rewards(values: ForeignValues) -> bool:
+    return values[ESTIMATOR] in ("reinpp", "reinpp_baseline") and bool(values[KL_REWARD_COEFFICIENT])
+
+
+def text_algorithm_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield problems of keys of the algorithm that only runs on text have."""
+    recompute = "rollout.recompute_logprobs"
+    if values[CORRECTION] and not values[recompute]:
+        problem = f"needs the learner's log-probs, and {values.describe(recompute)}"
+        yield values.problem(CORRECTION, problem, f"set {recompute}=true")
+    if _penalizes_rewards(values) and values[KL_COEFFICIENT]:
+        problem = f"the KL divergence already counts in the loss: {values.describe(KL_COEFFICIENT)}"
+        yield values.problem(KL_REWARD_COEFFICIENT, problem, "keep one of them")
+    if _centers_rewards(values) and values["algorithm.group_size"] < 2:
+        problem = f"compares the responses to a prompt, and {values.describe('algorithm.group_size')}"
+        yield values.problem(BASELINE, problem, "nearest valid value: algorithm.group_size=2")
+
+
+def text_algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the native algorithm from keys that only runs on text have."""
+    penalizes = _penalizes_rewards(values)
+    if _centers_rewards(values) or (penalizes and values[ESTIMATOR] == "reinpp_baseline"):
+        name = "reinforce_plus_plus" if penalizes else "reinforce_plus_plus_baseline"
+        native.set(ADVANTAGE, {"name": name, "whiten": values[WHITEN]}, ESTIMATOR, BASELINE)
+        native.set(f"{ADVANTAGE}.whiten", values[WHITEN], WHITEN)
+        if penalizes:
+            native.set("algorithm.shaping.center", "group", ESTIMATOR, BASELINE, KL_REWARD_COEFFICIENT)
+    apply_to_native((DISCOUNTS, CLIP_BOUNDS, *FILTER_RULES), values, native)
+    if penalizes:
+        coefficient = float(values[KL_REWARD_COEFFICIENT])
+        native.set("algorithm.kl", {"apply_to": "reward", "coefficient": coefficient}, KL_REWARD_COEFFICIENT)
+        native.set("algorithm.kl.estimator", KL_ESTIMATORS[values[KL_TYPE]], KL_TYPE)
+    if values[CORRECTION]:
+        native.set("algorithm.correction.level", "token", CORRECTION)
+        native.set("algorithm.correction.upper", float(values[CORRECTION_BOUND]), CORRECTION_BOUND)
+
+
+def text_algorithm_from_native(foreign: ForeignBuilder) -> None:
+    """Set the keys of the algorithm that only runs on text have."""
+    run, algorithm = foreign.experiment, foreign.experiment.algorithm
+    apply_from_native((DISCOUNTS, *FILTER_RULES), foreign)
+    low, high = (option_value(foreign, LOSS, f"clip_{side}") for side in ("low", "high"))
+    foreign.set(CLIP_BOUNDS.keys["clip_high"], None if low == high else high)
+    if run.needs_critic:
+        foreign.set("algorithm.value_clip", run.critic.value_clip)
+    if algorithm.kl is not None and algorithm.kl.apply_to == "reward":
+        foreign.set(KL_COEFFICIENT, 0.0)
+        foreign.set(KL_REWARD_COEFFICIENT, algorithm.kl.coefficient)
+        is_plus_plus = algorithm.advantage.name == "reinforce_plus_plus"
+        foreign.set(BASELINE, is_plus_plus and algorithm.shaping.center == "group")
+    foreign.set(FILTER, (algorithm.filter.min_mean, algorithm.filter.max_mean) != (None, None))
+    correction = algorithm.correction
+    foreign.set(CORRECTION, correction is not None and correction.level == "token")
+    if correction is not None:
+        foreign.set(CORRECTION_BOUND, correction.upper)

@@ -1,0 +1,173 @@
+"""Constraints between ROLL's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quintet.config.dialects.conversion import ForeignValues
+from quintet.config.dialects.ledger import load_keys
+from quintet.config.dialects.roll.algorithm import algorithm_problems
+from quintet.config.dialects.roll.key_values import VALIDATION
+from quintet.config.dialects.roll.learners import STEP
+from quintet.config.dialects.roll.workers import (
+    ACCUMULATION,
+    LEARNERS,
+    MICRO_BATCH,
+    STRATEGY,
+    Worker,
+    applies_to,
+    workers,
+)
+from quintet.config.dialects.value_types import ValueType
+from quintet.config.divisors import nearest_divisor
+from quintet.config.problems import ConfigProblem
+
+
+def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield problems between keys."""
+    present = workers(values)
+    malformed = [problem for worker in present for problem in _mapping_problems(worker)]
+    yield from malformed
+    yield from _column_problems(values)
+    yield from _length_problems(values)
+    yield from _critic_data_problems(values)
+    yield from algorithm_problems(values)
+    for worker in present:
+        yield from _unused_options(worker)
+    if not malformed:
+        splits = [problem for worker in present if worker.name in LEARNERS for problem in _split_problems(worker)]
+        yield from splits
+        engine = present[1]
+        if engine.devices is not None:
+            devices = f"devices of {values.describe(engine.key('device_mapping'))}"
+            yield from values.divisor_problems(engine.key("num_gpus_per_worker"), len(engine.devices), devices)
+        yield from () if splits else _batch_problems(values)
+
+
+def _mapping_problems(worker: Worker) -> Iterator[ConfigProblem]:
+    try:
+        _ = worker.devices
+    except ValueError as error:
+        hint = "write it as list(range(0,8)), as [0, 1, 2, 3], or as a sum of such lists"
+        yield worker.values.problem(worker.key("device_mapping"), str(error), hint)
+
+
+def _column_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    file, prompt, messages = (f"actor_train.data_args.{name}" for name in ("file_name", "prompt", "messages"))
+    if values[messages] is not None and values.is_set(prompt) and values[prompt] is not None:
+        yield values.problem(
+            messages, f"excludes {values.describe(prompt)}", "keep the one that names the prompt column"
+        )
+    if not values.is_set(file) or values[file] is None:
+        return
+    if not values[file]:
+        yield values.problem(file, "is empty", "name a file, or set it to null")
+    if values[messages] is None and values[prompt] is None:
+        yield values.problem(prompt, "no key names the column of the prompts", f"set it, or {messages}")
+
+
+def _length_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    total, response, prompt = "response_length", "actor_infer.generating_args.max_new_tokens", "prompt_length"
+    if values[total] is None and values[response] is None:
+        yield values.problem(total, "no key sets the maximum response length", f"set it, or {response}")
+        return
+    max_response = min(length for length in (values[total], values[response]) if length is not None)
+    longest = values[prompt] + max_response
+    limit = "actor_infer.strategy_args.strategy_config.max_model_len"
+    if values.is_set(limit) and values[limit] is not None and values[limit] < longest:
+        source = values.describe(prompt, total if values[total] is not None else response)
+        problem = f"prompt and response together have {longest} tokens, from {source}"
+        yield values.problem(limit, problem, f"nearest valid value: {limit}={longest}")
+    validation = f"{VALIDATION}max_new_tokens"
+    if values.is_set(validation) and values[validation] != max_response:
+        problem = f"must be the maximum response length of training, {max_response} tokens"
+        yield values.problem(validation, problem, f"leave it out, or {validation}={max_response}")
+
+
+def _critic_data_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    for spec in load_keys("roll", "roll"):
+        if spec.key.startswith("actor_train.data_args."):
+            key = "critic" + spec.key.removeprefix("actor_train")
+            if values.is_set(key) and values[key] != values[spec.key]:
+                problem = f"the critic trains on the policy's data: {values.describe(spec.key)}"
+                yield values.problem(key, problem, "leave it out")
+
+
+def _unused_options(worker: Worker) -> Iterator[ConfigProblem]:
+    """Yield options of another strategy than the worker's, if their values request something."""
+    values, strategy = worker.values, worker.values.describe(worker.key(STRATEGY))
+    section = "actor_infer" if worker.name == "actor_infer" else "actor_train"
+    for spec in load_keys("roll", "roll"):
+        key = worker.name + spec.key.removeprefix(section)
+        if spec.only_if is None or (spec.state == "honoured" and ".strategy_config." not in key):
+            continue
+        if spec.key.startswith(f"{section}.") and values.is_set(key) and not applies_to(spec, worker.strategy):
+            has_values = spec.noop and not any(isinstance(value, ValueType) for value in spec.noop)
+            if values[key] not in (spec.noop if has_values else (spec.default, None)):
+                yield values.problem(key, f"belongs to {spec.only_if[1]}, and {strategy}", "leave it out")
+    for name in ("ulysses_size", "disable_gradient_checkpointing"):
+        key = worker.key(f"model_args.{name}")
+        if worker.name == "actor_infer" and values.is_set(key) and values[key] not in (1, False):
+            yield values.problem(key, "an engine does not train: the key belongs to actor_train", "leave it out")
+    load_format = worker.option("load_format")
+    if worker.strategy == "hf" and values.is_set(load_format):
+        yield values.problem(load_format, f"belongs to vllm and sglang, and {strategy}", "leave it out")
+
+
+def _split_problems(worker: Worker) -> Iterator[ConfigProblem]:
+    """Yield problems unless the devices hold whole models, and whole FSDP groups."""
+    values, mapping, size = worker.values, worker.key("device_mapping"), worker.world_size
+    if size % worker.model_devices:
+        source = values.describe(*(key for key in worker.splits if (values[key] or 1) > 1))
+        nearest = max(1, round(size / worker.model_devices)) * worker.model_devices
+        problem = (
+            f"its {size} devices must be a multiple of the {worker.model_devices} that share a model, from {source}"
+        )
+        yield values.problem(mapping, problem, f"nearest valid value: {mapping}=list(range(0,{nearest}))")
+    chunks, stages = (worker.option(f"{name}pipeline_model_parallel_size") for name in ("virtual_", ""))
+    if worker.strategy == "megatron" and (values[chunks] or 1) > 1 and (values[stages] or 1) == 1:
+        problem = f"needs more than one pipeline stage: {stages} = 1"
+        yield values.problem(chunks, problem, f"set {stages} to at least 2")
+    group = worker.option("fsdp_size")
+    group_size = values[group] if worker.strategy == "fsdp2" else None
+    if group_size is not None and 1 < group_size < size:
+        yield from values.divisor_problems(group, size, f"devices of {values.describe(mapping)}")
+
+
+def _batch_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield problems unless a step is a whole number of optimizer steps, the same for policy and critic."""
+    policy, critic = Worker(values, "actor_train"), Worker(values, "critic")
+    sequences, update = values[STEP[0]] * values[STEP[1]], policy.update_size
+    if sequences % update:
+        problem = (
+            f"an optimizer step of {update} sequences does not divide the {sequences} of a step, from {_sizes(policy)}"
+        )
+        yield values.problem(policy.key(ACCUMULATION), problem, _fitting_sizes(policy))
+        return
+    critic_keys = [critic.key(name) for name in (ACCUMULATION, MICRO_BATCH) if values.is_set(critic.key(name))]
+    if critic_keys and critic.update_size != update:
+        problem = f"the critic's optimizer step has {critic.update_size} sequences, and the policy's {update}"
+        passes = update * critic.model_devices / critic.training_argument(MICRO_BATCH) / critic.world_size
+        key = critic.key(ACCUMULATION)
+        hint = f"set {key}={passes:.0f}" if passes >= 1 and passes == int(passes) else f"leave {key} out"
+        yield values.problem(critic_keys[0], f"{problem}: {_sizes(critic)}; {_sizes(policy)}", hint)
+
+
+def _sizes(worker: Worker) -> str:
+    """Describe all keys that batch sizes follow from."""
+    names = [worker.key(name) for name in (MICRO_BATCH, ACCUMULATION, "device_mapping")]
+    keys = (*STEP, *names, *(key for key in worker.splits if (worker.values[key] or 1) > 1))
+    return ", ".join(worker.values.describe(key) for key in keys if worker.values[key] is not None)
+
+
+def _fitting_sizes(worker: Worker) -> str:
+    """Return a hint with the nearest number of accumulation steps, and the one for a single optimizer step."""
+    values, size, key = worker.values, worker.pass_size, worker.key(ACCUMULATION)
+    sequences = values[STEP[0]] * values[STEP[1]]
+    if sequences % size:
+        prompts = max(1, round(values[STEP[0]] / size)) * size
+        return f"nearest valid value: {STEP[0]}={prompts}, a multiple of the {size} sequences in one pass"
+    nearest = nearest_divisor(sequences // size, worker.training_argument(ACCUMULATION))
+    factors = " × ".join([*STEP, *(name.rpartition(".")[2] for name in worker.splits)])
+    formula = f"{factors} / per_device_train_batch_size / the {worker.world_size} devices = {sequences // size}"
+    return f"nearest valid value: {key}={nearest}; for one optimizer step per rollout: {key} = {formula}"

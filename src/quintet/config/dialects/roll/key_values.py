@@ -1,0 +1,76 @@
+"""Values of ROLL's keys: native values, key prefixes, and types that a type expression cannot describe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quintet.config.dialects.roll.device_mapping import parse_device_mapping
+from quintet.config.dialects.value_types import BOOLEAN, POSITIVE_NUMBER, ValueType
+
+POLICY = "actor_train."
+CORRECTION = "train_infer_correction."
+VALIDATION = "validation.generating_args."
+SAMPLING_KEYS = ("temperature", "top_p", "top_k")
+"""Keys of a `generating_args` section that choose how tokens are sampled."""
+ADVANTAGES: Mapping[str, str] = {name: name for name in ("gae", "reinforce", "grpo", "gigpo")}
+"""Native advantage estimators by ROLL's name. `step_reinforce` and `agentic_reinforce` need ROLL's own environments."""
+VARIANTS: Mapping[str | None, str] = {
+    None: "ppo",
+    "ppo": "ppo",
+    "vanilla": "reinforce",
+    "tis": "cispo",
+    "topr": "topr",
+    "cispo": "cispo",
+    "kimi15": "kimi",
+}
+"""Native policy losses by `pg_variant`. `tis` is `cispo` with other bounds on the same weight."""
+ESTIMATORS = {"kl": "k1", "abs": "abs", "mse": "k2"}
+"""Native KL estimators by ROLL's name; ROLL's `full` does not sum over the vocabulary."""
+LEVELS = {"token": "token", "geometric": "sequence_mean", "sequence": "sequence_sum"}
+"""Native rejection levels by the `agg_type` of ROLL's ratio filters."""
+PG_WORKERS = (
+    "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker",
+    "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker",
+)
+"""Policy worker classes that read `pg_variant`."""
+BACKENDS = {"megatron_train": "megatron", "fsdp2_train": "fsdp2"}
+MODEL_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", None: "auto"}
+SHARD_DTYPES = {
+    **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
+    **dict.fromkeys(("fp16", "float16", "half"), "float16"),
+    **dict.fromkeys(("float32", "fp32", "float"), "float32"),
+    **dict.fromkeys(("fp64", "float64"), "float64"),
+}
+
+_FILTER = {"enabled", "agg_type", "ratio_enabled", "ratio_low", "ratio_high", "diff_enabled", "diff_low", "diff_high"}
+
+
+def _is_ratio_filter(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not value or not set(value) <= _FILTER:
+        return False
+    switches = all(BOOLEAN.accepts(value[key]) for key in _FILTER if key.endswith("enabled") and key in value)
+    low, high = value.get("ratio_low", 0.8), value.get("ratio_high", 1.2)
+    bounds = POSITIVE_NUMBER.accepts(low) and POSITIVE_NUMBER.accepts(high) and low < high
+    return switches and bounds and value.get("agg_type", "token") in LEVELS and not value.get("diff_enabled", False)
+
+
+def _is_device_0(mapping: object) -> bool:
+    try:
+        devices = parse_device_mapping(mapping) if isinstance(mapping, str) else mapping
+    except ValueError:
+        return False
+    return devices in (None, (0,), [0])
+
+
+VALUE_TYPES = {
+    "ratio_filter": ValueType(
+        "sections with enabled, agg_type (token, geometric or sequence), ratio_low > 0 and ratio_high", _is_ratio_filter
+    ),
+    "device_0": ValueType("device 0 alone, or null", _is_device_0),
+}
+NATIVE_VALUES: Mapping[str, Mapping[Any, Any]] = {
+    "backends": BACKENDS,
+    "model_dtypes": MODEL_DTYPES,
+    "shard_dtypes": SHARD_DTYPES,
+}

@@ -1,0 +1,68 @@
+"""Lists of overrides: text files with one `key=value` per line, as VAGEN's documentation shows them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from quintet.errors import ConfigError
+
+LINE = re.compile(r"(\+{0,2}|~)[A-Za-z_][\w.@/:-]*\s*=.*|~[\w.@/:-]+", re.DOTALL)
+SECOND_OVERRIDE = re.compile(r"\s(\+{0,2}|~)[A-Za-z_]\w*(\.\w+)*=")
+QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]")
+
+
+def is_override_list(text: str) -> bool:
+    """Whether every line is an override, a comment or blank."""
+    lines = [line for _, line in _lines(text)]
+    return bool(lines) and all(map(LINE.fullmatch, lines))
+
+
+def read_override_list(path: Path, text: str) -> list[tuple[str, str]]:
+    """Return the overrides of a list, each with its source `FILE:LINE`.
+
+    Raises:
+        ConfigError: a line has two overrides.
+    """
+    overrides = []
+    for number, line in _lines(text):
+        source = f"{path}:{number}"
+        if SECOND_OVERRIDE.search(QUOTED.sub("", line)):
+            raise ConfigError(
+                f"{source}: two overrides on one line", value=line, source=source, hint="write one per line"
+            )
+        overrides.append((re.sub(r"\s*=\s*", "=", line, count=1), source))
+    return overrides
+
+
+def key_of(override: str) -> str:
+    """Return the key of an override."""
+    return override.partition("=")[0].strip().lstrip("+~")
+
+
+def keys_as_tree(overrides: Iterable[str]) -> dict[str, Any]:
+    """Return the keys of overrides as nested sections, to detect the dialect."""
+    tree: dict[str, Any] = {}
+    for override in overrides:
+        node = tree
+        for part in key_of(override).split("."):
+            node = node.setdefault(part, {})
+    return tree
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if content := _without_comment(line).strip().removesuffix("\\").strip():
+            yield number, content
+
+
+def _without_comment(line: str) -> str:
+    quote = ""
+    for position, character in enumerate(line):
+        if character in "'\"" and quote in ("", character):
+            quote = "" if quote else character
+        elif character == "#" and not quote and (position == 0 or line[position - 1].isspace()):
+            return line[:position]
+    return line

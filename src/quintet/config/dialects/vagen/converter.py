@@ -1,0 +1,263 @@
+"""Conversion of VAGEN's overrides of verl's trainer and its env_config.yaml: multi-turn agents on text and images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from quintet.config.dialects.algorithm_choice import (
+    ADVANTAGE,
+    choose,
+    config_class,
+    export_name,
+    option_value,
+    set_options,
+)
+from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, to_native_value
+from quintet.config.dialects.conversion_rules import Derived, MiniBatches, apply_from_native, apply_to_native, inverted
+from quintet.config.dialects.ledger import KeySpec
+from quintet.config.dialects.supported_runs import require_no_stages
+from quintet.config.dialects.vagen.dialect import VAGEN
+from quintet.config.dialects.vagen.env_sections import (
+    env_problems,
+    env_sections,
+    envs_from_native,
+    envs_to_native,
+    envs_tree,
+)
+from quintet.config.dialects.vagen.key_values import ENV
+from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT, StepSize, pass_problems, passes, split_problems
+from quintet.config.dialects.verl.constraints import group_problems, kl_problems, shared_problems
+from quintet.config.dialects.verl.critic import critic_defaults, critic_from_native
+from quintet.config.dialects.verl.key_values import KL_ESTIMATORS
+from quintet.config.dialects.verl.learners import learning_from_native, learning_to_native, policy_tree
+from quintet.config.dialects.verl.objective import loss_to_native
+from quintet.config.dialects.verl.run_settings import (
+    REWARD_SECTIONS,
+    rewards_from_native,
+    rewards_to_native,
+    run_from_native,
+    run_to_native,
+)
+from quintet.config.native.data import DataConfig
+from quintet.config.native.experiment import Experiment
+from quintet.config.problems import ConfigProblem
+
+GROUPS, SAMPLES, RESPONSES = "data.train_batch_size", "rollout_manager.n_trajectory", f"{ROLLOUT}.n"
+MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
+STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
+TRAJECTORY, START, RESPONSE = (f"data.max_{name}_length" for name in ("trajectory", "prompt", "response"))
+ESTIMATOR, TURN_DISCOUNT, DISCOUNT, LAMBDA = (
+    f"algorithm.{key}" for key in ("adv_estimator", "high_level_gamma", "gamma", "lam")
+)
+GAE_MASK, WINDOW = "rollout_manager.use_gae_mask", "rollout_manager.window_size"
+KL_IN_LOSS, KL_IN_REWARD, KL_PENALTY = f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward", "algorithm.kl_penalty"
+KL_REWARD_COEFFICIENT, KL_CONTROL, KL_TARGET, KL_HORIZON = (
+    f"algorithm.kl_ctrl.{key}" for key in ("kl_coef", "type", "target_kl", "horizon")
+)
+MASKED_GAE = {"masked_gae": "gae"}
+RULES = (
+    MiniBatches(MINI_BATCH, (GROUPS, SAMPLES), ("training.groups_per_step", "training.samples_per_group")),
+    # VAGEN counts past turns, the native window the current one, too
+    Derived(
+        "rollout.window_size",
+        (WINDOW,),
+        lambda turns: None if turns is None else turns + 1,
+        lambda turns: (None if turns is None else turns - 1,),
+    ),
+)
+
+
+def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield problems between keys: those that VAGEN or verl asserts, and unclear settings of environments."""
+    step = _step_size(values)
+    yield from env_problems(values)
+    episodes = f"episodes of a step, from {values.describe(GROUPS, SAMPLES)}"
+    yield from values.divisor_problems(MINI_BATCH, values[GROUPS] * values[SAMPLES], episodes)
+    yield from _length_problems(values)
+    yield from split_problems(values, step)
+    trains_critic = config_class(ADVANTAGE, values[ESTIMATOR], MASKED_GAE).uses_values
+    kinds = passes(values, critic=trains_critic, reference=_kl_coefficient_key(values) is not None)
+    yield from pass_problems(values, step, kinds)
+    if values[RESPONSES] == 1:
+        yield from group_problems(values, SAMPLES, MASKED_GAE)
+    yield from kl_problems(values)
+    yield from shared_problems(values)
+    yield from _step_problems(values)
+
+
+def _step_size(values: ForeignValues) -> StepSize:
+    """Return the size of a training step; VAGEN counts mini-batches in episodes."""
+    responses = values[RESPONSES]
+    return StepSize(
+        sequences=values[GROUPS] * values[SAMPLES] * responses,
+        mini_batch=values[MINI_BATCH] * responses,
+        max_tokens=values[TRAJECTORY],
+        sequences_from=(GROUPS, SAMPLES),
+        mini_batch_from=MINI_BATCH,
+        max_tokens_from=(TRAJECTORY,),
+    )
+
+
+def _length_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    minimum = values[START] + values[RESPONSE]
+    if values[TRAJECTORY] < minimum:
+        problem = f"an episode has at least the tokens of {values.describe(START, RESPONSE)} together"
+        yield values.problem(TRAJECTORY, problem, f"at least: {TRAJECTORY}={minimum}")
+
+
+def _step_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    optimizer_steps = f"{ACTOR}.optim.total_training_steps"
+    if (values[optimizer_steps] or -1) > 0 and values[optimizer_steps] != values[STEPS]:
+        problem = f"the trainer sets it to {values.describe(STEPS)}"
+        yield values.problem(optimizer_steps, problem, f"set {STEPS} instead")
+    envs = env_sections(values)
+    key, states = envs[0].key("train_size"), sum(env["train_size"] for env in envs)
+    if values[STEPS] is None and states < values[GROUPS]:
+        together = f", and all environments together have {states}" if len(envs) > 1 else ""
+        problem = f"a step needs more start states: {values.describe(GROUPS)}{together}"
+        yield values.problem(key, problem, f"at least: {key}={values[GROUPS] - states + envs[0]['train_size']}")
+
+
+def to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Convert a VAGEN configuration."""
+    native.set("warm_start", None)
+    critic_defaults(values, native)
+    specs = values.dialect.specs().values()
+    native.set_from_keys(
+        spec for spec in specs if not spec.key.startswith(f"{ENV}.") and not _sets(spec, "data.", "reward.")
+    )
+    envs_to_native(values, native)
+    _data_to_native(values, native)
+    _batches_to_native(values, native)
+    _algorithm_to_native(values, native)
+    learning_to_native(values, native)
+    run_to_native(values, native)
+
+
+def _sets(spec: KeySpec, *sections: str) -> bool:
+    return bool(spec.native) and spec.native[0].startswith(sections)
+
+
+def _data_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set data and reward keys that the user set: VAGEN itself does not use verl's prompt files."""
+    defaults = DataConfig()
+    for spec in values.dialect.specs().values():
+        if spec.key.startswith("data.") and _sets(spec, "data.") and values.is_set(spec.key):
+            field, value = spec.native[0].removeprefix("data."), to_native_value(spec, values[spec.key])
+            if spec.key != "data.image_key" and hasattr(defaults, field) and value != getattr(defaults, field):
+                native.set(spec.native[0], value, spec.key)
+    if values["data.image_key"] != "images":
+        native.set("data.image_key", values["data.image_key"], "data.image_key")
+    if any(key.startswith(REWARD_SECTIONS) for key in values.written.sources):
+        rewards_to_native(values, native)
+        native.set_from_keys(spec for spec in values.dialect.specs().values() if _sets(spec, "reward."))
+
+
+def _batches_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    apply_to_native(RULES, values, native)
+    native.set("training.samples_per_group", values[SAMPLES] * values[RESPONSES], SAMPLES, RESPONSES)
+    envs = env_sections(values)
+    states, sizes = sum(env["train_size"] for env in envs), [env.key("train_size") for env in envs]
+    epoch_steps = states // values[GROUPS] * values[EPOCHS]
+    steps = min(values[STEPS] or epoch_steps, epoch_steps) or values[STEPS]
+    native.set("training.steps", steps, STEPS, EPOCHS, *sizes, GROUPS)
+    if steps * values[GROUPS] > states:
+        for env, size in zip(envs, sizes, strict=True):
+            key = f"envs.{env.name}.start_states" if env.is_mixed else "training.start_states"
+            native.set(key, env["train_size"], size)
+    response = f"{ROLLOUT}.response_length"
+    native.set("rollout.max_response_tokens", values[response], response, RESPONSE)
+    native.set("rollout.max_prompt_tokens", values[TRAJECTORY] - values[response], TRAJECTORY, response, RESPONSE)
+
+
+def _algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    estimator = values[ESTIMATOR]
+    choose(native, ADVANTAGE, estimator, MASKED_GAE, ESTIMATOR)
+    keys = {"gamma": _discount_key(estimator), "lam": LAMBDA, "turn_gamma": TURN_DISCOUNT, "turn_lam": LAMBDA}
+    set_options(native, ADVANTAGE, {option: (float(values[key]), (key,)) for option, key in keys.items()})
+    # `gae` includes the environment's tokens
+    masked, origins = (False, (GAE_MASK, ESTIMATOR)) if estimator == "gae" else (values[GAE_MASK], (GAE_MASK,))
+    native.set("algorithm.advantage_over_response_tokens", masked, *origins)
+    loss_to_native(values, native)
+    _kl_to_native(values, native)
+
+
+def _discount_key(estimator: str) -> str:
+    return TURN_DISCOUNT if estimator == "turn_wise_gae" else DISCOUNT
+
+
+def _kl_coefficient_key(values: ForeignValues) -> str | None:
+    """Return the key of the KL coefficient in the loss or in the rewards, None if the divergence does not count."""
+    if values[KL_IN_LOSS]:
+        return f"{ACTOR}.kl_loss_coef"
+    in_reward = values[KL_IN_REWARD] if values.is_set(KL_IN_REWARD) else values[KL_REWARD_COEFFICIENT] > 0
+    return KL_REWARD_COEFFICIENT if in_reward else None
+
+
+def _kl_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the KL section: under VAGEN, verl subtracts the divergence from the rewards unless it is in the loss."""
+    coefficient = _kl_coefficient_key(values)
+    if coefficient is None:
+        native.set("algorithm.kl", None, KL_IN_LOSS, KL_IN_REWARD, KL_REWARD_COEFFICIENT)
+        return
+    place = "loss" if values[KL_IN_LOSS] else "reward"
+    native.set("algorithm.kl.coefficient", float(values[coefficient]), coefficient)
+    native.set("algorithm.kl.apply_to", place, KL_IN_LOSS, KL_IN_REWARD, coefficient)
+    if place == "reward":
+        native.set("algorithm.kl.estimator", KL_ESTIMATORS.get(values[KL_PENALTY], values[KL_PENALTY]), KL_PENALTY)
+        native.set("algorithm.kl.horizon", values[KL_HORIZON], KL_HORIZON)
+        target = values[KL_TARGET] if values[KL_CONTROL] == "adaptive" else None
+        native.set("algorithm.kl.target", target, KL_TARGET, KL_CONTROL)
+
+
+def base_tree(experiment: Experiment) -> dict[str, Any]:
+    """Return a section for each environment, and those that select verl's reference.
+
+    Raises:
+        ConfigError: VAGEN has no such environment, or no such kind of run.
+    """
+    require_no_stages(experiment, "VAGEN")
+    reserved = {key.partition(".")[0] for key in VAGEN.specs()} - {ENV}
+    return envs_tree(experiment, reserved) | policy_tree(experiment)
+
+
+def from_native(foreign: ForeignBuilder) -> None:
+    """Convert a native run to VAGEN's format."""
+    run, rollout = foreign.experiment, foreign.experiment.rollout
+    specs = VAGEN.narrowed(base_tree(run)).specs()
+    apply_from_native(RULES, foreign)
+    foreign.set(SAMPLES, run.training.samples_per_group)
+    foreign.set(STEPS, run.training.steps or None)
+    foreign.set(RESPONSE, rollout.max_response_tokens)
+    foreign.set(TRAJECTORY, rollout.max_prompt_tokens + rollout.max_response_tokens)
+    foreign.set(START, rollout.max_start_tokens or rollout.max_prompt_tokens)
+    envs_from_native(foreign)
+    learning_from_native(foreign, specs)
+    _algorithm_from_native(foreign)
+    if run.data:
+        foreign.set("data.image_key", run.data.image_key or "images")
+        foreign.set("data.truncation", run.data.truncation)
+    rewards_from_native(foreign)
+    run_from_native(foreign)
+    critic_from_native(foreign, specs)
+
+
+def _algorithm_from_native(foreign: ForeignBuilder) -> None:
+    algorithm = foreign.experiment.algorithm
+    export_name(foreign, ADVANTAGE, ESTIMATOR, MASKED_GAE if algorithm.advantage_over_response_tokens else {})
+    foreign.set(GAE_MASK, algorithm.advantage_over_response_tokens)
+    foreign.set(TURN_DISCOUNT, option_value(foreign, ADVANTAGE, "turn_gamma", 1.0))
+    foreign.set(_discount_key(algorithm.advantage.name), option_value(foreign, ADVANTAGE, "gamma", 1.0))
+    foreign.set(LAMBDA, option_value(foreign, ADVANTAGE, "lam", 1.0))
+    kl = algorithm.kl
+    if kl is None or kl.apply_to != "reward":
+        foreign.set(KL_REWARD_COEFFICIENT, 0.0)
+        return
+    foreign.set(KL_REWARD_COEFFICIENT, kl.coefficient)
+    if kl.coefficient == 0:
+        foreign.set(KL_IN_REWARD, True)
+    foreign.set(KL_PENALTY, inverted(KL_ESTIMATORS).get(kl.estimator, kl.estimator))
+    foreign.set(KL_HORIZON, kl.horizon)
+    foreign.set(KL_CONTROL, "fixed" if kl.target is None else "adaptive")
+    foreign.set(KL_TARGET, 0.1 if kl.target is None else kl.target)

@@ -1,0 +1,57 @@
+"""The configuration format of VAGEN: that of verl with keys of environments, each in a section with any name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from quintet.config.capabilities import Capability
+from quintet.config.dialects.dialect import Dialect, Reference, key_files
+from quintet.config.dialects.ledger import KeySpec, load_keys
+from quintet.config.dialects.vagen.key_values import ENV
+from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for
+
+ENVS = ("frozenlake", "sokoban")
+"""Environments with keys beyond those in the reference."""
+_PROMPT_SECTIONS = ("data.", "reward_model.", "custom_reward_function.")
+
+
+def env_keys(names: Iterable[str]) -> tuple[KeySpec, ...]:
+    """Return the keys of the named environments, and the keys of verl that mean something else with environments."""
+    own = (spec for name in dict.fromkeys(names) if name in ENVS for spec in load_keys("vagen", f"vagen_{name}"))
+    return (*load_keys("vagen", "vagen_any_env"), *own, *load_keys("vagen", "vagen_verl_overrides"))
+
+
+def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
+    """Select VAGEN's keys, the keys of the environments in the tree, and those of verl."""
+    envs = {
+        str(name): str(section["env_name"])
+        for name, section in tree.items()
+        if isinstance(section, Mapping) and "env_name" in section
+    }
+    names = tuple(envs.values()) or ("frozenlake",)
+    own = (*dialect.references, Reference("vagen_envs", lambda: env_keys(names)))
+    older = {alias for reference in dialect.references for spec in reference.load() for alias in spec.aliases}
+    verl = references_for(VERL, {"actor_rollout_ref": {}} | dict(tree))
+    shared_sections = {name: ENV for name in envs if name != ENV} | dict(dialect.shared_sections)
+    beneath = (reference.filtered(lambda spec: spec.key not in older).mapped(_beside_envs) for reference in verl)
+    return replace(dialect, references=(*own, *beneath), base=None, shared_sections=shared_sections)
+
+
+def _beside_envs(spec: KeySpec) -> KeySpec:
+    """Mark verl's keys of prompt files and reward functions as unsupported: they have no effect on environments."""
+    if not spec.key.startswith(_PROMPT_SECTIONS) or not spec.native[0].startswith(("data.", "reward")):
+        return spec
+    return spec.model_copy(update={"requires": Capability.ENVS, "noop": (spec.default, *spec.noop)})
+
+
+VAGEN = Dialect(
+    "vagen",
+    key_files("vagen", ["vagen", "vagen_env_config"]),
+    marks=("rollout_manager", "algorithm.high_level_gamma", "data.max_trajectory_length", ENV),
+    shared_sections=CRITIC_SECTIONS,
+    base=VERL,
+    trainers=("vagen.trainer.main_ppo", "vagen.main_ppo"),
+    narrow=_narrow,
+)

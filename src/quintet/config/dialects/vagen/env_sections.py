@@ -1,0 +1,233 @@
+"""Conversion of VAGEN's env_config.yaml: one section per environment, mixed in proportion to their start states."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from quintet.config.capabilities import Capability
+from quintet.config.dialects.conversion import (
+    ForeignBuilder,
+    ForeignValues,
+    NativeBuilder,
+    to_foreign_value,
+    to_native_value,
+)
+from quintet.config.dialects.ledger import KeySpec, load_keys
+from quintet.config.dialects.vagen.dialect import env_keys
+from quintet.config.dialects.vagen.key_values import ENV
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.mixture import ROLLOUT_OVERRIDES, RunEnv
+from quintet.config.problems import ConfigProblem
+from quintet.errors import ConfigError
+
+FILES = ("data.train_files", "data.val_files")
+ENVS = ("frozenlake", "sokoban", "svg", "navigation", "primitive_skill")
+"""VAGEN's environments with a native counterpart."""
+DEFAULT_START_STATES = 10_000
+"""Training start states of the reference."""
+PROMPT_FORMAT, RENDER_MODE, ROOM = (f"env_config.{key}" for key in ("prompt_format", "render_mode", "dim_room"))
+THINKING_FORMATS = ("free_think", "no_think")
+"""Prompt formats that each environment of a run may choose."""
+
+_RolloutValues = dict[str, dict[str, tuple[Any, str]]]
+"""Value and foreign key, by native key of `rollout` and section name."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSection:
+    """Section of one environment."""
+
+    name: str
+    values: ForeignValues
+    is_mixed: bool
+    """Whether the run has several environments."""
+
+    def key(self, key: str) -> str:
+        """Return the full name of a key as the user set it, otherwise its name in the reference."""
+        full_key = f"{self.name}.{key}"
+        return full_key if self.values.is_set(full_key) else f"{ENV}.{key}"
+
+    def __getitem__(self, key: str) -> Any:
+        full_key = f"{self.name}.{key}"
+        return (
+            self.values[full_key]
+            if self.values.is_set(full_key)
+            else self.values.dialect.specs()[f"{ENV}.{key}"].default
+        )
+
+    @property
+    def env_name(self) -> str:
+        """Name of the environment, such as `sokoban`."""
+        return str(self["env_name"])
+
+    @property
+    def native(self) -> str:
+        """Native key of the environment."""
+        return f"envs.{self.name}.env" if self.is_mixed else "env"
+
+
+def env_sections(values: ForeignValues) -> list[EnvSection]:
+    """Return the sections of environments that the user wrote, otherwise that of the reference."""
+    sections = [key.removesuffix(".env_name") for key in values.written.sources if key.endswith(".env_name")]
+    names = [name for name in sections if "." not in name] or [ENV]
+    return [EnvSection(name, values, len(names) > 1) for name in names]
+
+
+def _specs(env_name: str) -> dict[str, KeySpec]:
+    """Return the keys of an environment's section by their name in the section."""
+    prefix = f"{ENV}."
+    specs = (*load_keys("vagen", "vagen_env_config"), *env_keys([env_name]))
+    return {spec.key.removeprefix(prefix): spec for spec in specs if spec.key.startswith(prefix)}
+
+
+def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield problems of environments: unsupported ones, unknown options, and settings that cannot be mixed."""
+    sections = env_sections(values)
+    for section in sections:
+        if section.env_name not in ENVS:
+            problem = f"this environment requires {Capability.ENVS}"
+            hint = f"supported environments: {', '.join(ENVS)}"
+            yield values.problem(section.key("env_name"), problem, hint)
+    if not any(values.is_set(f"{section.name}.env_name") for section in sections):
+        for key in filter(values.is_set, FILES):
+            problem = "its rows name environments, and no section with an env_name configures them"
+            yield values.problem(key, problem, "also pass the env_config.yaml from which the file was created")
+    if len(sections) > 1:
+        yield from _unknown_options(values, sections)
+        yield from _differing_settings(values, sections)
+
+
+def _unknown_options(values: ForeignValues, sections: list[EnvSection]) -> Iterator[ConfigProblem]:
+    for section in sections:
+        valid = _specs(section.env_name)
+        for key in values.written.sources:
+            name, _, option = key.partition(".")
+            if name == section.name and option.startswith("env_config.") and option not in valid:
+                yield values.problem(key, f"{section.env_name} has no such option", "leave it out")
+
+
+def _differing_settings(values: ForeignValues, sections: list[EnvSection]) -> Iterator[ConfigProblem]:
+    """Yield a problem for settings of the whole run that differ between environments."""
+    for key in ("env_config.format_reward", PROMPT_FORMAT):
+        by_value = {_shared_setting(key, section[key]): section for section in sections}
+        if len(by_value) > 1:
+            settings = ", ".join(f"{section.name}.{key} = {section[key]}" for section in by_value.values())
+            problem = f"must be the same for all environments of a run: {settings}"
+            yield values.problem(sections[-1].key(key), problem, "give all sections the same value")
+
+
+def _shared_setting(key: str, value: Any) -> Any:
+    return THINKING_FORMATS if key == PROMPT_FORMAT and value in THINKING_FORMATS else value
+
+
+def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the run's environment, or several with their shares of the start states."""
+    sections = env_sections(values)
+    rollout_values: _RolloutValues = {}
+    for section in sections:
+        _env_to_native(section, native, rollout_values)
+    for key, by_section in rollout_values.items():
+        _rollout_to_native(key, by_section, native)
+    sizes = {section.name: section["train_size"] for section in sections}
+    unit = math.gcd(*sizes.values())
+    for section in sections if len(sections) > 1 else ():
+        name, test_size = section.name, section["test_size"]
+        native.set(f"envs.{name}.share", float(sizes[name] // unit), section.key("train_size"))
+        native.set(f"envs.{name}.validation_episodes", test_size, section.key("test_size"))
+    episodes = sum(section["test_size"] for section in sections)
+    native.set("validation.episodes", episodes, *(section.key("test_size") for section in sections))
+    native.set_constants(
+        {"rollout.format_penalty": 0.0, "rollout.ignore_case": False, "rollout.strip_special_tokens": True}
+    )
+
+
+def _env_to_native(section: EnvSection, native: NativeBuilder, rollout_values: _RolloutValues) -> None:
+    """Set the native environment of a section, and collect its values of `rollout` keys."""
+    native.set(section.native, {"name": section.env_name}, section.key("env_name"), *FILES)
+    native.set(f"{section.native}.render", section[RENDER_MODE], section.key(RENDER_MODE))
+    for option, spec in _specs(section.env_name).items():
+        key, value = spec.native[0], to_native_value(spec, section[option])
+        if spec.direct and key.startswith("env."):
+            native.set(section.native + key.removeprefix("env"), value, section.key(option))
+        elif spec.direct:
+            rollout_values.setdefault(key, {})[section.name] = (value, section.key(option))
+    form, origin = section[PROMPT_FORMAT], section.key(PROMPT_FORMAT)
+    thoughts = None if form in THINKING_FORMATS else form
+    rollout_values.setdefault("rollout.think", {})[section.name] = (form != "no_think", origin)
+    rollout_values.setdefault("rollout.thoughts", {})[section.name] = (thoughts, origin)
+    if section.env_name == "sokoban":
+        for side, cells in zip(("height", "width"), section[ROOM], strict=True):
+            native.set(f"{section.native}.{side}", cells, section.key(ROOM))
+    if section.env_name in ("frozenlake", "sokoban"):
+        native.set(f"{section.native}.observation", "grid")
+
+
+def _rollout_to_native(key: str, by_section: Mapping[str, tuple[Any, str]], native: NativeBuilder) -> None:
+    """Set a `rollout` key for the run if all environments have the same value, otherwise for each of them."""
+    option = key.removeprefix("rollout.")
+    if option not in ROLLOUT_OVERRIDES or len({value for value, _ in by_section.values()}) == 1:
+        value = next(iter(by_section.values()))[0]
+        native.set(key, value, *dict.fromkeys(origin for _, origin in by_section.values()))
+        return
+    for name, (value, origin) in by_section.items():
+        native.set(f"envs.{name}.{option}", value, origin)
+
+
+def envs_tree(experiment: Experiment, reserved: Collection[str]) -> dict[str, Any]:
+    """Return a section with the name of each environment; `reserved` are names of other sections.
+
+    Raises:
+        ConfigError: VAGEN has no such environment, or its name is reserved.
+    """
+    for env in experiment.played:
+        if env.config.name not in ENVS:
+            message = f"VAGEN has no environment {env.config.name}"
+            raise ConfigError(message, key=f"{env.key}.name", hint=f"it has {', '.join(ENVS)}")
+        if experiment.envs and env.name in reserved:
+            message = f"envs.{env.name}: VAGEN has another section of that name"
+            raise ConfigError(message, key="envs", value=env.name, hint="give the environment another name")
+    return {_section_name(env, experiment): {"env_name": env.config.name} for env in experiment.played}
+
+
+def _section_name(env: RunEnv, experiment: Experiment) -> str:
+    return env.name if experiment.envs else ENV
+
+
+def envs_from_native(foreign: ForeignBuilder) -> None:
+    """Set the section of every environment."""
+    run = foreign.experiment
+    for key in [key for key in foreign.values if key.startswith(f"{ENV}.")]:
+        del foreign.values[key]
+    for env, size in zip(run.played, _train_sizes(run), strict=True):
+        name = _section_name(env, run)
+        for option, spec in _specs(env.config.name).items():
+            section, _, field = spec.native[0].partition(".")
+            value = to_foreign_value(spec, getattr(env.config if section == "env" else env.rollout, field, None))
+            if spec.direct and spec.value_type.accepts(value):
+                foreign.set(f"{name}.{option}", value)
+        foreign.set(f"{name}.{RENDER_MODE}", getattr(env.config, "render", "text"))
+        form = env.rollout.thoughts or ("free_think" if env.rollout.think else "no_think")
+        foreign.set(f"{name}.{PROMPT_FORMAT}", form)
+        if env.config.name == "sokoban":
+            foreign.set(f"{name}.{ROOM}", [getattr(env.config, side) for side in ("height", "width")])
+        foreign.set(f"{name}.train_size", size)
+        foreign.set(f"{name}.test_size", env.validation_episodes)
+
+
+def _train_sizes(run: Experiment) -> list[int]:
+    """Return each environment's start states: its own number, or by share as many as the run draws.
+
+    In total they are at least as many as in the reference.
+    """
+    shares = [Fraction(env.share).limit_denominator(DEFAULT_START_STATES) for env in run.played]
+    unit = math.lcm(*(share.denominator for share in shares))
+    parts = [int(share * unit) for share in shares]
+    common = math.gcd(*parts)
+    parts = [part // common for part in parts]
+    total = max(DEFAULT_START_STATES, run.training.steps * run.training.groups_per_step)
+    repeats = -(-total // sum(parts))
+    return [env.start_states or part * repeats for env, part in zip(run.played, parts, strict=True)]

@@ -1,0 +1,22 @@
+"""Values of VAGEN's keys: the name of the reference's environment, and a type that an expression cannot describe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quintet.config.dialects.value_types import ValueType, integer
+from quintet.config.dialects.verl.key_values import KL_ESTIMATORS
+
+ENV = "env1"
+"""Section of an environment in the reference's env_config.yaml; users choose any name."""
+
+_SIDE = integer(minimum=4, maximum=16)
+
+
+def _is_room_size(value: object) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(map(_SIDE.accepts, value))
+
+
+VALUE_TYPES = {"room_size": ValueType("a list of two integers ≥ 4 and ≤ 16", _is_room_size)}
+NATIVE_VALUES: Mapping[str, Mapping[Any, Any]] = {"kl_estimators": KL_ESTIMATORS}

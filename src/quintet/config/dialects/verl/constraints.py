@@ -1,0 +1,118 @@
+"""Constraints between verl's keys, which VAGEN shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from quintet.config.dialects.algorithm_choice import config_class
+from quintet.config.dialects.conversion import ForeignValues
+from quintet.config.dialects.verl.batches import ACTOR, MODEL, REF, ROLLOUT, StepSize
+from quintet.config.dialects.verl.critic import DEFAULT_LEARNING_RATE, critic_problems
+from quintet.config.dialects.verl.key_values import UNCLIPPED
+from quintet.config.dialects.verl.objective import ESTIMATORS, objective_problems
+from quintet.config.problems import ConfigProblem
+
+PROMPTS, SAMPLES, MINI_BATCH = "data.train_batch_size", f"{ROLLOUT}.n", f"{ACTOR}.ppo_mini_batch_size"
+LENGTHS = ("data.max_prompt_length", "data.max_response_length")
+
+
+def step_size(values: ForeignValues) -> StepSize:
+    """Return the size of a training step; verl counts mini-batches in prompts."""
+    samples = values[SAMPLES]
+    return StepSize(
+        sequences=values[PROMPTS] * samples,
+        mini_batch=values[MINI_BATCH] * samples,
+        max_tokens=values[LENGTHS[0]] + max(values[LENGTHS[1]], values[f"{ROLLOUT}.response_length"]),
+        sequences_from=(PROMPTS, SAMPLES),
+        mini_batch_from=MINI_BATCH,
+        max_tokens_from=LENGTHS,
+    )
+
+
+def mini_batch_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield a problem if the prompts of a step do not fill whole optimizer steps."""
+    yield from values.divisor_problems(
+        MINI_BATCH, values[PROMPTS], f"prompts of a step, from {values.describe(PROMPTS)}"
+    )
+
+
+def group_problems(
+    values: ForeignValues, samples: str, names: Mapping[str, str] = ESTIMATORS
+) -> Iterator[ConfigProblem]:
+    """Yield a problem if the estimator compares the samples of a prompt and there is only one."""
+    estimator = "algorithm.adv_estimator"
+    advantage = config_class("algorithm.advantage", values[estimator], names)
+    compares = advantage.needs_several_samples or names.get(values[estimator]) == "rloo"
+    if compares and values[samples] == 1:
+        problem = f"{values.describe(estimator)} compares several responses to the same prompt"
+        yield values.problem(samples, problem, f"at least 2, or {estimator}=gae")
+
+
+def kl_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield a problem if the KL divergence counts in the reward and in the loss."""
+    reward, loss = "algorithm.use_kl_in_reward", f"{ACTOR}.use_kl_loss"
+    if values[reward] and values[loss]:
+        problem = f"the KL divergence already counts in the loss, by {values.describe(loss)}"
+        yield values.problem(reward, problem, f"set one of them to false: {reward}=false, or {loss}=false")
+
+
+def shared_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield problems between keys that do not depend on the environment."""
+    yield from objective_problems(values)
+    yield from _missing_keys(values)
+    yield from _sampling_problems(values)
+    for learner in (ACTOR, "critic"):
+        yield from _schedule_problems(values, learner)
+    yield from critic_problems(values)
+
+
+def _missing_keys(values: ForeignValues) -> Iterator[ConfigProblem]:
+    padding = f"{MODEL}.use_remove_padding"
+    for section in (ACTOR, REF):
+        ulysses = f"{section}.ulysses_sequence_parallel_size"
+        follows_actor = section == REF and not values.is_set(ulysses)
+        if values[ulysses] > 1 and not values[padding] and not follows_actor:
+            yield values.problem(ulysses, f"needs {padding}", f"set {padding}=true")
+    shuffle, seed = f"{ACTOR}.shuffle", f"{ACTOR}.data_loader_seed"
+    if values[shuffle] and values[seed] is None and values[f"{ACTOR}.strategy"] == "megatron":
+        yield values.problem(shuffle, f"needs {seed} under megatron", f"set {seed}=42, or {shuffle}=false")
+    mode, path = "trainer.resume_mode", "trainer.resume_from_path"
+    if values[mode] == "resume_path" and values[path] is None:
+        yield values.problem(mode, f"needs {path}", f"set {path} to a checkpoint, or {mode}=auto")
+    file, name = "data.custom_cls.path", "data.custom_cls.name"
+    if values[file] is not None and values[name] is None:
+        yield values.problem(file, f"needs {name}", f"set {name} to the class in that file")
+
+
+def _sampling_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    eager, frees_cache = f"{ROLLOUT}.enforce_eager", f"{ROLLOUT}.free_cache_engine"
+    if values[f"{ROLLOUT}.name"] == "vllm" and values[frees_cache] and not values[eager]:
+        problem = f"CUDA graphs are incompatible with {values.describe(frees_cache)}"
+        yield values.problem(eager, problem, f"set {eager}=true, or {frees_cache}=false")
+    samples = f"{ROLLOUT}.do_sample"
+    if not values[samples] and values[SAMPLES] > 1:
+        problem = f"all responses to a prompt would be the same, and {values.describe(SAMPLES)}"
+        yield values.problem(samples, problem, f"set {samples}=true, or {SAMPLES}=1")
+    for engine, data in ((f"{ROLLOUT}.prompt_length", LENGTHS[0]), (f"{ROLLOUT}.response_length", LENGTHS[1])):
+        if values[engine] != values[data] and (values.is_set(data) or engine.endswith("prompt_length")):
+            yield values.problem(engine, f"differs from {values.describe(data)}", f"leave it out: it follows {data}")
+
+
+def _schedule_problems(values: ForeignValues, learner: str) -> Iterator[ConfigProblem]:
+    """Yield problems of the learning rate of Megatron's optimizer, whose bounds are absolute numbers."""
+    minimum, peak, norm, warmup, decay = (
+        f"{learner}.optim.{key}" for key in ("min_lr", "lr", "clip_grad", "lr_warmup_steps", "lr_decay_steps")
+    )
+    older = f"{learner}.grad_clip"
+    if values[minimum] is None:
+        return
+    if values.is_set(norm) and values.is_set(older) and (values[norm] or UNCLIPPED) != values[older]:
+        problem = f"is not read under megatron, and differs from {values.describe(norm)}"
+        yield values.problem(older, problem, f"leave {older} out")
+    rate = values[peak] or DEFAULT_LEARNING_RATE
+    if values[minimum] > rate:
+        yield values.problem(minimum, f"is above {peak} = {rate:g}", f"at most: {minimum}={rate:g}")
+    steps = values[warmup] or 0
+    if values[decay] is not None and steps >= values[decay]:
+        problem = f"must be more than {values.describe(warmup)}"
+        yield values.problem(decay, problem, f"at least: {decay}={steps + 1}")

@@ -1,0 +1,177 @@
+"""Conversion of verl's `ppo_trainer.yaml`, `sft_trainer.yaml` and `evaluation.yaml`: one response to each prompt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator
+from pathlib import PurePath
+from typing import Any
+
+from quintet.config.dialects.algorithm_choice import ADVANTAGE, AlgorithmOptions, choose, config_class, export_name
+from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
+from quintet.config.dialects.conversion_rules import MiniBatches, apply_from_native, apply_to_native
+from quintet.config.dialects.supported_runs import require_single_env
+from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT, pass_problems, passes, split_problems
+from quintet.config.dialects.verl.constraints import (
+    group_problems,
+    kl_problems,
+    mini_batch_problems,
+    shared_problems,
+    step_size,
+)
+from quintet.config.dialects.verl.critic import critic_defaults, critic_from_native
+from quintet.config.dialects.verl.dialect import VERL
+from quintet.config.dialects.verl.learners import STEPS, learning_from_native, learning_to_native, policy_tree
+from quintet.config.dialects.verl.objective import ESTIMATORS, loss_to_native
+from quintet.config.dialects.verl.run_settings import (
+    DATA_RULES,
+    overlong_problems,
+    reward_function,
+    rewards_from_native,
+    rewards_to_native,
+    run_from_native,
+    run_to_native,
+)
+from quintet.config.dialects.verl.sft import sft_from_native, sft_to_native
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.training import TrainingConfig
+from quintet.config.problems import ConfigProblem
+from quintet.errors import ConfigError
+
+ESTIMATOR = "algorithm.adv_estimator"
+KL_IN_LOSS, KL_IN_REWARD = f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
+KL_TARGET, KL_CONTROL = "algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.type"
+RULES = (
+    *DATA_RULES,
+    MiniBatches(f"{ACTOR}.ppo_mini_batch_size", ("data.train_batch_size",), ("training.groups_per_step",)),
+)
+DISCOUNTS = AlgorithmOptions(ADVANTAGE, {"gamma": "algorithm.gamma", "lam": "algorithm.lam"}, default=1.0)
+
+
+def _kind(values: ForeignValues) -> str:
+    """Return `ppo`, `sft` or `evaluation`."""
+    names = [reference.name for reference in values.dialect.references]
+    return next((kind for kind in ("sft", "evaluation") if any(f"verl_{kind}" in name for name in names)), "ppo")
+
+
+def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield problems between keys: those that verl asserts at start-up, and contradictions in its reference."""
+    if _kind(values) != "ppo":
+        return
+    step = step_size(values)
+    trains_critic = config_class(ADVANTAGE, values[ESTIMATOR], ESTIMATORS).uses_values
+    has_reference = bool(values[KL_IN_LOSS] or values[KL_IN_REWARD])
+    yield from mini_batch_problems(values)
+    yield from split_problems(values, step)
+    yield from pass_problems(values, step, passes(values, critic=trains_critic, reference=has_reference))
+    yield from group_problems(values, f"{ROLLOUT}.n")
+    yield from kl_problems(values)
+    yield from shared_problems(values)
+    yield from overlong_problems(values)
+
+
+def to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Convert a verl configuration."""
+    native.set("warm_start", None)
+    native.set("env", {"name": "prompts"})
+    kind = _kind(values)
+    if kind == "ppo":
+        _ppo_to_native(values, native)
+    elif kind == "sft":
+        sft_to_native(values, native)
+    else:
+        native.set_from_keys(values.dialect.specs().values())
+        reward_function("evaluation.function").to_native(values, native)
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(values["data.path"]).stem).strip("-._")
+        native.set("name", name or "evaluation", "data.path")
+
+
+def _ppo_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    critic_defaults(values, native)
+    native.set_from_keys(values.dialect.specs().values())
+    apply_to_native(RULES, values, native)
+    rewards_to_native(values, native)
+    _steps_to_native(values, native)
+    choose(native, ADVANTAGE, values[ESTIMATOR], ESTIMATORS, ESTIMATOR)
+    DISCOUNTS.to_native(values, native)
+    loss_to_native(values, native)
+    _kl_to_native(values, native)
+    learning_to_native(values, native)
+    for name in ("prompt", "response"):
+        engine, data = f"{ROLLOUT}.{name}_length", f"data.max_{name}_length"
+        native.set(f"rollout.max_{name}_tokens", values[engine], engine, data)
+    native.set_constants({"rollout.max_turns": 1, "rollout.think": False, "rollout.format_penalty": 0.0})
+    run_to_native(values, native)
+
+
+def _steps_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set a number of steps, or epochs over the data; if the user set both, whichever ends first."""
+    epochs, is_limited = "trainer.total_epochs", (values[STEPS] or -1) > 0
+    if is_limited and not values.is_set(epochs):
+        native.set("training.steps", values[STEPS], STEPS)
+        native.set("data.epochs", None, STEPS)
+        return
+    native.set("data.epochs", values[epochs], epochs)
+    native.set("data.max_steps", values[STEPS] if is_limited else None, STEPS)
+
+
+def _kl_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set where the KL divergence counts; its coefficient and estimator are direct keys."""
+    if not (values[KL_IN_LOSS] or values[KL_IN_REWARD]):
+        native.set("algorithm.kl", None, KL_IN_LOSS, KL_IN_REWARD)
+        return
+    native.set("algorithm.kl.apply_to", "loss" if values[KL_IN_LOSS] else "reward", KL_IN_LOSS, KL_IN_REWARD)
+    is_adaptive = values[KL_IN_REWARD] and values[KL_CONTROL] == "adaptive"
+    native.set("algorithm.kl.target", values[KL_TARGET] if is_adaptive else None, KL_TARGET, KL_CONTROL)
+
+
+def base_tree(experiment: Experiment) -> dict[str, Any]:
+    """Return the keys that select verl's reference for a run.
+
+    Raises:
+        ConfigError: the run has environments, or fine-tunes on an expert's episodes.
+    """
+    if experiment.evaluation is not None:
+        return {"data": {"path": experiment.evaluation.path}}
+    if experiment.sft is not None:
+        if experiment.sft.episodes is not None:
+            message = "verl fine-tunes on conversations from files, not on episodes of an expert"
+            raise ConfigError(message, key="sft", hint="ragen supports expert episodes")
+        return {"model": {"partial_pretrain": experiment.sft.path or experiment.policy.path or "model"}}
+    require_single_env(experiment, "verl")
+    if experiment.env.name != "prompts":
+        message = f"verl trains on prompts from files and has no environment {experiment.env.name}"
+        raise ConfigError(message, key="env.name", hint="ragen and vagen have environments")
+    return policy_tree(experiment)
+
+
+def from_native(foreign: ForeignBuilder) -> None:
+    """Convert a native run to verl's format."""
+    run = foreign.experiment
+    if run.evaluation is not None:
+        reward_function("evaluation.function").from_native(foreign)
+    elif run.sft is not None:
+        sft_from_native(foreign)
+    else:
+        specs = VERL.narrowed(base_tree(run)).specs()
+        _ppo_from_native(foreign, specs)
+        critic_from_native(foreign, specs)
+
+
+def _ppo_from_native(foreign: ForeignBuilder, documented: Container[str]) -> None:
+    run, kl = foreign.experiment, foreign.experiment.algorithm.kl
+    learning_from_native(foreign, documented)
+    export_name(foreign, ADVANTAGE, ESTIMATOR, ESTIMATORS)
+    DISCOUNTS.from_native(foreign)
+    foreign.set(KL_IN_REWARD, kl is not None and kl.apply_to == "reward")
+    if kl and kl.target is not None:
+        foreign.set(KL_CONTROL, "adaptive")
+        foreign.set(KL_TARGET, kl.target)
+    apply_from_native(RULES, foreign)
+    if run.data and run.data.epochs and run.training.steps == TrainingConfig().steps:
+        foreign.set("trainer.total_epochs", run.data.epochs)
+        foreign.set(STEPS, run.data.max_steps or -1)
+    else:
+        foreign.set(STEPS, run.training.steps or -1)
+    rewards_from_native(foreign)
+    run_from_native(foreign)

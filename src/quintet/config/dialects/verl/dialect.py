@@ -1,0 +1,66 @@
+"""The configuration format of verl."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quintet.config.dialects.dialect import Dialect, Reference, key_files, tree_value
+from quintet.config.dialects.ledger import KeySpec
+
+CRITIC_SECTIONS = {
+    "critic.model.fsdp_config": "actor_rollout_ref.actor.fsdp_config",
+    "critic.model": "actor_rollout_ref.model",
+    "critic": "actor_rollout_ref.actor",
+}
+"""verl documents the critic's keys by reference to those of the actor."""
+_ACTOR = "actor_rollout_ref.actor"
+
+
+def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference, ...]:
+    """Return the references of verl by which a file with these sections is written."""
+    if "actor_rollout_ref" not in tree:
+        if "model" in tree or "optim" in tree:
+            return (dialect.reference("verl_sft_trainer"), *key_files("verl", ["verl_sft_run"]))
+        data = tree.get("data")
+        if isinstance(data, Mapping) and ("path" in data or "response_key" in data):
+            return (dialect.reference("verl_evaluation"),)
+    ppo, newer = dialect.reference("verl_ppo_trainer"), key_files("verl", ["verl_newer"])
+    if tree_value(tree, f"{_ACTOR}.strategy") == "megatron":
+        return (*_with_megatron_optimizer(ppo, dialect.reference("verl_megatron_optim")), *newer)
+    return (ppo, *newer)
+
+
+def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
+    return dialect.with_references(*references_for(dialect, tree))
+
+
+def _with_megatron_optimizer(ppo: Reference, megatron: Reference) -> tuple[Reference, Reference]:
+    """Replace the keys of the FSDP optimizer by those of Megatron."""
+
+    def moved(spec: KeySpec) -> KeySpec:
+        condition = spec.only_if and (_in_actor(spec.only_if[0]), spec.only_if[1])
+        aliases = tuple(map(_in_actor, spec.aliases))
+        return spec.model_copy(update={"key": _in_actor(spec.key), "aliases": aliases, "only_if": condition})
+
+    return megatron.mapped(moved), ppo.filtered(lambda spec: not spec.key.startswith(f"{_ACTOR}.optim."))
+
+
+def _in_actor(key: str) -> str:
+    return f"{_ACTOR}.{key}" if key.startswith("optim.") else key
+
+
+VERL = Dialect(
+    "verl",
+    key_files("verl", ["verl_ppo_trainer", "verl_megatron_optim", "verl_sft_trainer", "verl_evaluation"]),
+    marks=("actor_rollout_ref", "model.partial_pretrain", "custom_reward_function"),
+    shared_sections=CRITIC_SECTIONS,
+    trainers=("verl.trainer.main_ppo", "verl.trainer.main_eval", "verl.trainer.fsdp_sft_trainer"),
+    framework_files={
+        "ppo_trainer": {},
+        "sft_trainer": {},
+        "evaluation": {},
+        "ppo_megatron_trainer": {"actor_rollout_ref": {"actor": {"strategy": "megatron"}}},
+    },
+    narrow=_narrow,
+)

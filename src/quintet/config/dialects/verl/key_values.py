@@ -1,0 +1,68 @@
+"""Values of verl's keys: native values, and types that a type expression cannot describe."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from quintet.config.dialects.value_types import ValueType, one_of
+
+UNCLIPPED = 1e12
+"""Global gradient norm that clips nothing; Megatron's 0."""
+KL_ESTIMATORS = {
+    "kl": "k1",
+    "mse": "k2",
+    "low_var_kl": "k3",
+    "kl+": "k1+",
+    "low_var_kl+": "k3+",
+    "mse+": "k2",
+    "k2+": "k2",
+}
+"""Native KL estimators by verl's names. `+` takes the gradient of k2, which is k2's own gradient."""
+NORMALIZING_ESTIMATOR = one_of("grpo", "grpo_vectorized", "grpo_passk", "gdpo")
+"""Advantage estimators that may divide by the standard deviation of the group."""
+_NUMBER = re.compile(r"\d+(\.\d*)?([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?")
+_DIVERGENCES = (
+    *("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
+    *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"),
+)
+
+
+def parse_bounds(value: object) -> tuple[float | None, float] | None:
+    """Return `(lower, upper)` of a number, which is the upper bound, or of text `lower_upper`; None if it is neither.
+
+    >>> parse_bounds("0.5_2.0")
+    (0.5, 2.0)
+    """
+    parts = str(value).split("_")
+    if isinstance(value, bool) or len(parts) > 2 or not all(map(_NUMBER.fullmatch, parts)):
+        return None
+    *below, upper = map(float, parts)
+    lower = below[0] if below else None
+    if not 0 < upper < math.inf or (lower is not None and not 0 < lower <= upper):
+        return None
+    return lower, upper
+
+
+def _is_bounds(value: object) -> bool:
+    return isinstance(value, int | float | str) and parse_bounds(value) is not None
+
+
+def _is_bounds_list(value: object) -> bool:
+    return isinstance(value, int | float | str) and all(_is_bounds(part.strip()) for part in str(value).split(","))
+
+
+def _are_divergences(value: object) -> bool:
+    return isinstance(value, str) and all(name.strip() in _DIVERGENCES for name in value.split(","))
+
+
+VALUE_TYPES = {
+    "normalizing_estimator": NORMALIZING_ESTIMATOR,
+    "bounds": ValueType("a number > 0, or two as lower_upper", _is_bounds),
+    "bounds_list": ValueType("numbers > 0, or two each as lower_upper, joined by commas", _is_bounds_list),
+    "divergences": ValueType(f"one or more of {', '.join(_DIVERGENCES)}, joined by commas", _are_divergences),
+    "pf_ppo_off": ValueType("false: PF-PPO resampling is not supported", lambda value: value is False),
+}
+NATIVE_VALUES: Mapping[str, Mapping[Any, Any]] = {"kl_estimators": KL_ESTIMATORS}

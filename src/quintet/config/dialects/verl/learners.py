@@ -1,0 +1,121 @@
+"""Conversion of verl's settings of policy, critic and reference; VAGEN has the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any
+
+from quintet.config.dialects.algorithm_choice import ADVANTAGE, config_class
+from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
+from quintet.config.dialects.conversion_rules import (
+    ConversionRule,
+    Same,
+    apply_from_native,
+    apply_to_native,
+    file_list,
+)
+from quintet.config.dialects.engine_choice import arguments_from_native, arguments_to_native
+from quintet.config.dialects.verl.batches import ACTOR, MODEL, ROLLOUT, budgets_from_native, budgets_to_native, passes
+from quintet.config.dialects.verl.critic import critic_to_native
+from quintet.config.dialects.verl.key_values import UNCLIPPED
+from quintet.config.dialects.verl.objective import objective_from_native, objective_to_native
+from quintet.config.native.experiment import Experiment
+
+STEPS = f"{ACTOR}.optim.total_training_steps"
+DTYPE, PARTIAL, STALENESS = f"{ROLLOUT}.dtype", "async_training.partial_rollout", "async_training.staleness_threshold"
+DTYPES = {"half": "float16", "float": "float32"}
+OPTIMIZERS = {"actor": f"{ACTOR}.optim", "critic": "critic.optim"}
+RULES: tuple[ConversionRule, ...] = (
+    file_list("external_libs", f"{MODEL}.external_lib", scalar=False, empty=None),
+    Same("policy.overrides", f"{MODEL}.override_config.model_config", to_value=lambda overrides: overrides or {}),
+    Same(("actor.backend", "reference.backend"), f"{ACTOR}.strategy"),
+    Same(("actor.memory.remove_padding", "reference.memory.remove_padding"), f"{MODEL}.use_remove_padding"),
+    Same("rollout.async_ratio", STALENESS, to_value=float),
+)
+
+
+def learning_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set policy, engine, critic and reference; the native `algorithm` section must be set already."""
+    native.set("policy.preset", None, f"{MODEL}.path")
+    apply_to_native(RULES, values, native)
+    _generation_to_native(values, native)
+    critic_to_native(values, native)
+    has_reference = native.get("algorithm.kl") is not None
+    trains_critic = config_class(ADVANTAGE, native.get(f"{ADVANTAGE}.name"), {}).uses_values
+    budgets_to_native(values, native, passes(values, critic=trains_critic, reference=has_reference))
+    native.set("actor.optimizer.betas", [0.9, 0.999])
+    if values[f"{ACTOR}.optim.weight_decay"] is None:
+        native.set("actor.optimizer.weight_decay", 0.01)
+    for learner, section in OPTIMIZERS.items():
+        _warmup_to_native(values, native, learner, section)
+        _megatron_optimizer_to_native(values, native, learner, section)
+    objective_to_native(values, native)
+
+
+def _generation_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    dtype = DTYPES.get(values[DTYPE], values[DTYPE])
+    learnable = dtype in ("bfloat16", "float32")
+    native.set("policy.dtype", dtype if learnable else "bfloat16", DTYPE)
+    native.set("rollout.engine_options.dtype", None if learnable else dtype, DTYPE)
+    arguments_to_native(values, native)
+    native.set("rollout.partial", values[PARTIAL] and values[STALENESS] > 0, PARTIAL, STALENESS)
+    if values[STALENESS] and not values.is_set(f"{ROLLOUT}.free_cache_engine"):
+        native.set("rollout.engine_options.sleep_between_steps", False, STALENESS)
+
+
+def _warmup_to_native(values: ForeignValues, native: NativeBuilder, learner: str, section: str) -> None:
+    """Set warm-up steps, or else the share of all steps; under Megatron 0 steps mean that the share counts."""
+    steps, ratio = f"{section}.lr_warmup_steps", f"{section}.lr_warmup_steps_ratio"
+    warmup = -1 if values[steps] is None else values[steps]
+    is_number = warmup > 0 or (warmup == 0 and not _has_megatron_optimizer(values))
+    share = 0.0 if is_number else float(values[ratio] or 0.0)
+    total = values[f"{section}.lr_decay_steps"] or values[STEPS] or -1
+    if share and total > 0:
+        warmup, share = int(share * total), 0.0
+    native.set(f"{learner}.optimizer.warmup_steps", max(0, warmup), steps, ratio)
+    native.set(f"{learner}.optimizer.warmup_ratio", share, ratio, steps)
+
+
+def _has_megatron_optimizer(values: ForeignValues) -> bool:
+    return values[f"{ACTOR}.optim.lr_decay_style"] is not None
+
+
+def _megatron_optimizer_to_native(values: ForeignValues, native: NativeBuilder, learner: str, section: str) -> None:
+    """Set what Megatron's optimizer has instead: an absolute minimum learning rate, and a clipping norm."""
+    minimum, peak = f"{section}.min_lr", f"{section}.lr"
+    ratio = f"{learner}.optimizer.min_learning_rate_ratio"
+    if values[minimum] is not None:
+        native.set(ratio, values[minimum] / native.get(f"{learner}.optimizer.learning_rate"), minimum, peak)
+    elif _has_megatron_optimizer(values):
+        native.set(ratio, 0.0)
+    norm, older = f"{section}.clip_grad", f"{section.removesuffix('.optim')}.grad_clip"
+    if values.is_set(norm) or (values[norm] is not None and not values.is_set(older)):
+        native.set(f"{learner}.optimizer.max_grad_norm", float(values[norm] or UNCLIPPED), norm)
+
+
+def policy_tree(experiment: Experiment) -> dict[str, Any]:
+    """Return the sections that select verl's PPO reference, with Megatron's optimizer if the policy uses it."""
+    policy: dict[str, Any] = {"model": {"path": experiment.policy.path or "model"}}
+    if experiment.actor.backend == "megatron":
+        policy["actor"] = {"strategy": "megatron"}
+    return {"actor_rollout_ref": policy}
+
+
+def learning_from_native(foreign: ForeignBuilder, documented: Container[str]) -> None:
+    """Set verl's keys of policy, engine, critic and reference."""
+    run, rollout = foreign.experiment, foreign.experiment.rollout
+    apply_from_native(RULES, foreign)
+    foreign.set(DTYPE, rollout.engine_options.dtype or run.policy.dtype)
+    arguments_from_native(foreign, {engine: f"{ROLLOUT}.engine_kwargs.{engine}" for engine in ("vllm", "sglang")})
+    foreign.set(PARTIAL, rollout.partial or not rollout.async_ratio)
+    foreign.set(f"{ACTOR}.use_kl_loss", run.algorithm.kl is not None and run.algorithm.kl.apply_to == "loss")
+    objective_from_native(foreign)
+    for learner, section in OPTIMIZERS.items():
+        optimizer = foreign.native_value(f"{learner}.optimizer")
+        if optimizer.warmup_steps:
+            foreign.set(f"{section}.lr_warmup_steps", optimizer.warmup_steps)
+        elif optimizer.warmup_ratio:
+            foreign.set(f"{section}.lr_warmup_steps_ratio", optimizer.warmup_ratio)
+        if run.actor.backend == "megatron" and optimizer.min_learning_rate_ratio:
+            foreign.set(f"{section}.min_lr", optimizer.min_learning_rate_ratio * optimizer.learning_rate)
+    budgets_from_native(foreign, documented)

@@ -1,0 +1,139 @@
+"""Conversion of verl's settings of a run: loggers, directories, resumption; prompt files and reward functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
+from quintet.config.dialects.conversion_rules import (
+    ConversionRule,
+    Derived,
+    OptionalSection,
+    file_list,
+    function_address,
+    inverted,
+    loggers,
+)
+from quintet.config.dialects.verl.batches import ROLLOUT
+from quintet.config.problems import ConfigProblem
+
+REWARD_SECTIONS = ("custom_reward_function.", "reward_model.")
+"""Sections of keys that choose how responses are scored."""
+FUNCTION_ARGUMENTS, MANAGER = "custom_reward_function.reward_kwargs", "reward_model.reward_manager"
+MAX_RESPONSE, OVERLONG = "reward_model.reward_kwargs.max_resp_len", "reward_model.reward_kwargs.overlong_buffer_cfg"
+LOGGERS = loggers("tracking.loggers", "trainer.logger", names={"file": "jsonl", "tracking": "wandb"})
+RESUME_MODES = {"auto": "auto", "disable": "never"}
+REMOTE_DIR = "trainer.default_hdfs_dir"
+
+DATA_RULES: tuple[ConversionRule, ...] = (
+    file_list("data.train_files", "data.train_files"),
+    file_list("data.validation_files", "data.val_files"),
+    function_address("data.dataset_class", "data.custom_cls.path", "data.custom_cls.name", import_none=False),
+)
+REWARD_MODEL = OptionalSection(
+    "reward.model",
+    "reward_model.enable",
+    (
+        Derived(
+            "reward.model.path",
+            ("reward_model.model.path", "reward_model.enable"),
+            lambda path, enabled: path,
+            lambda path: (path,),
+        ),
+        file_list("reward.model.external_libs", "reward_model.model.external_lib", scalar=False, empty=None),
+    ),
+    on_value=True,
+)
+
+
+def reward_function(native: str) -> Derived:
+    """Return the rule for a native key of a user's reward function."""
+    return function_address(native, "custom_reward_function.path", "custom_reward_function.name", "compute_score")
+
+
+def rewards_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the native reward section."""
+    native.set("reward.kind", "rules")
+    function = reward_function("reward.function")
+    function.to_native(values, native)
+    if values[function.foreign[0]] is not None:
+        native.set("reward.function_arguments", values[FUNCTION_ARGUMENTS] or {}, FUNCTION_ARGUMENTS)
+    if values[MANAGER] == "dapo":
+        # without the penalty on overlong responses, DAPO's manager scores like the naive one
+        enabled, buffer, penalty = (f"{OVERLONG}.{key}" for key in ("enable", "len", "penalty_factor"))
+        native.set("reward.manager", "dapo" if values[enabled] else "naive", MANAGER, enabled)
+        if values[enabled]:
+            native.set("reward.overlong.buffer", values[buffer], buffer, MAX_RESPONSE)
+            native.set("reward.overlong.penalty", float(values[penalty]), penalty)
+    REWARD_MODEL.to_native(values, native)
+
+
+def rewards_from_native(foreign: ForeignBuilder) -> None:
+    """Set verl's keys of the reward function and the reward model."""
+    reward = foreign.experiment.reward
+    if reward is None:
+        return
+    reward_function("reward.function").from_native(foreign)
+    foreign.set(FUNCTION_ARGUMENTS, reward.function_arguments)
+    if reward.overlong is not None:
+        foreign.set(MANAGER, "dapo")
+        foreign.set(f"{OVERLONG}.enable", True)
+        foreign.set(f"{OVERLONG}.len", reward.overlong.buffer)
+        foreign.set(f"{OVERLONG}.penalty_factor", reward.overlong.penalty)
+    REWARD_MODEL.from_native(foreign)
+
+
+def overlong_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield problems of DAPO's penalty on overlong responses."""
+    enabled, buffer, response = f"{OVERLONG}.enable", f"{OVERLONG}.len", f"{ROLLOUT}.response_length"
+    if values[MANAGER] != "dapo" or not values[enabled]:
+        return
+    if values[buffer] is None:
+        hint = f"set it to a number of tokens, or {enabled}=false"
+        yield values.problem(buffer, f"{values.describe(enabled)} needs it", hint)
+    elif values[buffer] > values[response]:
+        problem = f"is more than the maximum response length, {values.describe(response)}"
+        yield values.problem(buffer, problem, f"at most: {buffer}={values[response]}")
+    if values[MAX_RESPONSE] not in (None, values[response]):
+        problem = f"differs from {values.describe(response)}"
+        yield values.problem(MAX_RESPONSE, problem, "leave it out: it follows data.max_response_length")
+
+
+def run_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set loggers, name and directories, and the checkpoint to resume from."""
+    LOGGERS.to_native(values, native)
+    _directory_to_native(values, native)
+    mode, path = "trainer.resume_mode", "trainer.resume_from_path"
+    if values[mode] is not None:
+        native.set("resume", RESUME_MODES.get(values[mode]) or values[path], mode, path)
+    if values.is_set(REMOTE_DIR):
+        native.set("checkpoint.remote_dir", values[REMOTE_DIR], REMOTE_DIR)
+
+
+def _directory_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Split the directory into the run's name, its last part, and the output directory above.
+
+    If the user set an experiment name that differs from the last part, the run gets a directory of that name below.
+    """
+    keys = ("trainer.default_local_dir", "trainer.experiment_name")
+    directory, name = values[keys[0]].rstrip("/"), values[keys[1]]
+    parent, _, last = directory.rpartition("/")
+    if last == name or not values.is_set(keys[1]):
+        native.set("output_dir", parent or ("/" if directory.startswith("/") else "."), *keys)
+        native.set("name", last, *keys)
+    else:
+        native.set("output_dir", directory, *keys)
+        native.set("name", name, *keys)
+
+
+def run_from_native(foreign: ForeignBuilder) -> None:
+    """Set verl's keys of loggers, directories and resumption."""
+    run = foreign.experiment
+    LOGGERS.from_native(foreign)
+    foreign.set("trainer.experiment_name", run.name)
+    parent = "" if run.output_dir == "." else run.output_dir.rstrip("/") + "/"
+    foreign.set("trainer.default_local_dir", f"{parent}{run.name}")
+    modes = inverted(RESUME_MODES)
+    foreign.set("trainer.resume_mode", modes.get(run.resume, "resume_path"))
+    foreign.set("trainer.resume_from_path", None if run.resume in modes else run.resume)
+    foreign.set(REMOTE_DIR, run.checkpoint.remote_dir)

@@ -1,0 +1,76 @@
+"""Conversion of verl's `sft_trainer.yaml`: supervised fine-tuning on conversations from files."""
+
+from __future__ import annotations
+
+from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, as_list
+from quintet.config.dialects.conversion_rules import (
+    ConversionRule,
+    Derived,
+    OptionalSection,
+    Same,
+    apply_from_native,
+    apply_to_native,
+    file_list,
+)
+from quintet.config.dialects.verl.batches import GPUS, num_gpus
+from quintet.config.dialects.verl.run_settings import DATA_RULES, run_from_native, run_to_native
+
+RULES: tuple[ConversionRule, ...] = (
+    Derived("external_libs", ("model.external_lib",), as_list, lambda modules: (modules[0] if modules else None,)),
+    Derived(
+        "actor.memory.sharded_offload",
+        ("model.fsdp_config.cpu_offload", "model.fsdp_config.offload_params"),
+        lambda offloads, parameters: offloads and parameters,
+        lambda offloads: (offloads, offloads),
+    ),
+    OptionalSection(
+        "sft.lora",
+        "model.lora_rank",
+        (
+            Same("sft.lora.rank", "model.lora_rank"),
+            Same("sft.lora.alpha", "model.lora_alpha", from_value=int),
+            file_list("sft.lora.target_modules", "model.target_modules"),
+        ),
+        off_value=0,
+    ),
+)
+COLUMN_RULES: tuple[ConversionRule, ...] = (
+    *(
+        Derived(
+            f"data.{name}_key",
+            (f"data.{name}_key", f"data.{name}_dict_keys"),
+            lambda column, inner: None if column is None else ".".join([column, *(inner or ())]),
+            lambda column: (column,),
+            import_none=False,
+        )
+        for name in ("prompt", "response")
+    ),
+    Derived(
+        "data.messages_key",
+        ("data.multiturn.enable", "data.multiturn.messages_key"),
+        lambda enabled, column: column if enabled else None,
+        lambda column: (column is not None, column or "messages"),
+    ),
+)
+
+
+def sft_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the native keys of supervised fine-tuning."""
+    model = "model.partial_pretrain"
+    native.set_from_keys(values.dialect.specs().values())
+    native.set("policy.preset", None, model)
+    native.set("policy.path", values[model], model)
+    native.set("sft.path", values[model], model)
+    native.set("sft.devices", num_gpus(values), *GPUS)
+    native.set_constants({"sft.optimizer.warmup_steps": 0, "sft.optimizer.min_learning_rate_ratio": 0.0})
+    native.set("data.kind", "conversations")
+    apply_to_native((*RULES, *DATA_RULES, *COLUMN_RULES), values, native)
+    run_to_native(values, native)
+
+
+def sft_from_native(foreign: ForeignBuilder) -> None:
+    """Set the keys of verl's supervised fine-tuning."""
+    apply_from_native((*RULES, *DATA_RULES), foreign)
+    if foreign.experiment.data:
+        apply_from_native(COLUMN_RULES, foreign)
+    run_from_native(foreign)

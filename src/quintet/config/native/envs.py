@@ -1,0 +1,249 @@
+"""Configuration of each environment."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+
+from quintet.config.capabilities import Capability, Requires
+from quintet.config.native.registry_union import RegistryUnion
+from quintet.config.native.section import Section, Share
+from quintet.registry import Registry
+
+Observed = Literal["grid", "grid_neighbors"]
+Rendered = Annotated[Literal["text", "vision"], Requires(Capability.VISION)]
+
+
+class EnvSection(Section):
+    """Base class of the configuration of an environment."""
+
+    reads_prompts: ClassVar[bool] = False
+    """Episodes are prompts from `data.train_files` with one response each, scored by `reward`."""
+    is_simulator: ClassVar[bool] = False
+    """Episodes run in a vectorized robot simulator with its own placement."""
+    has_expert: ClassVar[bool] = False
+    """The env class has `expert_action` and `expert_thought`, which demonstrations are made with."""
+
+    name: str
+    """Environment."""
+
+
+class EnvProcessesConfig(Section):
+    """Each episode's env in a separate process, so that an env that hangs or dies only costs its own episode."""
+
+    max_processes: PositiveInt = 256
+    """Maximum number of processes; further episodes wait."""
+    reset_timeout_seconds: PositiveFloat = 60.0
+    """Time limit of an episode's start; then its process is killed and the episode has failed."""
+    step_timeout_seconds: PositiveFloat = 10.0
+    """Time limit of one action; then its process is killed and the episode has failed."""
+    episodes_per_process: PositiveInt | None = None
+    """Episodes after which a process is replaced by a fresh one; 1 gives each episode a fresh process. null keeps a
+    process as long as its episodes end without a failure."""
+    memory_gib: PositiveFloat | None = None
+    """Address space limit of a process, GiB; null sets no limit."""
+
+
+def _expand_processes(value: Any) -> Any:
+    """Accept `true`, `false`, or a number of processes in place of a section."""
+    if isinstance(value, bool):
+        return {} if value else None
+    return {"max_processes": value} if isinstance(value, int) else value
+
+
+Processes = Annotated[EnvProcessesConfig | None, BeforeValidator(_expand_processes)]
+
+
+class InteractiveEnvSection(EnvSection):
+    """Base class of the configuration of an environment with turns."""
+
+    processes: Processes = None
+    """Run envs in separate processes: a section, `true` for its defaults, or a number of processes. null runs them in
+    the main process, which is faster for fast envs."""
+    max_actions: PositiveInt | None = None
+    """Maximum number of actions in an episode, over all turns, after which the episode is truncated; null sets no
+    limit besides the env's own."""
+    max_tokens: PositiveInt | None = None
+    """Maximum number of tokens in an episode, prompts and responses; the response is cut there, and no further turn
+    begins. null sets no limit besides those of the turns."""
+    max_failed_share: Share = 0.5
+    """Maximum share of the concurrent episodes whose env or engine fails before the run stops; failed episodes are left
+    out of the update."""
+
+
+class FrozenLakeConfig(InteractiveEnvSection):
+    """Cross a frozen lake from a random start to a random goal without falling into a hole."""
+
+    has_expert: ClassVar[bool] = True
+
+    name: Literal["frozenlake"] = "frozenlake"
+    """Environment."""
+    size: Annotated[int, Field(ge=2, le=32)] = 4
+    """Cells per side."""
+    floor_density: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
+    """Probability that a cell is frozen rather than a hole (RAGEN's `p`)."""
+    slippery: bool = False
+    """The ice sometimes moves the agent sideways."""
+    success_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0 / 3.0
+    """Probability on slippery ice that a move has the intended direction; the rest is split between the two sides."""
+    max_steps: PositiveInt = 100
+    """Actions after which the env truncates the episode."""
+    observation: Observed = "grid_neighbors"
+    """`grid` shows the map; `grid_neighbors` adds a line with the cells next to the player."""
+    render: Rendered = "text"
+    """`vision` shows an image instead of text."""
+
+
+class SokobanConfig(InteractiveEnvSection):
+    """Push every box onto a target."""
+
+    has_expert: ClassVar[bool] = True
+
+    name: Literal["sokoban"] = "sokoban"
+    """Environment."""
+    width: Annotated[int, Field(ge=4, le=16)] = 6
+    """Cells, including walls."""
+    height: Annotated[int, Field(ge=4, le=16)] = 6
+    """Cells, including walls."""
+    boxes: Annotated[int, Field(ge=1, le=6)] = 1
+    """Number of boxes and of targets."""
+    max_steps: PositiveInt = 100
+    """Actions after which the env truncates the episode."""
+    pull_steps: PositiveInt = 30
+    """Moves of the reverse play that generates a puzzle from its solution."""
+    min_solution_pushes: PositiveInt = 1
+    """Minimum total distance of the boxes to their nearest targets, in pushes; other puzzles are discarded."""
+    observation: Observed = "grid_neighbors"
+    """`grid` shows the room; `grid_neighbors` adds a line with the cells next to the player."""
+    render: Rendered = "text"
+    """`vision` shows an image instead of text."""
+
+
+class CustomEnvConfig(InteractiveEnvSection):
+    """Custom env class."""
+
+    name: Literal["custom"] = "custom"
+    """Environment."""
+    path: str
+    """Env class or factory: `file.py:Class`, `module:Class`, or a name that a package registers as `quintet.envs`. See
+    `docs/faults.md` for its methods."""
+    arguments: Annotated[dict[str, Any], Field(default_factory=dict)]
+    """Keyword arguments; validated by the class's `config_class`, if it has one, and passed as its instance."""
+    processes: Processes = EnvProcessesConfig()
+    """Run envs in separate processes: a section, `true` for its defaults, or a number of processes. null runs them in
+    the main process, where an env that hangs or dies stops the run."""
+
+
+class PromptsConfig(EnvSection):
+    """Prompt from a data file and one response, which a reward function scores."""
+
+    reads_prompts: ClassVar[bool] = True
+
+    name: Literal["prompts"] = "prompts"
+    """Environment."""
+
+
+class SvgConfig(EnvSection):
+    """Draw an image as SVG code."""
+
+    requires: ClassVar = Requires(Capability.ENVS)
+
+    name: Literal["svg"] = "svg"
+    """Environment."""
+    render: Literal["text", "vision"] = "vision"
+    """`vision` shows the target as an image."""
+
+
+class NavigationConfig(EnvSection):
+    """Find an object in a house."""
+
+    requires: ClassVar = Requires(Capability.ENVS)
+
+    name: Literal["navigation"] = "navigation"
+    """Environment."""
+    render: Literal["text", "vision"] = "vision"
+    """`vision` shows the agent's view."""
+
+
+class PrimitiveSkillConfig(EnvSection):
+    """Move objects on a table by pick, place and push."""
+
+    requires: ClassVar = Requires(Capability.ENVS)
+
+    name: Literal["primitive_skill"] = "primitive_skill"
+    """Environment."""
+    render: Literal["text", "vision"] = "vision"
+    """`vision` shows the table."""
+
+
+class SimulatorConfig(EnvSection):
+    """Robot in a vectorized simulator, controlled in chunks of continuous actions."""
+
+    requires: ClassVar = Requires(Capability.EMBODIED)
+    is_simulator: ClassVar[bool] = True
+
+    name: Literal["simulator"] = "simulator"
+    """Environment."""
+    simulator: str = "libero"
+    """Simulator: `libero`, `maniskill`, `robotwin`."""
+    task_suite: str | None = None
+    """Task suite of the simulator."""
+    max_steps: PositiveInt = 512
+    """Actions after which the simulator truncates the episode."""
+    auto_reset: bool = False
+    """Start another episode in the same step after an episode ended."""
+    ignore_terminations: bool = False
+    """Continue episodes to `max_steps` after the task is solved."""
+    relative_reward: bool = False
+    """Use the difference from the reward of the previous step as the reward."""
+    reward_coefficient: float = 1.0
+    """Factor on every reward."""
+    fixed_start_states: bool = True
+    """Use the same start states in every step."""
+    environments: PositiveInt | None = None
+    """Number of parallel episodes; null uses the number of episodes of a step."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Random seed of the simulator."""
+    camera_height: PositiveInt = 256
+    """Rendered height, pixels."""
+    camera_width: PositiveInt = 256
+    """Rendered width, pixels."""
+    pipeline_stages: PositiveInt = 1
+    """Groups of episodes, of which one is simulated while the policy computes the actions of the others."""
+    epochs: PositiveInt = 1
+    """Number of passes over all environments in a step."""
+
+
+ENVS: Registry[Any] = Registry("env", entry_points="quintet.envs", old_entry_points="quintet.worlds")
+"""Env classes or factories called with the config; see `quintet.envs.env.Env`."""
+ENVS.add("frozenlake", "quintet.envs.frozenlake:FrozenLake", help="cross the ice to the goal", config=FrozenLakeConfig)
+ENVS.add("sokoban", "quintet.envs.sokoban:Sokoban", help="push boxes onto targets", config=SokobanConfig)
+ENVS.add("custom", "quintet.envs.custom_env:build_custom_env", help="your own env class", config=CustomEnvConfig)
+
+ENV_UNION = RegistryUnion(
+    ENVS,
+    EnvSection,
+    others=(PromptsConfig, SvgConfig, NavigationConfig, PrimitiveSkillConfig, SimulatorConfig),
+)
+EnvConfig = Annotated[EnvSection, ENV_UNION]
+
+
+class MixedEnvConfig(Section):
+    """One of several envs of a run."""
+
+    env: EnvConfig = FrozenLakeConfig()
+    """Environment, with the keys of `env`."""
+    share: PositiveFloat = 1.0
+    """Share of training groups and of `validation.episodes`, relative to the other envs' shares: with shares 3 and 1,
+    the first env gets three of every four groups."""
+    start_states: PositiveInt | None = None
+    """Number of distinct start states; after all were used they repeat. null uses `training.start_states`."""
+    validation_episodes: PositiveInt | None = None
+    """Number of held-out start states; null uses its share of `validation.episodes`, at least one."""
+    think: bool | None = None
+    """Replaces `rollout.think` for this env; null keeps it."""
+    max_actions_per_turn: PositiveInt | None = None
+    """Replaces `rollout.max_actions_per_turn` for this env; null keeps it."""
+    action_separator: Annotated[str, Field(min_length=1)] | None = None
+    """Replaces `rollout.action_separator` for this env; null keeps it."""

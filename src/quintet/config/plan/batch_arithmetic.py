@@ -1,0 +1,175 @@
+"""Numbers of episodes, optimizer steps, validations and checkpoints of a run, computed at every load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quintet.config.config_values import config_value, describe_value, problem_with, value_source
+from quintet.config.divisors import divisors, nearest_number
+from quintet.config.plan.mixture import mixture_problems
+from quintet.config.plan.model_shapes import PRESET_CONTEXTS
+from quintet.config.problems import ConfigProblem, raise_problems
+from quintet.errors import nearest
+
+if TYPE_CHECKING:
+    from quintet.config.composed import ComposedConfig
+    from quintet.config.native.experiment import Experiment
+
+
+@dataclass(frozen=True, slots=True)
+class BatchArithmetic:
+    """Counts of what a run will do."""
+
+    episodes_per_step: int
+    episodes: int
+    groups_per_mini_batch: float
+    """Not an integer if mini-batches split groups."""
+    episodes_per_mini_batch: int
+    optimizer_steps: int
+    """Maximum: updates whose groups all lack a learning signal are skipped."""
+    warm_start_updates: int
+    """Maximum: the warm start may end early."""
+    validations: int
+    """Before, during and after reinforcement learning."""
+    checkpoints: int
+    """Including the one after the warm start."""
+
+
+def compute_batch_arithmetic(composed: ComposedConfig, steps: int | None = None) -> BatchArithmetic:
+    """Compute the counts; `steps` replaces `training.steps` if the data files determine the number of steps.
+
+    Raises:
+        ConfigError: batch sizes do not divide, or keys contradict each other; one message names each such key and
+            the nearest valid values.
+    """
+    checks = (
+        mixture_problems,
+        _check_division,
+        _check_groups,
+        _check_teacher,
+        _check_files,
+        _check_preset,
+        _check_context,
+        _check_warmup,
+    )
+    raise_problems(fault for check in checks for fault in check(composed))
+    config = composed.experiment
+    training = config.training
+    num_steps = 0 if config.validation.only else training.steps if steps is None else steps
+    per_step = training.groups_per_step * training.samples_per_group
+    return BatchArithmetic(
+        episodes_per_step=per_step,
+        episodes=per_step * num_steps,
+        groups_per_mini_batch=training.groups_per_step / training.mini_batches,
+        episodes_per_mini_batch=per_step // training.mini_batches,
+        optimizer_steps=num_steps * training.epochs * training.mini_batches,
+        warm_start_updates=config.warm_start.updates if config.warm_start else 0,
+        validations=_num_validations(config, num_steps),
+        checkpoints=_num_occasions(num_steps, config.checkpoint.every_steps),
+    )
+
+
+def _num_validations(config: Experiment, steps: int) -> int:
+    validation = config.validation
+    if validation.only:
+        return 1
+    if validation.every_steps < 0:
+        return int(validation.before_training)
+    return _num_occasions(steps, validation.every_steps) - (0 if validation.before_training else 1)
+
+
+def _num_occasions(steps: int, every: int) -> int:
+    """Count the start, every n-th step and the end."""
+    between = steps // every if every else 0
+    last = 0 if steps == 0 or (every and steps % every == 0) else 1
+    return 1 + between + last
+
+
+def _check_division(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    training = composed.experiment.training
+    groups, samples, parts = training.groups_per_step, training.samples_per_group, training.mini_batches
+    if groups * samples % parts == 0:
+        return
+    key, episodes = "training.mini_batches", groups * samples
+    factors = " × ".join(
+        describe_value(composed, f"training.{name}") for name in ("groups_per_step", "samples_per_group")
+    )
+    unit = parts // math.gcd(parts, samples)
+    below = groups - groups % unit
+    multiples = f"{below} or {below + unit}" if below else str(unit)
+    nearest_divisor = nearest_number(parts, divisors(episodes))
+    yield ConfigProblem(
+        key,
+        parts,
+        value_source(composed, key),
+        f"{describe_value(composed, key)} does not divide the {episodes:,} episodes of a step, {factors}",
+        f"nearest valid value: {key}={nearest_divisor}, or training.groups_per_step={multiples}",
+    )
+
+
+def _check_groups(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    config = composed.experiment
+    advantage = config.algorithm.advantage
+    if advantage.needs_several_samples and config.training.samples_per_group < 2:
+        problem = f"{advantage.name} compares the episodes of a group, and a group has one"
+        hint = "give at least 2, or algorithm.advantage.name=gae"
+        yield problem_with(composed, "training.samples_per_group", problem, hint)
+
+
+def _check_teacher(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    config = composed.experiment
+    if config.algorithm.loss.needs_teacher and config.reference.path is None:
+        problem = "this loss needs a teacher model, and none is set"
+        yield problem_with(composed, "algorithm.loss.name", problem, "give its directory: reference.path=…")
+
+
+def _check_files(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Refuse data files that no env reads."""
+    config = composed.experiment
+    if config.data is None or not config.data.train_files or config.sft is not None or config.evaluation is not None:
+        return
+    if not config.env.reads_prompts:
+        makes, leave = f"{config.env.name} makes its own start states and reads", ""
+        if config.envs:
+            makes, leave = f"{', '.join(config.envs)} make their own start states and read", "leave envs out and "
+        hint = f"{leave}set env.name=prompts, or data=null"
+        yield problem_with(composed, "data.train_files", f"{makes} no files", hint)
+
+
+def _check_preset(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    preset = composed.experiment.policy.preset
+    if preset is None or preset in PRESET_CONTEXTS:
+        return
+    key, close = "policy.preset", nearest(preset, PRESET_CONTEXTS)
+    hint = (f"did you mean {close}? " if close else "") + f"known: {', '.join(PRESET_CONTEXTS)}"
+    yield problem_with(composed, key, "no such preset", hint)
+
+
+def _check_context(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    config = composed.experiment
+    limit = PRESET_CONTEXTS.get(config.policy.preset or "")
+    prompt, response = config.rollout.max_prompt_tokens, config.rollout.max_response_tokens
+    if limit is None or prompt + response <= limit:
+        return
+    key, other = "rollout.max_prompt_tokens", "rollout.max_response_tokens"
+    if response >= limit:
+        key, other, prompt, response = other, key, response, prompt
+    problem = f"together exceed the {limit} tokens of policy.preset = {config.policy.preset}"
+    hint = f"nearest valid value: {key}={limit - response}" if response < limit else "make both smaller"
+    larger = [name for name, tokens in PRESET_CONTEXTS.items() if tokens >= prompt + response]
+    hint += f", or policy.preset={larger[0]}" if larger else ", or give a larger model as policy.path"
+    message = f"{describe_value(composed, key)} and {describe_value(composed, other)} {problem}"
+    yield ConfigProblem(key, prompt, value_source(composed, key), message, hint)
+
+
+def _check_warmup(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Refuse a warm-up given both as a ratio and as a number of steps."""
+    for section in ("actor", "critic", "warm_start", "sft"):
+        optimizer = config_value(composed.experiment, f"{section}.optimizer")
+        if optimizer is not None and optimizer.warmup_ratio and optimizer.warmup_steps:
+            key, steps = f"{section}.optimizer.warmup_ratio", f"{section}.optimizer.warmup_steps"
+            problem = f"{describe_value(composed, steps)} takes precedence"
+            yield problem_with(composed, key, problem, f"set {steps}=0, or leave {key} out")

@@ -1,0 +1,198 @@
+"""Documentation of every native key, read from the schema: meaning, type, range and default."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from quintet.config.dotted import get_value
+from quintet.config.native.experiment import Experiment
+
+JsonSchema = Mapping[str, Any]
+TYPE_NAMES = {
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "string": "text",
+    "object": "a mapping",
+}
+
+
+NAMED = "envs"
+"""Section whose entries have names chosen by the user: `envs.lake.share` is documented as `envs.*.share`."""
+
+REPEATED = f"{NAMED}.*.env"
+"""Section with the same keys as `env`, where they are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Documentation of one dotted key."""
+
+    name: str
+    value_type: str
+    """Type and range, such as `an integer ≥ 0`."""
+    default: object
+    """A JSON value; a mapping for a section."""
+    description: str
+    choice: tuple[str, str] | None = None
+    """`("env.name", "sokoban")` if the key exists only for that choice; several choices are joined by ` | `."""
+    is_section: bool = False
+    is_choice: bool = False
+    """Whether the `name` in the section chooses one of several sets of keys."""
+    requires: str | None = None
+    """Missing capability that other values than the default require."""
+    unsupported: tuple[str, ...] = ()
+    """The values that require it, if not all."""
+
+
+OR = " | "
+
+
+def _is_among(name: str, names: str) -> bool:
+    return name in names.split(OR)
+
+
+@cache
+def keys() -> tuple[Key, ...]:
+    """Return every key in the order of the schema, with the keys of all envs, advantages and losses."""
+    schema = Experiment.model_json_schema()
+    return tuple(_walk(schema, schema["$defs"], "", {}, None, None))
+
+
+def documented_key(name: str) -> str:
+    """Return the key in the documentation: the same with `*` for a name chosen by the user.
+
+    >>> documented_key("envs.lake.share"), documented_key("env.size")
+    ('envs.*.share', 'env.size')
+    """
+    section, dot, rest = name.partition(".")
+    entry, below, key = rest.partition(".")
+    return f"{NAMED}.*{below}{key}" if dot and entry and section == NAMED else name
+
+
+def keys_for(tree: Mapping[str, Any]) -> list[Key]:
+    """Return every key, those of `envs.*` once for each entry of the tree."""
+    section = tree.get(NAMED)
+    names = [str(name) for name in section] if isinstance(section, Mapping) else []
+    return [entry for key in keys() for entry in ([key] if "*" not in key.name else _named(key, names))]
+
+
+def _named(key: Key, names: list[str]) -> Iterator[Key]:
+    for name in names:
+        choice = key.choice and (key.choice[0].replace("*", name, 1), key.choice[1])
+        yield replace(key, name=key.name.replace("*", name, 1), choice=choice)
+
+
+def chosen_name(tree: Mapping[str, Any], choice: str) -> str:
+    """Return the `name` that a possibly invalid tree chooses for a section: `sokoban` for `env`."""
+    name = get_value(tree, f"{choice}.name")
+    return name if isinstance(name, str) else str(_by_name()[documented_key(f"{choice}.name")][0].default)
+
+
+def valid_keys(tree: Mapping[str, Any]) -> list[Key]:
+    """Return the keys that are valid for the choices of the tree."""
+    all_keys = keys_for(tree)
+    names = {key.name: chosen_name(tree, key.name) for key in all_keys if key.is_choice}
+    return [
+        key
+        for key in all_keys
+        if key.choice is None or _is_among(names[key.choice[0].removesuffix(".name")], key.choice[1])
+    ]
+
+
+def format_value(value: object) -> str:
+    """Format a value as in YAML, shortened to 60 characters."""
+    plain = value is None or isinstance(value, bool | int | float | list | tuple | Mapping)
+    text = json.dumps(value, ensure_ascii=False, default=str) if plain else repr(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+@cache
+def _by_name() -> Mapping[str, tuple[Key, ...]]:
+    names: dict[str, tuple[Key, ...]] = {}
+    for key in keys():
+        names[key.name] = (*names.get(key.name, ()), key)
+    return names
+
+
+def _walk(
+    section: JsonSchema,
+    sections: JsonSchema,
+    prefix: str,
+    defaults: Mapping[str, Any],
+    choice: tuple[str, str] | None,
+    section_requires: str | None,
+) -> Iterator[Key]:
+    for name, field in section["properties"].items():
+        dotted, default = f"{prefix}{name}", defaults.get(name, field.get("default"))
+        named = field.get("additionalProperties", {})
+        if isinstance(named, Mapping) and "$ref" in named:
+            yield Key(dotted, _value_type(field, []), default, _description(field), is_section=True)
+            yield from _walk({"properties": {"*": named}}, sections, f"{dotted}.", {}, None, None)
+            continue
+        inner = [sections[ref.rpartition("/")[2]] for ref in _references(field)]
+        value_type, description = _value_type(field, inner), _description(field)
+        requires = field.get("requires") or section_requires
+        is_section = bool(inner)
+        unsupported = tuple(field.get("unsupported", ()))
+        yield Key(dotted, value_type, default, description, choice, is_section, "oneOf" in field, requires, unsupported)
+        for part in inner:
+            names = _names(part) if "oneOf" in field else None
+            is_default = names is None or _is_among(str((default or {}).get("name")), names)
+            inner_choice = (f"{dotted}.name", names) if names else choice
+            inner_defaults = (default or {}) if is_default else {}
+            inner_requires = requires or part.get("requires")
+            yield from _walk(part, sections, f"{dotted}.", inner_defaults, inner_choice, inner_requires)
+
+
+def _description(field: JsonSchema) -> str:
+    return " ".join(field.get("description", "").split())
+
+
+def _names(part: JsonSchema) -> str:
+    """Return the names that choose this section, joined by ` | `."""
+    name = part["properties"]["name"]
+    return OR.join(name.get("enum", [name.get("const")]))
+
+
+def _references(field: JsonSchema) -> list[str]:
+    options = [field, *field.get("anyOf", ()), *field.get("oneOf", ())]
+    return [option["$ref"] for option in options if "$ref" in option]
+
+
+def _value_type(field: JsonSchema, inner: list[JsonSchema]) -> str:
+    nullable = " or null" if {"type": "null"} in field.get("anyOf", ()) else ""
+    if inner:
+        return f"a section{nullable}"
+    options = [option for option in field.get("anyOf", [field]) if option.get("type") != "null"]
+    return " or ".join(_type(option) for option in options) + nullable
+
+
+def _type(field: JsonSchema) -> str:
+    if "$ref" in field:
+        return "a section"
+    if "const" in field:
+        return str(field["const"])
+    if "enum" in field:
+        return "one of " + ", ".join(map(str, field["enum"]))
+    if "prefixItems" in field:
+        return "a list: " + ", ".join(_type(item) for item in field["prefixItems"])
+    if "items" in field:
+        return f"a list, each {_type(field['items'])}"
+    word = TYPE_NAMES[field["type"]]
+    if "pattern" in field:
+        return f"{word} that matches {field['pattern']}"
+    if field.get("minLength"):
+        return f"{word} that is not empty"
+    return " ".join([word, *_range(field)])
+
+
+def _range(field: JsonSchema) -> list[str]:
+    signs = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
+    bounds = [f"{sign} {field[name]:g}" for name, sign in signs.items() if name in field and abs(field[name]) < 1e6]
+    bounds += [f"{sign} {field[name]}" for name, sign in signs.items() if name in field and abs(field[name]) >= 1e6]
+    return [" and ".join(bounds)] if bounds else []

@@ -1,0 +1,134 @@
+"""Validation errors of pydantic as problems with the user's keys, each with a suggestion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from quintet.config.dotted import get_value
+from quintet.config.problems import ConfigProblem, source_of
+from quintet.config.schema import Key, chosen_name, documented_key, format_value, keys, keys_for, valid_keys
+from quintet.errors import nearest
+
+
+def describe_problems(
+    error: ValidationError, tree: Mapping[str, Any], sources: Mapping[str, str]
+) -> Iterator[ConfigProblem]:
+    """Yield a problem for each error of pydantic; keys omit union members and list positions."""
+    for details in error.errors():
+        key = _key(details["loc"])
+        if details["type"] == "extra_forbidden":
+            yield _unknown(key, details["input"], tree, sources)
+        elif details["type"].startswith("union_tag"):
+            yield _unknown_choice(f"{key}.name", tree, sources)
+        elif details["type"] == "value_error":
+            yield _contradiction(key, details, tree, sources)
+        else:
+            yield _invalid_value(key, tree, sources)
+
+
+def suggest_keys(name: str, valid: list[Key]) -> list[str]:
+    """Return the valid keys that an unknown key may stand for.
+
+    In this order: a synonym of another framework in the same section, a similar key of the section, the same last part
+    in another section, a synonym in any section, a similar last part in any section.
+    """
+    from quintet.config.dialects.synonyms import keys_by_synonym
+
+    section, _, last = name.rpartition(".")
+    names = {key.name for key in valid}
+    if synonyms := keys_by_synonym(name, names):
+        return synonyms
+    siblings = [key.name.rpartition(".")[2] for key in valid if key.name.rpartition(".")[0] == section]
+    if close := nearest(last, siblings):
+        return [f"{section}.{close}" if section else close]
+    last_parts = [key.name.rpartition(".")[2] for key in valid]
+    if last not in last_parts and (synonyms := keys_by_synonym(name, names, anywhere=True)):
+        return synonyms
+    similar = last if last in last_parts else nearest(last, last_parts)
+    return sorted({key.name for key, part in zip(valid, last_parts, strict=True) if part == similar})[:3]
+
+
+def _key(location: tuple[int | str, ...]) -> str:
+    choices = {key.name for key in keys() if key.is_choice}
+    leaves = {key.name for key in keys() if not key.is_section}
+    dotted, tag_follows = "", False
+    for part in location:
+        if not tag_follows:
+            dotted = f"{dotted}.{part}" if dotted else str(part)
+        if documented_key(dotted) in leaves:
+            break
+        tag_follows = documented_key(dotted) in choices and not tag_follows
+    return dotted
+
+
+def _unknown(key: str, value: object, tree: Mapping[str, Any], sources: Mapping[str, str]) -> ConfigProblem:
+    source = source_of(key, sources)
+    return ConfigProblem(
+        key, value, source, f"unknown key {key} = {format_value(value)} ({source})", _suggestion(key, tree)
+    )
+
+
+def _suggestion(key: str, tree: Mapping[str, Any]) -> str:
+    section, _, last = key.rpartition(".")
+    valid = valid_keys(tree)
+    if any(other.name == key for other in valid):
+        return f"nest it: `{last}:` in its own line, indented below `{section}:`"
+    choices = [other.choice for other in keys_for(tree) if other.name == key and other.choice is not None]
+    if choices:
+        choice, names = choices[0][0], " or ".join(name for _, name in choices)
+        return f"it belongs to {choice}={names}, and {choice} is {chosen_name(tree, choice.removesuffix('.name'))}"
+    if suggestions := suggest_keys(key, valid):
+        return f"did you mean {' or '.join(suggestions)}?"
+    siblings = [other.name.rpartition(".")[2] for other in valid if other.name.rpartition(".")[0] == section]
+    return f"valid keys: {', '.join(siblings)}"
+
+
+def _unknown_choice(key: str, tree: Mapping[str, Any], sources: Mapping[str, str]) -> ConfigProblem:
+    value, source = get_value(tree, key), source_of(key, sources)
+    names = [
+        name for other in keys_for(tree) if other.name == key and other.choice for name in other.choice[1].split(" | ")
+    ]
+    close = nearest(value, names) if isinstance(value, str) else None
+    hint = (f"did you mean {close}? " if close else "") + f"valid: {', '.join(names)}"
+    return ConfigProblem(key, value, source, f"{key} = {format_value(value)} ({source}): no such choice", hint)
+
+
+def _contradiction(
+    key: str, details: ErrorDetails, tree: Mapping[str, Any], sources: Mapping[str, str]
+) -> ConfigProblem:
+    """Describe keys of one section that contradict each other; those that were set are named with their sources."""
+    value = get_value(tree, key)
+    keys_set = [f"{key}.{name}" for name in value] if isinstance(value, Mapping) else [key]
+    settings = ", ".join(
+        f"{name} = {format_value(get_value(tree, name))} ({source_of(name, sources)})" for name in keys_set
+    )
+    reason = details["msg"].removeprefix("Value error, ")
+    return ConfigProblem(
+        keys_set[0], get_value(tree, keys_set[0]), source_of(keys_set[0], sources), f"{settings}: {reason}"
+    )
+
+
+def _invalid_value(key: str, tree: Mapping[str, Any], sources: Mapping[str, str]) -> ConfigProblem:
+    value, source = get_value(tree, key), source_of(key, sources)
+    setting = f"{key} = {format_value(value)} ({source})"
+    entry = next((other for other in valid_keys(tree) if other.name == key), None)
+    if entry is None:
+        return ConfigProblem(key, value, source, f"{setting}: not valid here")
+    if entry.is_section:
+        example = next(other.name for other in (*keys_for(tree), *keys()) if other.name.startswith(f"{key}."))
+        return ConfigProblem(
+            key, value, source, f"{setting}: must be {entry.value_type}", f"set the keys in it, such as {example}"
+        )
+    return ConfigProblem(key, value, source, f"{setting}: must be {entry.value_type}", _advice(entry, value))
+
+
+def _advice(key: Key, value: object) -> str | None:
+    if isinstance(value, float) and value.is_integer() and "an integer" in key.value_type:
+        return f"write {value:.0f}"
+    if isinstance(value, bool | int | float) and key.value_type.startswith("text"):
+        return "put it in quotes; on the command line, '\"…\"' keeps them"
+    return f"{key.name}: {key.description}" if key.description else None

@@ -1,0 +1,198 @@
+"""Reader of YAML files and `key=value` overrides that records the source of each key.
+
+Only plain data: text, numbers, true and false, null, lists and mappings. Dates stay text; tags and aliases are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from quintet.config.schema import documented_key, keys
+from quintet.errors import ConfigError, MachineError, nearest
+
+FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
+"""Numbers such as 1e-4, which are text in YAML 1.1."""
+COMMAND_LINE = "command line"
+MAX_DEPTH = 32
+"""Nested sections and lists; the schema has four."""
+MAX_FILE_BYTES = 1 << 18
+"""A long configuration has a tenth of that."""
+SCALAR_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str")}
+COLLECTION_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("seq", "map")}
+
+SourceOf = Callable[[yaml.Node], str]
+"""Returns the source of a node, `file.yaml:LINE`."""
+Sources = dict[str, str]
+
+
+def read_file(path: Path, sources: Sources) -> dict[str, Any]:
+    """Return the tree of a YAML file, and add `file.yaml:LINE` for each of its keys to `sources`.
+
+    Raises:
+        ConfigError: it is not YAML or not a mapping, has a key twice, or uses tags or aliases.
+        MachineError: it is missing or cannot be read.
+    """
+    shown = " ".join(str(path).splitlines())
+    node = _compose(read_text(path), shown)
+    if node is None:
+        return {}
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{shown} has no keys", source=shown, hint="write `key: value` lines")
+    return _mapping(node, "", lambda part: f"{shown}:{_line(part.start_mark)}", sources)
+
+
+def parse_override(override: str, sources: Sources, source: str = COMMAND_LINE) -> tuple[str, Any]:
+    """Return the dotted key and the value of `key=value`; a value that is not YAML is taken as text.
+
+    Raises:
+        ConfigError: it has no key or no `=`.
+    """
+    dotted, sign, text = override.partition("=")
+    if not sign or not re.fullmatch(r"[^\s.+~]+(\.[^\s.]+){0,30}", dotted):
+        message = f"{override!r} is not an override"
+        raise ConfigError(message, value=override, source=source, hint="write key=value, such as seed=1")
+    sources[dotted] = source
+    try:
+        node = _compose(text, source)
+    except ConfigError:
+        return dotted, text
+    block = isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")
+    if block or (node is None and text.strip()):
+        return dotted, text
+    if isinstance(node, yaml.MappingNode):
+        return dotted, _mapping(node, f"{dotted}.", lambda _: source, sources)
+    return dotted, None if node is None else _construct(node, lambda _: source)
+
+
+def _compose(text: str, name: str) -> yaml.Node | None:
+    try:
+        _refuse_aliases(text, name)
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.reader.ReaderError as error:
+        where = f"{name}:{text.count(chr(10), 0, error.position) + 1}"
+        problem = f"it contains the character U+{ord(text[error.position]):04X}"
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{name}:{_line(mark)}"
+        problem = error.problem or str(error)
+    raise ConfigError(f"{where} is not YAML: {problem}", source=where, hint="correct the line")
+
+
+def _refuse_aliases(text: str, name: str) -> None:
+    """Refuse aliases and deep nesting, with which a short file could expand to gigabytes or refer to itself."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        alias = f"uses an alias, *{event.anchor}" if isinstance(event, yaml.AliasEvent) else None
+        if problem := alias or (depth > MAX_DEPTH and "is nested too deeply"):
+            where = f"{name}:{_line(event.start_mark)}"
+            raise ConfigError(f"{where} {problem}", source=where, hint="write the values out")
+
+
+def _line(mark: Any) -> int:
+    """Return the line number, from 1."""
+    return int(mark.line) + 1 if mark is not None else 1
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        MachineError: it is missing, not a regular file, not UTF-8, too large, or cannot be read.
+    """
+    try:
+        if path.exists() and not path.is_dir():
+            _check_size(path)
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise MachineError(f"{path}:{line} is not UTF-8 text", "save the file as UTF-8") from None
+    except IsADirectoryError:
+        raise MachineError(f"{path} is a directory", "name the YAML file in it") from None
+    except FileNotFoundError:
+        raise MachineError(f"no such file: {path}", _similar_path(path)) from None
+    except OSError as error:
+        raise MachineError(f"cannot read {path}: {error.strerror}", "name a readable file") from None
+
+
+def _check_size(path: Path) -> None:
+    if not path.is_file():
+        raise MachineError(f"{path} is not a file", "pipes and devices cannot be read twice: save it as a file")
+    if (size := path.stat().st_size) > MAX_FILE_BYTES:
+        message = f"{path} has {size:,} bytes, and a configuration at most {MAX_FILE_BYTES:,}"
+        raise MachineError(message, "check the path")
+
+
+def _similar_path(path: Path) -> str:
+    if any(key.name == str(path) for key in keys()):
+        return f"to set that key, write {path}=VALUE"
+    names = [other.name for other in path.parent.glob("*") if other.is_file()] if path.parent.is_dir() else []
+    close = nearest(path.name, [name for name in names if name.endswith((".yaml", ".yml"))]) or nearest(
+        path.name, names
+    )
+    return f"did you mean {path.parent / close}?" if close else "check the path"
+
+
+def _mapping(node: yaml.MappingNode, prefix: str, where: SourceOf, sources: Sources) -> dict[str, Any]:
+    _refuse_tag(node, where)
+    tree: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key, source = _key(key_node, where), where(key_node)
+        dotted = f"{prefix}{key}"
+        if key in tree:
+            message = f"{dotted} is set twice, at {sources[dotted]} and {source}"
+            raise ConfigError(message, key=dotted, source=source, hint="keep one")
+        sources[dotted] = source
+        if isinstance(value_node, yaml.MappingNode):
+            tree[key] = _mapping(value_node, f"{dotted}.", where, sources)
+        elif _is_blank(value_node) and any(
+            other.is_section for other in keys() if other.name == documented_key(dotted)
+        ):
+            tree[key] = {}
+        else:
+            tree[key] = _construct(value_node, where)
+    return tree
+
+
+def _key(node: yaml.Node, where: SourceOf) -> str:
+    if isinstance(node, yaml.ScalarNode):
+        return str(node.value)
+    raise ConfigError(f"{where(node)}: a key must be text", source=where(node), hint="write `key: value`")
+
+
+def _refuse_tag(node: yaml.Node, where: SourceOf) -> None:
+    """Refuse a tag on a list or a section."""
+    if isinstance(node, yaml.CollectionNode) and node.tag not in COLLECTION_TAGS:
+        source = where(node)
+        raise ConfigError(f"{source}: cannot read the tag {node.tag}", source=source, hint="write it plainly")
+
+
+def _is_blank(node: yaml.Node) -> bool:
+    """Return whether a section has no keys, or only commented ones, as opposed to an explicit `null`."""
+    return isinstance(node, yaml.ScalarNode) and node.value == "" and node.style is None
+
+
+def _construct(node: yaml.Node, where: SourceOf) -> Any:
+    _refuse_tag(node, where)
+    if isinstance(node, yaml.SequenceNode):
+        return [_construct(item, where) for item in node.value]
+    if isinstance(node, yaml.MappingNode):
+        return {_key(key, where): _construct(value, where) for key, value in node.value}
+    if node.tag == "tag:yaml.org,2002:timestamp":
+        return node.value
+    if isinstance(node, yaml.ScalarNode) and node.style is None and FLOAT.fullmatch(node.value):
+        return float(node.value)
+    try:
+        if node.tag in SCALAR_TAGS:
+            return yaml.SafeLoader("").construct_object(node, deep=True)
+        problem = f"the tag {node.tag}"
+    except ValueError as error:
+        problem = str(error)
+    raise ConfigError(
+        f"{where(node)}: cannot read {node.value!r}: {problem}", source=where(node), hint="write it plainly"
+    )

@@ -1,0 +1,95 @@
+"""Chat templates by name, for tokenizers without a template or data sets that need another one.
+
+Formats are those published by the model makers: ChatML (OpenAI), Qwen2.5 (ChatML with a default system message), Qwen3
+(ChatML without earlier thoughts) and Llama 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from quintet.errors import ConfigError, nearest
+
+KEY = "data.template"
+TEMPLATE_SUFFIXES: Final = (".jinja", ".jinja2", ".j2")
+
+_MESSAGE = "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+_HEADER = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+CHATML = f"{{% for message in messages %}}{_MESSAGE}{{% endfor %}}{_HEADER}"
+QWEN2_5 = (
+    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\n"
+    f"You are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n{{% endif %}}{CHATML}"
+)
+QWEN3 = (
+    "{% for message in messages %}{% set content = message['content'] %}"
+    "{% if message['role'] == 'assistant' %}{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
+    "<|im_start|>{{ message['role'] }}\n{{ content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+LLAMA3 = (
+    "{{ bos_token or '<|begin_of_text|>' }}{% for message in messages %}"
+    "<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n{{ message['content'] | trim }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+PLAIN = "{% for message in messages %}{{ message['content'] }}{{ '\\n' if not loop.last }}{% endfor %}"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """Jinja template of a conversation.
+
+    `text` null uses the tokenizer's template, `thinking` is passed to it as `enable_thinking`, `response_prefix` is
+    the beginning of every response.
+    """
+
+    text: str | None = None
+    thinking: bool | None = None
+    response_prefix: str = ""
+
+
+TEMPLATES: Mapping[str, ChatTemplate] = {
+    "native": ChatTemplate(),
+    "native_nonthinking": ChatTemplate(thinking=False),
+    "chatml": ChatTemplate(CHATML),
+    "qwen2_5": ChatTemplate(QWEN2_5),
+    "qwen3": ChatTemplate(QWEN3, thinking=True),
+    "qwen3_nonthinking": ChatTemplate(QWEN3, thinking=False),
+    "llama3": ChatTemplate(LLAMA3),
+    "none": ChatTemplate(PLAIN),
+    "plain": ChatTemplate(PLAIN),
+    # ROLL's names
+    "empty": ChatTemplate(CHATML),
+    "longCOT_V3": ChatTemplate(response_prefix="<think>\n"),
+}
+
+
+def chat_template(name: str | None) -> ChatTemplate:
+    """Return the template for a name, a file or a template text; null for the tokenizer's own.
+
+    Raises:
+        ConfigError: unknown template, or the file cannot be read.
+    """
+    if name is None:
+        return TEMPLATES["native"]
+    if name in TEMPLATES:
+        return TEMPLATES[name]
+    if "{{" in name or "{%" in name:
+        return ChatTemplate(name)
+    if name.endswith(TEMPLATE_SUFFIXES):
+        return ChatTemplate(_read_template(name))
+    close = nearest(name, TEMPLATES)
+    hint = (f"did you mean {close}? " if close else "") + f"valid: {', '.join(TEMPLATES)}, or a file ending in "
+    raise ConfigError(
+        f"{KEY} = {name}: unknown template", key=KEY, value=name, hint=hint + ", ".join(TEMPLATE_SUFFIXES)
+    )
+
+
+def _read_template(name: str) -> str:
+    try:
+        return Path(name).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{KEY} = {name}: cannot read the file: {error}", key=KEY, value=name) from error

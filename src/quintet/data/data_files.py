@@ -1,0 +1,113 @@
+"""Resolution of configured file names: `~`, glob patterns and remote URLs, which are copied to the cache."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from quintet.errors import ConfigError, MachineError, nearest
+
+LOCAL_SCHEME = "file://"
+
+
+def cache_directory(configured: str | None) -> Path:
+    """Return `data.cache_dir`, else `$XDG_CACHE_HOME/quintet`, else `~/.cache/quintet`, without creating it."""
+    if configured is not None:
+        return Path(configured).expanduser()
+    cache_home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache_home) if cache_home else Path.home() / ".cache") / "quintet"
+
+
+def resolve_files(names: Sequence[str], key: str, cache: Path) -> tuple[tuple[Path, ...], ...]:
+    """Return the files of each name, in order; those of a pattern in alphabetical order.
+
+    Raises:
+        ConfigError: a name matches no file.
+        MachineError: a remote file cannot be copied.
+    """
+    return tuple(_resolve(name, key, cache) for name in names)
+
+
+def _resolve(name: str, key: str, cache: Path) -> tuple[Path, ...]:
+    path_or_url = name.removeprefix(LOCAL_SCHEME)
+    if "://" in path_or_url:
+        return _download(path_or_url, key, cache)
+    path = Path(path_or_url).expanduser()
+    if path.is_file():
+        return (path,)
+    if path.is_dir():
+        hint = f"name files in it, such as {path / '*.parquet'}"
+        raise ConfigError(f"{key}: {name} is a directory", key=key, value=name, hint=hint)
+    matches = tuple(Path(file) for file in sorted(glob.glob(str(path), recursive=True)) if Path(file).is_file())
+    if not matches:
+        raise ConfigError(f"{key}: no such file: {path}", key=key, value=name, hint=_missing_file_hint(path))
+    return matches
+
+
+def _missing_file_hint(path: Path) -> str:
+    """Return a hint with similar names or the content of the directory."""
+    parent = next(parent for parent in path.absolute().parents if parent.is_dir())
+    if any(sign in str(parent.relative_to(parent.anchor)) for sign in "*?["):
+        return "check the pattern"
+    siblings = sorted(entry.name for entry in parent.iterdir())
+    if parent == path.absolute().parent and (close := nearest(path.name, siblings)):
+        return f"did you mean {parent / close}?"
+    message = f"{parent} contains {', '.join(siblings[:8])}" if siblings else f"{parent} is empty"
+    return f"{message}; `quintet data make` generates data of verifiable tasks"
+
+
+def _download(url: str, key: str, cache: Path) -> tuple[Path, ...]:
+    """Copy the files of an `fsspec` URL to the cache and return the copies."""
+    scheme = url.partition("://")[0]
+    try:
+        import fsspec  # type: ignore[import-untyped]
+
+        filesystem, remote_path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        hint = f"install the missing package ({error}), or copy the file to this machine and set its path"
+        raise ConfigError(f"{key}: cannot read {scheme}:// URLs", key=key, value=url, hint=hint) from error
+    try:
+        remote_paths = sorted(filesystem.glob(remote_path)) if glob.has_magic(remote_path) else [remote_path]
+        copies = tuple(_download_file(filesystem, source, cache) for source in remote_paths)
+    except (OSError, ValueError, ImportError) as error:
+        message = f"{key}: cannot copy {url} to {cache}: {type(error).__name__}: {error}"
+        raise MachineError(message, "copy the file to this machine and set its path") from error
+    if not copies:
+        raise ConfigError(f"{key}: no file matches {url}", key=key, value=url, hint="check the pattern")
+    return copies
+
+
+def _download_file(filesystem: Any, remote_path: str, cache: Path) -> Path:
+    """Copy a file once, under a name that changes with the file."""
+    name = remote_path.rpartition("/")[2]
+    digest = hashlib.sha256(f"{filesystem.protocol}/{remote_path}/{filesystem.ukey(remote_path)}".encode()).hexdigest()[
+        :16
+    ]
+    copy = cache / "copies" / f"{digest}-{name}"
+    if not copy.is_file():
+        write_atomically(copy, lambda temporary: filesystem.get_file(remote_path, str(temporary)))
+    return copy
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Call `write` with a temporary path next to `path`, then rename the file to `path`.
+
+    The file is complete or absent, even if several processes write it.
+
+    Raises:
+        MachineError: the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise MachineError(f"cannot write {path}: {error}", "free disk space, or use another directory") from error

@@ -1,0 +1,126 @@
+"""Prompts of both splits under one numbering, and their order in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from quintet.config.native.data import DataConfig
+from quintet.config.native.experiment import Experiment
+from quintet.data.prompt_source import open_rows
+from quintet.data.prompt_split import PromptSplit
+from quintet.data.row_reader import RowReader
+from quintet.errors import ConfigError
+from quintet.records import Question
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+MAX_CHECKED_ROWS = 1000
+"""Rows per split whose sources are checked before a run starts."""
+
+
+class PromptDataset:
+    """Questions by number, training rows before validation rows; `prompt(number)` returns their tokens.
+
+    Numbers are also the start states of episodes, see `quintet.envs.start_states`.
+    """
+
+    def __init__(self, train: PromptSplit, validation: PromptSplit) -> None:
+        self.train = train
+        self._validation = validation
+        self._sampler = train.create_sampler()
+        self._validations = 0
+
+    @classmethod
+    def from_config(cls, config: Experiment, tokenizer: PreTrainedTokenizerFast) -> PromptDataset:
+        """Read the questions of a run.
+
+        Raises:
+            ConfigError: files, columns, templates or lengths do not match the configuration.
+            MachineError: a file cannot be copied, or the cache cannot be written.
+        """
+        if config.data is None:
+            raise ConfigError("no data is configured", key="data", hint="set data.train_files")
+        policy, max_prompt_tokens = config.policy, config.rollout.max_prompt_tokens
+        trust_code = policy.trust_remote_code or policy.trust_tokenizer_code
+        train, validation = (
+            PromptSplit.from_config(
+                config.data, tokenizer, max_prompt_tokens, split, config.seed, trust_remote_code=trust_code
+            )
+            for split in ("train", "validation")
+        )
+        return cls(train, validation)
+
+    def __getitem__(self, number: int) -> Question:
+        return self._validation[number - len(self.train)] if number >= len(self.train) else self.train[number]
+
+    def prompt(self, number: int) -> tuple[int, ...]:
+        """Return the prompt's token ids, at most `rollout.max_prompt_tokens`."""
+        row = number - len(self.train)
+        return self._validation.prompt(row) if row >= 0 else self.train.prompt(number)
+
+    def sources(self) -> set[str]:
+        """Return the sources of the first rows of each split, to detect missing reward functions early."""
+        questions_to_check = (
+            questions[row]
+            for questions in (self.train, self._validation)
+            for row in range(min(MAX_CHECKED_ROWS, len(questions)))
+        )
+        return {question.source for question in questions_to_check}
+
+    def take(self, count: int) -> list[int]:
+        """Return the next training questions, and start tokenizing those after them."""
+        rows = self._sampler.take(count)
+        self.train.prepare(self._sampler.peek(count))
+        return rows
+
+    def held_out(self) -> list[int]:
+        """Return all validation questions, each time in another order if `data.validation_shuffle` is set."""
+        rows = [row for batch in self._validation.batches(self._validations) for row in batch]
+        self._validations += 1
+        return [len(self.train) + row for row in rows]
+
+    def demonstrated(self, count: int) -> list[int]:
+        """Return the first training questions, from which a warm start learns."""
+        return list(range(min(count, len(self.train))))
+
+    def warm_start_check_starts(self, count: int) -> list[int]:
+        """Return the last training questions, the last ones from which a warm start learns."""
+        return list(range(max(0, len(self.train) - count), len(self.train)))
+
+    def state(self) -> dict[str, Any]:
+        """Return the position as JSON data."""
+        return {"questions": self._sampler.state(), "validations": self._validations}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Resume from a state.
+
+        Raises:
+            ConfigError: the state belongs to other data.
+        """
+        self._sampler.load(state["questions"])
+        self._validations = int(state["validations"])
+
+    def close(self) -> None:
+        """Stop the worker processes."""
+        self.train.close()
+        self._validation.close()
+
+
+def iter_training_texts(config: DataConfig) -> Iterator[str]:
+    """Yield the texts of training prompts and demonstrated responses, to train a preset's tokenizer.
+
+    Raises:
+        ConfigError: a user-defined dataset, which requires a tokenizer; or files that cannot be read.
+    """
+    if config.dataset_class is not None:
+        problem = "data.dataset_class requires a tokenizer, but a preset trains its tokenizer on the data"
+        raise ConfigError(problem, key="data.dataset_class", hint="set policy.path to a model and policy.preset=null")
+    rows, _ = open_rows(config.train_files, "data.train_files", config.cache_dir)
+    reader = RowReader(config)
+    for number in range(len(rows)):
+        question = reader.read(rows[number], number, rows.describe_row(number))
+        for message in question.messages:
+            yield f"{message['role']}\n{message['content']}\n"
+        yield f"assistant\n{question.response or ''}"

@@ -1,0 +1,127 @@
+"""All rows of a split as questions and prompts, before filtering."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from quintet.config.native.data import DataConfig
+from quintet.data.data_files import cache_directory, resolve_files
+from quintet.data.prompt_format import PromptFormat
+from quintet.data.row_reader import RowReader
+from quintet.data.tables import ConcatenatedRows, open_table
+from quintet.errors import ConfigError
+from quintet.records import Question
+from quintet.registry import load_user_object
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+SplitName = Literal["train", "validation"]
+CLASS_KEY = "data.dataset_class"
+
+
+def open_rows(names: Sequence[str], key: str, cache_dir: str | None = None) -> tuple[ConcatenatedRows, tuple[int, ...]]:
+    """Return the rows of the named files and the number of rows per name; `key` is the configuration key.
+
+    Raises:
+        ConfigError: a file is missing, empty, unreadable or of an unknown type.
+        MachineError: a file cannot be copied, or the cache cannot be written.
+    """
+    cache = cache_directory(cache_dir)
+    files = resolve_files(names, key, cache)
+    tables = [[open_table(path, key, cache) for path in paths] for paths in files]
+    return ConcatenatedRows(list(itertools.chain(*tables))), tuple(
+        sum(len(table) for table in tables_of_name) for tables_of_name in tables
+    )
+
+
+class _CustomRows:
+    """Rows of a user-defined dataset."""
+
+    def __init__(self, rows: Any, name: str) -> None:
+        self._rows = rows
+        self._name = name
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> Mapping[str, Any]:
+        row = self._rows[number]
+        if not isinstance(row, Mapping):
+            message = f"{CLASS_KEY} = {self._name}: row {number} is a {type(row).__name__}, not a mapping"
+            raise ConfigError(
+                message, key=CLASS_KEY, value=self._name, hint="return a mapping from column names to values"
+            )
+        return row
+
+    def describe_row(self, number: int) -> str:
+        return f"{self._name}, row {number}"
+
+
+class PromptRows:
+    """Questions by row number over all files."""
+
+    def __init__(
+        self, config: DataConfig, tokenizer: PreTrainedTokenizerFast, max_prompt_tokens: int, split: SplitName
+    ) -> None:
+        """
+        Raises:
+            ConfigError: files, columns or the chat template do not match the configuration.
+            MachineError: a file cannot be copied, or the cache cannot be written.
+        """
+        use_validation_files = split == "validation" and config.validation_files
+        self.names = config.validation_files if use_validation_files else config.train_files
+        self._key = "data.validation_files" if use_validation_files else "data.train_files"
+        if not self.names:
+            raise ConfigError(f"{self._key} is empty", key=self._key, hint="name at least one file")
+        self._rows: ConcatenatedRows | _CustomRows
+        if config.dataset_class is None:
+            self._rows, self.sizes = open_rows(self.names, self._key, config.cache_dir)
+        else:
+            self._rows = _load_custom_rows(config, self.names, tokenizer)
+            self.sizes = (len(self._rows),)
+        self._reader = RowReader(config)
+        self._prompt_format = PromptFormat(
+            tokenizer, config.template, max_tokens=max_prompt_tokens, truncation=config.truncation
+        )
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> Question:
+        """
+        Raises:
+            ConfigError: the row cannot be read, or a column is missing.
+        """
+        return self._reader.read(self._rows[number], number, self._rows.describe_row(number))
+
+    def text(self, question: Question) -> str:
+        """Return a prompt as text, with the chat template applied."""
+        return self._prompt_format.text(question)
+
+    def tokens(self, question: Question) -> tuple[int, ...]:
+        """Return a prompt's tokens, truncated according to `data.truncation`.
+
+        Raises:
+            ConfigError: the prompt is too long and `data.truncation` is `error`.
+        """
+        return self._prompt_format.tokens(question, self._rows.describe_row(question.id))
+
+    def num_tokens(self, number: int) -> int:
+        """Return the number of tokens of a row's untruncated prompt."""
+        return len(self._prompt_format.untruncated_tokens(self[number]))
+
+
+def _load_custom_rows(config: DataConfig, names: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> _CustomRows:
+    """Create the user's dataset with `(data_files, tokenizer, config)`."""
+    name = str(config.dataset_class)
+    if config.weights:
+        message = f"data.weights cannot be combined with {CLASS_KEY} = {name}"
+        raise ConfigError(message, key="data.weights", value=list(config.weights), hint="remove data.weights")
+    dataset = load_user_object(name, CLASS_KEY)(list(names), tokenizer, config)
+    missing = [method for method in ("__len__", "__getitem__") if not hasattr(dataset, method)]
+    if missing:
+        raise ConfigError(f"{CLASS_KEY} = {name} does not define {' and '.join(missing)}", key=CLASS_KEY, value=name)
+    return _CustomRows(dataset, name)

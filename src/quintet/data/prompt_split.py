@@ -1,0 +1,202 @@
+"""Questions and prompts of one split: filtered, sampled, tokenized and cached."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from quintet.config.native.data import DataConfig
+from quintet.data.prompt_source import PromptRows, SplitName
+from quintet.data.prompt_workers import PromptWorkers
+from quintet.data.row_order import RowOrder, RowSampler, sample_rows
+from quintet.errors import ConfigError
+from quintet.records import Question
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+MIN_ROWS_PER_WORKER: Final = 1024
+"""Number of rows below which another process does not pay off."""
+MAX_CACHED_PROMPTS: Final = 8192
+"""Number of tokenized prompts in the cache."""
+
+CreateWorkers = Callable[[int], PromptWorkers]
+
+
+class PromptSplit:
+    """The used rows of a split: `split[row]` is a `Question`, `split.prompt(row)` its tokens.
+
+    Rows are numbered from 0 without filtered ones; `Question.id` is the row number over all files. Create it with
+    `PromptSplit.from_config`.
+    """
+
+    def __init__(
+        self, source: PromptRows, numbers: np.ndarray, config: DataConfig, seed: int, create_workers: CreateWorkers
+    ) -> None:
+        """`numbers` int64 [rows] selects rows of the source, in its order."""
+        self.num_filtered = 0
+        """Number of rows removed by `data.filter_long_prompts`."""
+        self._source = source
+        self._row_numbers = numbers
+        self._config = config
+        self._seed = seed
+        self._create_workers = create_workers
+        self._workers: PromptWorkers | None = None
+        self._prompts: OrderedDict[int, tuple[int, ...]] = OrderedDict()
+
+    @classmethod
+    def from_config(
+        cls,
+        config: DataConfig,
+        tokenizer: PreTrainedTokenizerFast,
+        max_prompt_tokens: int,
+        split: SplitName = "train",
+        seed: int = 0,
+        *,
+        trust_remote_code: bool = False,
+    ) -> PromptSplit:
+        """Read and filter a split. `seed` is used if `data.seed` is null; `trust_remote_code` is the tokenizer's.
+
+        Raises:
+            ConfigError: files, columns, templates or lengths do not match the configuration.
+            MachineError: a file cannot be copied, the cache cannot be written, or a worker died.
+        """
+        seed = seed if config.seed is None else config.seed
+        source = PromptRows(config, tokenizer, max_prompt_tokens, split)
+        create_workers = partial(
+            PromptWorkers,
+            config=config,
+            tokenizer=tokenizer,
+            max_prompt_tokens=max_prompt_tokens,
+            split=split,
+            trust_remote_code=trust_remote_code,
+        )
+        rows_within_limit = np.arange(len(source))
+        if config.filter_long_prompts:
+            rows_within_limit = _rows_within_limit(
+                _prompt_lengths(source, config.filter_workers, create_workers), max_prompt_tokens
+            )
+        max_rows = config.train_rows if split == "train" else None
+        numbers = rows_within_limit[sample_rows(len(rows_within_limit), max_rows, seed)]
+        numbers = numbers[: config.validation_rows] if split == "validation" else numbers
+        split_rows = cls(source, numbers, config, seed, create_workers)
+        split_rows.num_filtered = len(source) - len(rows_within_limit)
+        return split_rows
+
+    def __len__(self) -> int:
+        return len(self._row_numbers)
+
+    def __getitem__(self, row: int) -> Question:
+        """Return a row as a question; `data.keep_*` add entries to its `extra`, under verl's names.
+
+        Raises:
+            ConfigError: the row cannot be read, or a column is missing.
+        """
+        config, question = self._config, self._source[int(self._row_numbers[row])]
+        extra: dict[str, Any] = {}
+        if config.keep_raw_tokens:
+            extra["raw_prompt_ids"] = list(self._tokens(row, question))
+        if config.keep_messages:
+            extra["raw_prompt"] = [dict(message) for message in question.messages]
+        if config.keep_text:
+            extra["full_prompts"] = self._source.text(question)
+        return replace(question, extra={**question.extra, **extra}) if extra else question
+
+    def __iter__(self) -> Iterator[Question]:
+        return (self[row] for row in range(len(self)))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of used rows per entry of `train_files` (or `validation_files`)."""
+        ends = np.searchsorted(self._row_numbers, np.cumsum(self._source.sizes))
+        return tuple(np.diff(ends, prepend=0).tolist())
+
+    def prompt(self, row: int) -> tuple[int, ...]:
+        """Return the tokens of a row's prompt, at most `max_prompt_tokens`; the latest prompts are cached.
+
+        Raises:
+            ConfigError: the prompt is longer and `data.truncation` is `error`.
+        """
+        return self._tokens(row, None)
+
+    def create_sampler(self) -> RowSampler:
+        """Create a sampler of training rows, mixed by `data.weights` and shuffled if `data.shuffle` is set.
+
+        Raises:
+            ConfigError: a weighted file has no rows left.
+        """
+        sizes, weights = self.sizes, self._config.weights
+        empty = [name for name, size in zip(self._source.names, sizes, strict=False) if not size]
+        if weights and empty:
+            message = f"data.weights: no row of {empty[0]} is used"
+            hint = "remove that file, or increase data.train_rows or rollout.max_prompt_tokens"
+            raise ConfigError(message, key="data.weights", value=empty[0], hint=hint)
+        return RowSampler(sizes, weights, shuffle=self._config.shuffle, seed=self._seed)
+
+    def batches(self, num_validations: int = 0) -> list[list[int]]:
+        """Return all rows once, in batches of at most `data.validation_batch`.
+
+        `num_validations` counts earlier validations; with `data.validation_shuffle`, each has another order.
+        """
+        rows, max_rows = len(self), self._config.validation_batch or len(self)
+        order = RowOrder((rows,), shuffle=self._config.validation_shuffle, seed=self._seed)
+        rows_in_order = [order[num_validations * rows + index] for index in range(rows)]
+        return [rows_in_order[start : start + max_rows] for start in range(0, rows, max_rows)]
+
+    def prepare(self, rows: Sequence[int]) -> None:
+        """Start tokenizing prompts in `data.workers` processes, if there are any."""
+        if not self._config.workers:
+            return
+        if self._workers is None:
+            self._workers = self._create_workers(self._config.workers)
+        missing = [row for row in rows if row not in self._prompts and not self._workers.is_pending(row)]
+        self._workers.request_tokens({row: int(self._row_numbers[row]) for row in missing})
+
+    def close(self) -> None:
+        """Stop the workers; pending prompts are tokenized in this process when they are needed."""
+        if self._workers is not None:
+            self._workers.close()
+        self._workers = None
+
+    def _tokens(self, row: int, question: Question | None) -> tuple[int, ...]:
+        while row not in self._prompts and self._workers is not None and self._workers.is_pending(row):
+            for received_row, tokens in self._workers.receive_tokens():
+                self._cache(received_row, tokens)
+        if row not in self._prompts:
+            self._cache(row, self._source.tokens(question or self._source[int(self._row_numbers[row])]))
+        self._prompts.move_to_end(row)
+        return self._prompts[row]
+
+    def _cache(self, row: int, tokens: tuple[int, ...]) -> None:
+        self._prompts[row] = tokens
+        while len(self._prompts) > MAX_CACHED_PROMPTS:
+            self._prompts.popitem(last=False)
+
+
+def _prompt_lengths(source: PromptRows, max_workers: int, create_workers: CreateWorkers) -> np.ndarray:
+    """Return the number of tokens of each untruncated prompt, int64 [rows], using up to `max_workers` processes."""
+    rows = len(source)
+    num_workers = min(max_workers, rows // MIN_ROWS_PER_WORKER)
+    if num_workers < 2:
+        return np.fromiter((source.num_tokens(number) for number in range(rows)), np.int64, rows)
+    with create_workers(num_workers) as workers:
+        return np.fromiter(workers.iter_lengths(rows), np.int64, rows)
+
+
+def _rows_within_limit(lengths: np.ndarray, limit: int) -> np.ndarray:
+    """Return the rows whose untruncated prompt is within the limit, int64 [≤ rows]."""
+    rows_within_limit: np.ndarray = np.flatnonzero(lengths <= limit)
+    if not len(rows_within_limit):
+        raise ConfigError(
+            f"data.filter_long_prompts leaves no rows: the shortest of {len(lengths):,} prompts has "
+            f"{lengths.min():,} tokens, more than rollout.max_prompt_tokens = {limit:,}",
+            key="rollout.max_prompt_tokens",
+            value=limit,
+            hint="increase it",
+        )
+    return rows_within_limit

@@ -1,0 +1,180 @@
+"""Order of rows in training: a pure function of seed and position, so that runs can be resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, Final
+
+import numpy as np
+
+from quintet.errors import ConfigError
+
+ROUND_SIZE: Final = 1_000
+"""Rows of a round, in which each weighted part gets its exact share."""
+MAX_ROUND_SIZE: Final = 1_000_000
+Permutation = np.ndarray | range
+
+
+class RowOrder:
+    """Infinite sequence of row indices by position, counted from the beginning of the run.
+
+    Without weights, each epoch contains all rows once. With weights, each part has its own epochs, and each round of
+    `ROUND_SIZE` positions contains each part's share, rounded to whole rows. If a part's share would be 0, rounds are
+    longer, and each block of `ROUND_SIZE` positions contains the shares up to rounding.
+    """
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float] = (), *, shuffle: bool, seed: int) -> None:
+        """`sizes` are the numbers of rows of the parts; `weights` has one weight per part, or none.
+
+        Raises:
+            ConfigError: there are no rows, or the number of weights differs from that of parts.
+        """
+        if weights and len(weights) != len(sizes):
+            message = f"data.weights has {len(weights)} weights for {len(sizes)} files"
+            raise ConfigError(
+                message, key="data.weights", value=list(weights), hint="set one weight per entry of data.train_files"
+            )
+        if not sum(sizes) or (weights and not all(sizes)):
+            raise ConfigError("data.train_files contain no rows", key="data.train_files", hint="use files with rows")
+        self.rows = sum(sizes)
+        self._shuffle = shuffle
+        self._seed = seed
+        self._sizes = tuple(sizes) if weights else (self.rows,)
+        self._starts = (0, *accumulate(self._sizes))
+        self._quotas = _quotas(weights) if weights else (1,)
+        self._round = sum(self._quotas)
+        self._epochs = tuple(lru_cache(maxsize=2)(self._epoch_order(part)) for part in range(len(self._sizes)))
+        self._cached_arrangement = lru_cache(maxsize=2)(self._arrange_round)
+
+    def __getitem__(self, position: int) -> int:
+        round_index, slot = divmod(position, self._round)
+        parts, ranks = self._cached_arrangement(round_index)
+        part = int(parts[slot])
+        epoch, offset = divmod(round_index * self._quotas[part] + int(ranks[slot]), self._sizes[part])
+        return self._starts[part] + int(self._epochs[part](epoch)[offset])
+
+    def _epoch_order(self, part: int) -> Any:
+        def order(epoch: int) -> Permutation:
+            size = self._sizes[part]
+            if not self._shuffle:
+                return range(size)
+            return np.random.default_rng((self._seed, part, epoch)).permutation(size)
+
+        return order
+
+    def _arrange_round(self, round_index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the part of each slot of a round, and the slot's rank among those of its part."""
+        positions = [(np.arange(quota) + 0.5) / quota for quota in self._quotas]
+        owners = np.repeat(np.arange(len(self._quotas)), self._quotas)
+        parts = owners[np.argsort(np.concatenate(positions), kind="stable")]
+        if self._shuffle and len(self._quotas) > 1:
+            # no part has this number: the stream differs from those of the parts
+            rng = np.random.default_rng((self._seed, len(self._quotas), round_index))
+            blocks = range(0, len(parts), ROUND_SIZE)
+            parts = np.concatenate([rng.permutation(parts[block : block + ROUND_SIZE]) for block in blocks])
+        ranks = np.empty(len(parts), np.int64)
+        for part, quota in enumerate(self._quotas):
+            ranks[parts == part] = np.arange(quota)
+        return parts, ranks
+
+
+def _quotas(weights: Sequence[float]) -> tuple[int, ...]:
+    """Return integers ≥ 1 in the ratio of the weights, by largest remainders; they sum to the length of a round."""
+    length = ROUND_SIZE
+    while True:
+        exact = np.asarray(weights, np.float64) / sum(weights) * length
+        counts = np.floor(exact + 1e-9).astype(np.int64)
+        order = np.argsort(-(exact - counts), kind="stable")
+        counts[order[: length - int(counts.sum())]] += 1
+        if counts.min() >= 1:
+            return tuple(counts.tolist())
+        if length >= MAX_ROUND_SIZE:
+            message = f"data.weights: {min(weights):g} is less than a millionth of the sum"
+            raise ConfigError(message, key="data.weights", value=list(weights), hint="remove that file")
+        length *= 10
+
+
+def sample_rows(rows: int, num_rows: int | None, seed: int) -> np.ndarray:
+    """Sample `num_rows` of the rows without replacement, in the order of the files, int64 [≤ rows]; None for all."""
+    if num_rows is None or num_rows >= rows:
+        return np.arange(rows)
+    # four numbers: the stream differs from those of `RowOrder`, which have three
+    return np.sort(np.random.default_rng((seed, rows, 0, 1)).permutation(rows)[:num_rows])
+
+
+class RowSampler:
+    """Resumable sampler of batches of rows.
+
+    Batches do not span epochs: the incomplete last batch of an epoch is dropped, as by verl's loader. With weights,
+    there are no epochs over all rows, and none are dropped.
+    """
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float] = (), *, shuffle: bool, seed: int) -> None:
+        """See `RowOrder`."""
+        self._order = RowOrder(sizes, weights, shuffle=shuffle, seed=seed)
+        self._position = 0
+        self._weighted = bool(weights)
+        self._settings = {"sizes": list(sizes), "weights": list(weights), "shuffle": shuffle, "seed": seed}
+
+    @property
+    def rows(self) -> int:
+        """Rows per epoch."""
+        return self._order.rows
+
+    @property
+    def num_epochs(self) -> int:
+        """Completed epochs; with weights, counted in rows of all files."""
+        return self._position // self.rows
+
+    def batches_per_epoch(self, batch: int) -> int:
+        """Return the number of complete batches per epoch."""
+        return self.rows // batch
+
+    def take(self, batch: int) -> list[int]:
+        """Return the next batch of rows and advance.
+
+        Raises:
+            ConfigError: an epoch has fewer rows.
+        """
+        start = self._start(batch)
+        self._position = start + batch
+        return [self._order[position] for position in range(start, self._position)]
+
+    def peek(self, batch: int) -> list[int]:
+        """Return the rows of the next `take` without advancing."""
+        start = self._start(batch)
+        return [self._order[position] for position in range(start, start + batch)]
+
+    def _start(self, batch: int) -> int:
+        if self._weighted:
+            return self._position
+        if batch > self.rows:
+            raise ConfigError(
+                f"the training data has {self.rows:,} rows, fewer than the {batch:,} of one step",
+                key="training.groups_per_step",
+                value=batch,
+                hint=f"set it to at most {self.rows}, or add rows",
+            )
+        num_used = self._position % self.rows
+        return self._position if num_used + batch <= self.rows else self._position + self.rows - num_used
+
+    def state(self) -> dict[str, Any]:
+        """Return the position and settings as JSON data."""
+        return {"position": self._position, **self._settings}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Resume from a state.
+
+        Raises:
+            ConfigError: the state has other rows or another order.
+        """
+        for name, value in self._settings.items():
+            if state.get(name) != value:
+                key = {"sizes": "data.train_files", "seed": "data.seed"}.get(name, f"data.{name}")
+                message = f"{key}: the checkpoint was made with {name} {state.get(name)}, now it is {value}"
+                raise ConfigError(
+                    message, key=key, value=value, hint="restore the old value, or start a new run with resume=never"
+                )
+        self._position = int(state["position"])

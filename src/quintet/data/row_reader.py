@@ -1,0 +1,176 @@
+"""Conversion of data rows to `Question`.
+
+Supported are the rows of verl (`data_source`, `prompt` as chat messages, `reward_model` with `ground_truth`,
+`extra_info`), RLinf (`prompt` with `answer` or `solutions`), ROLL (`instruction`, `prompt` or `messages` with
+`ground_truth` or `solution`), and others whose columns are named by `data.*_key`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from quintet.config.native.data import DataConfig
+from quintet.errors import ConfigError, nearest
+from quintet.records import Question
+
+Message = Mapping[str, Any]
+TRUTH_COLUMNS = ("ground_truth", "answer", "solution", "solutions", "target", "label")
+RESPONSE_COLUMNS = ("response", "answer", "solution")
+DEFAULT_TRUTH_COLUMN: str = DataConfig.model_fields["truth_key"].default
+MISSING = object()
+
+
+class RowReader:
+    """Reads rows according to the configured columns."""
+
+    def __init__(self, config: DataConfig) -> None:
+        self._config = config
+
+    def read(self, row: Mapping[str, Any], number: int, row_name: str) -> Question:
+        """Return the question of a row; `number` is the row number over all files, `row_name` names it in errors.
+
+        Raises:
+            ConfigError: a column is missing, or has an unexpected type.
+        """
+        image_column = self._config.image_key
+        if image_column is not None and row.get(image_column):
+            raise _invalid_column(
+                "data.image_key", image_column, row_name, "contains images, which are not supported", "remove them"
+            )
+        messages, response = self._conversation(row, row_name)
+        return Question(
+            id=number,
+            source=self._source(row),
+            messages=messages,
+            truth=self._truth(row, row_name),
+            extra=self._extra(row),
+            response=self._response(row, row_name) or response,
+        )
+
+    def _conversation(self, row: Mapping[str, Any], row_name: str) -> tuple[tuple[Message, ...], str | None]:
+        """Return the messages of the prompt, and the response if the conversation ends with one."""
+        config = self._config
+        key = "prompt_key" if config.messages_key is None else "messages_key"
+        column = config.prompt_key if config.messages_key is None else config.messages_key
+        value = _column(row, column, f"data.{key}", row_name)
+        if config.messages_key is not None and isinstance(value, str):
+            value = _parse_json(value)
+        messages = list(_messages(value, f"data.{key}", column, row_name))
+        problem = None
+        if messages and messages[-1]["role"] == "assistant":
+            problem = str(messages.pop()["content"])
+        if not messages:
+            raise _invalid_column(
+                f"data.{key}", column, row_name, "contains no message to respond to", "remove that row"
+            )
+        if config.system_prompt is not None and all(message["role"] != "system" for message in messages):
+            messages.insert(0, {"role": "system", "content": config.system_prompt})
+        return tuple(messages), problem
+
+    def _source(self, row: Mapping[str, Any]) -> str:
+        value = _lookup(row, self._config.source_key)
+        return "" if value is MISSING or value is None else str(value)
+
+    def _truth(self, row: Mapping[str, Any], row_name: str) -> Any:
+        """Return `ground_truth` of the mapping in the column, the column itself, or the first of `TRUTH_COLUMNS`."""
+        value = _lookup(row, self._config.truth_key)
+        if value is not MISSING and value is not None:
+            mapping = _mapping(value)
+            return mapping["ground_truth"] if mapping is not None and "ground_truth" in mapping else value
+        candidates = (row[name] for name in TRUTH_COLUMNS if row.get(name) is not None)
+        truth = next(candidates, MISSING)
+        if truth is MISSING and value is MISSING and self._config.truth_key != DEFAULT_TRUTH_COLUMN:
+            raise _missing_column(row, self._config.truth_key, "data.truth_key", row_name)
+        return None if truth is MISSING else truth
+
+    def _extra(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the mapping in the column, or without this column all columns that are not used otherwise."""
+        value = _lookup(row, self._config.extra_key)
+        if value is MISSING:
+            return {name: value for name, value in row.items() if name not in self._used_columns()}
+        return dict(_mapping(value) or {})
+
+    def _used_columns(self) -> set[str]:
+        config = self._config
+        keys = (config.prompt_key, config.messages_key, config.source_key, config.truth_key, config.response_key)
+        return {key.partition(".")[0] for key in keys if key is not None}
+
+    def _response(self, row: Mapping[str, Any], row_name: str) -> str | None:
+        if self._config.response_key is not None:
+            value = _column(row, self._config.response_key, "data.response_key", row_name)
+            return None if value is None else str(value)
+        return next((row[name] for name in RESPONSE_COLUMNS if isinstance(row.get(name), str)), None)
+
+
+def _lookup(row: Mapping[str, Any], column: str) -> Any:
+    """Return the value of a column or a dotted path, or `MISSING`."""
+    if column in row:
+        return row[column]
+    head, dot, rest = column.partition(".")
+    mapping = _mapping(row.get(head)) if dot else None
+    return MISSING if mapping is None else _lookup(mapping, rest)
+
+
+def _column(row: Mapping[str, Any], column: str, key: str, row_name: str) -> Any:
+    value = _lookup(row, column)
+    if value is MISSING:
+        raise _missing_column(row, column, key, row_name)
+    return value
+
+
+def _mapping(value: object) -> Mapping[str, Any] | None:
+    """Return a mapping, also from a cell with JSON; None for anything else."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = _parse_json(value)
+    return value if isinstance(value, Mapping) else None
+
+
+def _parse_json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _messages(value: object, key: str, column: str, row_name: str) -> Iterator[Message]:
+    if isinstance(value, str):
+        yield {"role": "user", "content": value}
+        return
+    if not isinstance(value, Sequence):
+        kind = type(value).__name__
+        raise _invalid_column(key, column, row_name, f"contains {kind}", "it must be text or a list of chat messages")
+    for message in value:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise _invalid_column(
+                key, column, row_name, f"contains {message!r:.60}", 'a message is {"role": "user", "content": "…"}'
+            )
+        # in Parquet, all messages have the same fields, null if they had none
+        fields = {name: part for name, part in message.items() if part is not None}
+        yield {**fields, "content": _content(message.get("content"), key, column, row_name)}
+
+
+def _content(content: object, key: str, column: str, row_name: str) -> str:
+    """Return the text of a content, which may be a list of typed parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, Sequence) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise _invalid_column(key, column, row_name, "contains a message with more than text", "remove images")
+    return "".join(str(text) for text in texts)
+
+
+def _invalid_column(key: str, column: str, row_name: str, problem: str, hint: str) -> ConfigError:
+    return ConfigError(f"{key} = {column}: {row_name} {problem}", key=key, value=column, source=row_name, hint=hint)
+
+
+def _missing_column(row: Mapping[str, Any], column: str, key: str, row_name: str) -> ConfigError:
+    suggestion = nearest(column, row)
+    hint = (f"did you mean {suggestion}? " if suggestion else "") + f"columns: {', '.join(row)}"
+    return ConfigError(
+        f"{key} = {column}: {row_name} has no such column", key=key, value=column, source=row_name, hint=hint
+    )

@@ -1,0 +1,60 @@
+"""Construction of envs from their configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import cast
+
+from quintet.config.native.envs import ENVS, CustomEnvConfig, EnvConfig, InteractiveEnvSection
+from quintet.envs.custom_env import load_custom_env
+from quintet.envs.env import Env
+from quintet.envs.vector_env import LocalVectorEnv, VectorEnv
+from quintet.errors import ConfigError
+
+
+def build_env(config: EnvConfig) -> Env:
+    """Return an env, not yet reset."""
+    return cast("Env", ENVS.get(config.name).load()(config))
+
+
+def env_factory(config: EnvConfig) -> Callable[[], Env]:
+    """Return a function that builds an env, to be called once per episode.
+
+    Raises:
+        ConfigError: a custom env cannot be loaded.
+    """
+    if isinstance(config, CustomEnvConfig):
+        return load_custom_env(config)
+    build = ENVS.get(config.name).load()
+    return lambda: build(config)
+
+
+def build_vector_env(config: EnvConfig) -> VectorEnv:
+    """Return a vector env that runs in this process or, if `config.processes` is set, in worker processes.
+
+    Raises:
+        ConfigError: a custom env cannot be loaded.
+        MachineError: no worker process can be started.
+    """
+    if not isinstance(config, InteractiveEnvSection) or config.processes is None:
+        return LocalVectorEnv(env_factory(config))
+    from quintet.envs.subprocess_env import SubprocessVectorEnv
+
+    envs = SubprocessVectorEnv(config, config.processes)
+    if isinstance(config, CustomEnvConfig):
+        envs.check()
+    return envs
+
+
+@contextmanager
+def env_errors_under_key(key: str) -> Iterator[None]:
+    """Raise config errors of an env under its key in this run: `envs.mine.env.path` for `env.path`."""
+    try:
+        yield
+    except ConfigError as error:
+        if key == "env" or not (error.key or "").startswith("env."):
+            raise
+        old, new = str(error.key), key + str(error.key).removeprefix("env")
+        message = error.message.replace(old, new)
+        raise ConfigError(message, key=new, value=error.value, source=error.source, hint=error.hint) from error

@@ -1,0 +1,139 @@
+"""Validation of what env implementations return, and its JSON form between processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from quintet.records import Observation, Step
+
+INVALID_OUTPUT = "Rubbish"
+"""`Failure.kind` of an `InvalidEnvOutputError`, part of a metric's name."""
+NUMPY_BOOLS = ("bool_", "bool")
+STEP_FIELDS = frozenset({"observation", "reward", "terminated", "truncated", "info"})
+
+
+class InvalidEnvOutputError(TypeError):
+    """An env returned something that its protocol does not allow."""
+
+
+def validate_instruction(value: Any) -> str:
+    """Return the result of `Env.instruction`.
+
+    Raises:
+        InvalidEnvOutputError: it is not text.
+    """
+    return _text(value, "instruction()")
+
+
+def validate_actions(value: Any) -> tuple[str, ...]:
+    """Return `Env.actions` as a tuple.
+
+    Raises:
+        InvalidEnvOutputError: it is not a sequence of words.
+    """
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        raise InvalidEnvOutputError(f"`actions` is {_type_name(value)}, not a tuple of words")
+    return tuple(_text(word, "`actions`") for word in value)
+
+
+def validate_observation(value: Any, where: str = "reset()") -> Observation:
+    """Return an observation from `Env.reset` or from a step.
+
+    Raises:
+        InvalidEnvOutputError: it is not an `Observation` of text and RGB images.
+    """
+    if not isinstance(value, Observation):
+        raise InvalidEnvOutputError(f"{where} returned {_type_name(value)}, not an Observation")
+    _text(value.text, f"the observation of {where}")
+    if not all(map(_is_image, value.images)):
+        raise InvalidEnvOutputError(f"an image of {where} is not a uint8 array [height, width, 3]")
+    return value
+
+
+def _is_image(image: Any) -> bool:
+    import numpy as np
+
+    return isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3
+
+
+def validate_step(value: Any) -> Step:
+    """Return the result of `Env.step` with Python numbers.
+
+    Raises:
+        InvalidEnvOutputError: it is not a `Step`, a field has the wrong type, or the reward is not finite.
+    """
+    if not isinstance(value, Step):
+        raise InvalidEnvOutputError(f"step() returned {_type_name(value)}, not a Step")
+    reward = value.reward
+    if not isinstance(reward, Real) or not math.isfinite(reward):
+        raise InvalidEnvOutputError(f"the reward of step() is {reward!r:.100}, not a finite number")
+    if not isinstance(value.info, Mapping):
+        raise InvalidEnvOutputError(f"the info of step() is {_type_name(value.info)}, not a mapping")
+    observation = validate_observation(value.observation, "step()")
+    terminated, truncated = _flag(value.terminated, "terminated"), _flag(value.truncated, "truncated")
+    return Step(observation, float(reward), terminated, truncated, dict(value.info))
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidEnvOutputError(f"{where} returned {_type_name(value)}, not text")
+    return value
+
+
+def _flag(value: Any, name: str) -> bool:
+    if not isinstance(value, bool) and type(value).__name__ not in NUMPY_BOOLS:
+        raise InvalidEnvOutputError(f"{name} of step() is {_type_name(value)}, not a bool")
+    return bool(value)
+
+
+def _type_name(value: Any) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def observation_message(observation: Observation) -> dict[str, Any]:
+    """Return an observation as a JSON object; `quintet.sandbox.json_lines` encodes the bytes of images."""
+    images = [{"shape": list(image.shape), "pixels": image.tobytes()} for image in observation.images]
+    return {"text": observation.text, "images": images}
+
+
+def observation_from_message(message: Any) -> Observation:
+    """Return the observation of `observation_message`.
+
+    Raises:
+        InvalidEnvOutputError: the message has another form.
+    """
+    import numpy as np
+
+    try:
+        images = tuple(np.frombuffer(image["pixels"], np.uint8).reshape(image["shape"]) for image in message["images"])
+        observation = Observation(message["text"], images)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidEnvOutputError(f"the worker process sent no valid observation: {message!r:.100}") from error
+    return validate_observation(observation)
+
+
+def step_message(step: Step) -> dict[str, Any]:
+    """Return a step as a JSON object; values in `info` that JSON cannot express become text."""
+    return {
+        "observation": observation_message(step.observation),
+        "reward": step.reward,
+        "terminated": step.terminated,
+        "truncated": step.truncated,
+        "info": step.info,
+    }
+
+
+def step_from_message(message: Any) -> Step:
+    """Return the step of `step_message`.
+
+    Raises:
+        InvalidEnvOutputError: the message has another form.
+    """
+    if not isinstance(message, Mapping) or message.keys() != STEP_FIELDS:
+        raise InvalidEnvOutputError(f"the worker process sent no valid step: {message!r:.100}")
+    observation = observation_from_message(message["observation"])
+    return validate_step(Step(**{**message, "observation": observation}))

@@ -1,0 +1,187 @@
+"""Many episodes at a time: requests now, events when they complete."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from quintet.envs.env import Env
+from quintet.envs.validation import (
+    INVALID_OUTPUT,
+    InvalidEnvOutputError,
+    validate_actions,
+    validate_instruction,
+    validate_observation,
+    validate_step,
+)
+from quintet.records import Failure, Observation, Step
+from quintet.sandbox.sandboxed_process import error_message
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeStarted:
+    """First observation of an episode."""
+
+    episode: int
+    instruction: str
+    actions: tuple[str, ...]
+    """Valid action words."""
+    observation: Observation
+
+
+@dataclass(frozen=True, slots=True)
+class ActionsExecuted:
+    """Steps of an episode, one per action, up to the action that ended the episode."""
+
+    episode: int
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFailed:
+    """Failure of an episode's env: it raised, hung, died or returned invalid output."""
+
+    episode: int
+    failure: Failure
+
+
+EnvEvent = EpisodeStarted | ActionsExecuted | EpisodeFailed
+
+
+class VectorEnv(Protocol):
+    """Envs of many episodes. The caller numbers the episodes; each has at most one request in progress."""
+
+    @property
+    def seconds(self) -> float:
+        """Time that this process has spent in envs or waiting for them."""
+        ...
+
+    def start(self, episode: int, seed: int) -> None:
+        """Begin an episode; completes with `EpisodeStarted` or `EpisodeFailed`."""
+        ...
+
+    def step(self, episode: int, actions: Sequence[Any]) -> None:
+        """Execute valid actions until the episode ends; completes with `ActionsExecuted` or `EpisodeFailed`."""
+        ...
+
+    def drop(self, episode: int) -> None:
+        """Discard an episode, whether it has ended or a request is in progress; it produces no further events."""
+        ...
+
+    def poll(self, *, wait: bool = False, seconds: float | None = None) -> list[EnvEvent]:
+        """Return the events since the last call.
+
+        Args:
+            wait: wait for an event if requests are in progress.
+            seconds: maximum time to wait (approximate); None waits without a limit.
+
+        Raises:
+            UserError: no env can run any more.
+        """
+        ...
+
+    @property
+    def pending(self) -> bool:
+        """Whether requests are in progress or events are waiting."""
+        ...
+
+    def close(self) -> None:
+        """End all episodes and worker processes."""
+        ...
+
+
+class LocalVectorEnv:
+    """Envs in this process, each request executed at once. An env that hangs blocks the run."""
+
+    def __init__(self, build_env: Callable[[], Env]) -> None:
+        self._build_env = build_env
+        self._envs: dict[int, Env] = {}
+        self._events: list[EnvEvent] = []
+        self.seconds = 0.0
+
+    def start(self, episode: int, seed: int) -> None:
+        """See `VectorEnv.start`."""
+        started = time.perf_counter()
+        self._events.append(self._start(episode, seed))
+        self.seconds += time.perf_counter() - started
+
+    def step(self, episode: int, actions: Sequence[Any]) -> None:
+        """See `VectorEnv.step`."""
+        started = time.perf_counter()
+        self._events.append(self._step(episode, actions))
+        self.seconds += time.perf_counter() - started
+
+    def drop(self, episode: int) -> None:
+        """See `VectorEnv.drop`. Errors while closing the env are ignored because its episode is over."""
+        env = self._envs.pop(episode, None)
+        if env is not None:
+            close_env(env)
+        if self._events:
+            self._events = [event for event in self._events if event.episode != episode]
+
+    def poll(self, *, wait: bool = False, seconds: float | None = None) -> list[EnvEvent]:
+        """See `VectorEnv.poll`."""
+        events, self._events = self._events, []
+        return events
+
+    @property
+    def pending(self) -> bool:
+        """See `VectorEnv.pending`."""
+        return bool(self._events)
+
+    def close(self) -> None:
+        """See `VectorEnv.close`."""
+        for episode in list(self._envs):
+            self.drop(episode)
+
+    def _start(self, episode: int, seed: int) -> EnvEvent:
+        where = "start"
+        try:
+            env = self._envs[episode] = self._build_env()
+            instruction, actions = validate_instruction(env.instruction()), validate_actions(env.actions)
+            where = "reset"
+            return EpisodeStarted(episode, instruction, actions, validate_observation(env.reset(seed)))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of an env is recorded as data
+            return EpisodeFailed(episode, failure_from_error(where, error))
+
+    def _step(self, episode: int, actions: Sequence[Any]) -> EnvEvent:
+        try:
+            return ActionsExecuted(episode, tuple(execute_actions(self._envs[episode], actions)))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of an env is recorded as data
+            return EpisodeFailed(episode, failure_from_error("step", error))
+
+
+def execute_actions(env: Env, actions: Sequence[Any]) -> Iterator[Step]:
+    """Execute one action after another until the episode ends.
+
+    Raises:
+        InvalidEnvOutputError: the env returned something else than a step.
+    """
+    for action in actions:
+        step = validate_step(env.step(action))
+        yield step
+        if step.terminated or step.truncated:
+            return
+
+
+def close_env(env: Env) -> None:
+    """Close an env and ignore its errors because the episode is over."""
+    try:
+        env.close()
+    except (Exception, SystemExit):  # noqa: BLE001 - see the docstring
+        return
+
+
+def failure_from_error(where: str, error: BaseException) -> Failure:
+    """Record an error of an env, with the line of its file; `where` is `start`, `reset` or `step`."""
+    if isinstance(error, InvalidEnvOutputError):
+        return Failure(where, INVALID_OUTPUT, str(error))
+    return failure_from_message(where, error_message(error))
+
+
+def failure_from_message(where: str, message: Mapping[str, Any]) -> Failure:
+    """Convert an `error_message` of a worker process."""
+    hint = f"; {message['hint']}" if message.get("hint") else ""
+    return Failure(where, str(message["kind"]), f"{message['message']}{hint}")

@@ -1,0 +1,208 @@
+"""Turn the episodes of a step into a batch to train on: log-probs, values, rewards, advantages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from quintet.algorithms.advantages.critics import turn_ends
+from quintet.algorithms.advantages.groups import has_response, trajectory_rewards
+from quintet.algorithms.advantages.outside import estimate
+from quintet.algorithms.aggregation import token_weights
+from quintet.algorithms.correction import rollout_correction
+from quintet.algorithms.drift import max_gap, measure_drift
+from quintet.algorithms.filters import has_signal, select_groups
+from quintet.algorithms.kl import KlControl, penalize_rewards, token_divergence
+from quintet.algorithms.shaping import shape_rewards
+from quintet.algorithms.tokens import whiten
+from quintet.config.native.algorithm import AlgorithmConfig
+from quintet.config.native.experiment import Experiment
+from quintet.errors import MachineError
+from quintet.pipelines.rollout_step import Rollout
+from quintet.records import INCOMPLETE_OUTCOMES, Batch
+from quintet.rollout.collate import collate, reward_at_end, train_on_observations
+from quintet.runtime.components import Components
+from quintet.training.packing import select_trajectories
+
+
+def collate_rollout(rollout: Rollout, config: Experiment) -> Batch:
+    """Return the episodes as a batch, without those whose environment failed.
+
+    Raises:
+        MachineError: no episode of the step has a turn.
+    """
+    completed = [
+        episode for episode in rollout.trajectories if episode.outcome not in INCOMPLETE_OUTCOMES and episode.turns
+    ]
+    if not completed:
+        raise _no_episodes(rollout, config)
+    batch = collate(completed)
+    if rollout.baseline is not None:
+        baseline = [rollout.baseline[int(group)] for group in batch.group]
+        batch = replace(batch, baseline=torch.tensor(baseline, dtype=batch.rewards.dtype))
+    return batch if config.algorithm.turn_rewards else reward_at_end(batch)
+
+
+def _no_episodes(rollout: Rollout, config: Experiment) -> MachineError:
+    failure = next((episode.failure for episode in rollout.trajectories if episode.failure is not None), None)
+    if failure is None:
+        message = f"no episode started: every first prompt is longer than {config.rollout.max_prompt_tokens} tokens"
+        return MachineError(message, "raise rollout.max_prompt_tokens")
+    message = f"every episode of the step failed (first, in {failure.where}: {failure.kind}: {failure.message})"
+    return MachineError(message, "fix the environment, or its options")
+
+
+def add_log_probs(components: Components, batch: Batch) -> tuple[Batch, dict[str, float]]:
+    """Add the learner's log-probs, and return the gap between them and the engine's as metrics.
+
+    They are not computed if the engine's are used and observations are not trained.
+    """
+    config, scorer = components.config, components.learners.actor.scorer
+    response_mask = batch.loss_mask
+    if config.algorithm.train_on_observations:
+        batch = train_on_observations(batch)
+    elif not _needs_learner_log_probs(config):
+        return _with_sum_squared_probs(components, batch), {}
+    log_probs = scorer.compute_log_probs(batch)
+    gap = _log_prob_gap(log_probs[response_mask], batch.logprobs[response_mask], scorer.dtype)
+    rollout_log_probs = torch.where(response_mask, batch.logprobs, log_probs)
+    if not _needs_learner_log_probs(config):
+        return _with_sum_squared_probs(components, replace(batch, logprobs=rollout_log_probs)), {}
+    batch = replace(batch, logprobs=log_probs, rollout_logprobs=rollout_log_probs)
+    batch = _with_sum_squared_probs(components, batch)
+    if config.algorithm.correction is None:
+        return batch, gap
+    weights, trained, metrics = rollout_correction(batch, config.algorithm.correction)
+    return replace(batch, correction=weights, trained_mask=trained), gap | metrics
+
+
+def _log_prob_gap(learner: torch.Tensor, engine: torch.Tensor, dtype: torch.dtype) -> dict[str, float]:
+    """Return how far the engine's log-probs of the response tokens are from the learner's."""
+    if not len(learner):
+        return {}
+    gap = measure_drift(learner, engine, max_gap(dtype))
+    return {
+        "training/rollout_probs_diff_max": gap.probs_diff_max,
+        "training/rollout_probs_diff_mean": gap.probs_diff_mean,
+        "training/rollout_probs_diff_std": gap.probs_diff_std,
+        "training/rollout_probs_diff_beyond": gap.beyond,
+        "rollout_corr/kl": gap.kl,
+        "rollout_corr/k3_kl": gap.k3_kl,
+    }
+
+
+def _needs_learner_log_probs(config: Experiment) -> bool:
+    """Return whether the learner's log-probs are requested, or needed beside the engine's."""
+    algorithm = config.algorithm
+    return (
+        config.rollout.recompute_logprobs or algorithm.correction is not None or algorithm.loss.name == "decoupled_ppo"
+    )
+
+
+def _with_sum_squared_probs(components: Components, batch: Batch) -> Batch:
+    """Add the sum of squared probabilities if the advantage estimator needs it."""
+    if not components.config.algorithm.advantage.name.endswith("optimal_token_baseline"):
+        return batch
+    return replace(batch, sum_squared_probs=components.learners.actor.scorer.compute_sum_squared_probs(batch))
+
+
+def add_values(components: Components, batch: Batch) -> Batch:
+    """Add the critic's values; of observation tokens, too, if advantages are computed over them."""
+    critic = components.learners.critic
+    if critic is None:
+        return batch
+    scored = batch if components.config.algorithm.advantage_over_response_tokens else train_on_observations(batch)
+    return replace(batch, values=critic.compute_values(scored))
+
+
+def add_reference_log_probs(components: Components, batch: Batch, step: int) -> Batch:
+    """Add the reference's log-probs; first renew the reference every `kl.refresh_every_steps`."""
+    learners, kl = components.learners, components.config.algorithm.kl
+    if kl and kl.refresh_every_steps and step % kl.refresh_every_steps == 0:
+        learners.snapshot_reference()
+    reference = learners.reference
+    if reference is None:
+        return batch
+    batch = replace(batch, ref_logprobs=reference.compute_log_probs(batch))
+    if kl and kl.apply_to == "reward" and kl.estimator == "full":
+        divergence = learners.actor.scorer.compute_divergence(batch, reference, swapped=kl.swapped)
+        batch = replace(batch, divergence=divergence)
+    return batch
+
+
+def add_advantages(batch: Batch, config: Experiment, kl: KlControl | None = None) -> tuple[Batch, dict[str, float]]:
+    """Add advantages and returns; also return the metrics of rewards and groups.
+
+    Trajectories that `algorithm.filter` rejects by their reward are removed. Then rewards are shaped, and the KL
+    penalty is subtracted if it belongs to the reward. Groups with equal rewards are left out of the update with
+    `algorithm.drop_groups_without_signal`, if nothing other than their rewards could give a gradient.
+    """
+    algorithm = config.algorithm
+    scores = trajectory_rewards(batch)
+    with_signal = has_signal(scores, batch.group, algorithm.signal_threshold)
+    metrics = {"training/groups_with_signal": _share_of_groups(batch, with_signal)}
+    accepted = select_groups(scores, batch.group, algorithm.filter)
+    if not bool(accepted.all()):
+        metrics["training/groups_kept"] = _share_of_groups(batch, accepted)
+        batch = select_trajectories(batch, accepted)
+    batch = shape_rewards(batch, algorithm.shaping, config.max_episode_tokens)
+    if kl and kl.config.apply_to == "reward":
+        batch, penalty = _subtract_kl(batch, kl)
+        metrics |= penalty
+    batch = _advantages(batch, config)
+    if _drops_groups_without_signal(algorithm) and bool((with_signal & accepted).any()):
+        batch = select_trajectories(batch, with_signal & accepted)
+    if batch.trained_mask is not None:
+        batch = replace(batch, loss_mask=batch.loss_mask & batch.trained_mask)
+    return batch, metrics
+
+
+def _drops_groups_without_signal(algorithm: AlgorithmConfig) -> bool:
+    """Return whether groups with equal rewards are left out: only if they give no gradient by any other term."""
+    advantage = algorithm.advantage
+    is_relative = advantage.zero_for_equal_rewards and not advantage.whiten and not algorithm.loss.needs_teacher
+    kl_in_reward = algorithm.kl is not None and algorithm.kl.apply_to == "reward"
+    return (
+        algorithm.drop_groups_without_signal
+        and is_relative
+        and not kl_in_reward
+        and not algorithm.shaping.length_penalty
+    )
+
+
+def _share_of_groups(batch: Batch, trajectories: torch.Tensor) -> float:
+    """Return the share of groups with at least one of the `trajectories`, bool [R]."""
+    return float(torch.isin(torch.unique(batch.group), batch.group[trajectories]).float().mean())
+
+
+def _advantages(batch: Batch, config: Experiment) -> Batch:
+    """Compute advantages and returns, over response tokens alone or over observation tokens, too."""
+    responses_only, advantage = config.algorithm.advantage_over_response_tokens, config.algorithm.advantage
+    if responses_only or not advantage.recurses_over_tokens:
+        advantages, returns = estimate(batch, advantage)
+        return replace(batch, advantages=advantages, returns=returns)
+    unwhitened = advantage.model_copy(update={"whiten": False})
+    advantages, returns = estimate(train_on_observations(batch), unwhitened)
+    if advantage.whiten:
+        ends = turn_ends(batch) if advantage.values_at_turn_ends_only else None
+        advantages = whiten(advantages, batch.loss_mask, over=ends)
+    advantages = advantages * batch.loss_mask
+    return replace(batch, advantages=advantages, returns=returns * batch.loss_mask)
+
+
+def _subtract_kl(batch: Batch, control: KlControl) -> tuple[Batch, dict[str, float]]:
+    """Subtract the KL penalty from the rewards, then adapt its coefficient."""
+    per_token = token_divergence(batch.logprobs, batch.ref_logprobs, control.config, batch.divergence)
+    mask = batch.loss_mask
+    rewards = penalize_rewards(batch.rewards, batch.logprobs, batch.ref_logprobs, mask, control, batch.divergence)
+    weights = token_weights("seq-mean-token-mean", mask, batch.token_trajectory)
+    divergence = float((per_token * weights).sum())
+    penalized_batch, episodes = replace(batch, rewards=rewards), has_response(batch)
+    metrics = {
+        "actor/reward_kl_penalty": divergence,
+        "actor/reward_kl_penalty_coeff": control.coefficient,
+        "critic/rewards/mean": float(trajectory_rewards(penalized_batch)[episodes].mean()),
+    }
+    control.observe(divergence, int(episodes.sum()))
+    return penalized_batch, metrics

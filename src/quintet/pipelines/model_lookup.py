@@ -1,0 +1,80 @@
+"""Find models on disk, and the configurations of the runs that trained them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from quintet.config.native.experiment import Experiment
+from quintet.errors import ConfigError, MachineError
+from quintet.tracking.run_directory import RunDirectory
+from quintet.training.checkpoint.checkpoint import find_checkpoint, open_checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model on disk, and the configuration of the run that trained it, if that is beside it."""
+
+    policy: Path
+    config: Path | None = None
+
+
+def find_model(location: str) -> StoredModel:
+    """Return the model at a path: a Hugging Face directory, a `global_step_N` directory, or a run directory, of which
+    the last good checkpoint is used.
+
+    Raises:
+        MachineError: there is none, or the checkpoint is damaged.
+    """
+    path = Path(location).expanduser()
+    if (path / "config.json").is_file():
+        return StoredModel(path)
+    if (path / "hf").is_dir():
+        return StoredModel(open_checkpoint(path).directory / "hf", _run_config(path.resolve().parent.parent))
+    if (path / "checkpoints").is_dir():
+        damaged: dict[Path, str] = {}
+        checkpoint = find_checkpoint(path / "checkpoints", damaged.__setitem__)
+        if checkpoint is not None:
+            return StoredModel(checkpoint.directory / "hf", _run_config(path))
+        problems = "; ".join(f"{item.name}: {problem}" for item, problem in damaged.items()) or "there is none yet"
+        raise MachineError(f"no complete checkpoint in {path / 'checkpoints'} ({problems})", "use another run")
+    raise MachineError(
+        f"no model at {location}",
+        "use a directory with config.json and weights, a global_step_N directory, or a run directory",
+    )
+
+
+def find_configured_model(config: Experiment) -> Path:
+    """Return the model of a configuration: the checkpoint that `resume` names, `policy.path`, or the last good
+    checkpoint of the run of that name.
+
+    Raises:
+        ConfigError: there is none of these.
+        MachineError: the checkpoint is damaged.
+    """
+    if config.resume not in ("auto", "never"):
+        return find_model(config.resume).policy
+    if config.policy.path is not None:
+        return Path(config.policy.path)
+    run = RunDirectory.from_config(config)
+    if config.resume == "auto" and run.checkpoints.is_dir():
+        return find_model(str(run.path)).policy
+    raise ConfigError(
+        f"no model to evaluate: policy.path is null, and there is no checkpoint in {run.checkpoints}",
+        key="policy.path",
+        hint="set a model directory (policy.path=…, policy.preset=null), or run quintet train first",
+    )
+
+
+def find_run_config(path: Path) -> Path | None:
+    """Return the configuration of the run whose directory, or whose checkpoint, is at `path`; None for other paths."""
+    if (path / "config.json").is_file():
+        return None
+    if (path / "hf").is_dir():
+        return _run_config(path.resolve().parent.parent)
+    return _run_config(path) if (path / "checkpoints").is_dir() else None
+
+
+def _run_config(run: Path) -> Path | None:
+    config = RunDirectory(run).config
+    return config if config.is_file() else None

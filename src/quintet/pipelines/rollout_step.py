@@ -1,0 +1,169 @@
+"""Collect the episodes of a training step or a validation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.mixture import ALL_ENVS
+from quintet.envs.start_states import env_start
+from quintet.pipelines.run import Run, is_due
+from quintet.records import Trajectory
+from quintet.rollout.async_rollout import groups_with_signal
+from quintet.rollout.episode import Episode
+from quintet.rollout.response_log import response_lines
+from quintet.rollout.sampling_params import greedy_sampling, training_sampling, validation_prompts, validation_sampling
+from quintet.runtime.components import Components
+from quintet.seeds import derive_seed
+from quintet.tracking.episode_pages import write_episode_pages
+from quintet.tracking.eval_statistics import Sample, validation_metrics
+from quintet.tracking.summaries import summarize_validation
+from quintet.tracking.trajectories import write_trajectories
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """Episodes of a step."""
+
+    trajectories: list[Trajectory]
+    """Sorted by group and sample."""
+    metrics: dict[str, float]
+    baseline: dict[int, float] | None = None
+    """Reward of a greedy episode from each group's start state, for ReMax."""
+
+
+def collect_rollouts(components: Components, step: int) -> Rollout:
+    """Collect `samples_per_group` episodes from each of `groups_per_step` start states.
+
+    Groups whose rewards do not differ are replaced by new ones for up to `filter.refill_rounds` rounds, as in DAPO
+    (arXiv:2503.14476). If groups are still missing then, the earliest of those without signal fill the step.
+    """
+    config = components.config
+    _new_metrics(components)  # drop those of a validation since the last step
+    if components.async_rollout is not None:
+        sampling = training_sampling(config, derive_seed(config.seed, "train", step))
+        return _as_rollout(components, *components.async_rollout.take(step, sampling))
+    num_groups, max_rounds = config.training.groups_per_step, config.algorithm.filter.refill_rounds
+    num_visits: Counter[int] = Counter()
+    episodes = _collect_groups(components, step, num_visits, first=0, count=num_groups)
+    num_drawn, rounds = num_groups, 0
+    with_signal = groups_with_signal(episodes, config.algorithm.signal_threshold)
+    while len(with_signal) < num_groups and rounds < max_rounds:
+        rounds += 1
+        num_missing = num_groups - len(with_signal)
+        episodes += _collect_groups(components, step, num_visits, first=num_drawn, count=num_missing)
+        num_drawn += num_missing
+        with_signal = groups_with_signal(episodes, config.algorithm.signal_threshold)
+    if rounds:
+        episodes = _select_groups(episodes, with_signal, num_groups)
+    refill: dict[str, float] = {"training/groups_drawn": num_drawn, "training/refill_rounds": rounds}
+    return _as_rollout(components, episodes, refill if max_rounds else {})
+
+
+def _as_rollout(components: Components, episodes: list[Trajectory], metrics: dict[str, float]) -> Rollout:
+    """Return the episodes with the metrics of environments and engines, and with ReMax's baseline if configured."""
+    remax = components.config.algorithm.advantage.name == "remax"
+    baseline = _greedy_rewards(components, episodes) if remax else None
+    return Rollout(sorted(episodes, key=lambda t: (t.group, t.sample)), metrics | _new_metrics(components), baseline)
+
+
+def _new_metrics(components: Components) -> dict[str, float]:
+    """Return the metrics of environments and engines since the last call."""
+    return components.envs.pop_metrics() | components.engines.pop_metrics()
+
+
+def _collect_groups(
+    components: Components, step: int, num_visits: Counter[int], *, first: int, count: int
+) -> list[Trajectory]:
+    """Run the episodes of new groups, numbered from `first`; `num_visits` counts the step's groups by start state."""
+    config = components.config
+    samples = config.training.samples_per_group
+    episodes = []
+    for group, start in enumerate(components.start_states.take(count), first):
+        episodes += [Episode(start, group, sample, num_visits[start]) for sample in range(samples)]
+        num_visits[start] += 1
+    seed = derive_seed(config.seed, "train", step)
+    return list(components.envs.collect_rollouts(episodes, training_sampling(config, seed)))
+
+
+def _select_groups(episodes: list[Trajectory], with_signal: list[int], num_groups: int) -> list[Trajectory]:
+    """Return the episodes of `num_groups` groups, those with signal first."""
+    others = sorted({episode.group for episode in episodes} - set(with_signal))
+    selected = set((with_signal + others)[:num_groups])
+    return [episode for episode in episodes if episode.group in selected]
+
+
+def _greedy_rewards(components: Components, episodes: list[Trajectory]) -> dict[int, float]:
+    """Return the reward of one greedy episode from each group's start state."""
+    names = [env.name for env in components.config.played]
+    starts = {
+        episode.group: env_start(names.index(episode.env), episode.seed) if len(names) > 1 else episode.seed
+        for episode in episodes
+    }
+    greedy = [Episode(start, group, 0) for group, start in starts.items()]
+    return {
+        episode.group: episode.reward
+        for episode in components.envs.collect_rollouts(greedy, greedy_sampling(components.config))
+    }
+
+
+def show_rollout(run: Run, step: int, rollout: Rollout) -> None:
+    """Print the responses and store the episodes of a step, if configured."""
+    if run.config.rollout.engine_options.print_responses:
+        run.progress.note("\n".join(response_lines(rollout.trajectories, step=step)))
+    if is_due(step, run.config.tracking.trajectories_every_steps):
+        store_trajectories(run, step, "train", rollout.trajectories)
+
+
+def validate(run: Run, components: Components, step: int) -> dict[str, float]:
+    """Run the held-out episodes as `validation.sampling` says, store them and return their metrics."""
+    config = run.config
+    samples = config.validation.sampling.samples
+    starts = components.start_states.held_out()
+    sampling = validation_sampling(config, derive_seed(config.seed, "validation", step))
+    episodes = [Episode(start, index, sample) for index, start in enumerate(starts) for sample in range(samples)]
+    size = validation_prompts(config, len(starts)) * samples
+    trajectories: list[Trajectory] = []
+    with run.progress.phase("validation", len(episodes), unit="episode") as progress:
+        for first in range(0, len(episodes), size):
+            for trajectory in components.envs.collect_rollouts(episodes[first : first + size], sampling):
+                trajectories.append(trajectory)
+                progress.advance()
+    trajectories.sort(key=lambda t: (t.group, t.sample))
+    store_trajectories(run, step, "validation", trajectories)
+    metrics = _summary(config, trajectories)
+    return metrics | (validation_metrics([_sample(t) for t in trajectories]) if config.data else {})
+
+
+def _summary(config: Experiment, trajectories: list[Trajectory]) -> dict[str, float]:
+    """Return the metrics of all envs together and, with several envs, of each."""
+    if not config.envs:
+        return summarize_validation(config.env.name, trajectories)
+    metrics = summarize_validation(ALL_ENVS, trajectories)
+    for name in config.envs:
+        metrics |= summarize_validation(name, [episode for episode in trajectories if episode.env == name])
+    return metrics
+
+
+def _sample(trajectory: Trajectory) -> Sample:
+    return Sample(
+        trajectory.env, str(trajectory.group), trajectory.reward, dict(trajectory.parts), trajectory.predicted
+    )
+
+
+def store_trajectories(
+    run: Run, step: int, split: Literal["train", "validation"], trajectories: list[Trajectory]
+) -> None:
+    """Store episodes as data and, with `tracking.rendered_episodes`, as pages with drawings."""
+    tracking = run.config.tracking
+    write_trajectories(run.directory.trajectories(split, step), step, split, trajectories)
+    if tracking.rendered_episodes:
+        pages = (
+            Path(tracking.rendered_episodes_dir) / run.config.name
+            if tracking.rendered_episodes_dir
+            else run.directory.path / "pictures"
+        )
+        write_episode_pages(pages / split, step, trajectories[: tracking.rendered_episodes])

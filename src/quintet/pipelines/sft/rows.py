@@ -1,0 +1,307 @@
+"""Rows of fine-tuning as token sequences, and their order."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
+
+import numpy as np
+
+from quintet.config.native.data import DataConfig
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.training import SftConfig
+from quintet.data.conversations import (
+    Conversation,
+    ConversationFormat,
+    TokenizedConversations,
+    TokenSequence,
+    parse_conversation,
+    truncate_sequence,
+)
+from quintet.data.prompt_source import open_rows
+from quintet.data.row_order import RowOrder, sample_rows
+from quintet.data.worker_pool import WorkerPool, serve
+from quintet.errors import ConfigError
+from quintet.pipelines.sft.stage import sft_config
+from quintet.policies.model_loading import load_tokenizer
+from quintet.registry import load_user_object
+from quintet.tracking.progress import Progress
+
+MODULE: Final = "quintet.pipelines.sft.rows"
+CLASS = "data.dataset_class"
+MIN_ROWS_PER_WORKER: Final = 4096
+"""Rows below which starting another worker takes longer than it saves."""
+ROWS_PER_REQUEST: Final = 128
+"""Rows encoded by a worker in one request."""
+UNSUPPORTED_KEYS = {
+    "epochs": "use sft.epochs",
+    "filter_long_prompts": "use sft.max_tokens and data.truncation",
+    "keep_raw_tokens": "not used in fine-tuning",
+    "keep_messages": "not used in fine-tuning",
+    "keep_text": "not used in fine-tuning",
+}
+"""Keys of `data` without effect on fine-tuning, and the reason."""
+
+
+class RowSource(Protocol):
+    """Rows by number; `describe_row` returns its file and line."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int) -> Mapping[str, Any]: ...
+
+    def describe_row(self, number: int) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRows:
+    """Rows of a split; see `open_split`."""
+
+    names: tuple[str, ...]
+    key: str
+    """Configuration key that names the files."""
+    rows: RowSource
+    sizes: tuple[int, ...]
+    """Number of rows per file."""
+
+
+class _UserRows:
+    """Rows of a user-defined dataset."""
+
+    def __init__(self, rows: Any, name: str) -> None:
+        self._rows = rows
+        self._name = name
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> Mapping[str, Any]:
+        row = self._rows[number]
+        if not isinstance(row, Mapping):
+            message = f"{CLASS} = {self._name}: row {number} is {type(row).__name__}, not a mapping"
+            raise ConfigError(
+                message, key=CLASS, value=self._name, hint="return a mapping of columns, like a row of a file"
+            )
+        return row
+
+    def describe_row(self, number: int) -> str:
+        return f"{self._name}, row {number}"
+
+
+def open_split(config: DataConfig, tokenizer: Any, names: Sequence[str], key: str) -> SplitRows:
+    """Return the rows of the files, or of the user-defined dataset that is created from them.
+
+    Raises:
+        ConfigError: no file is named, or one does not exist or cannot be read.
+        MachineError: a file cannot be copied, or the cache cannot be written.
+    """
+    if not names:
+        raise ConfigError("there are no rows to train on", key=key, hint=f"name files: {key}=[…]")
+    if config.dataset_class is None:
+        return SplitRows(tuple(names), key, *open_rows(names, key, config.cache_dir))
+    rows = load_user_object(config.dataset_class, CLASS)(list(names), tokenizer, config)
+    return SplitRows(tuple(names), key, _UserRows(rows, config.dataset_class), (len(rows),))
+
+
+def open_files(config: DataConfig, tokenizer: Any, split: Literal["train", "validation"]) -> SplitRows:
+    """Return the rows of a split; those of training if there are no validation files."""
+    if split == "validation" and config.validation_files:
+        return open_split(config, tokenizer, config.validation_files, "data.validation_files")
+    return open_split(config, tokenizer, config.train_files, "data.train_files")
+
+
+def iter_texts(source: RowSource, config: DataConfig, max_rows: int) -> Iterator[str]:
+    """Yield the texts of the first rows, to train a tokenizer on."""
+    for number in range(min(max_rows, len(source))):
+        conversation = parse_conversation(source[number], config, number, source.describe_row(number))
+        yield conversation.prompt or ""
+        yield conversation.answer
+        yield from (f"{message['role']}\n{message.get('content') or ''}" for message in conversation.messages)
+
+
+class RowEncoder:
+    """Encodes a row, given by its number, as token sequences."""
+
+    def __init__(self, config: Experiment, tokenizer: Any, split: SplitRows) -> None:
+        """Load the chat template that encodes the rows of `split`.
+
+        Raises:
+            ConfigError: the chat template does not exist.
+        """
+        sft, self._data = sft_config(config), config.data or DataConfig()
+        self._rows = split.rows
+        self._format = ConversationFormat(tokenizer, self._data.template)
+        self._limit = sft.max_tokens
+        self._rendered = sft.episodes is not None and sft.episodes.form != "message"
+        self._window = config.rollout.window_size if sft.episodes else None
+
+    def __call__(self, number: int) -> list[TokenSequence]:
+        """Encode a row.
+
+        Raises:
+            ConfigError: the row cannot be read or rendered, or is too long and `data.truncation` is error.
+        """
+        place = self._rows.describe_row(number)
+        conversation = parse_conversation(self._rows[number], self._data, number, place, rendered=self._rendered)
+        if self._window is not None:
+            conversation = _with_window(conversation, self._window)
+        sequences = self._format.encode(conversation, place)
+        return [truncate_sequence(sequence, self._limit, self._data.truncation, place) for sequence in sequences]
+
+
+def _with_window(conversation: Conversation, window: int) -> Conversation:
+    """Return the conversation that the policy would see: the system message and the last `window` observations."""
+    messages = conversation.messages
+    system = messages[:1] if messages[0]["role"] == "system" else ()
+    visible = (*system, *messages[len(system) :][-2 * window :])
+    return Conversation(visible, first_trained=len(visible) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SftDataset:
+    """Encoded rows, and the order in which steps use them."""
+
+    train: TokenizedConversations
+    held_out: TokenizedConversations
+    order: RowOrder
+    batch_size: int
+    is_weighted: bool
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of full steps per epoch; with weights, an epoch has as many rows as all files together."""
+        return len(self.train) // self.batch_size
+
+    def num_steps(self, epochs: int, max_steps: int | None) -> int:
+        """Return the number of optimizer steps of the run."""
+        steps = self.steps_per_epoch * epochs
+        return steps if max_steps is None else min(steps, max_steps)
+
+    def rows(self, step: int) -> list[int]:
+        """Return the rows of a step; steps are counted from 1."""
+        epoch, index = divmod(step - 1, self.steps_per_epoch)
+        start = (step - 1) * self.batch_size if self.is_weighted else epoch * len(self.train) + index * self.batch_size
+        return [self.order[position] for position in range(start, start + self.batch_size)]
+
+
+def build_sft_dataset(
+    config: Experiment, tokenizer: Any, train: SplitRows, held_out: SplitRows, progress: Progress
+) -> SftDataset:
+    """Read and encode both splits.
+
+    Raises:
+        ConfigError: a row cannot be read or rendered or is too long, or there are fewer rows than a step needs.
+        MachineError: a worker that reads rows died.
+    """
+    sft, data = sft_config(config), config.data or DataConfig()
+    _check_supported(data)
+    seed = config.seed if data.seed is None else data.seed
+    numbers = sample_rows(len(train.rows), data.train_rows, seed)
+    encoded_train = _encode(config, tokenizer, train, numbers.tolist(), progress, "reading rows")
+    held_out_rows = range(len(held_out.rows))[: data.validation_rows]
+    encoded_held_out = _encode(config, tokenizer, held_out, held_out_rows, progress, "reading held-out rows")
+    used = numbers[encoded_train.included_rows]
+    sizes = np.diff(np.searchsorted(used, np.cumsum(train.sizes)), prepend=0).tolist()
+    _check_fills_one_step(encoded_train, sft)
+    if not len(encoded_held_out):
+        raise ConfigError(
+            "no held-out row has a response to measure the loss on", key="data.validation_files", hint="use other files"
+        )
+    order = RowOrder(sizes, data.weights, shuffle=data.shuffle, seed=seed)
+    return SftDataset(encoded_train, encoded_held_out, order, sft.batch, bool(data.weights))
+
+
+def _check_supported(data: DataConfig) -> None:
+    for name, reason in UNSUPPORTED_KEYS.items():
+        value = getattr(data, name)
+        if value:
+            raise ConfigError(f"data.{name} = {value}: {reason}", key=f"data.{name}", value=value, hint="remove it")
+
+
+def _encode(
+    config: Experiment,
+    tokenizer: Any,
+    split: SplitRows,
+    numbers: Sequence[int],
+    progress: Progress,
+    phase_name: str,
+) -> TokenizedConversations:
+    """Encode the rows of those numbers, with `data.workers` processes if there are enough rows."""
+    workers = min(config.data.workers if config.data else 0, len(numbers) // MIN_ROWS_PER_WORKER)
+    with progress.phase(phase_name, len(numbers), unit="row") as phase, ExitStack() as stack:
+        if workers:
+            rows = stack.enter_context(EncodingWorkers(config, tokenizer, split, workers)).encoded(numbers)
+        else:
+            rows = map(RowEncoder(config, tokenizer, split), numbers)
+
+        def counted() -> Iterator[list[TokenSequence]]:
+            for row in rows:
+                yield row
+                phase.advance()
+
+        conversations = TokenizedConversations(counted())
+    if num_dropped := conversations.num_input_rows - len(conversations):
+        progress.note(
+            f"{num_dropped} of {conversations.num_input_rows} rows have no response left after truncation: left out"
+        )
+    return conversations
+
+
+def _check_fills_one_step(train: TokenizedConversations, sft: SftConfig) -> None:
+    if len(train) < sft.batch:
+        message = f"there are {len(train):,} training rows, fewer than the {sft.batch:,} of one step"
+        hint = f"sft.batch={max(len(train), 1)} or less, or more rows"
+        raise ConfigError(message, key="sft.batch", value=sft.batch, hint=hint)
+
+
+class EncodingWorkers(WorkerPool):
+    """Processes that read and encode rows; see `quintet.data.worker_pool`."""
+
+    def __init__(self, config: Experiment, tokenizer: Any, split: SplitRows, count: int) -> None:
+        # the tokenizer in memory may have another chat template than its files
+        self._copy = tempfile.TemporaryDirectory(prefix="quintet-tokenizer-")
+        tokenizer.save_pretrained(self._copy.name)
+        setup = {
+            "experiment": config.model_dump(mode="json"),
+            "tokenizer": self._copy.name,
+            "names": split.names,
+            "key": split.key,
+        }
+        super().__init__(MODULE, setup, count)
+
+    def encoded(self, numbers: Sequence[int]) -> Iterator[list[TokenSequence]]:
+        """Yield the sequences of each row, in order."""
+        starts = range(0, len(numbers), ROWS_PER_REQUEST)
+        requests = ({"rows": list(numbers[first : first + ROWS_PER_REQUEST])} for first in starts)
+        for rows in self.map(requests):
+            for row in rows:
+                yield [TokenSequence(tuple(tokens), tuple(map(bool, own))) for tokens, own in row]
+
+    def close(self) -> None:
+        """Stop all workers."""
+        super().close()
+        self._copy.cleanup()
+
+
+def _prepare(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
+    config = Experiment.model_validate(setup["experiment"], strict=False)
+    trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
+    tokenizer = load_tokenizer(setup["tokenizer"], trust_remote_code=trusted)
+    encode = RowEncoder(
+        config, tokenizer, open_split(config.data or DataConfig(), tokenizer, setup["names"], setup["key"])
+    )
+
+    def answer(request: Mapping[str, Any]) -> list[list[tuple[list[int], list[int]]]]:
+        return [
+            [(list(sequence.tokens), list(map(int, sequence.loss_mask))) for sequence in encode(number)]
+            for number in request["rows"]
+        ]
+
+    return answer
+
+
+if __name__ == "__main__":
+    serve(_prepare)

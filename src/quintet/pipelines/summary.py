@@ -1,0 +1,85 @@
+"""Finish a run: report, and a table of the first and last validation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quintet.config.native.mixture import ALL_ENVS
+from quintet.tracking.loggers import read_metrics
+from quintet.tracking.report import ComparisonRow, write_report
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from quintet.config.native.experiment import Experiment
+    from quintet.pipelines.run import Run
+
+ROWS = (
+    ("success_rate", "success", True),
+    ("reward", "reward", False),
+    ("turns", "turns", False),
+    ("valid_format", "valid format", True),
+)
+
+
+def finish(run: Run, console: Console) -> None:
+    """Write report and state of a finished run, and print the table."""
+    rows = comparison_rows(run)
+    summary, num_episodes = config_summary(run.config), run.config.tracking.report_episodes
+    report = write_report(run.directory.path, run.config.name, summary, rows, num_episodes)
+    run.directory.write_state("finished", steps=run.config.training.steps)
+    console.print(comparison_table(run, rows))
+    run.progress.note(f"report: {report}")
+
+
+def comparison_rows(run: Run) -> list[ComparisonRow]:
+    """Return the results of the run's first and last validation."""
+    env = ALL_ENVS if run.config.envs else run.config.env.name
+    lines = [line for line in read_metrics(run.directory.metrics) if f"val/{env}/success_rate" in line]
+    no_values: dict[str, float] = {}
+    before = next((line for line in lines if line["step"] == 0), no_values)
+    after = next((line for line in reversed(lines) if line["step"] > 0), no_values)
+    names = [(f"val/{env}/{key}", label, share) for key, label, share in ROWS]
+    names += [(f"val/{name}/success_rate", f"success, {name}", True) for name in run.config.envs]
+    return [ComparisonRow(label, before.get(name), after.get(name), share) for name, label, share in names if lines]
+
+
+def comparison_table(run: Run, rows: list[ComparisonRow]) -> Table:
+    """Return the table for a terminal."""
+    from rich.table import Table
+
+    table = Table(title=f"{_envs(run.config)}: {_held_out(run.config)}")
+    for column, align in (("", "left"), ("before RL", "right"), ("after RL", "right"), ("change", "right")):
+        table.add_column(column, justify=align)  # type: ignore[arg-type]
+    for row in rows:
+        change = "" if row.before is None or row.after is None else f"{row.after - row.before:+.3f}"
+        table.add_row(row.label, _number(row.before), _number(row.after), change)
+    return table
+
+
+def _envs(config: Experiment) -> str:
+    return ", ".join(env.name for env in config.played)
+
+
+def _held_out(config: Experiment) -> str:
+    episodes = "held-out questions" if config.data else f"{config.validation_start_states} held-out episodes"
+    return episodes if config.validation.sampling.do_sample else f"{episodes}, greedy"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def config_summary(config: Experiment) -> dict[str, str]:
+    """Return the settings in the head of a report."""
+    training = config.training
+    return {
+        "policy": config.policy.preset or str(config.policy.path),
+        "env": _envs(config),
+        "advantage": config.algorithm.advantage.name,
+        "episodes a step": f"{training.groups_per_step} × {training.samples_per_group}",
+        "steps": str(training.steps),
+        "learning rate": f"{config.actor.optimizer.learning_rate:g}",
+        "seed": str(config.seed),
+    }

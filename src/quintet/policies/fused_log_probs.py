@@ -1,0 +1,117 @@
+"""Log-probs and entropies of tokens from hidden states on a CPU, without the full matrix tokens × vocabulary.
+
+Logits are computed in chunks that are overwritten in place: with probabilities in the forward pass, and in the backward
+pass, which recomputes them, with gradients. Liger's fused linear cross-entropy (arXiv:2410.10989) computes the gradient
+in the forward pass; a policy loss is only known after it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quintet.kernels.training import TrainingKernels, training_kernels
+
+MAX_LOGITS_IN_MEMORY = 2**25
+"""Size of a chunk of logits, tokens × vocabulary: 128 MiB in float32. If all logits fit into one chunk, they are saved
+for the backward pass."""
+
+
+def fused_token_statistics(
+    head: object, hidden_states: Tensor, targets: Tensor, temperature: float
+) -> tuple[Tensor, ...] | None:
+    """Return log-probs of `targets` [M], entropies and sums of squared probabilities (without gradient).
+
+    From hidden states [M, hidden]; results are float32 [M], in nats. None if the head or device is not supported, or
+    the kernels are not available.
+    """
+    if (
+        not isinstance(head, nn.Linear)
+        or not _is_supported_head(head)
+        or type(hidden_states) is not Tensor
+        or hidden_states.device.type != "cpu"
+    ):
+        return None
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
+    kernels = training_kernels(dtype)
+    if kernels is None:
+        return None
+    weight = head.weight
+    with torch.autocast("cpu", enabled=False):
+        statistics: tuple[Tensor, ...] = _FusedStatistics.apply(  # type: ignore[no-untyped-call]
+            kernels, hidden_states.to(dtype), weight, targets, temperature, torch.is_grad_enabled()
+        )
+    return statistics
+
+
+def _is_supported_head(head: nn.Linear) -> bool:
+    """Return whether the head is a float32 linear layer without bias and hooks."""
+    if type(head) is not nn.Linear or head.bias is not None:
+        return False
+    has_hooks = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks
+    weight = head.weight
+    is_plain_weight = (
+        type(weight) in (nn.Parameter, Tensor) and weight.dtype is torch.float32 and weight.is_contiguous()
+    )
+    return is_plain_weight and not has_hooks and "forward" not in vars(head) and weight.device.type == "cpu"
+
+
+class _FusedStatistics(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kernels: TrainingKernels,
+        hidden_states: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        needs_grad: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        weight_cast, chunk_size = weight.to(kernels.dtype), max(1, MAX_LOGITS_IN_MEMORY // len(weight))
+        outputs = tuple(torch.empty(len(hidden_states)) for _ in range(4))
+        logits = hidden_states.new_empty(min(chunk_size, len(hidden_states)), len(weight))
+        for start in range(0, len(hidden_states), chunk_size):
+            part = slice(start, start + chunk_size)
+            chunk = torch.mm(hidden_states[part], weight_cast.t(), out=logits[: len(hidden_states[part])])
+            kernels.token_statistics(chunk, temperature, targets[part], [output[part] for output in outputs])
+        logprobs, entropy, log_sums, squares = outputs
+        ctx.kernels, ctx.temperature = kernels, temperature
+        ctx.saved_logits = logits if needs_grad and len(logits) == len(hidden_states) else None
+        ctx.save_for_backward(hidden_states, weight_cast, targets, log_sums, entropy)
+        ctx.mark_non_differentiable(squares)
+        return logprobs, entropy, squares
+
+    @staticmethod
+    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor, _: Tensor) -> tuple[Any, ...]:
+        hidden_states, weight_cast, targets, log_sums, entropy = ctx.saved_tensors
+        # overwritten below; a second backward pass recomputes them
+        saved_logits, ctx.saved_logits = ctx.saved_logits, None
+        chunk_size = max(1, MAX_LOGITS_IN_MEMORY // len(weight_cast))
+        grad_hidden, grad_weight = torch.empty_like(hidden_states), torch.zeros(weight_cast.shape)
+        logits = (
+            hidden_states.new_empty(min(chunk_size, len(hidden_states)), len(weight_cast))
+            if saved_logits is None
+            else saved_logits
+        )
+        for start in range(0, len(hidden_states), chunk_size):
+            part = slice(start, start + chunk_size)
+            chunk = logits[: len(hidden_states[part])]
+            if saved_logits is None:
+                torch.mm(hidden_states[part], weight_cast.t(), out=chunk)
+            grads = (grad_logprobs[part].contiguous(), grad_entropy[part].contiguous())
+            ctx.kernels.token_statistics_backward(
+                chunk, ctx.temperature, targets[part], log_sums[part], entropy[part], *grads
+            )
+            torch.mm(chunk, weight_cast, out=grad_hidden[part])
+            _add_product(ctx.kernels, grad_weight, chunk, hidden_states[part])
+        return None, grad_hidden, grad_weight, None, None, None
+
+
+def _add_product(kernels: TrainingKernels, accumulator: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add leftᵀ · right, for [m, out] and [m, in], to float32 [out, in]."""
+    if left.dtype is torch.float32:
+        accumulator.addmm_(left.t(), right)
+    else:
+        accumulator.add_(kernels.weight_gradient(left, right))

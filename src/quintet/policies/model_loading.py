@@ -1,0 +1,179 @@
+"""Loading of models and tokenizers, and settings of loaded models."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from quintet.errors import ConfigError, MachineError, nearest
+from quintet.policies.attention import PackedLayout, register_attention
+from quintet.policies.hidden_states import compute_hidden_states
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
+
+ROUTER_LOSS_KEYS = ("router_aux_loss_coef", "output_router_logits")
+"""Settings of the load-balancing loss of mixture-of-experts models.
+
+No learner adds this loss, whatever the model's `config.json` says: the experts of a policy are balanced already, and
+the term would pull the policy away from the objective. verl omits it by default, too.
+"""
+PROBE_TOKENS = 24
+MAX_PROBE_DIFFERENCE = 1e-3
+
+
+def load_model(
+    directory: str | Path, *, trust_remote_code: bool = False, overrides: Mapping[str, Any] | None = None
+) -> PreTrainedModel:
+    """Load a causal language model in float32 whose attention follows a `Layout`.
+
+    `overrides` replace values of its `config.json`.
+
+    Raises:
+        MachineError: transformers cannot load the directory, or our forward pass differs from transformers'.
+        ConfigError: an override names a setting that the model's configuration does not have.
+    """
+    from transformers import AutoModelForCausalLM
+
+    _require_config_json(directory)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            directory,
+            config=_load_config(directory, overrides or {}, trust_remote_code=trust_remote_code),
+            dtype=torch.float32,
+            attn_implementation=register_attention(),
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+        )
+    except (OSError, ValueError) as error:
+        hint = "policy.path must be a Hugging Face model directory"
+        raise MachineError(f"cannot load a model from {directory}: {error}", hint) from error
+    model.eval()
+    _verify_against_transformers(model, directory)
+    return model
+
+
+def _verify_against_transformers(model: PreTrainedModel, directory: str | Path) -> None:
+    """Compare the logits of a few tokens with transformers' own forward pass.
+
+    Models whose attention or head does more than ours (soft caps, sinks, scaled logits, other kinds of layers) would
+    otherwise be computed wrongly without an error.
+
+    Raises:
+        MachineError: the logits differ, or are not finite.
+    """
+    tokens = torch.arange(PROBE_TOKENS) * 7919 % model.config.get_text_config().vocab_size
+    layout = PackedLayout(torch.tensor([PROBE_TOKENS]))
+    with torch.inference_mode():
+        logits = model.lm_head(compute_hidden_states(model.model, tokens, torch.arange(len(tokens)), layout))
+        model.set_attn_implementation("eager")
+        reference = model(tokens[None], use_cache=False).logits[0]
+        model.set_attn_implementation(register_attention())
+    if not bool(reference.isfinite().all()):
+        raise MachineError(f"the weights at {directory} contain NaN or infinite values", "use an earlier checkpoint")
+    difference = float((logits - reference).abs().max())
+    if not difference <= MAX_PROBE_DIFFERENCE * max(1.0, float(reference.abs().max())):
+        raise MachineError(
+            f"{type(model).__name__} at {directory} is not supported: logits differ by {difference:.2g} from those of"
+            " transformers",
+            "use a model of another architecture, such as Llama, Mistral or Qwen",
+        )
+
+
+def _load_config(directory: str | Path, overrides: Mapping[str, Any], *, trust_remote_code: bool) -> PreTrainedConfig:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
+    for name, value in overrides.items():
+        if name in ROUTER_LOSS_KEYS and value:
+            raise ConfigError(
+                f"policy.overrides.{name} = {value}: the router's auxiliary loss is not supported",
+                key="policy.overrides",
+                value=value,
+                hint="remove this override",
+            )
+        if not hasattr(config, name):
+            close = nearest(name, config.to_dict())
+            hint = f"did you mean policy.overrides.{close}?" if close else f"see {Path(directory) / 'config.json'}"
+            raise ConfigError(
+                f"policy.overrides.{name}: the model's configuration has no such setting",
+                key="policy.overrides",
+                hint=hint,
+            )
+        setattr(config, name, value)
+    return config
+
+
+def load_tokenizer(
+    directory: str | Path, *, trust_remote_code: bool = False, fast: bool = True
+) -> PreTrainedTokenizerFast:
+    """Load the tokenizer of a model directory.
+
+    transformers 5 has one implementation of each tokenizer, mostly in Rust; if `fast` is false and only the Rust
+    implementation exists, that is logged.
+
+    Raises:
+        MachineError: the directory has no tokenizer that transformers can load.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise MachineError(f"cannot load a tokenizer from {directory}: {error}") from error
+    if not fast and tokenizer.is_fast:
+        logger.info("policy.fast_tokenizer = false has no effect: the tokenizer at %s exists only in Rust", directory)
+    return tokenizer
+
+
+def enable_activation_checkpointing(model: PreTrainedModel, key: str = "actor.gradient_checkpointing") -> None:
+    """Recompute each layer's activations in the backward pass instead of storing them.
+
+    transformers recomputes layers that are in training mode. The mode is set on the layers but not on their submodules,
+    so that dropout stays off.
+
+    Raises:
+        ConfigError: the model's class does not support it.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    if not model.supports_gradient_checkpointing:
+        raise ConfigError(
+            f"{key} = true: {type(model).__name__} does not support activation checkpointing",
+            key=key,
+            value=True,
+            hint=f"set {key}=false",
+        )
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.training = True
+
+
+def disable_activation_checkpointing(model: PreTrainedModel) -> None:
+    """Store activations in the forward pass, undoing `enable_activation_checkpointing`."""
+    if model.is_gradient_checkpointing:
+        model.gradient_checkpointing_disable()
+
+
+def _require_config_json(directory: str | Path) -> None:
+    if not (Path(directory) / "config.json").is_file():
+        raise MachineError(f"no model at {directory}", "set policy.path to a directory with config.json and weights")
+
+
+@torch.no_grad()
+def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the floating-point parameters to `dtype`.
+
+    Buffers are not cast: rotary embeddings from rounded frequencies would be wrong at large positions.
+    """
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)

@@ -1,0 +1,141 @@
+"""Log-probs, entropies and divergences of predicted tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+from quintet.policies.fused_log_probs import MAX_LOGITS_IN_MEMORY, fused_token_statistics
+from quintet.policies.hidden_states import compute_hidden_states
+from quintet.policies.packed_batch import PackedBatch
+from quintet.policies.parallel.vocab_parallel import vocab_parallel_statistics
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+StatisticsFn = Callable[..., tuple[Tensor, ...]]
+"""Function with the signature of `_statistics_from_logits`."""
+
+
+class LazyLogits(NamedTuple):
+    """Hidden states at the predicted tokens, and the head that turns chunks of them into logits."""
+
+    hidden_states: Tensor
+    """[M, hidden]."""
+    head: Callable[[Tensor], Tensor]
+    """[m, hidden] to [m, vocabulary]."""
+
+
+def compute_lazy_logits(model: PreTrainedModel, packed: PackedBatch) -> LazyLogits:
+    """Run the model's body on `packed` and return the hidden states with the model's own head."""
+    hidden_states = compute_hidden_states(model.model, packed.tokens, packed.position_ids, packed.layout)
+    return LazyLogits(hidden_states.index_select(0, packed.prediction_indices), model.lm_head)
+
+
+class TokenStatistics(NamedTuple):
+    """Statistics of the predicted distributions, float32 [M] each."""
+
+    logprobs: Tensor
+    """Log-probs of the targets, in nats."""
+    entropy: Tensor
+    """Entropies, in nats."""
+    divergence: Tensor
+    """KL divergence between the model and another, over the whole vocabulary, in nats; 0 without another model."""
+    sum_squared_probs: Tensor
+    """Sum of the squared probabilities of all tokens, without gradient; 0 unless requested."""
+
+
+def log_probs_and_entropy(
+    model: PreTrainedModel, packed: PackedBatch, temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return log-probs of the targets and entropies, in nats, float32 [M] each; see `compute_token_statistics`."""
+    statistics = compute_token_statistics(model, packed, temperature)
+    return statistics.logprobs, statistics.entropy
+
+
+def compute_token_statistics(
+    model: PreTrainedModel,
+    packed: PackedBatch,
+    temperature: float = 1.0,
+    other: LazyLogits | None = None,
+    *,
+    swapped: bool = False,
+    with_sum_squared_probs: bool = False,
+    statistics_fn: StatisticsFn | None = None,
+) -> TokenStatistics:
+    """Return the statistics of the model's predictions.
+
+    With `other`, `divergence` is KL(model ‖ other), or KL(other ‖ model) if `swapped`; no gradient flows into `other`.
+
+    Logits are computed only for the M predicted tokens and divided by `temperature`, as in sampling. If M × vocabulary
+    exceeds `MAX_LOGITS_IN_MEMORY`, they are computed in chunks, and again in the backward pass. `statistics_fn`
+    replaces `_statistics_from_logits`, for example by its compiled version.
+    """
+    hidden_states, head = compute_lazy_logits(model, packed)
+    fused = fused_token_statistics(head, hidden_states, packed.targets, temperature) if other is None else None
+    if fused is not None:
+        zeros = torch.zeros_like(fused[0])
+        return TokenStatistics(fused[0], fused[1], zeros, fused[2] if with_sum_squared_probs else zeros)
+    num_positions = max(1, MAX_LOGITS_IN_MEMORY // model.lm_head.weight.shape[0])
+
+    def compute_chunk(start: int) -> tuple[Tensor, ...]:
+        part = slice(start, start + num_positions)
+        logits, other_logits = head(hidden_states[part]), None
+        if other is not None:
+            with torch.no_grad():
+                other_logits = other.head(other.hidden_states[part])
+        arguments = (packed.targets[part], temperature, other_logits)
+        if isinstance(logits, DTensor):
+            return vocab_parallel_statistics(
+                logits, *arguments, swapped=swapped, with_sum_squared_probs=with_sum_squared_probs
+            )
+        return (statistics_fn or _statistics_from_logits)(
+            logits, *arguments, swapped=swapped, with_sum_squared_probs=with_sum_squared_probs
+        )
+
+    starts = range(0, len(hidden_states), num_positions)
+    if len(starts) <= 1:
+        return TokenStatistics(*compute_chunk(0))
+    if torch.is_grad_enabled():
+        parts = [checkpoint(compute_chunk, start, use_reentrant=False, preserve_rng_state=False) for start in starts]
+    else:
+        parts = [compute_chunk(start) for start in starts]
+    return TokenStatistics(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _statistics_from_logits(
+    logits: Tensor,
+    targets: Tensor,
+    temperature: float,
+    other_logits: Tensor | None = None,
+    *,
+    swapped: bool = False,
+    with_sum_squared_probs: bool = False,
+) -> tuple[Tensor, ...]:
+    """Return the fields of `TokenStatistics`, [m] each, from logits [m, vocabulary] of one or two models."""
+    logprobs = (logits.float() / temperature).log_softmax(-1)
+    other = None if other_logits is None else (other_logits.float() / temperature).log_softmax(-1)
+    probs = logprobs.exp()
+    entropy = -(probs * logprobs).sum(-1)
+    divergence = sum_squared_probs_per_token = torch.zeros_like(entropy)
+    if other is not None and swapped:
+        divergence = (other.exp() * (other - logprobs)).sum(-1)
+    elif other is not None:
+        divergence = (probs * (logprobs - other)).sum(-1)
+    if with_sum_squared_probs:
+        sum_squared_probs_per_token = probs.detach().square().sum(-1)
+    # clone: FSDP's hooks warn about views
+    return logprobs.gather(-1, targets[:, None]).squeeze(-1).clone(), entropy, divergence, sum_squared_probs_per_token
+
+
+@cache
+def compiled_token_statistics() -> StatisticsFn:
+    """Return `_statistics_from_logits` compiled for any number of tokens."""
+    compiled: StatisticsFn = torch.compile(_statistics_from_logits, dynamic=True)
+    return compiled

@@ -1,0 +1,114 @@
+"""Construction of the reward scorer with verifiers or a user's function."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from quintet.config.native.data import RewardConfig
+from quintet.config.native.registry_union import validate_options
+from quintet.errors import ConfigError
+from quintet.rewards.data_sources import Route, route
+from quintet.rewards.dispatcher import PoolConfig
+from quintet.rewards.reward_managers import FUNCTION_PROCESS, BatchRewardScorer, PooledRewardScorer, RewardScorer
+from quintet.rewards.reward_terms import RewardComputation
+from quintet.rewards.verifier_pool import VerifierPool
+from quintet.rewards.verifier_worker import Setup
+from quintet.rewards.verifiers.registry import VERIFIERS
+
+SINGLE_PROCESS_MANAGERS = frozenset({"naive", "batch", "dapo", "gdpo"})
+OVERFLOW = 16
+"""Additional processes with built-in verifiers while some are slow: this many endless responses delay no others."""
+
+
+def build_verifier_scorer(config: RewardConfig, max_response_tokens: int, sources: Iterable[str] = ()) -> RewardScorer:
+    """Return the scorer of responses of at most `max_response_tokens`. The known `sources` of rows are checked at once,
+    and their verifier is loaded in the background.
+
+    Raises:
+        ConfigError: there is no such verifier, the user's function cannot be loaded or called, or keys contradict each
+            other.
+    """
+    _check(config, max_response_tokens)
+    _check_options(config)
+    routes = _routes(config, sources)
+    pool = VerifierPool(_pool_config(config))
+    try:
+        if config.function is not None:
+            pool.start(FUNCTION_PROCESS, wait=True)
+        elif routes:
+            pool.start(routes[0].process_kind)
+    except BaseException:
+        pool.close()
+        raise
+    terms = RewardComputation(config, max_response_tokens)
+    if config.manager == "batch" and config.function is not None:
+        return BatchRewardScorer(pool, terms)
+    return PooledRewardScorer(pool, terms, strip_end_marks=config.manager == "dapo")
+
+
+def _check(config: RewardConfig, max_response_tokens: int) -> None:
+    if config.manager == "dapo" and config.overlong is None:
+        raise ConfigError(
+            "reward.manager = 'dapo' penalizes long responses, but reward.overlong is not set",
+            key="reward.overlong",
+            hint="set reward.overlong.buffer, or use reward.manager: naive",
+        )
+    if config.overlong is not None and config.overlong.buffer > max_response_tokens:
+        buffer = config.overlong.buffer
+        raise ConfigError(
+            f"reward.overlong.buffer = {buffer} is more than the longest response, {max_response_tokens} tokens",
+            key="reward.overlong.buffer",
+            value=buffer,
+            hint="use at most rollout.max_response_tokens",
+        )
+    if config.manager == "remote" and config.function is None:
+        raise ConfigError(
+            "reward.manager = 'remote' calls a function elsewhere, but reward.function is not set",
+            key="reward.function",
+            hint="write a URL, http://… or https://…, or file.py:function",
+        )
+
+
+def _check_options(config: RewardConfig) -> None:
+    """Validate `reward.function_arguments` of a verifier."""
+    entry = VERIFIERS.get(config.kind) if config.function is None and config.kind in VERIFIERS else None
+    if entry is None or (entry.config is None and not config.function_arguments):
+        return
+    key = "reward.function_arguments"
+    if entry.config is None:
+        message = f"{key} = {config.function_arguments!r}: the verifier {entry.name!r} has no options"
+        raise ConfigError(message, key=key, value=config.function_arguments, hint="leave it out")
+    validate_options(entry.config, config.function_arguments, key)
+
+
+def _routes(config: RewardConfig, sources: Iterable[str]) -> list[Route]:
+    """Return the routes that are known in advance, those with modules to load first."""
+    if config.function is not None:
+        return []
+    names = dict.fromkeys(sources) or ([""] if config.kind != "rules" else [])
+    return sorted((route(source, config.kind) for source in names), key=lambda chosen: not chosen.process_kind.modules)
+
+
+def _pool_config(config: RewardConfig) -> PoolConfig:
+    setup = Setup(
+        config.function,
+        config.function_arguments,
+        batched=config.manager == "batch" and config.function is not None,
+        confined=config.function is None,
+        timeout_seconds=config.timeout_seconds,
+    )
+    workers = 1 if config.manager in SINGLE_PROCESS_MANAGERS else _num_cores()
+    per_minute = config.requests_per_minute if config.manager == "rate_limited" else None
+    return PoolConfig(
+        setup,
+        config.workers or workers,
+        # users' functions may rely on sequential calls; built-in verifiers do not
+        OVERFLOW if config.function is None else 0,
+        60.0 / per_minute if per_minute else 0.0,
+    )
+
+
+def _num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,154 @@
+"""The reward managers of verl, each a `RewardScorer`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from quintet.records import Failure, Question, Response, RewardResult
+from quintet.rewards.data_sources import Route, route
+from quintet.rewards.dispatcher import VerifierResult
+from quintet.rewards.reward_terms import RewardComputation
+from quintet.rewards.verifier_pool import VerifierPool
+from quintet.rewards.verifier_process import ProcessKind, VerifierJob
+
+END_MARKS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<eos>",
+    "</s>",
+    "<|end_of_text|>",
+)
+"""End-of-sequence tokens as text, which `dapo` strips."""
+FUNCTION_PROCESS = ProcessKind(confined=False)
+_NO_REPLY = Failure("reward", "RuntimeError", "a process returned nothing")
+
+
+class RewardScorer(Protocol):
+    """Scores responses: verifiers, a user's function, a reward model, or an LLM judge."""
+
+    def submit(self, response: Response) -> None:
+        """Queue a response.
+
+        Raises:
+            ConfigError: there is no verifier for its source.
+        """
+        ...
+
+    def ready(self) -> list[RewardResult]:
+        """Return the results since the last call, without waiting."""
+        ...
+
+    def drain(self) -> list[RewardResult]:
+        """Wait for all responses and return the results that were not returned yet."""
+        ...
+
+    def close(self) -> None:
+        """End all processes and threads."""
+        ...
+
+
+def strip_end_marks(text: str) -> str:
+    """Return a text without end-of-sequence tokens at its end."""
+    text = text.rstrip()
+    while mark := next((mark for mark in END_MARKS if text.endswith(mark)), None):
+        text = text.removesuffix(mark).rstrip()
+    return text
+
+
+def _function_arguments(source: str, text: str, question: Question) -> dict[str, Any]:
+    """Return the arguments of a user's function, by verl's names."""
+    return {
+        "data_source": source,
+        "solution_str": text,
+        "ground_truth": question.truth,
+        "extra_info": dict(question.extra),
+    }
+
+
+class PooledRewardScorer:
+    """Scores one response per call: `naive` and `gdpo` with one process, `prime` with many, `dapo` without end marks,
+    `rate_limited` with pauses, `remote` over HTTP."""
+
+    def __init__(self, pool: VerifierPool, terms: RewardComputation, *, strip_end_marks: bool = False) -> None:
+        self._pool, self._terms, self._strips = pool, terms, strip_end_marks
+        self._config = terms.config
+        self._routes: dict[str, Route] = {}
+        self._pending: dict[int, Response] = {}
+        self._numbers = itertools.count()
+
+    def submit(self, response: Response) -> None:
+        text = strip_end_marks(response.text) if self._strips else response.text
+        process_kind, message = self._message(text, response.question)
+        number = next(self._numbers)
+        self._pending[number] = response
+        self._pool.submit(VerifierJob(number, process_kind, message, self._config.timeout_seconds))
+
+    def ready(self) -> list[RewardResult]:
+        return [self._reward(result) for result in self._pool.ready()]
+
+    def drain(self) -> list[RewardResult]:
+        return [self._reward(result) for result in self._pool.drain()]
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _message(self, text: str, question: Question) -> tuple[ProcessKind, Mapping[str, Any]]:
+        if self._config.function is not None:
+            return FUNCTION_PROCESS, {"arguments": _function_arguments(question.source, text, question)}
+        if question.source not in self._routes:
+            self._routes[question.source] = route(question.source, self._config.kind)
+        chosen = self._routes[question.source]
+        extra = {**question.extra, **chosen.extra}
+        message = {"verifier": chosen.verifier, "text": text, "truth": question.truth, "extra": extra}
+        return chosen.process_kind, message | {"options": self._config.function_arguments}
+
+    def _reward(self, result: VerifierResult) -> RewardResult:
+        return self._terms.reward(self._pending.pop(result.key), result.failure or result.reply or _NO_REPLY)
+
+
+class BatchRewardScorer:
+    """Scores all responses in one call of a user's function, with lists: verl's `batch`.
+
+    Its time limit is that of one response times their number; if the call fails, all responses have failed.
+    """
+
+    def __init__(self, pool: VerifierPool, terms: RewardComputation) -> None:
+        self._pool, self._terms = pool, terms
+        self._pending: list[Response] = []
+
+    def submit(self, response: Response) -> None:
+        self._pending.append(response)
+
+    def ready(self) -> list[RewardResult]:
+        """Return nothing: the function is called in `drain`, with all responses."""
+        return []
+
+    def drain(self) -> list[RewardResult]:
+        responses, self._pending = self._pending, []
+        if not responses:
+            return []
+        seconds = self._terms.config.timeout_seconds * len(responses)
+        self._pool.submit(VerifierJob(0, FUNCTION_PROCESS, {"arguments": _batch_arguments(responses)}, seconds))
+        (result,) = self._pool.drain()
+        outcomes = _outcomes(result, len(responses))
+        return [self._terms.reward(response, outcome) for response, outcome in zip(responses, outcomes, strict=True)]
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _batch_arguments(responses: Sequence[Response]) -> dict[str, list[Any]]:
+    rows = [_function_arguments(response.question.source, response.text, response.question) for response in responses]
+    return {f"{name}s": [row[name] for row in rows] for name in rows[0]}
+
+
+def _outcomes(result: VerifierResult, count: int) -> Sequence[Mapping[str, Any] | Failure]:
+    if result.reply is None:
+        return [result.failure or _NO_REPLY] * count
+    outcomes: list[Mapping[str, Any]] = result.reply["many"]
+    return outcomes

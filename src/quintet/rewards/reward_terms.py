@@ -1,0 +1,65 @@
+"""Reward of a response from its score: scale, format reward and overlong penalty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quintet.config.native.data import OverlongConfig, RewardConfig
+from quintet.records import Failure, Response, RewardResult
+from quintet.rewards.format_check import has_format
+
+
+def overlong_penalty(tokens: int, max_tokens: int, config: OverlongConfig) -> float:
+    """DAPO's soft penalty (Yu et al. 2025, eq. 13), at most 0: it grows to `penalty` over the last `buffer` tokens
+    before `max_tokens`, and continues to grow beyond.
+
+    >>> overlong_penalty(95, 100, OverlongConfig(buffer=20))
+    -0.75
+    """
+    excess = tokens - (max_tokens - config.buffer)
+    return min(-excess / config.buffer * config.penalty, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardComputation:
+    """Computes rewards as configured by `reward`, for responses of at most `max_response_tokens`."""
+
+    config: RewardConfig
+    max_response_tokens: int
+
+    def reward(self, response: Response, outcome: Mapping[str, Any] | Failure) -> RewardResult:
+        """Return the reward of a response from the result of a verifier or user's function, or from its failure.
+
+        Scores of verifiers, between 0 and 1, map to `wrong_reward` … 1; those of a custom function are unchanged.
+        Both are multiplied by `scale`; format reward and overlong penalty are added.
+        """
+        if isinstance(outcome, Failure):
+            return self._failed(response, outcome)
+        score = float(outcome["score"])
+        if not math.isfinite(score):
+            return self._failed(response, Failure("reward", "ValueError", f"the score is {score}"))
+        parts = {"acc": min(max(score, 0.0), 1.0), **(outcome.get("parts") or {}), **self._extra_parts(response)}
+        wrong = self.config.wrong_reward
+        base = wrong + score * (1.0 - wrong) if self.config.function is None else score
+        return RewardResult(response.id, self._total(base, parts), parts, outcome.get("predicted"))
+
+    def _failed(self, response: Response, failure: Failure) -> RewardResult:
+        parts = {"acc": 0.0, **self._extra_parts(response)}
+        return RewardResult(response.id, self._total(self.config.wrong_reward, parts), parts, None, failure)
+
+    def _extra_parts(self, response: Response) -> dict[str, float]:
+        """Return `format`, 1 if the response has the required format, and `overlong`, at most 0."""
+        parts = {}
+        if self.config.format is not None:
+            parts["format"] = float(has_format(self.config.format, response.text))
+        if self.config.overlong is not None:
+            parts["overlong"] = overlong_penalty(response.tokens, self.max_response_tokens, self.config.overlong)
+        return parts
+
+    def _total(self, base: float, parts: Mapping[str, float]) -> float:
+        format_reward = self.config.format_reward * parts["format"] if self.config.format is not None else 0.0
+        penalty = parts["overlong"] if self.config.overlong is not None else 0.0
+        return base * self.config.scale + format_reward + penalty

@@ -1,0 +1,108 @@
+"""Worker process that verifies responses: reads jobs as JSON lines and sends a line per result.
+
+Forked by `quintet.sandbox.forkserver`. Prints of verifiers and users' functions go to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from quintet.rewards import time_budget
+from quintet.rewards.custom_function import load_function, parse_result, parse_results
+from quintet.rewards.verifiers.registry import VERIFIERS
+from quintet.sandbox import seccomp
+from quintet.sandbox.json_lines import LineBuffer, decode, encode
+from quintet.sandbox.sandboxed_process import error_message
+
+MEMORY_BYTES = 4 << 30
+"""Address space limit of a process that runs built-in verifiers."""
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Task of a process: built-in verifiers, or a user's function (`file.py:function` or a URL)."""
+
+    function: str | None = None
+    arguments: Mapping[str, Any] | None = None
+    batched: bool = False
+    confined: bool = True
+    """Drop all rights that built-in verifiers do not need."""
+    timeout_seconds: float = 10.0
+
+
+def work(connection: socket.socket, setup_fields: Message) -> None:
+    """Verify until the connection ends; `setup_fields` are the fields of a `Setup`."""
+    setup = Setup(**setup_fields)
+    try:
+        score = _prepare(setup)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of a user's file is reported to the run
+        connection.sendall(encode({"broken": error_message(error)}))
+        return
+    connection.sendall(encode({"ready": True}))
+    for line in LineBuffer().read(connection):
+        for reply in _replies(score, decode(line), setup.timeout_seconds):
+            connection.sendall(encode(reply))
+
+
+def _prepare(setup: Setup) -> Callable[[Message], Message]:
+    """Restrict this process as far as its setup allows and return the function that scores one message."""
+    if setup.function is None:
+        _restrict(setup.confined)
+        return _verify
+    call = load_function(setup.function, setup.arguments or {}, batched=setup.batched, timeout=setup.timeout_seconds)
+    return lambda message: _call_function(call, message, setup.batched)
+
+
+def _restrict(confined: bool) -> None:
+    seccomp.hide_memory()
+    if sys.platform == "linux":
+        seccomp.limit_resources(MEMORY_BYTES)
+    if not confined:
+        return
+    try:
+        seccomp.confine()
+    except seccomp.ConfinementError:
+        # built-in verifiers do not execute responses; those that might check `seccomp.is_confined`
+        return
+
+
+def _replies(score: Callable[[Message], Message], messages: list[Message], timeout: float) -> Iterator[Message]:
+    for message in messages:
+        time_budget.start(timeout)
+        try:
+            reply = score(message)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a failed verification is recorded as data
+            reply = {"failure": error_message(error)}
+        yield reply
+
+
+def _verify(message: Message) -> Message:
+    entry = VERIFIERS.get(message["verifier"])
+    options = (
+        {} if entry.config is None else {"options": _options_from_json(entry.config, json.dumps(message["options"]))}
+    )
+    score = entry.load()(message["text"], message["truth"], message["extra"], **options)
+    if not math.isfinite(score.score):
+        raise ValueError(f"{message['verifier']} returned {score.score}")
+    return {"score": score.score, "predicted": score.predicted, "parts": dict(score.parts)}
+
+
+@lru_cache(maxsize=1)
+def _options_from_json(config: Any, text: str) -> Any:
+    return config.model_validate_json(text)
+
+
+def _call_function(call: Callable[[Message], Any], message: Message, batched: bool) -> Message:
+    result = call(message["arguments"])
+    if batched:
+        return {"many": parse_results(result, len(message["arguments"]["solution_strs"]))}
+    return parse_result(result)

@@ -1,0 +1,170 @@
+"""Asynchronous rollouts: episodes continue while the policy is trained, and a step takes the complete groups.
+
+No step waits for its longest episode. The weight versions of an episode's tokens are recorded in `Generation.switches`,
+and groups that have missed too many weight syncs are restarted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from quintet.algorithms.filters import has_signal
+from quintet.config.native.experiment import Experiment
+from quintet.envs.start_states import StartStates
+from quintet.records import INCOMPLETE_OUTCOMES, Outcome, Trajectory, Turn
+from quintet.rollout.episode import Episode
+from quintet.rollout.sampling_params import SamplingParams
+
+
+class RolloutLoop(Protocol):
+    """An `AgentLoop` or a `SingleTurnLoop`."""
+
+    @property
+    def busy(self) -> bool: ...
+
+    def start(self, episodes: Sequence[Episode], sampling: SamplingParams) -> None: ...
+
+    def step(self) -> list[Trajectory]: ...
+
+    def abort(self, groups: Collection[int]) -> list[Trajectory]: ...
+
+
+@dataclass(slots=True)
+class _Group:
+    """Episodes from one start state."""
+
+    number: int
+    start_state: int
+    first_step: int
+    """Training step in which its oldest episode started."""
+    finished: list[Trajectory] = field(default_factory=list)
+
+
+class AsyncRollout:
+    """Keeps `1 + async_ratio` times the groups of a step in flight; each step takes `groups_per_step` complete ones."""
+
+    def __init__(self, loop: RolloutLoop, start_states: StartStates, config: Experiment) -> None:
+        self._loop = loop
+        self._start_states = start_states
+        self._groups_per_step = config.training.groups_per_step
+        self._samples_per_group = config.training.samples_per_group
+        self._num_in_flight = math.ceil((1 + config.rollout.async_ratio) * self._groups_per_step)
+        self._partial = config.rollout.partial
+        self._max_staleness = math.inf if config.rollout.max_staleness is None else config.rollout.max_staleness
+        self._max_dropped = config.algorithm.filter.refill_rounds * self._groups_per_step
+        self._signal_threshold = config.algorithm.signal_threshold
+        self._groups: dict[int, _Group] = {}
+        self._pending_starts: list[int] = []
+        self._next_number = 0
+        self._num_restarted = 0
+
+    def take(self, step: int, sampling: SamplingParams) -> tuple[list[Trajectory], dict[str, float]]:
+        """Return the episodes of a step, their groups numbered from 0, and metrics."""
+        self._num_restarted = 0
+        self._restart_groups(step, sampling)
+        self._fill(step, sampling)
+        selected: list[_Group] = []
+        num_dropped = 0
+        while len(selected) < self._groups_per_step:
+            for group in self._complete_groups()[: self._groups_per_step - len(selected)]:
+                del self._groups[group.number]
+                if num_dropped < self._max_dropped and not groups_with_signal(group.finished, self._signal_threshold):
+                    num_dropped += 1
+                else:
+                    selected.append(group)
+            if len(selected) < self._groups_per_step:
+                self._fill(step, sampling, len(selected))
+                self._record(self._loop.step())
+        episodes = [replace(episode, group=index) for index, group in enumerate(selected) for episode in group.finished]
+        return episodes, self._metrics(step, selected, num_dropped)
+
+    def suspend(self) -> dict[str, Any]:
+        """Abort all groups and return the state for a checkpoint (JSON). Their start states are used again, so that a
+        run that continues and a run that resumes from the checkpoint do the same."""
+        self._pending_starts = [group.start_state for group in self._groups.values()] + self._pending_starts
+        self._loop.abort(list(self._groups))
+        self._groups.clear()
+        return {"in_flight": self._pending_starts, "groups_begun": self._next_number}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Load the result of `suspend`."""
+        self._pending_starts = [int(start) for start in state.get("in_flight", ())]
+        self._next_number = int(state.get("groups_begun", 0))
+
+    def _fill(self, step: int, sampling: SamplingParams, num_selected: int = 0) -> None:
+        """Start groups until enough are in flight."""
+        missing = self._num_in_flight - num_selected - len(self._groups)
+        if missing <= 0:
+            return
+        reused, self._pending_starts = self._pending_starts[:missing], self._pending_starts[missing:]
+        for start in [*reused, *self._start_states.take(missing - len(reused))]:
+            self._groups[self._next_number] = group = _Group(self._next_number, start, step)
+            self._next_number += 1
+            self._loop.start(self._episodes(group), sampling)
+
+    def _episodes(self, group: _Group) -> list[Episode]:
+        """Episodes of a group; `Episode.replay` is its number, because several groups may share a start state."""
+        samples = range(self._samples_per_group)
+        return [Episode(group.start_state, group.number, sample, group.number) for sample in samples]
+
+    def _restart_groups(self, step: int, sampling: SamplingParams) -> None:
+        """Restart stale groups, and without partial rollouts also episodes that are running."""
+        for group in list(self._groups.values()):
+            stale = step - group.first_step > self._max_staleness
+            if not stale and (self._partial or len(group.finished) == self._samples_per_group):
+                continue
+            self._record(self._loop.abort([group.number]))
+            if stale:
+                group.finished.clear()
+            completed = {episode.sample for episode in group.finished}
+            group.first_step = group.first_step if completed else step
+            episodes = [episode for episode in self._episodes(group) if episode.sample not in completed]
+            self._num_restarted += len(episodes)
+            self._loop.start(episodes, sampling)
+
+    def _record(self, episodes: Iterable[Trajectory]) -> None:
+        for episode in episodes:
+            if episode.outcome is not Outcome.ABORTED:
+                self._groups[episode.group].finished.append(episode)
+
+    def _complete_groups(self) -> list[_Group]:
+        """Groups whose episodes have all ended, oldest first."""
+        return [group for group in self._groups.values() if len(group.finished) == self._samples_per_group]
+
+    def _metrics(self, step: int, selected: Sequence[_Group], num_dropped: int) -> dict[str, float]:
+        staleness = [step - group.first_step for group in selected]
+        older, tokens = 0, 0
+        for turn in (turn for group in selected for episode in group.finished for turn in episode.turns):
+            tokens += len(turn.tokens)
+            older += _tokens_before(turn, step - 1)
+        return {
+            "rollout/staleness/mean": sum(staleness) / len(staleness),
+            "rollout/staleness/max": max(staleness),
+            "rollout/groups_in_flight": len(self._groups),
+            "rollout/episodes_restarted": self._num_restarted,
+            "rollout/groups_dropped": num_dropped,
+            "rollout/tokens_of_older_weights": older / max(1, tokens),
+        }
+
+
+def groups_with_signal(episodes: Iterable[Trajectory], threshold: float) -> list[int]:
+    """Return the numbers of the groups whose rewards differ; see `has_signal`."""
+    completed = [episode for episode in episodes if episode.outcome not in INCOMPLETE_OUTCOMES and episode.turns]
+    if not completed:
+        return []
+    rewards = torch.tensor([episode.reward for episode in completed])
+    group = torch.tensor([episode.group for episode in completed])
+    numbers: torch.Tensor = torch.unique(group[has_signal(rewards, group, threshold)])
+    return [int(number) for number in numbers]
+
+
+def _tokens_before(turn: Turn, version: int) -> int:
+    """Number of tokens of a turn that weights older than `version` generated."""
+    if turn.weight_version >= version:
+        return 0
+    return next((index for index, newer in turn.switches if newer >= version), len(turn.tokens))

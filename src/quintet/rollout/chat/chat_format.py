@@ -1,0 +1,263 @@
+"""Token-exact chat prompts: each message is encoded once, and sampled responses are never re-tokenized."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from quintet.config.native.rollout import RolloutConfig
+from quintet.rollout.chat.parity import DialogueComparison, ResponseText, compare
+from quintet.rollout.chat.template import Renderer, TemplateParts, TemplateReport, analyze_template
+from quintet.rollout.chat.tokens import MessageFrame, TextEncoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+REPLACEMENT_CHARACTER = "\ufffd"
+"""Decoded text of an incomplete UTF-8 sequence."""
+
+
+class ChatFormat:
+    """Encodes the messages of a dialogue between the literals of a chat template."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        template: str | None = None,
+        thinking: bool | None = None,
+        extra_end_ids: Sequence[int] = (),
+    ) -> None:
+        """`template` names a chat template (default: the tokenizer's); `thinking` is passed to templates with that
+        option (Qwen3's `enable_thinking`); `extra_end_ids` end a response besides the end tokens of template and
+        tokenizer.
+
+        Raises:
+            ConfigError: there is no template, or it is not a sequence of messages whose responses end with a token.
+        """
+        self._tokenizer = tokenizer
+        self._render = Renderer(tokenizer, template, thinking=thinking)
+        special_tokens, added_tokens = _special_and_added_tokens(tokenizer)
+        parts = analyze_template(self._render, special_tokens, added_tokens, tokenizer.eos_token)
+        self.template_parts: TemplateParts = parts
+        self._encoder = TextEncoder(tokenizer, parts.control)
+        self.end_id: int = tokenizer.convert_tokens_to_ids(parts.end)
+        eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        self.end_ids: tuple[int, ...] = tuple(dict.fromkeys((self.end_id, *eos, *extra_end_ids)))
+        """Tokens that end a response, the template's first."""
+        self._first = MessageFrame(self._encoder, parts.first, first=True)
+        self._closed = MessageFrame(self._encoder, (parts.end + parts.after_end, parts.header))
+        self._open = MessageFrame(self._encoder, (parts.before_end + parts.end + parts.after_end, parts.header))
+
+    @classmethod
+    def from_config(
+        cls, config: RolloutConfig, tokenizer: PreTrainedTokenizerFast, extra_end_ids: Sequence[int] = ()
+    ) -> ChatFormat:
+        """Build the format with `rollout.think` as the template's thinking option."""
+        return cls(tokenizer, thinking=config.think, extra_end_ids=extra_end_ids)
+
+    @property
+    def report(self) -> TemplateReport:
+        """The template's end tokens and differences."""
+        ends = tuple(map(str, self._tokenizer.convert_ids_to_tokens(list(self.end_ids))))
+        return TemplateReport(self.template_parts.end, ends, self.template_parts.differences)
+
+    @property
+    def response_prefix(self) -> str:
+        """The start of the response that is already in the prompt: `<think>` and a newline with templates that add
+        them, else empty."""
+        return self.template_parts.response_prefix
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Encode the text of a message without producing control tokens."""
+        return self._encoder.encode(text)
+
+    def contains_control_token(self, text: str) -> bool:
+        """Return whether the text spells a control token, which is encoded as plain characters then."""
+        return self._encoder.contains_control_token(text)
+
+    def initial_prompt(self, system: str, user: str) -> tuple[int, ...]:
+        """Encode the prompt of a new dialogue."""
+        return self._first.encode(*self.template_parts.opening_texts(system, user))
+
+    def next_prompt(self, user: str, *, closed: bool) -> tuple[int, ...]:
+        """Encode what follows a response; `closed` says that the response itself ends with the end token."""
+        text = self.template_parts.next_user(user)
+        if not closed:
+            return self._open.encode(text)
+        # text behind the end token is encoded together with it
+        return self._closed.encode(text)[1:]
+
+    def encode_response(self, text: str) -> tuple[int, ...]:
+        """Encode a demonstrated response as it follows the generation prompt, with the end token. Whitespace that the
+        template would strip is kept."""
+        prefix = self.response_prefix
+        text = text.removeprefix(prefix) if text.startswith(prefix) else text.removeprefix(prefix.strip())
+        return (*self.encode(self.template_parts.history_only + text), self.end_id)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Decode a response without its end token."""
+        return self._decode(tokens[:-1] if tokens and tokens[-1] in self.end_ids else tokens)
+
+    def truncate(self, text: str, max_tokens: int) -> str:
+        """Return the longest prefix of the text with at most `max_tokens` tokens, without splitting a character."""
+        tokens = self.encode(text)
+        if len(tokens) <= max_tokens:
+            return text
+        prefix = self._decode(tokens[:max_tokens]).rstrip(REPLACEMENT_CHARACTER)
+        # some tokenizers drop the first space when decoding; a prefix may need more tokens than the text's first ones
+        length = len(prefix) + (not text.startswith(prefix))
+        while len(self.encode(text[:length])) > max_tokens:
+            length -= 1
+        return text[:length]
+
+    def response_text(self, tokens: Sequence[int]) -> ResponseText:
+        """Decode a response as part of a dialogue."""
+        if tokens and tokens[-1] in self.end_ids:
+            end_token = str(self._tokenizer.convert_ids_to_tokens(tokens[-1]))
+            return ResponseText(self._encoder.decode(tokens[:-1]), end_token)
+        return ResponseText(self._encoder.decode(tokens), "")
+
+    def compare(
+        self, system: str, observations: Sequence[str], responses: Sequence[Sequence[int]]
+    ) -> DialogueComparison:
+        """Compare a dialogue with the template over the whole dialogue. There is one more observation than
+        responses."""
+        texts = [self.response_text(tokens) for tokens in responses]
+        return compare(self.template_parts, self._render, system, observations, texts)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(text)
+
+
+def _special_and_added_tokens(tokenizer: PreTrainedTokenizerFast) -> tuple[set[str], set[str]]:
+    """Special tokens, and all tokens added to the vocabulary. The unknown token and byte tokens count as ordinary,
+    because any text may contain them."""
+    added = tokenizer.added_tokens_decoder.values()
+    special = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
+    special -= {"", tokenizer.unk_token}
+    return {token for token in special if not BYTE_TOKEN.fullmatch(token)}, {token.content for token in added}
+
+
+class PromptChange(StrEnum):
+    """Changes to observations on their way into a prompt; counted under `prompt/<value>`."""
+
+    OBSERVATION_CUT = "observation_cut"
+    """The end of an observation beyond `max_observation_tokens` was cut off."""
+    START_CUT = "start_cut"
+    """The beginning of a first prompt beyond `max_start_tokens` was cut off."""
+    WINDOW = "window"
+    """Turns before the last `window_size` were left out."""
+    CONTROL_AS_TEXT = "control_as_text"
+    """The observation spells a control token, which was encoded as plain characters."""
+    RESPONSE_CLOSED = "reply_closed"
+    """The previous response lacked its end token, which was added."""
+
+
+class Dialogue:
+    """The prompt of one episode: the whole history, or its last `window` observations."""
+
+    def __init__(
+        self,
+        chat: ChatFormat,
+        system: str,
+        window: int | None,
+        *,
+        max_start: int | None = None,
+        max_observation: int | None = None,
+    ) -> None:
+        """`max_observation` limits the tokens of an observation, whose end is cut off; `max_start` those of the first
+        prompt, whose beginning is cut off."""
+        self._chat = chat
+        self._max_start = max_start
+        self._max_observation = max_observation
+        self._system = _without_surrogates(system)
+        self._window = window
+        self._observations: list[str] = []
+        self._responses: list[tuple[int, ...]] = []
+        self._prompt: tuple[int, ...] = ()
+        self._changes: list[PromptChange] = []
+
+    @classmethod
+    def from_config(cls, config: RolloutConfig, chat: ChatFormat, system: str) -> Dialogue:
+        """Start a dialogue with the limits of the configuration."""
+        return cls(
+            chat,
+            system,
+            config.window_size,
+            max_start=config.max_start_tokens,
+            max_observation=config.max_observation_tokens,
+        )
+
+    @property
+    def changes(self) -> tuple[PromptChange, ...]:
+        """Changes to the last observation and its prompt."""
+        return tuple(self._changes)
+
+    def observe(self, text: str) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+        """Add an observation and return `(prompt, new_tokens, continues)`. The new tokens are the end of the prompt if
+        the turn continues the previous sequence, else the whole prompt."""
+        self._changes = []
+        self._observations.append(self._truncate(_without_surrogates(text)))
+        if self._responses and not self._is_closed(self._responses[-1]):
+            self._changes.append(PromptChange.RESPONSE_CLOSED)
+        oldest = self._oldest
+        if oldest == 0 and self._responses:
+            new_tokens = self._next_prompt(self._responses[-1], self._observations[-1])
+            self._prompt += self._responses[-1] + new_tokens
+            return self._prompt, new_tokens, True
+        if oldest:
+            self._changes.append(PromptChange.WINDOW)
+        self._prompt = self._build_prompt(oldest)
+        return self._prompt, self._prompt, False
+
+    def add_response(self, tokens: tuple[int, ...]) -> None:
+        """Add the policy's response as sampled."""
+        self._responses.append(tokens)
+
+    def compare(self) -> DialogueComparison:
+        """Compare the prompt with the template over the same messages. If the last message is a response, an empty
+        observation is added."""
+        ends_with_response = len(self._responses) == len(self._observations)
+        oldest = max(0, self._oldest - ends_with_response)
+        observations = self._observations[oldest:] + [""] * ends_with_response
+        return self._chat.compare(self._system, observations, self._responses[oldest:])
+
+    @property
+    def _oldest(self) -> int:
+        """Index of the first observation in the prompt."""
+        return 0 if self._window is None else max(0, len(self._responses) + 1 - self._window)
+
+    def _build_prompt(self, oldest: int) -> tuple[int, ...]:
+        prompt = self._chat.initial_prompt(self._system, self._observations[oldest])
+        if self._max_start is not None and len(prompt) > self._max_start:
+            self._changes.append(PromptChange.START_CUT)
+            prompt = prompt[-self._max_start :]
+        for response, observation in zip(self._responses[oldest:], self._observations[oldest + 1 :], strict=True):
+            prompt += response + self._next_prompt(response, observation)
+        return prompt
+
+    def _next_prompt(self, response: tuple[int, ...], observation: str) -> tuple[int, ...]:
+        return self._chat.next_prompt(observation, closed=self._is_closed(response))
+
+    def _is_closed(self, response: tuple[int, ...]) -> bool:
+        return response[-1:] == (self._chat.end_id,)
+
+    def _truncate(self, text: str) -> str:
+        if self._chat.contains_control_token(text):
+            self._changes.append(PromptChange.CONTROL_AS_TEXT)
+        if self._max_observation is None:
+            return text
+        truncated = self._chat.truncate(text, self._max_observation)
+        if len(truncated) < len(text):
+            self._changes.append(PromptChange.OBSERVATION_CUT)
+        return truncated
+
+
+def _without_surrogates(text: str) -> str:
+    """Replace lone surrogates, which cannot be encoded as UTF-8."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -1,0 +1,107 @@
+"""Parsing of responses: `<think>…</think><answer>action || action</answer>`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from quintet.config.native.rollout import RolloutConfig
+
+Form = Literal["whole", "anywhere", "answer"]
+_ANSWER = r"<answer>((?:(?!</?answer>).)*)</answer>"
+_THOUGHT = r"<think>(?:(?!</?think>).)*</think>\s*"
+_NUMBERED = re.compile(r"(\d{1,3})\s*(?:\((.*)\))?")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedResponse:
+    """Legal actions in order; `valid` says that the format was followed and all actions were legal."""
+
+    actions: tuple[str, ...]
+    valid: bool
+
+
+class ResponseFormat:
+    """Formats and parses responses with the actions of one env."""
+
+    def __init__(
+        self,
+        actions: tuple[str, ...],
+        *,
+        think: bool,
+        separator: str,
+        max_actions: int,
+        form: Form = "whole",
+        ignore_case: bool = True,
+        numbers: bool = False,
+        skip_unknown: bool = False,
+        special: Sequence[str] = (),
+    ) -> None:
+        """`form` says how strictly the format is checked (see `rollout.response_format`); the text of `special` tokens
+        is removed before parsing."""
+        self._fold = str.casefold if ignore_case else str
+        self._actions = actions
+        self._legal = {self._fold(action): action for action in actions}
+        self._think = think
+        self._separator = separator
+        self._max_actions = max_actions
+        self._form = form
+        self._numbers = numbers
+        self._skip = skip_unknown
+        thought = _THOUGHT if think and form != "answer" else ""
+        self._pattern = re.compile(f"{thought}{_ANSWER}", re.DOTALL)
+        longest_first = sorted(filter(None, special), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    @classmethod
+    def from_config(cls, config: RolloutConfig, actions: tuple[str, ...], special: Sequence[str] = ()) -> Self:
+        """Build the format from the configuration; `special` are the tokenizer's special tokens."""
+        return cls(
+            actions,
+            think=config.think,
+            separator=config.action_separator,
+            max_actions=config.max_actions_per_turn,
+            form=config.response_format,
+            ignore_case=config.ignore_case,
+            numbers=config.numbered_actions,
+            skip_unknown=config.unknown_actions == "skip",
+            special=special if config.strip_special_tokens else (),
+        )
+
+    def parse(self, text: str) -> ParsedResponse:
+        """Parse a response. Text without the format has no actions. An unknown action makes the response invalid; it is
+        skipped, or ends the list of actions. Actions beyond the limit are dropped."""
+        answer = self._answer(text)
+        if answer is None:
+            return ParsedResponse((), valid=False)
+        parsed = [self._action(word.strip()) for word in answer.split(self._separator)]
+        legal = [action for action in parsed if action is not None]
+        if len(legal) < len(parsed) and not self._skip:
+            legal = [action for action in parsed[: parsed.index(None)] if action is not None]
+        return ParsedResponse(tuple(legal[: self._max_actions]), valid=None not in parsed)
+
+    def format(self, thought: str, actions: tuple[str, ...]) -> str:
+        """Format a response that `parse` understands; `thought` is omitted if the format has none."""
+        answer = f" {self._separator} ".join(actions)
+        head = f"<think> {thought} </think>" if self._think else ""
+        return f"{head}<answer> {answer} </answer>"
+
+    def _answer(self, text: str) -> str | None:
+        """Text between the answer tags; None if the format is not followed."""
+        plain = text if self._special is None else self._special.sub("", text)
+        match = self._pattern.fullmatch(plain.strip()) if self._form == "whole" else self._pattern.search(plain)
+        return None if match is None else match[1]
+
+    def _action(self, word: str) -> str | None:
+        """The env's name of an action; None if unknown."""
+        legal = self._legal.get(self._fold(word))
+        if legal is not None or not self._numbers:
+            return legal
+        match = _NUMBERED.fullmatch(word)
+        if match is None or not 1 <= int(match[1]) <= len(self._actions):
+            return None
+        action = self._actions[int(match[1]) - 1]
+        name = match[2]
+        return action if name is None or self._legal.get(self._fold(name.strip())) == action else None

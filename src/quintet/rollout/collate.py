@@ -1,0 +1,106 @@
+"""Collation of trajectories into a packed `Batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from quintet.records import Batch, Trajectory
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Columns of a batch as Python lists."""
+
+    tokens: list[int] = field(default_factory=list)
+    loss_mask: list[bool] = field(default_factory=list)
+    turn: list[int] = field(default_factory=list)
+    turn_end: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    saw: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    trajectory: list[int] = field(default_factory=list)
+
+    def start_sequence(self, trajectory: int) -> None:
+        self.lengths.append(0)
+        self.trajectory.append(trajectory)
+
+    def add_prompt(self, tokens: Sequence[int], turn: int) -> None:
+        self._extend(tokens, turn, trained=False)
+        self.logprobs += [0.0] * len(tokens)
+        self.turn_end += [False] * len(tokens)
+        self.rewards += [0.0] * len(tokens)
+
+    def add_response(self, tokens: Sequence[int], logprobs: Sequence[float], reward: float, turn: int) -> None:
+        """Add response tokens, with the reward on the last one."""
+        self._extend(tokens, turn, trained=True)
+        self.logprobs += logprobs
+        self.turn_end += [False] * (len(tokens) - 1) + [True]
+        self.rewards += [0.0] * (len(tokens) - 1) + [reward]
+
+    def _extend(self, tokens: Sequence[int], turn: int, *, trained: bool) -> None:
+        self.tokens += tokens
+        self.loss_mask += [trained] * len(tokens)
+        self.turn += [turn] * len(tokens)
+        self.lengths[-1] += len(tokens)
+
+
+def train_on_observations(batch: Batch) -> Batch:
+    """Return the batch with observations included in the loss mask: all tokens behind the first prompt of a sequence.
+    Their log-probs are unknown and stay 0."""
+    num_trained = batch.loss_mask.long().cumsum(0)
+    starts = batch.lengths.cumsum(0) - batch.lengths
+    before = torch.where(starts > 0, num_trained[(starts - 1).clamp(min=0)], 0)
+    return replace(batch, loss_mask=num_trained > before.repeat_interleave(batch.lengths))
+
+
+def reward_at_end(batch: Batch) -> Batch:
+    """Return the batch with the sum of each episode's rewards on its last response token."""
+    trained = batch.loss_mask.nonzero().squeeze(-1)
+    owner = batch.token_trajectory[trained]
+    size = len(batch.group)
+    last = torch.zeros(size, dtype=torch.long).scatter_reduce(0, owner, trained, "amax", include_self=False)
+    total = batch.rewards.new_zeros(size).index_add(0, batch.token_trajectory, batch.rewards)
+    return replace(batch, rewards=torch.zeros_like(batch.rewards).index_copy(0, last, total))
+
+
+def collate(trajectories: Iterable[Trajectory]) -> Batch:
+    """Pack trajectories into a batch. A turn that does not continue the previous one starts a new sequence;
+    trajectories without a turn (their env failed at the start) are left out."""
+    columns = _Columns()
+    completed = [trajectory for trajectory in trajectories if trajectory.turns]
+    state_ids: dict[tuple[int, str], int] = {}
+    for index, trajectory in enumerate(completed):
+        for number, turn in enumerate(trajectory.turns):
+            if not turn.continues:
+                columns.start_sequence(index)
+            columns.add_prompt(turn.prompt, number)
+            columns.add_response(turn.tokens, turn.logprobs, turn.reward, number)
+            state = state_ids.setdefault((trajectory.group, turn.observation), len(state_ids))
+            columns.saw += [state] * (len(turn.prompt) + len(turn.tokens))
+    lengths = torch.tensor(columns.lengths)
+    starts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+    return Batch(
+        tokens=torch.tensor(columns.tokens),
+        positions=torch.arange(len(columns.tokens)) - starts,
+        lengths=lengths,
+        loss_mask=torch.tensor(columns.loss_mask),
+        turn=torch.tensor(columns.turn),
+        turn_end=torch.tensor(columns.turn_end),
+        trajectory=torch.tensor(columns.trajectory),
+        group=torch.tensor([trajectory.group for trajectory in completed]),
+        logprobs=torch.tensor(columns.logprobs, dtype=torch.float32),
+        rewards=torch.tensor(columns.rewards, dtype=torch.float32),
+        observation_group=torch.tensor(columns.saw),
+        parts=_reward_parts(completed),
+    )
+
+
+def _reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, Tensor] | None:
+    """Reward components by name, [R] each; 0 for trajectories without the component."""
+    names = sorted({name for trajectory in trajectories for name in trajectory.parts})
+    return {name: torch.tensor([t.parts.get(name, 0.0) for t in trajectories]) for name in names} or None

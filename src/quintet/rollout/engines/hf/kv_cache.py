@@ -1,0 +1,99 @@
+"""Keys and values of prompts and responses, in slots that attention reads in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quintet.kernels.decode import DecodeKernels, decode_kernels
+from quintet.rollout.engines.hf.huge_pages import zeros
+
+BLOCK = 32
+"""Tokens by which the slots of a cache grow, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """Dimensions, type and device of a model's keys and values."""
+
+    layers: int
+    kv_heads: int
+    dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def from_model(cls, model: torch.nn.Module) -> CacheShape:
+        """Read the shape from a transformers decoder."""
+        config = model.config.get_text_config()  # type: ignore[union-attr, operator]
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        weight = next(model.parameters())
+        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        return cls(config.num_hidden_layers, kv_heads, dim, weight.dtype, weight.device)
+
+
+class KVCache:
+    """Keys and values, `[layers][slots, kv_heads, length, dim]` each. Slots and length grow on demand."""
+
+    def __init__(self, shape: CacheShape) -> None:
+        self._shape = shape
+        self.slots = 0
+        self.length = 0
+        self.keys: list[Tensor] = [self._empty(0, 0) for _ in range(shape.layers)]
+        self.values: list[Tensor] = [self._empty(0, 0) for _ in range(shape.layers)]
+        self._descriptors = self._kernel_descriptors()
+
+    def reserve(self, slots: int, length: int) -> None:
+        """Grow to at least `slots` slots of `length` tokens; existing contents are kept."""
+        if slots <= self.slots and length <= self.length:
+            return
+        if slots > self.slots:
+            slots = max(slots, min(2 * self.slots, self.slots + 64))
+        if length > self.length:
+            length = max(-(-length // BLOCK) * BLOCK, min(2 * self.length, self.length + 8 * BLOCK))
+        before = (self.slots, self.length)
+        self.slots, self.length = max(slots, self.slots), max(length, self.length)
+        for tensors in (self.keys, self.values):
+            for layer, old in enumerate(tensors):
+                tensors[layer] = new = self._empty(self.slots, self.length)
+                new[: before[0], :, : before[1]] = old
+        self._descriptors = self._kernel_descriptors()
+
+    def copy_from(
+        self, targets: Sequence[int], other: KVCache, sources: Sequence[int], count: int, *, offset: int = 0
+    ) -> None:
+        """Copy the first `count` tokens of the `sources` slots of another cache, or of this one, to position `offset`
+        of the `targets` slots."""
+        if not count:
+            return
+        device = self._shape.device
+        target, source = torch.tensor(targets, device=device), torch.tensor(sources, device=device)
+        for own_tensors, other_tensors in ((self.keys, other.keys), (self.values, other.values)):
+            for target_tensor, source_tensor in zip(own_tensors, other_tensors, strict=True):
+                target_tensor[target, :, offset : offset + count] = source_tensor[source, :, :count]
+
+    def kernels(self) -> DecodeKernels | None:
+        """Return the compiled kernels for this type and device, if there are any."""
+        return decode_kernels(self._shape.dtype, self._shape.device.type)
+
+    @property
+    def supports_any_slot(self) -> bool:
+        """Whether attention finds a row in any slot; otherwise row i has to be in slot i."""
+        return self.kernels() is not None
+
+    def kernel_descriptor(self, layer: int, slots: Tensor, num_visible: Tensor) -> tuple[int, ...]:
+        """Describe a segment to `DecodeKernels.attention`: token i attends to the first `num_visible[i]` tokens of
+        slot `slots[i]`, int64 [n] each."""
+        return (*self._descriptors[layer], slots.data_ptr(), num_visible.data_ptr())
+
+    def _kernel_descriptors(self) -> list[tuple[int, ...]]:
+        """Addresses of each layer's keys and values, and the strides of slots and heads in elements."""
+        both = zip(self.keys, self.values, strict=True)
+        return [(keys.data_ptr(), values.data_ptr(), *keys.stride()[:2]) for keys, values in both]
+
+    def _empty(self, slots: int, length: int) -> Tensor:
+        shape = self._shape
+        return zeros((slots, shape.kv_heads, length, shape.dim), shape.dtype, shape.device)

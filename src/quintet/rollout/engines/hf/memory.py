@@ -1,0 +1,62 @@
+"""Number of requests whose KV cache fits into the engine's share of a device's memory."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from quintet.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+KEY = "rollout.engine_options.memory_share"
+CACHE_SLOTS_PER_REQUEST = 2.0
+"""One for the running request, one for prompts that stay in the prefix cache."""
+
+
+def max_seqs_in_memory(
+    model: PreTrainedModel,
+    max_model_len: int,
+    max_num_seqs: int,
+    memory_share: float | None,
+    dtype: torch.dtype | None = None,
+) -> int:
+    """Return the number of requests, up to `max_num_seqs`, for which weights and KV cache fit into `memory_share` of
+    the memory of the model's device. `dtype` is the cache's data type (default: the model's).
+
+    Raises:
+        ConfigError: not a single request fits.
+    """
+    if memory_share is None:
+        return max_num_seqs
+    memory = _total_memory(model.device)
+    per_request = CACHE_SLOTS_PER_REQUEST * _kv_bytes(model, max_model_len, dtype or model.dtype)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    fitting = int((memory_share * memory - weights) / per_request)
+    if fitting < 1:
+        needed = (weights + per_request) / memory
+        raise ConfigError(
+            f"{KEY} = {memory_share:g}: weights and one request of {max_model_len} tokens need {needed:.2g} of "
+            f"{memory / 2**30:.0f} GiB",
+            key=KEY,
+            value=memory_share,
+            hint=f"set it to at least {needed:.2g}, or use shorter contexts",
+        )
+    return min(fitting, max_num_seqs)
+
+
+def _total_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _kv_bytes(model: PreTrainedModel, max_model_len: int, dtype: torch.dtype) -> int:
+    """Size of the keys and values of one request."""
+    config = model.config
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * config.num_key_value_heads * dim * max_model_len * dtype.itemsize)

@@ -1,0 +1,239 @@
+"""The running batch: sequences that decode one token per step, their KV cache and their sampling parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from quintet.records import Request, StopReason
+from quintet.rollout.engines.hf.attention_layouts import DecodeLayout, SharedSegment
+from quintet.rollout.engines.hf.decode import NewSequence, SequenceSlots
+from quintet.rollout.engines.hf.kv_cache import CacheShape, KVCache
+from quintet.rollout.engines.hf.model_runner import ForwardInput
+from quintet.rollout.engines.hf.prefix_cache import CachedPrompt, PrefixCache
+from quintet.rollout.engines.hf.sampling import LogitsProcessing, sample, uniform
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+NUMBERS_AHEAD = 16
+"""Steps for which random numbers are generated at once."""
+
+
+@dataclass(eq=False, slots=True)
+class ScheduledRequest:
+    """A request in the engine, with its response so far unless it is running."""
+
+    request: Request
+    weight_version: int
+    """Version of the weights of the first response token."""
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    switches: list[tuple[int, int]] = field(default_factory=list)
+    """See `Generation.switches`."""
+    prompt: CachedPrompt | None = None
+    """Cached keys and values of `tokens_to_prefill`; None while waiting."""
+    penalized_tokens: Tensor | None = None
+    """bool [vocab], tokens of prompt and response; only with a repetition penalty."""
+
+    @property
+    def tokens_to_prefill(self) -> tuple[int, ...]:
+        """The prompt, and after a preemption also the response so far."""
+        return self.request.prompt + tuple(self.tokens)
+
+    @property
+    def needs_processing(self) -> bool:
+        """Whether its logits need more than the temperature; see `LogitsProcessing`."""
+        request = self.request
+        plain = request.top_k == 0 and request.top_p >= 1 and request.min_p == 0 and request.repetition_penalty == 1
+        return not plain or bool(request.min_tokens and request.stop_ids)
+
+
+@dataclass(slots=True)
+class _SamplingState:
+    """Sampling parameters of the running rows, valid until rows are added or removed; tensors [n]."""
+
+    seeds: Tensor
+    temperature: Tensor
+    processed_rows: list[int]
+    """Rows that need `LogitsProcessing`."""
+    _numbers: list[Tensor] = field(default_factory=list)
+
+    def next_numbers(self, num_tokens: Tensor) -> Tensor:
+        """Uniform numbers for the rows' next tokens, float64 [n], generated for several steps at once: each row samples
+        one token per step."""
+        if not self._numbers:
+            steps = torch.arange(NUMBERS_AHEAD, device=num_tokens.device)[:, None]
+            self._numbers = list(uniform(self.seeds, num_tokens + steps).flip(0))
+        return self._numbers.pop()
+
+    def processing(
+        self, running: Sequence[ScheduledRequest], rows: SequenceSlots, vocab_size: int
+    ) -> LogitsProcessing | None:
+        if not self.processed_rows:
+            return None
+        device, processed = self.seeds.device, [running[row] for row in self.processed_rows]
+        requests = [each.request for each in processed]
+        penalized = None
+        if any(each.penalized_tokens is not None for each in processed):
+            empty = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+            penalized = torch.stack(
+                [empty if each.penalized_tokens is None else each.penalized_tokens for each in processed]
+            )
+        return LogitsProcessing(
+            torch.tensor(self.processed_rows, device=device),
+            torch.tensor([request.top_k for request in requests], device=device),
+            torch.tensor([request.top_p for request in requests], device=device),
+            torch.tensor([request.min_p for request in requests], device=device),
+            torch.tensor([request.repetition_penalty for request in requests], device=device),
+            penalized,
+            [
+                (index, request.stop_ids)
+                for index, request in enumerate(requests)
+                if rows.num_tokens[self.processed_rows[index]] < request.min_tokens and request.stop_ids
+            ],
+        )
+
+
+class RunningBatch:
+    """Sequences that decode; `requests[row]` is the request of a row of `rows`."""
+
+    def __init__(self, shape: CacheShape, prefix_cache: PrefixCache, max_num_seqs: int, vocab_size: int) -> None:
+        self.requests: list[ScheduledRequest] = []
+        self.rows = SequenceSlots(max_num_seqs)
+        self._max_num_seqs = max_num_seqs
+        self._vocab_size = vocab_size
+        self._device = shape.device
+        self._kv_cache = KVCache(shape)
+        self._prefix_cache = prefix_cache
+        self._free_slots = list(range(max_num_seqs))[::-1]
+        self._sampling: _SamplingState | None = None
+        self._shared: list[SharedSegment] | None = None
+
+    def add(self, requests: Sequence[ScheduledRequest], max_model_len: int) -> None:
+        """Append requests whose prompts are computed."""
+        sequences = [
+            NewSequence(
+                each.request,
+                each.tokens,
+                each.logprobs,
+                min(each.request.max_tokens, max_model_len - len(each.request.prompt)),
+                each.needs_processing,
+            )
+            for each in requests
+        ]
+        self.rows.add(sequences, [self._free_slots.pop() for _ in requests], self._vocab_size)
+        self.requests += requests
+        self._invalidate()
+
+    def forward_input(self) -> ForwardInput:
+        """Return the last token of each sequence as input of the next forward pass."""
+        rows, n = self.rows, self.rows.count
+        positions = rows.num_tokens[:n] - 1
+        in_slot = positions - rows.num_prefilled[:n]
+        self._kv_cache.reserve(int(rows.cache_slot[:n].max()) + 1, int(in_slot.max()) + 1)
+        slots = self._to_device(rows.cache_slot[:n])
+        layout = DecodeLayout(self._kv_cache, self._shared_segments(), slots, self._to_device(in_slot))
+        return ForwardInput(
+            self._to_device(rows.last_token[:n]), self._to_device(rows.prompt_len[:n] + positions), layout
+        )
+
+    def sample(self, logits: Tensor) -> None:
+        """Sample and append one token for every sequence from logits, float32 [n, vocab]."""
+        rows = self.rows
+        state = self._sampling = self._sampling or _SamplingState(
+            self._to_device(rows.seed[: rows.count]),
+            self._to_device(rows.temperature[: rows.count]),
+            rows.needs_processing[: rows.count].nonzero()[0].tolist(),
+        )
+        numbers = state.next_numbers(self._to_device(rows.num_tokens[: rows.count]))
+        processing = state.processing(self.requests, rows, self._vocab_size)
+        tokens, logprobs = sample(logits, state.temperature, numbers, processing)
+        rows.append(tokens.cpu().numpy(), logprobs.cpu().numpy())
+        for row in state.processed_rows:
+            penalized = self.requests[row].penalized_tokens
+            if penalized is not None:
+                penalized[rows.last_token[row]] = True
+
+    def partial_responses(self, ids: Collection[int]) -> Mapping[int, tuple[Sequence[int], Sequence[float]]]:
+        """Return tokens and log-probs so far of those of the requests that are running."""
+        return {
+            each.request.id: (self.rows.tokens(row), self.rows.logprobs(row))
+            for row, each in enumerate(self.requests)
+            if each.request.id in ids
+        }
+
+    def snapshot(self, row: int) -> ScheduledRequest:
+        """Return the request of a row, updated with its response so far."""
+        scheduled = self.requests[row]
+        scheduled.tokens, scheduled.logprobs = self.rows.tokens(row), self.rows.logprobs(row)
+        return scheduled
+
+    def finish(self, reasons: Mapping[int, StopReason]) -> None:
+        """Remove finished rows. Dialogues that continue, see `Request.keep`, stay in the prefix cache."""
+        for row, reason in reasons.items():
+            scheduled = self.requests[row]
+            if reason is not StopReason.FAILED and scheduled.request.keep and scheduled.prompt:
+                response = self.rows.tokens(row)[self.rows.num_prefilled[row] : -1]
+                slot = int(self.rows.cache_slot[row])
+                request_id = scheduled.request.id
+                self._prefix_cache.keep_dialogue(request_id, scheduled.prompt, response, self._kv_cache, slot)
+        self.remove(list(reasons))
+
+    def remove(self, removed: Sequence[int], *, keep_prompts: bool = True) -> None:
+        """Remove rows; the last rows move into the gaps."""
+        if not removed:
+            return
+        rows = self.rows
+        requests = [self.requests[row] for row in removed]
+        for keep in (False, True):
+            # the prompt of a dialogue that continues is cached together with the response
+            prompts = [r.prompt for r in requests if r.prompt and keep == (keep_prompts and not r.request.keep)]
+            self._prefix_cache.release(prompts, keep=keep)
+        freed = [int(rows.cache_slot[row]) for row in removed]
+        gaps, movers = rows.remove(removed)
+        for gap, mover in zip(gaps, movers, strict=True):
+            self.requests[gap] = self.requests[mover]
+        del self.requests[rows.count :]
+        if gaps and not self._kv_cache.supports_any_slot:
+            # matrix products over all rows read slot i for row i
+            used = int((rows.num_tokens[gaps] - rows.num_prefilled[gaps]).max())
+            self._kv_cache.copy_from(gaps, self._kv_cache, movers, used)
+            freed = list(range(rows.count, rows.count + len(removed)))
+            rows.cache_slot[gaps] = gaps
+        self._free_slots += freed[::-1]
+        self._invalidate()
+
+    def clear(self) -> None:
+        """Remove all rows without touching the prefix cache."""
+        self.requests.clear()
+        self._free_slots = list(range(self._max_num_seqs))[::-1]
+        self.rows.count = 0
+        self._invalidate()
+
+    def invalidate_shared_segments(self) -> None:
+        """Rebuild the shared segments at the next step, because the prompts in use have changed."""
+        self._shared = None
+
+    def _invalidate(self) -> None:
+        self._sampling = self._shared = None
+
+    def _shared_segments(self) -> list[SharedSegment]:
+        """Prompts and prefixes of the running sequences."""
+        if self._shared is None:
+            cache = self._prefix_cache
+            prompts = [each.prompt for each in self.requests if each.prompt]
+            slots, lengths = [prompt.slot for prompt in prompts], [prompt.num_in_slot for prompt in cache.in_use]
+            self._shared = [SharedSegment(cache.kv_cache, slots, lengths)]
+            if any(prompt.prefix.tokens for prompt in prompts):
+                lengths = [len(prefix.tokens) for prefix in cache.prefixes]
+                self._shared.append(SharedSegment(cache.prefix_kv, [prompt.prefix.slot for prompt in prompts], lengths))
+        return self._shared
+
+    def _to_device(self, values: npt.NDArray[Any]) -> Tensor:
+        """The array on the model's device; on a CPU it shares memory."""
+        return torch.from_numpy(values).to(self._device)

@@ -1,0 +1,125 @@
+"""Scheduler: waiting requests are admitted to prefill, then join the running batch; any can be preempted or aborted."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from quintet.records import Request
+from quintet.rollout.engines.hf.kv_cache import CacheShape
+from quintet.rollout.engines.hf.model_runner import ModelRunner
+from quintet.rollout.engines.hf.prefill import PrefillQueue
+from quintet.rollout.engines.hf.running_batch import RunningBatch, ScheduledRequest
+
+
+class Scheduler:
+    """Queues of an engine: waiting → prefilling → running, at most `max_num_seqs` prefilling and running together."""
+
+    def __init__(
+        self,
+        shape: CacheShape,
+        runner: ModelRunner,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        vocab_size: int,
+        prefill_tokens: int,
+        chunked_prefill: bool,
+    ) -> None:
+        self._runner = runner
+        self._device = shape.device
+        self._max_num_seqs = max_num_seqs
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._prefill = PrefillQueue(shape, runner, max_num_seqs, prefill_tokens, chunked=chunked_prefill)
+        self._prefix_cache = self._prefill.prefix_cache
+        self._waiting: deque[ScheduledRequest] = deque()
+        self._prefilling: list[ScheduledRequest] = []
+        self.running = RunningBatch(shape, self._prefix_cache, max_num_seqs, vocab_size)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is waiting, prefilling or running."""
+        return bool(self._waiting or self._prefilling or self.running.requests)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, request: Request, weight_version: int) -> None:
+        """Queue a request behind the waiting ones."""
+        self._waiting.append(ScheduledRequest(request, weight_version))
+
+    def admit(self) -> None:
+        """Move waiting requests to prefill while sequence slots are free."""
+        num_free = self._max_num_seqs - len(self.running.requests) - len(self._prefilling)
+        count = min(num_free, len(self._waiting))
+        if not count:
+            return
+        admitted = [self._waiting.popleft() for _ in range(count)]
+        prompts = self._prefill.acquire([(each.request.id, each.tokens_to_prefill) for each in admitted])
+        for each, prompt in zip(admitted, prompts, strict=True):
+            each.prompt = prompt
+            if each.request.repetition_penalty != 1.0:
+                each.penalized_tokens = torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
+                each.penalized_tokens[torch.tensor(each.tokens_to_prefill, device=self._device)] = True
+        self._prefilling += admitted
+        self.running.invalidate_shared_segments()
+
+    def forward(self) -> Tensor | None:
+        """Run one forward pass over the last tokens of running requests and the next chunk of prompts. Return the
+        hidden states of the running ones, [running, hidden], if there are any."""
+        is_decoding = bool(self.running.requests)
+        prefill = self._prefill.next_batch(each.prompt for each in self._prefilling if each.prompt)
+        inputs = [*([self.running.forward_input()] if is_decoding else []), *([prefill] if prefill else [])]
+        if not inputs:
+            return None
+        states = self._runner(inputs)
+        if prefill:
+            self._prefill.complete_batch(states[-1])
+        return states[0] if is_decoding else None
+
+    def start_decoding(self) -> list[Tensor]:
+        """Append requests whose prompt is computed to the running ones. Return the hidden state of each one's last
+        token, [hidden]."""
+        ready = [each for each in self._prefilling if each.prompt and each.prompt.hidden is not None]
+        if not ready:
+            return []
+        self._prefilling = [each for each in self._prefilling if each.prompt is None or each.prompt.hidden is None]
+        self.running.add(ready, self._max_model_len)
+        return [each.prompt.hidden for each in ready if each.prompt and each.prompt.hidden is not None]
+
+    def abort(self, ids: Collection[int]) -> list[ScheduledRequest]:
+        """Remove requests and return them with their responses so far."""
+        ids = set(ids)
+        aborted = [each for each in self._waiting if each.request.id in ids]
+        self._waiting = deque(each for each in self._waiting if each.request.id not in ids)
+        prefilling = [each for each in self._prefilling if each.request.id in ids]
+        self._prefilling = [each for each in self._prefilling if each.request.id not in ids]
+        self._prefix_cache.release((each.prompt for each in prefilling if each.prompt), keep=False)
+        rows = [row for row, each in enumerate(self.running.requests) if each.request.id in ids]
+        running = [self.running.snapshot(row) for row in rows]
+        self.running.remove(rows, keep_prompts=False)
+        return aborted + prefilling + running
+
+    def preempt_all(self) -> None:
+        """Put running and prefilling requests back at the head of the waiting queue, with their responses so far, and
+        reset the prefix cache."""
+        running = [self.running.snapshot(row) for row in range(len(self.running.requests))]
+        for each in reversed([*running, *self._prefilling]):
+            each.prompt = None
+            self._waiting.appendleft(each)
+        self._prefilling.clear()
+        self.running.clear()
+        self._prefix_cache.reset()
+
+    def record_weight_update(self, version: int) -> None:
+        """Note in all requests, which must be preempted, that later tokens come from new weights."""
+        for each in self._waiting:
+            if each.tokens:
+                each.switches.append((len(each.tokens), version))
+            else:
+                each.weight_version = version

@@ -1,0 +1,285 @@
+"""Any endpoint with OpenAI's chat completions API as a policy for evaluation.
+
+Such an endpoint takes messages and returns text, without token ids and log-probs. `EndpointEngine` adapts it to the
+`Engine` protocol: its tokens are the bytes of the text, with marker tokens around messages. Envs, response formats,
+reward functions and results are the same as for other policies; token counts and log-probs are meaningless.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from quintet.errors import ConfigError
+from quintet.records import Failure, Generation, Request, StopReason, Trajectory
+from quintet.rewards.chat_endpoint import ChatEndpoint, EndpointError, with_retries
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerFast
+
+START, END = "\uf8f0", "\uf8f1"
+"""Markers around messages, from Unicode's private use area, which text does not contain."""
+TEMPLATE = (
+    f"{{% for message in messages %}}{START}{{{{ message['role'] }}}}\n{{{{ message['content'] }}}}{END}\n"
+    f"{{% endfor %}}{{% if add_generation_prompt %}}{START}assistant\n{{% endif %}}"
+)
+UNLIMITED = 2**31 - 1
+"""The endpoint's limits are unknown."""
+STEP_SECONDS = 0.05
+"""Maximum time that a step waits for responses."""
+STOP_REASONS: Mapping[str | None, StopReason] = {
+    None: StopReason.STOP,
+    "stop": StopReason.STOP,
+    "eos": StopReason.STOP,
+    "length": StopReason.LENGTH,
+    "max_tokens": StopReason.LENGTH,
+}
+"""Stop reasons by the endpoint's `finish_reason`; any other one, such as `content_filter`, is a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSettings:
+    """Address of an endpoint, and how requests are sent to it."""
+
+    url: str
+    """Base URL, such as `http://127.0.0.1:8000/v1`."""
+    model: str
+    """Name of the model in requests."""
+    key_variable: str = "OPENAI_API_KEY"
+    """Environment variable with the API key; it may be unset."""
+    max_concurrent: int = 16
+    """Maximum number of concurrent requests."""
+    retries: int = 2
+    """Further attempts after a failed request."""
+    timeout_seconds: float = 300.0
+    """Timeout of one response."""
+
+    def check(self) -> None:
+        """
+        Raises:
+            ConfigError: `url` is not an http(s) URL.
+        """
+        if not re.match(r"https?://[^/]", self.url):
+            raise ConfigError(
+                f"--endpoint {self.url}: not an http(s) URL",
+                key="--endpoint",
+                value=self.url,
+                hint="use http://…/v1 or https://…/v1",
+            )
+
+
+def message_tokenizer() -> PreTrainedTokenizerFast:
+    """Build a tokenizer of bytes, with marker tokens around messages."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(marker, normalized=False, special=True) for marker in (START, END)])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=END,
+        additional_special_tokens=[START],
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+def without_tokens(trajectory: Trajectory) -> Trajectory:
+    """Return an episode for storage, without the bytes that stood for tokens."""
+    turns = tuple(replace(turn, prompt=(), tokens=(), logprobs=()) for turn in trajectory.turns)
+    return replace(trajectory, turns=turns)
+
+
+class EndpointEngine:
+    """An `Engine` for evaluation that sends concurrent requests to an endpoint.
+
+    A request that fails after all retries finishes as `StopReason.FAILED` with its cause.
+    """
+
+    weight_version = 0
+    max_model_len = UNLIMITED
+
+    def __init__(self, settings: EndpointSettings, tokenizer: PreTrainedTokenizerFast) -> None:
+        """`tokenizer` is a `message_tokenizer`."""
+        self._settings = settings
+        self._endpoint = ChatEndpoint.at(settings.url, settings.key_variable, settings.timeout_seconds)
+        self._tokenizer = tokenizer
+        self._start = int(tokenizer.convert_tokens_to_ids(START))
+        self._end = int(tokenizer.convert_tokens_to_ids(END))
+        self._attempt_ids = itertools.count()
+        self._unfinished: dict[int, int] = {}
+        self._waiting: SimpleQueue[tuple[int, Request] | None] = SimpleQueue()
+        self._done: SimpleQueue[tuple[int, Generation]] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._length_field = "max_tokens"
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._unfinished)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of requests, failed requests, and prompt and completion tokens as reported by the endpoint."""
+        with self._lock:
+            return {name: self._counts[name] for name in ("requests", "failed", "prompt_tokens", "completion_tokens")}
+
+    def add_request(self, request: Request) -> None:
+        """See `Engine.add_request`."""
+        serial = self._unfinished[request.id] = next(self._attempt_ids)
+        self._waiting.put((serial, request))
+        if len(self._threads) < min(self._settings.max_concurrent, len(self._unfinished)):
+            # daemon threads: an interrupted evaluation does not wait for an unresponsive endpoint
+            thread = threading.Thread(target=self._work, name=f"endpoint-{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def step(self) -> list[Generation]:
+        """See `Engine.step`; waits up to `STEP_SECONDS` for the first response."""
+        done: list[Generation] = []
+        deadline = time.monotonic() + STEP_SECONDS
+        while self._unfinished:
+            try:
+                serial, generation = self._done.get(timeout=0 if done else max(0.0, deadline - time.monotonic()))
+            except Empty:
+                break
+            if self._unfinished.get(generation.id) == serial:
+                del self._unfinished[generation.id]
+                done.append(generation)
+        return done
+
+    def abort(self, ids: Collection[int]) -> list[Generation]:
+        """See `Engine.abort`; responses to requests in flight are discarded."""
+        aborted = [number for number in ids if self._unfinished.pop(number, None) is not None]
+        return [Generation(number, (), (), StopReason.ABORT, 0) for number in aborted]
+
+    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("the model of an endpoint cannot be trained", key="--endpoint")
+
+    def reset_prefix_cache(self) -> None:
+        """Do nothing: the endpoint manages its cache."""
+
+    def sleep(self) -> None:
+        """Do nothing: no memory is allocated here."""
+
+    def wake_up(self) -> None:
+        """Do nothing: no memory is allocated here."""
+
+    def close(self) -> None:
+        """See `Engine.close`; responses to requests in flight are discarded."""
+        self._closed.set()
+        self._unfinished.clear()
+        for _ in self._threads:
+            self._waiting.put(None)
+
+    def _work(self) -> None:
+        while (entry := self._waiting.get()) is not None and not self._closed.is_set():
+            serial, request = entry
+            if self._unfinished.get(request.id) == serial:
+                self._done.put((serial, self._complete(request)))
+
+    def _complete(self, request: Request) -> Generation:
+        """The completion of a request, or its failure."""
+        try:
+            generation = with_retries(lambda: self._ask(request), self._settings.retries, self._closed)
+        except EndpointError as error:
+            return self._failed(request, error.kind, str(error))
+        except Exception as error:  # noqa: BLE001 - an unexpected error must fail only its own request
+            return self._failed(request, type(error).__name__, str(error))
+        self._count(requests=1)
+        return generation
+
+    def _failed(self, request: Request, kind: str, message: str) -> Generation:
+        self._count(requests=1, failed=1)
+        return Generation(request.id, (), (), StopReason.FAILED, 0, failure=Failure("engine", kind, message))
+
+    def _ask(self, request: Request) -> Generation:
+        """Send the request once."""
+        body = self._body(request)
+        try:
+            reply = self._endpoint.complete(body)
+        except EndpointError as error:
+            # newer OpenAI models accept the limit only under another name
+            if error.kind != "Http400" or "max_completion_tokens" not in str(error) or "max_tokens" not in body:
+                raise
+            self._length_field = "max_completion_tokens"
+            reply = self._endpoint.complete(self._body(request))
+        usage = reply.usage
+        self._count(**{name: usage.get(name, 0) for name in ("prompt_tokens", "completion_tokens")})
+        return self._generation(request, reply.choice)
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        """The request body. Parameters with default values are left out, because not every endpoint supports them."""
+        body: dict[str, Any] = {
+            "model": self._settings.model,
+            "messages": self._messages(request.prompt),
+            self._length_field: request.max_tokens,
+            "temperature": request.temperature,
+        }
+        if request.temperature > 0:
+            body["seed"] = request.seed
+        parameters = {
+            "top_p": (request.top_p, 1.0),
+            "top_k": (request.top_k, 0),
+            "min_p": (request.min_p, 0.0),
+            "repetition_penalty": (request.repetition_penalty, 1.0),
+            "min_tokens": (request.min_tokens, 0),
+            "stop": (list(request.stop_texts), []),
+            "ignore_eos": (not request.stop_ids, False),
+        }
+        return body | {name: value for name, (value, default) in parameters.items() if value != default}
+
+    def _messages(self, prompt: Sequence[int]) -> list[dict[str, str]]:
+        """The messages of a prompt, without the generation prompt at its end."""
+        messages: list[dict[str, str]] = []
+        tokens: list[int] = []
+        for token in prompt:
+            if token == self._start:
+                tokens = []
+            elif token == self._end:
+                role, _, content = self._text(tokens).partition("\n")
+                messages.append({"role": role, "content": content})
+            else:
+                tokens.append(token)
+        return messages
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    def _generation(self, request: Request, choice: Mapping[str, Any]) -> Generation:
+        """
+        Raises:
+            EndpointError: the response is malformed.
+        """
+        content = choice["message"]["content"]
+        stop = STOP_REASONS.get(choice.get("finish_reason"))
+        if stop is None or not isinstance(content, str | None):
+            message = f"finish_reason {choice.get('finish_reason')!r}, content {content!r:.80}"
+            raise EndpointError("BadReply", message, retryable=False)
+        text = (content or "").translate({ord(START): "\ufffd", ord(END): "\ufffd"})
+        tokens = list(self._tokenizer.encode(text, add_special_tokens=False))
+        tokens += [self._end] if stop is StopReason.STOP else []
+        return Generation(request.id, tuple(tokens), (0.0,) * len(tokens), stop, 0)
+
+    def _count(self, **counts: int) -> None:
+        with self._lock:
+            self._counts.update(counts)

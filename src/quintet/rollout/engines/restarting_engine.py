@@ -1,0 +1,177 @@
+"""An engine that is rebuilt when it dies; its unfinished requests are returned as failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, TypeVar
+
+from quintet.errors import MachineError
+from quintet.records import Failure, Generation, Request, StopReason
+from quintet.rollout.engines.engine import Engine
+from quintet.sandbox.sandboxed_process import error_message
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+MAX_RESTARTS = 3
+"""Consecutive restarts without a finished request."""
+FATAL_ERRORS = (RuntimeError, MemoryError)
+"""Errors that an engine dies of: `EngineError`, device errors and lack of device memory (RuntimeErrors of torch), lack
+of host memory."""
+
+
+class RestartingEngine:
+    """Wraps the engine that `build_engine` returns, see `Engine`.
+
+    When the engine dies, its requests finish as `StopReason.FAILED` with the cause, and a new engine is built, which
+    loads the current weights from `weights`.
+    """
+
+    def __init__(
+        self,
+        build_engine: Callable[[], Engine],
+        weights: Callable[[], Iterable[tuple[str, Tensor]]],
+        max_restarts: int = MAX_RESTARTS,
+    ) -> None:
+        self._build_engine = build_engine
+        self._weights = weights
+        self._max_restarts = max_restarts
+        self._engine = build_engine()
+        self.weight_version = self._engine.weight_version
+        self.restarts = 0
+        """Number of engines built after the first one."""
+        self._consecutive_restarts = 0
+        self._unfinished: set[int] = set()
+        self._failed: list[Generation] = []
+        self._reported_restarts = 0
+
+    @property
+    def current(self) -> Engine:
+        """The wrapped engine."""
+        return self._engine
+
+    @property
+    def max_model_len(self) -> int:
+        """See `Engine.max_model_len`."""
+        return self._engine.max_model_len
+
+    @property
+    def busy(self) -> bool:
+        """See `Engine.busy`."""
+        return bool(self._failed) or self._engine.busy
+
+    def add_request(self, request: Request) -> None:
+        """See `Engine.add_request`."""
+        self._unfinished.add(request.id)
+        try:
+            self._call(lambda: self._engine.add_request(request))
+        except ValueError:
+            self._unfinished.discard(request.id)
+            raise
+
+    def step(self) -> list[Generation]:
+        """See `Engine.step`.
+
+        Raises:
+            MachineError: the engine keeps dying.
+        """
+        generations = self._call(self._engine.step) if self._engine.busy else None
+        failed, self._failed = self._failed, []
+        if generations is None:
+            return failed
+        self._unfinished.difference_update(generation.id for generation in generations)
+        if any(generation.stop is not StopReason.FAILED for generation in generations):
+            self._consecutive_restarts = 0
+        return [*failed, *generations]
+
+    def abort(self, ids: Collection[int]) -> list[Generation]:
+        """See `Engine.abort`."""
+        aborted = set(ids)
+        self._failed = [generation for generation in self._failed if generation.id not in aborted]
+        self._unfinished -= aborted
+        return self._call(lambda: self._engine.abort(ids)) or []
+
+    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `Engine.load_weights`."""
+        self.weight_version = version
+        self._call(lambda: self._engine.load_weights(version, weights))
+
+    def reset_prefix_cache(self) -> None:
+        """See `Engine.reset_prefix_cache`."""
+        self._call(self._engine.reset_prefix_cache)
+
+    def sleep(self) -> None:
+        """See `Engine.sleep`."""
+        self._call(self._engine.sleep)
+
+    def wake_up(self) -> None:
+        """See `Engine.wake_up`."""
+        self._call(self._engine.wake_up)
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        self._engine.close()
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return the metrics since the last call."""
+        restarts, self._reported_restarts = self.restarts - self._reported_restarts, self.restarts
+        return {"engine/restarts": restarts}
+
+    def _call(self, method: Callable[[], T]) -> T | None:
+        """The method's result; None if the engine died of it and was replaced."""
+        try:
+            return method()
+        except FATAL_ERRORS as error:
+            failure = _failure(error)
+        # not in the handler: the traceback would keep the dead engine's memory while the next engine allocates its own
+        self._restart(failure)
+        return None
+
+    def _restart(self, failure: Failure) -> None:
+        """Fail unfinished requests and build another engine.
+
+        Raises:
+            MachineError: the engine keeps dying.
+        """
+        for number in sorted(self._unfinished):
+            self._failed.append(Generation(number, (), (), StopReason.FAILED, self.weight_version, failure=failure))
+        self._unfinished.clear()
+        cause: Failure | None = failure
+        while cause is not None:
+            self._consecutive_restarts += 1
+            if self._consecutive_restarts > self._max_restarts:
+                raise _too_many_restarts(self._max_restarts, cause)
+            cause = self._replace_engine()
+
+    def _replace_engine(self) -> Failure | None:
+        """Build another engine with the current weights. Return the cause if it dies at once."""
+        self.restarts += 1
+        _close(self._engine)
+        try:
+            self._engine = self._build_engine()
+            self._engine.load_weights(self.weight_version, self._weights())
+        except FATAL_ERRORS as error:
+            return _failure(error)
+        return None
+
+
+def _close(engine: Engine) -> None:
+    try:
+        engine.close()
+    except (*FATAL_ERRORS, OSError):
+        # a dead engine may fail to close
+        return
+
+
+def _failure(error: BaseException) -> Failure:
+    message = error_message(error)
+    return Failure("engine", str(message["kind"]), str(message["message"]))
+
+
+def _too_many_restarts(max_restarts: int, failure: Failure) -> MachineError:
+    return MachineError(
+        f"the engine died {max_restarts + 1} times in a row (last, {failure.kind}: {failure.message})",
+        "see the engine's output above; if it ran out of memory, lower rollout.max_concurrent or "
+        "rollout.engine_options.memory_share",
+    )

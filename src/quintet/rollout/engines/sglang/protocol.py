@@ -1,0 +1,241 @@
+"""Requests to SGLang and parsing of its responses, shared by both transports.
+
+The names are those of SGLang 0.5.23, see `tests/unit/rollout/engines/sglang_signatures.json`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quintet.errors import ConfigError
+from quintet.records import Request, StopReason
+
+CONTROLS: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
+    "abort_request": ("AbortReq", ("rid",)),
+    "begin_weight_update": ("BeginWeightUpdateReqInput", ()),
+    "continue_generation": ("ContinueGenerationReqInput", ()),
+    "end_weight_update": ("EndWeightUpdateReqInput", ()),
+    "flush_cache": (None, ()),
+    "pause_generation": ("PauseGenerationReqInput", ("mode",)),
+    "release_memory_occupation": ("ReleaseMemoryOccupationReqInput", ("tags",)),
+    "resume_memory_occupation": ("ResumeMemoryOccupationReqInput", ("tags",)),
+    "update_weights_from_disk": (
+        "UpdateWeightFromDiskReqInput",
+        ("model_path", "load_format", "weight_version", "flush_cache"),
+    ),
+    "update_weights_from_tensor": (
+        "UpdateWeightsFromTensorReqInput",
+        ("serialized_named_tensors", "load_format", "weight_version", "flush_cache"),
+    ),
+}
+"""Control requests. Each name is an HTTP route and a method of the tokenizer manager; the values are the record that it
+takes (`srt/managers/io_struct.py`) and the fields that are set."""
+
+MAX_REPETITION_PENALTY = 2.0
+TOP_K_OFF = -1
+
+
+class RequestRejectedError(RuntimeError):
+    """SGLang rejected one request; `kind` is the HTTP status or the type of the error."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class MalformedResponseError(ValueError):
+    """A response that does not follow SGLang's protocol, or has non-finite log-probs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseChunk:
+    """Result of one generate request."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_type: str
+    """`stop`, `length` or `abort`."""
+    matched: int | str | None
+    """Stop token or stop string that ended it."""
+    versions: tuple[tuple[int, str], ...]
+    """`(index, version)` of the weights from that token on. Empty if SGLang does not report them."""
+    message: str = ""
+
+
+@dataclass(slots=True)
+class PendingRequest:
+    """A request and its response so far."""
+
+    request: Request
+    version: int
+    """Weight version of the engine when the request was sent."""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """`(index, version)` of the weights from that token on."""
+    finished: StopReason | None = None
+    """Why the response ended, while its log-probs are still being computed."""
+    aborted: bool = False
+
+    def add(self, chunk: ResponseChunk, versions: Sequence[tuple[int, int]]) -> None:
+        """Append a chunk with its weight versions."""
+        before = len(self.tokens)
+        for index, version in versions:
+            if not self.versions or self.versions[-1][1] != version:
+                self.versions.append((before + index, version))
+        self.tokens += chunk.tokens
+        self.logprobs += chunk.logprobs
+
+    def finish_reason(self, chunk: ResponseChunk, max_model_len: int) -> StopReason | None:
+        """Return why the response ends; None if SGLang stopped at an end token of the model that is not one of the
+        request.
+
+        Raises:
+            MalformedResponseError: SGLang stopped at a string that is not one of the request.
+        """
+        request = self.request
+        if chunk.finish_type == "stop" and isinstance(chunk.matched, str) and chunk.matched not in request.stop_texts:
+            raise MalformedResponseError(
+                f"SGLang stopped at {chunk.matched!r}, which is not a stop string of the request"
+            )
+        if chunk.finish_type == "abort":
+            return StopReason.ABORT
+        is_requested = isinstance(chunk.matched, str) or (bool(self.tokens) and self.tokens[-1] in request.stop_ids)
+        if chunk.finish_type == "stop" and is_requested:
+            return StopReason.STOP
+        if len(self.tokens) >= request.max_tokens:
+            return StopReason.LENGTH
+        full = len(request.prompt) + len(self.tokens) >= max_model_len
+        return StopReason.CONTEXT if chunk.finish_type == "length" or full else None
+
+
+def has_penalties(request: Request) -> bool:
+    """Return whether SGLang's log-probs are computed after penalties."""
+    return request.repetition_penalty != 1.0 or request.min_tokens > 0
+
+
+def check_request(request: Request, max_model_len: int, *, has_tokenizer: bool) -> None:
+    """Check that SGLang can serve a request.
+
+    Raises:
+        ValueError: the prompt leaves no room for a single token.
+        ConfigError: it requires a tokenizer in the engine, or log-probs that SGLang does not compute.
+    """
+    if not 0 < len(request.prompt) < max_model_len:
+        raise ValueError(f"a prompt of {len(request.prompt)} tokens in a context of {max_model_len}")
+    if (request.stop_texts or request.min_tokens > 0) and not has_tokenizer:
+        raise ConfigError(
+            "SGLang supports stop strings and min_response_tokens only with its own tokenizer",
+            key="rollout.engine_options.detokenize",
+            value=False,
+            hint="set rollout.engine_options.detokenize=true",
+        )
+    if request.repetition_penalty > MAX_REPETITION_PENALTY:
+        raise ConfigError(
+            f"rollout.repetition_penalty = {request.repetition_penalty:g}: "
+            f"SGLang supports at most {MAX_REPETITION_PENALTY:g}",
+            key="rollout.repetition_penalty",
+            value=request.repetition_penalty,
+        )
+    if has_penalties(request) and request.temperature not in (0.0, 1.0):
+        raise ConfigError(
+            "SGLang computes log-probs after rollout.repetition_penalty and rollout.min_response_tokens; log-probs "
+            f"without them require temperature 1, not {request.temperature:g}",
+            key="rollout.temperature",
+            value=request.temperature,
+            hint="set rollout.temperature=1, remove the penalties, or use another engine",
+        )
+
+
+def generate_body(pending: PendingRequest, max_model_len: int) -> dict[str, Any]:
+    """Build the generate request that continues a response."""
+    request, num_tokens = pending.request, len(pending.tokens)
+    remaining = max_model_len - len(request.prompt) - num_tokens
+    return {
+        "input_ids": [*request.prompt, *pending.tokens],
+        "sampling_params": _sampling(request, num_tokens, min(request.max_tokens - num_tokens, remaining)),
+        "return_logprob": True,
+    }
+
+
+def _sampling(request: Request, num_tokens: int, max_tokens: int) -> dict[str, Any]:
+    params: dict[str, Any] = {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k or TOP_K_OFF,
+        "min_p": request.min_p,
+        "repetition_penalty": request.repetition_penalty,
+        "min_new_tokens": min(max(request.min_tokens - num_tokens, 0), max_tokens),
+        "max_new_tokens": max_tokens,
+        "sampling_seed": request.seed % (1 << 63),
+        "ignore_eos": not request.stop_ids,
+    }
+    if request.stop_ids:
+        params["stop_token_ids"] = list(request.stop_ids)
+    if request.stop_texts:
+        params["stop"] = list(request.stop_texts)
+    return params
+
+
+def score_body(pending: PendingRequest) -> dict[str, Any]:
+    """Build the request for the log-probs of a response without penalties."""
+    request = pending.request
+    return {
+        "input_ids": [*request.prompt, *pending.tokens],
+        "sampling_params": {"temperature": 0.0, "max_new_tokens": 0, "ignore_eos": True},
+        "return_logprob": True,
+        "logprob_start_len": len(request.prompt) - 1,
+    }
+
+
+def parse_chunk(body: Mapping[str, Any]) -> ResponseChunk:
+    """Parse the response of `/generate`.
+
+    Raises:
+        MalformedResponseError: it does not follow the protocol.
+    """
+    try:
+        meta = body["meta_info"]
+        end = meta["finish_reason"]
+        rows = meta.get("output_token_logprobs") or ()
+        tokens, logprobs = tuple(int(row[1]) for row in rows), tuple(_number(row[0]) for row in rows)
+        versions = tuple((int(span["start"]), str(span["version"])) for span in meta.get("weight_versions") or ())
+        chunk = ResponseChunk(
+            tokens, logprobs, end["type"], end.get("matched"), versions, str(end.get("message") or "")
+        )
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise MalformedResponseError(f"not a response of SGLang: {type(error).__name__}: {error}") from error
+    output_ids = body.get("output_ids")
+    if output_ids is not None and tuple(output_ids) != chunk.tokens:
+        raise MalformedResponseError(f"{len(chunk.tokens)} log-probs for {len(output_ids)} tokens")
+    return _check_finite(chunk)
+
+
+def _number(value: Any) -> float:
+    """JSON encodes NaN as null."""
+    return math.nan if value is None else float(value)
+
+
+def _check_finite(chunk: ResponseChunk) -> ResponseChunk:
+    if not all(map(math.isfinite, chunk.logprobs)):
+        raise MalformedResponseError("non-finite log-probs: do the weights contain NaN?")
+    return chunk
+
+
+def parse_scores(body: Mapping[str, Any], tokens: Sequence[int]) -> list[float]:
+    """Parse the log-probs of `tokens`, the last tokens of the request.
+
+    Raises:
+        MalformedResponseError: they are missing.
+    """
+    try:
+        rows = body["meta_info"]["input_token_logprobs"][-len(tokens) :]
+        scores = [(int(row[1]), float(row[0])) for row in rows]
+    except (LookupError, TypeError, ValueError) as error:
+        raise MalformedResponseError(f"no log-probs of the prompt: {type(error).__name__}: {error}") from error
+    if [token for token, _ in scores] != list(tokens) or not all(math.isfinite(value) for _, value in scores):
+        raise MalformedResponseError("log-probs of other tokens, or non-finite log-probs")
+    return [value for _, value in scores]

@@ -1,0 +1,129 @@
+"""Extension of vLLM's worker: exact log-probs and weight loading.
+
+vLLM mixes `QuintetWorker` into its worker class (`worker_extension_cls`); `collective_rpc` calls its methods by name.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.rollout.engines.hf.sampling import uniform
+
+SEED = "quintet_seed"
+"""Key of a request's seed in `SamplingParams.extra_args`, on a CPU."""
+NUM_SEEDS = 2**31
+SMALL_BYTES = 64 * 2**20
+
+GREEDY_BELOW = 1e-5
+"""Temperature below which vLLM decodes greedily."""
+
+
+class QuintetWorker:
+    """Methods added to every vLLM worker."""
+
+    model_runner: Any
+    reload_weights: Any
+
+    def quintet_install_exact_sampler(self) -> str | None:
+        """Install a sampler with the log-probs of `Generation`. Return the name of vLLM's sampler if it is unknown."""
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
+        runner = self.model_runner
+        kind = type(runner.sampler)
+        if f"{kind.__module__}.{kind.__qualname__}" != "vllm.v1.sample.sampler.Sampler":
+            return f"{kind.__module__}.{kind.__qualname__}"
+        runner.sampler = _exact_sampler(kind)(logprobs_mode="raw_logprobs")
+        if runner.device.type == "cpu":
+            runner.sampler.topk_topp_sampler.forward = _seeded_sampling(runner)
+        return None
+
+    def quintet_load_tensors(self, weights: Iterable[tuple[str, Tensor]], size: int) -> None:
+        """Load weights of `size` bytes from tensors of this process."""
+        with _limited_threads(size):
+            self.reload_weights(weights_iterator=weights)
+
+    def quintet_load_file(self, path: str, aliases: list[tuple[str, str]]) -> None:
+        """Load the weights of a safetensors file; `aliases` are `(alias, name)` of tied weights."""
+        self.quintet_load_tensors(_iter_file(Path(path), aliases), Path(path).stat().st_size)
+
+
+@contextmanager
+def _limited_threads(size: int) -> Iterator[None]:
+    """Use one thread for small weights: with several threads, many small copies mostly wait for synchronization on a
+    busy machine."""
+    threads = torch.get_num_threads()
+    # vLLM replaces `torch.set_num_threads` with a no-op in workers
+    torch._C.set_num_threads(1 if size < SMALL_BYTES else threads)
+    try:
+        yield
+    finally:
+        torch._C.set_num_threads(threads)
+
+
+def _iter_file(path: Path, aliases: list[tuple[str, str]]) -> Iterator[tuple[str, Tensor]]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 - safe_open is not a mapping
+            yield name, file.get_tensor(name)
+        for alias, name in aliases:
+            yield alias, file.get_tensor(name)
+
+
+def _exact_sampler(sampler: type[Any]) -> type[Any]:
+    """A subclass of vLLM's sampler with log-probs under the temperature: vLLM's `raw_logprobs` ignore the temperature,
+    its `processed_logprobs` include top-k, top-p, min-p and penalties."""
+
+    from vllm.v1.outputs import LogprobsTensors
+
+    class ExactSampler(sampler):  # type: ignore[misc]
+        _temperature: Tensor | None = None
+
+        def forward(self, logits: Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
+            """Sample from logits [requests, vocab]."""
+            self._temperature = sampling_metadata.temperature
+            return super().forward(logits, sampling_metadata, *args, **kwargs)
+
+        def compute_logprobs(self, logits: Tensor) -> Tensor:
+            """Log-probs of the whole vocabulary under each request's temperature (1 if greedy), nats."""
+            logits = logits.float()
+            if self._temperature is not None:
+                temperature = self._temperature.where(self._temperature >= GREEDY_BELOW, 1.0)
+                logits = logits / temperature[:, None]
+            return logits.log_softmax(dim=-1)
+
+        def gather_logprobs(self, logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> Any:
+            """Log-probs of the sampled tokens, int64 [requests]. vLLM would also compute their ranks in a compiled
+            loop."""
+            if num_logprobs:
+                return super().gather_logprobs(logprobs, num_logprobs, token_ids)
+            sampled = token_ids[:, None]
+            return LogprobsTensors(sampled.int(), logprobs.gather(-1, sampled), token_ids.new_zeros(token_ids.shape))
+
+    return ExactSampler
+
+
+def _seeded_sampling(runner: Any) -> Callable[..., tuple[Tensor, None]]:
+    """Sampling on a CPU with noise from the request's seed and the token's position.
+
+    vLLM's per-request generators cannot be rewound after a chunked prefill there: vLLM dies.
+    """
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+    def seeds() -> Tensor:
+        requests = [runner.requests[name] for name in runner.input_batch.req_ids]
+        base = [(request.sampling_params.extra_args or {}).get(SEED, 0) for request in requests]
+        positions = [len(request.output_token_ids) for request in requests]
+        return (uniform(torch.tensor(base), torch.tensor(positions)) * NUM_SEEDS).long()
+
+    def sample(logits: Tensor, generators: object, k: Tensor | None, p: Tensor | None) -> tuple[Tensor, None]:
+        processed = apply_top_k_top_p(logits, k, p).float()
+        return torch.ops._C.fused_gumbel_argmax(processed, seeds()), None
+
+    return sample

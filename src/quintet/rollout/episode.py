@@ -1,0 +1,117 @@
+"""Episodes of multi-turn rollouts: the request for one, and its state while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from quintet.envs.start_states import env_seed
+from quintet.records import Failure, Generation, Observation, Outcome, Step, StopReason, Trajectory, Turn
+from quintet.rollout.chat.chat_format import Dialogue
+from quintet.rollout.chat.response_parser import ParsedResponse, ResponseFormat
+from quintet.rollout.episode_limits import EpisodeRules
+from quintet.rollout.sampling_params import SamplingParams
+from quintet.seeds import derive_seed
+
+UNEXPLAINED = Failure("engine", "Unexplained", "the engine stopped in the middle of a response without a reason")
+EMPTY = Failure("engine", "EmptyResponse", "the engine returned no token, not even an end token")
+LOST = Failure("engine", "Lost", "the engine has no requests left and never finished this one")
+NO_ACTIONS = ParsedResponse((), valid=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """An episode to run: its start state, its group and the sample's index within the group."""
+
+    seed: int
+    """Seed of the env; with several envs it also selects the env, see `quintet.envs.start_states`."""
+    group: int
+    sample: int
+    replay: int = 0
+    """How often the step has used this start state before, so that other responses are sampled."""
+
+    def sampling_seed(self, sampling: SamplingParams, turn: int) -> int:
+        """Return the seed for sampling the response of a turn."""
+        repeated = (self.replay,) if self.replay else ()
+        return derive_seed(sampling.seed, self.seed, self.sample, turn, *repeated)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResponse:
+    """The policy's response in a turn, with the actions parsed from it."""
+
+    generation: Generation
+    text: str = ""
+    parsed: ParsedResponse = NO_ACTIONS
+
+    @property
+    def valid(self) -> bool:
+        """Whether it ended with an end token and its format is valid."""
+        return self.parsed.valid and self.generation.stop is StopReason.STOP
+
+
+@dataclass(slots=True)
+class RunningEpisode:
+    """State of an episode that is running."""
+
+    id: int
+    episode: Episode
+    sampling: SamplingParams
+    rules: EpisodeRules
+    dialogue: Dialogue | None = None
+    """None until the env has started."""
+    format: ResponseFormat | None = None
+    observation: Observation = field(default_factory=lambda: Observation(""))
+    new_prompt: tuple[int, ...] = ()
+    """See `Turn.prompt`."""
+    continues: bool = False
+    """See `Turn.continues`."""
+    turns: list[Turn] = field(default_factory=list)
+    response: PolicyResponse | None = None
+    """Response whose actions the env is executing; None while the policy generates or the env starts."""
+    is_generating: bool = False
+    """Whether the engine has its request."""
+    num_actions: int = 0
+    num_tokens: int = 0
+
+    @property
+    def reached_limit(self) -> Outcome | None:
+        """The limit of turns or actions that the episode has reached, if any."""
+        max_actions = self.rules.limits.max_actions
+        if len(self.turns) >= self.rules.config.max_turns:
+            return Outcome.MAX_TURNS
+        return Outcome.MAX_ACTIONS if max_actions is not None and self.num_actions >= max_actions else None
+
+    def add_turn(self, response: PolicyResponse, reward: float = 0.0, steps: Sequence[Step] = ()) -> None:
+        """Record a turn: the response, and the env steps that its actions caused."""
+        generation = response.generation
+        turn = Turn(
+            observation=self.observation.text,
+            prompt=self.new_prompt,
+            continues=self.continues,
+            tokens=generation.tokens,
+            logprobs=generation.logprobs,
+            weight_version=generation.weight_version,
+            text=response.text,
+            actions=response.parsed.actions[: len(steps)],
+            valid_format=response.valid,
+            reward=reward,
+            stop=generation.stop,
+            frames=tuple(step.observation.text for step in steps),
+            images=self.observation.images,
+            switches=generation.switches,
+        )
+        self.turns.append(turn)
+
+    def finish(self, outcome: Outcome, failure: Failure | None) -> Trajectory:
+        """Return the record of the episode."""
+        return Trajectory(
+            env=self.rules.name,
+            seed=env_seed(self.episode.seed),
+            group=self.episode.group,
+            sample=self.episode.sample,
+            turns=tuple(self.turns),
+            outcome=outcome,
+            failure=failure,
+            kind=self.rules.kind,
+        )

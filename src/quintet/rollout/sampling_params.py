@@ -1,0 +1,142 @@
+"""Sampling parameters of training and validation, and the sizes of an engine, from a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from quintet.config.native.experiment import Experiment
+from quintet.errors import ConfigError
+from quintet.records import Request
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling parameters of a rollout; see `Request` for the fields. Temperature 0 is greedy."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    ignore_end: bool = False
+    """Whether responses continue to their maximum length despite end tokens; `stop_texts` still end them."""
+    end_ids: tuple[int, ...] | None = None
+    """Tokens that end a response instead of those of the chat format (None: those)."""
+    stop_texts: tuple[str, ...] = ()
+
+    def request(
+        self,
+        number: int,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        seed: int,
+        end_ids: Sequence[int],
+        *,
+        keep: bool = False,
+    ) -> Request:
+        """Build the request for a turn. `end_ids` are the end tokens of the chat format; `keep` says that the dialogue
+        may continue."""
+        stop_ids = tuple(end_ids) if self.end_ids is None else self.end_ids
+        return Request(
+            id=number,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            seed=seed,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            min_tokens=min(self.min_tokens, max_tokens),
+            stop_ids=() if self.ignore_end else stop_ids,
+            stop_texts=self.stop_texts,
+            keep=keep,
+        )
+
+
+def training_sampling(config: Experiment, seed: int) -> SamplingParams:
+    """Return the sampling parameters of training. Without `do_sample` decoding is greedy, while the learner keeps
+    `rollout.temperature`."""
+    rollout = config.rollout
+    greedy = greedy_sampling(config, seed)
+    if not rollout.do_sample:
+        return greedy
+    return replace(
+        greedy, temperature=rollout.temperature, top_k=rollout.top_k, top_p=rollout.top_p, min_p=rollout.min_p
+    )
+
+
+def greedy_sampling(config: Experiment, seed: int = 0) -> SamplingParams:
+    """Return parameters of greedy decoding, with the stop conditions and repetition penalty of training."""
+    rollout = config.rollout
+    return SamplingParams(
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        seed=seed,
+        repetition_penalty=rollout.repetition_penalty,
+        min_tokens=rollout.min_response_tokens,
+        ignore_end=rollout.ignore_end,
+        end_ids=None if rollout.end_token is None else (rollout.end_token,),
+        stop_texts=rollout.stop,
+    )
+
+
+def validation_sampling(config: Experiment, seed: int) -> SamplingParams:
+    """Return the sampling parameters of validation, with the stop conditions of training."""
+    options, greedy = config.validation.sampling, greedy_sampling(config)
+    if options.repetition_penalty is not None:
+        greedy = replace(greedy, repetition_penalty=options.repetition_penalty)
+    if not options.do_sample:
+        return greedy
+    return replace(
+        greedy,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        seed=seed,
+    )
+
+
+def max_concurrent_requests(config: Experiment) -> int:
+    """Return the maximum number of requests that an engine decodes at the same time in training."""
+    prompts = config.rollout.engine_options.prompts_per_device
+    limit = config.rollout.max_concurrent
+    return limit if prompts is None else min(limit, prompts * config.training.samples_per_group)
+
+
+def validation_prompts(config: Experiment, num_held_out: int) -> int:
+    """Return the number of held-out start states that are run at the same time, at least one."""
+    limits = [num_held_out]
+    if config.data is not None and config.data.validation_batch is not None:
+        limits.append(config.data.validation_batch)
+    if config.validation.prompts_per_device is not None:
+        limits.append(config.validation.prompts_per_device)
+    return max(1, min(limits))
+
+
+def max_model_len(config: Experiment) -> int:
+    """Return the maximum number of prompt and response tokens: never more than the two limits together."""
+    needed = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    limit = config.rollout.engine_options.max_model_tokens
+    return needed if limit is None else min(needed, limit)
+
+
+def check_tokens(config: Experiment, vocab_size: int) -> None:
+    """Check that token ids in the configuration exist.
+
+    Raises:
+        ConfigError: a token id is beyond the vocabulary.
+    """
+    for name, token in {"pad_token": config.rollout.pad_token, "end_token": config.rollout.end_token}.items():
+        if token is not None and token >= vocab_size:
+            raise ConfigError(
+                f"rollout.{name} = {token}, but the model's last token id is {vocab_size - 1}",
+                key=f"rollout.{name}",
+                value=token,
+                hint=f"remove rollout.{name}: the tokenizer defines it",
+            )

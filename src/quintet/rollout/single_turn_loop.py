@@ -1,0 +1,301 @@
+"""Single-turn loop: prompts with one response each, scored while other responses are still being generated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
+
+from quintet.config.native.rollout import RolloutConfig
+from quintet.errors import MachineError
+from quintet.records import Failure, Generation, Outcome, Question, Response, RewardResult, StopReason, Trajectory, Turn
+from quintet.rollout.engines.engine import Engine
+from quintet.rollout.episode import EMPTY, LOST, UNEXPLAINED, Episode
+from quintet.rollout.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from quintet.rewards.reward_managers import RewardScorer
+
+
+class PromptSource(Protocol):
+    """Questions by row number, and their prompts as token ids."""
+
+    def __getitem__(self, number: int) -> Question: ...
+
+    def prompt(self, number: int) -> tuple[int, ...]:
+        """Return the token ids of a prompt, truncated as configured."""
+        ...
+
+
+@dataclass(slots=True)
+class _RunningPrompt:
+    """A prompt whose response is being generated or scored."""
+
+    episode: Episode
+    question: Question
+    prompt: tuple[int, ...]
+    end_ids: tuple[int, ...]
+    generation: Generation | None = None
+    text: str = ""
+
+    def finish(self, outcome: Outcome, result: RewardResult) -> Trajectory:
+        """The record of the episode; without a response it has no turn."""
+        return Trajectory(
+            env=self.question.source or "prompts",
+            seed=self.episode.seed,
+            group=self.episode.group,
+            sample=self.episode.sample,
+            turns=() if self.generation is None else (self._turn(self.generation, result),),
+            outcome=outcome,
+            failure=result.failure,
+            parts=result.parts,
+            predicted=result.predicted,
+        )
+
+    def _turn(self, generation: Generation, result: RewardResult) -> Turn:
+        ended = generation.stop is StopReason.STOP
+        return Turn(
+            observation=format_messages(self.question.messages),
+            prompt=self.prompt,
+            continues=False,
+            tokens=generation.tokens,
+            logprobs=generation.logprobs,
+            weight_version=generation.weight_version,
+            text=self.text,
+            actions=() if result.predicted is None else (result.predicted,),
+            valid_format=ended and result.parts.get("format", 1.0) > 0,
+            reward=result.score,
+            stop=generation.stop,
+            switches=generation.switches,
+        )
+
+
+class SingleTurnLoop:
+    """Generates responses with one engine and scores them. `Episode.seed` is the number of a prompt.
+
+    `collect_rollouts` runs episodes to their end. `start` and `step` run the same episodes incrementally, so that they
+    can continue across a weight sync.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        prompts: PromptSource,
+        scorer: RewardScorer,
+        config: RolloutConfig,
+        *,
+        end_ids: tuple[int, ...],
+        max_failed_share: float,
+    ) -> None:
+        """`end_ids` are the tokens that end a response, unless the sampling parameters have others."""
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._prompts = prompts
+        self._scorer = scorer
+        self._config = config
+        self._end_ids = end_ids
+        self._ids = count()
+        self._running: dict[int, _RunningPrompt] = {}
+        self._finished: list[tuple[int, Trajectory]] = []
+        self._failures = _FailureLimit(max_failed_share)
+        self._engine_seconds = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether responses are being generated or scored, or have ended without having been returned."""
+        return bool(self._running or self._finished)
+
+    def collect_rollouts(self, episodes: Sequence[Episode], sampling: SamplingParams) -> Iterator[Trajectory]:
+        """Run all episodes and yield their trajectories in the order in which they are scored. Episodes that are
+        already running continue beside them; if there are none, the prefix cache is reset first, so that results do not
+        depend on earlier rollouts, to the last bit.
+
+        A response whose scoring fails counts as wrong and keeps the cause.
+
+        Raises:
+            MachineError: more than `max_failed_share` of the responses could not be generated or scored.
+        """
+        pending = self._start(episodes, sampling)
+        try:
+            while pending:
+                self._step()
+                finished, self._finished = self._finished, []
+                self._finished = [entry for entry in finished if entry[0] not in pending]
+                for number, trajectory in finished:
+                    if number in pending:
+                        pending.remove(number)
+                        yield trajectory
+                self._failures.check()
+        finally:
+            # the consumer may have stopped iterating, or an error ends the run
+            self._abort(pending)
+
+    def start(self, episodes: Sequence[Episode], sampling: SamplingParams) -> None:
+        """Start episodes beside those that are running; `step` advances them."""
+        self._start(episodes, sampling)
+
+    def step(self) -> list[Trajectory]:
+        """Advance the engine by one step and return the episodes that ended. If the engine is idle, wait for rewards.
+
+        Raises:
+            MachineError: see `collect_rollouts`.
+            EngineError: the engine died and is not a `RestartingEngine`.
+        """
+        self._step()
+        self._failures.check()
+        finished, self._finished = self._finished, []
+        return [trajectory for _, trajectory in finished]
+
+    def abort(self, groups: Collection[int]) -> list[Trajectory]:
+        """Abort the running episodes of groups and return them as `Outcome.ABORTED` without a reward, together with
+        episodes of these groups that had ended and were not yet returned."""
+        ended = [trajectory for _, trajectory in self._finished if trajectory.group in groups]
+        self._finished = [entry for entry in self._finished if entry[1].group not in groups]
+        running = {number for number, running in self._running.items() if running.episode.group in groups}
+        return ended + self._abort(running)
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return the metrics since the last call: seconds in the engine."""
+        elapsed, self._engine_seconds = self._engine_seconds, 0.0
+        return {"timing_s/engine": elapsed}
+
+    def close(self) -> None:
+        """Abort running episodes and stop the processes of the reward scorer."""
+        self._abort(set(self._running))
+        self._scorer.close()
+
+    def _start(self, episodes: Sequence[Episode], sampling: SamplingParams) -> set[int]:
+        """Queue the prompts and return their request ids."""
+        if not self._running:
+            self._engine.reset_prefix_cache()
+            self._failures.reset()
+        self._failures.add_episodes(len(episodes))
+        end_ids = self._end_ids if sampling.end_ids is None else sampling.end_ids
+        started = set()
+        for episode in episodes:
+            number = next(self._ids)
+            started.add(number)
+            prompt = self._prompts.prompt(episode.seed)
+            self._running[number] = _RunningPrompt(episode, self._prompts[episode.seed], prompt, end_ids)
+            max_tokens, seed = self._config.max_response_tokens, episode.sampling_seed(sampling, 0)
+            try:
+                self._engine.add_request(sampling.request(number, prompt, max_tokens, seed, self._end_ids))
+            except ValueError:
+                # the prompt is longer than the engine's context: only its own episode ends
+                self._end(number, Outcome.CONTEXT)
+        return started
+
+    def _step(self) -> None:
+        if self._engine.busy:
+            started = time.perf_counter()
+            generations = self._engine.step()
+            self._engine_seconds += time.perf_counter() - started
+            for generation in generations:
+                self._handle_generation(generation)
+            results = self._scorer.ready()
+        else:
+            results = self._scorer.drain()
+            scored = {result.id for result in results}
+            for number in [number for number in self._running if number not in scored]:
+                self._end(number, Outcome.FAILED, LOST)
+        for result in results:
+            if result.id in self._running:
+                self._handle_reward(result)
+
+    def _handle_generation(self, generation: Generation) -> None:
+        """Submit a response for scoring, or end its episode. Responses to aborted prompts are ignored."""
+        running = self._running.get(generation.id)
+        if running is None:
+            return
+        running.generation = generation if generation.tokens else None
+        running.text = response_text(self._tokenizer, generation.tokens, running.end_ids)
+        if generation.stop is StopReason.FAILED:
+            self._end(generation.id, Outcome.FAILED, generation.failure or UNEXPLAINED)
+        elif generation.stop is StopReason.ABORT:
+            self._end(generation.id, Outcome.ABORTED)
+        elif not generation.tokens:
+            full = generation.stop is StopReason.CONTEXT
+            self._end(generation.id, *((Outcome.CONTEXT, None) if full else (Outcome.FAILED, EMPTY)))
+        else:
+            self._scorer.submit(Response(generation.id, running.question, running.text, len(generation.tokens)))
+
+    def _handle_reward(self, result: RewardResult) -> None:
+        running = self._running.pop(result.id)
+        self._failures.record(result.failure)
+        generation = running.generation
+        ended = generation is not None and generation.stop is StopReason.STOP
+        correct = result.failure is None and result.parts.get("acc", result.score) >= 1.0
+        outcome = Outcome.SUCCESS if correct else Outcome.TERMINATED if ended else Outcome.TRUNCATED
+        self._finished.append((result.id, running.finish(outcome, result)))
+
+    def _end(self, number: int, outcome: Outcome, failure: Failure | None = None) -> None:
+        """End an episode without a reward; its partial response is kept."""
+        running = self._running.pop(number)
+        self._failures.record(failure)
+        self._finished.append((number, running.finish(outcome, RewardResult(number, 0.0, failure=failure))))
+
+    def _abort(self, numbers: set[int]) -> list[Trajectory]:
+        generating = [number for number in numbers if number in self._running and not self._running[number].generation]
+        for generation in self._engine.abort(generating) if generating else ():
+            self._handle_generation(generation)
+        for number in numbers & set(self._running):
+            self._end(number, Outcome.ABORTED)
+        aborted = [trajectory for number, trajectory in self._finished if number in numbers]
+        self._finished = [entry for entry in self._finished if entry[0] not in numbers]
+        return aborted
+
+
+class _FailureLimit:
+    """Limits the share of failed episodes among those started since the loop was last idle."""
+
+    def __init__(self, max_failed_share: float) -> None:
+        self._max_failed_share = max_failed_share
+        self._num_episodes = 0
+        self._failures: list[Failure] = []
+
+    def reset(self) -> None:
+        self._num_episodes, self._failures = 0, []
+
+    def add_episodes(self, count: int) -> None:
+        self._num_episodes += count
+
+    def record(self, failure: Failure | None) -> None:
+        """Count an episode that ended."""
+        if failure is not None:
+            self._failures.append(failure)
+
+    def check(self) -> None:
+        """
+        Raises:
+            MachineError: too many episodes have failed, regardless of those still running.
+        """
+        if len(self._failures) > self._max_failed_share * self._num_episodes:
+            raise _too_many_failures(self._failures, self._num_episodes, self._max_failed_share)
+
+
+def response_text(tokenizer: Any, tokens: Sequence[int], end_ids: Sequence[int]) -> str:
+    """Decode a response without its end token."""
+    without_end = tokens[:-1] if tokens and tokens[-1] in end_ids else tokens
+    return str(tokenizer.decode(list(without_end), skip_special_tokens=False))
+
+
+def format_messages(messages: Iterable[Any]) -> str:
+    """Format a conversation as readable text."""
+    return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+
+
+def _too_many_failures(failures: Sequence[Failure], num_episodes: int, limit: float) -> MachineError:
+    first = failures[0]
+    cause = f"(first: {first.kind}: {first.message})"
+    if first.where == "engine":
+        return MachineError(
+            f"{len(failures)} of {num_episodes} responses could not be generated {cause}",
+            f"fix the engine, or raise reward.max_failed_share (now {limit:g})",
+        )
+    return MachineError(
+        f"{len(failures)} of {num_episodes} responses could not be scored {cause}",
+        f"fix the reward function, or raise reward.max_failed_share (now {limit:g})",
+    )

@@ -1,0 +1,176 @@
+"""Components of a run: the controller's handles on learners, engines and environments, and what connects them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quintet.algorithms.kl import KlControl
+from quintet.config.native.data import RewardConfig
+from quintet.config.native.experiment import Experiment
+from quintet.data.prompt_dataset import PromptDataset
+from quintet.envs.mixed_env import build_start_states
+from quintet.envs.start_states import StartStates
+from quintet.errors import ConfigError
+from quintet.policies.model_loading import load_model, load_tokenizer
+from quintet.rollout.agent_loop import AgentLoop
+from quintet.rollout.async_rollout import AsyncRollout
+from quintet.rollout.chat.chat_format import ChatFormat
+from quintet.rollout.engines.engine import ENGINES
+from quintet.rollout.engines.restarting_engine import RestartingEngine
+from quintet.rollout.sampling_params import check_tokens, max_concurrent_requests, max_model_len
+from quintet.rollout.single_turn_loop import SingleTurnLoop
+from quintet.runtime.controller import Controller
+from quintet.runtime.device import move_to_engine_device
+from quintet.runtime.engine_group import RoutedEngines
+from quintet.runtime.engines import engine_setup
+from quintet.runtime.groups import EngineGroup, EnvGroup, LearnerGroup
+from quintet.runtime.optimizer_schedules import OptimizerSchedules
+from quintet.runtime.reward_scorer import build_reward_scorer
+from quintet.runtime.run_checkpoint import RunCheckpoint, TokenizerFiles
+from quintet.runtime.weight_sync import WeightSync
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """Everything that a training step uses; the handles do not show in which process a component runs."""
+
+    config: Experiment
+    tokenizer: Any
+    learners: LearnerGroup
+    engines: EngineGroup
+    envs: EnvGroup
+    start_states: StartStates
+    weight_sync: WeightSync
+    schedules: OptimizerSchedules
+    checkpoint: RunCheckpoint
+    chat: ChatFormat | None = None
+    """Chat format of multi-turn episodes; None if prompts are answered."""
+    prompts: PromptDataset | None = None
+    kl: KlControl | None = None
+    async_rollout: AsyncRollout | None = None
+    """Collects episodes that may outlast their step; None if every step waits for its own."""
+
+    def close(self) -> None:
+        """Stop the processes of environments and engines."""
+        self.envs.close()
+        self.engines.close()
+
+
+def _tokenizer(config: Experiment, policy: Path, vocabulary: int) -> Any:
+    """Load the configured tokenizer; all of its tokens must be in the model's vocabulary of that size."""
+    trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
+    tokenizer = load_tokenizer(
+        config.policy.tokenizer or policy, trust_remote_code=trusted, fast=config.policy.fast_tokenizer
+    )
+    if len(tokenizer) > vocabulary:
+        raise ConfigError(
+            f"policy.tokenizer = {config.policy.tokenizer!r} has {len(tokenizer)} tokens, the model only {vocabulary}",
+            key="policy.tokenizer",
+            value=config.policy.tokenizer,
+            hint="use the model's own tokenizer: policy.tokenizer=null",
+        )
+    return tokenizer
+
+
+def build_components(
+    config: Experiment, policy: Path, prompts: PromptDataset | None = None, controller: Controller | None = None
+) -> Components:
+    """Build the components around the policy at that directory, with learners on the workers of the controller or,
+    without one, in this process.
+
+    Raises:
+        MachineError: the directory contains no model.
+        ConfigError: the chat template does not support multi-turn episodes, or the engine is unknown.
+    """
+    learners = (controller or Controller.in_process()).build_learners(config, policy)
+    model = learners.actor.model
+    tokenizer = _tokenizer(config, policy, model.config.vocab_size)
+    check_tokens(config, model.config.vocab_size)
+    engines = _build_engines(config, policy, tokenizer, learners)
+    chat = None if prompts else _chat(config, tokenizer, model)
+    envs: AgentLoop | SingleTurnLoop
+    if chat is not None:
+        envs = AgentLoop.from_config(engines, chat, config)
+    elif prompts is not None:
+        envs = _single_turn_loop(config, engines, tokenizer, model, prompts, policy)
+    start_states = prompts or build_start_states(config)
+    schedules = OptimizerSchedules(config)
+    kl = KlControl.from_config(config.algorithm.kl) if config.algorithm.kl else None
+    async_rollout = AsyncRollout(envs, start_states, config) if config.rollout.async_ratio else None
+    tokenizer_files = TokenizerFiles(tokenizer)
+    return Components(
+        config=config,
+        tokenizer=tokenizer,
+        learners=learners,
+        engines=engines,
+        envs=envs,
+        start_states=start_states,
+        weight_sync=WeightSync(learners, engines, config),
+        schedules=schedules,
+        checkpoint=RunCheckpoint(config, learners, tokenizer_files, start_states, schedules, kl, async_rollout),
+        chat=chat,
+        prompts=prompts,
+        kl=kl,
+        async_rollout=async_rollout,
+    )
+
+
+def _build_engines(config: Experiment, policy: Path, tokenizer: Any, learners: LearnerGroup) -> RoutedEngines:
+    setup = engine_setup(
+        config,
+        policy,
+        _engine_model(config, policy, learners),
+        tokenizer,
+        max_model_len(config),
+        max_concurrent=max_concurrent_requests(config),
+        is_learner_model=learners.has_full_weights,
+    )
+    build_engine = ENGINES.get(config.rollout.engine).load()
+    return RoutedEngines([RestartingEngine(lambda: build_engine(setup), learners.actor.weights)])
+
+
+def _engine_model(config: Experiment, policy: Path, learners: LearnerGroup) -> PreTrainedModel:
+    """Return the model for an engine in this process: the learner's own, or a copy if its weights are sharded."""
+    if learners.has_full_weights:
+        return learners.actor.model
+    trusted, overrides = config.policy.trust_remote_code, config.policy.overrides
+    return move_to_engine_device(load_model(policy, trust_remote_code=trusted, overrides=overrides), config)
+
+
+def _single_turn_loop(
+    config: Experiment,
+    engines: EngineGroup,
+    tokenizer: Any,
+    model: PreTrainedModel,
+    prompts: PromptDataset,
+    policy: Path,
+) -> SingleTurnLoop:
+    scorer, stop_tokens = build_reward_scorer(config, policy, prompts.sources()), stop_token_ids(tokenizer, model)
+    reward = config.reward or RewardConfig(function_arguments={})
+    return SingleTurnLoop(
+        engines,
+        tokenizer,
+        prompts,
+        scorer,
+        config.rollout,
+        end_ids=stop_tokens,
+        max_failed_share=reward.max_failed_share,
+    )
+
+
+def _chat(config: Experiment, tokenizer: Any, model: PreTrainedModel) -> ChatFormat:
+    end_token = config.rollout.end_token
+    end_ids = stop_token_ids(tokenizer, model) if end_token is None else (end_token,)
+    return ChatFormat.from_config(config.rollout, tokenizer, end_ids)
+
+
+def stop_token_ids(tokenizer: Any, model: PreTrainedModel) -> tuple[int, ...]:
+    """Return the tokens that end a response: the tokenizer's EOS token and those of the model's generation config."""
+    named = getattr(model.generation_config, "eos_token_id", None)
+    listed = [named] if isinstance(named, int) else list(named or ())
+    return tuple(dict.fromkeys([tokenizer.eos_token_id, *listed]))

@@ -1,0 +1,111 @@
+"""Several engines behind the interface of one, with requests routed among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from quintet.records import Generation, Request
+from quintet.rollout.engines.engine import Engine
+from quintet.rollout.engines.restarting_engine import RestartingEngine
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RoutedEngines:
+    """See `EngineGroup`. A request goes to the engine with the fewest running requests; the turns of an episode, which
+    have the same id, go to the engine of its first turn, whose cache has the earlier turns."""
+
+    def __init__(self, engines: Sequence[RestartingEngine]) -> None:
+        self._engines = tuple(engines)
+        self.weight_version = self._engines[0].weight_version
+        self._engine_by_id: dict[int, int] = {}
+        self._continued: set[int] = set()
+        """Ids of episodes that will have further requests."""
+        self._num_running = [0] * len(self._engines)
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """See `EngineGroup.engines`; those that are running now, if some were restarted."""
+        return tuple(engine.current for engine in self._engines)
+
+    @property
+    def max_model_len(self) -> int:
+        """See `Engine.max_model_len`."""
+        return min(engine.max_model_len for engine in self._engines)
+
+    @property
+    def busy(self) -> bool:
+        """See `Engine.busy`."""
+        return any(engine.busy for engine in self._engines)
+
+    def add_request(self, request: Request) -> None:
+        """See `Engine.add_request`."""
+        least_loaded = min(range(len(self._engines)), key=self._num_running.__getitem__)
+        index = self._engine_by_id.get(request.id, least_loaded)
+        self._engines[index].add_request(request)
+        self._engine_by_id[request.id] = index
+        self._num_running[index] += 1
+        if request.keep:
+            self._continued.add(request.id)
+        else:
+            self._continued.discard(request.id)
+
+    def step(self) -> list[Generation]:
+        """See `Engine.step`."""
+        return self._completed(generation for engine in self._engines for generation in engine.step())
+
+    def abort(self, ids: Collection[int]) -> list[Generation]:
+        """See `Engine.abort`."""
+        return self._completed(generation for engine in self._engines for generation in engine.abort(ids))
+
+    def _completed(self, generations: Iterable[Generation]) -> list[Generation]:
+        """Subtract completed requests from their engine's count."""
+        completed = list(generations)
+        for generation in completed:
+            index = self._engine_by_id.get(generation.id)
+            if index is not None:
+                self._num_running[index] -= 1
+            if generation.id not in self._continued:
+                self._engine_by_id.pop(generation.id, None)
+        return completed
+
+    def sync_weights(self, version: int, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+        """See `EngineGroup.sync_weights`."""
+        self.weight_version = version
+        for engine in self._engines:
+            engine.load_weights(version, weights())
+
+    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """See `Engine.load_weights`."""
+        shared = weights if len(self._engines) == 1 else list(weights)
+        self.sync_weights(version, lambda: shared)
+
+    def reset_prefix_cache(self) -> None:
+        """See `Engine.reset_prefix_cache`."""
+        for engine in self._engines:
+            engine.reset_prefix_cache()
+
+    def sleep(self) -> None:
+        """See `Engine.sleep`."""
+        for engine in self._engines:
+            engine.sleep()
+
+    def wake_up(self) -> None:
+        """See `Engine.wake_up`."""
+        for engine in self._engines:
+            engine.wake_up()
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        for engine in self._engines:
+            engine.close()
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return the metrics since the last call, summed over the engines."""
+        total: dict[str, float] = {}
+        for engine in self._engines:
+            for name, value in engine.pop_metrics().items():
+                total[name] = total.get(name, 0) + value
+        return total

@@ -1,0 +1,56 @@
+"""Learner backends by the value of `<learner>.backend`, each loaded when it is first used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.learners import OptimizerConfig
+from quintet.config.native.training import SftConfig
+from quintet.registry import Registry
+from quintet.training.parallel.process_group import RankGroup
+from quintet.training.protocols import LocalActor, LocalCritic, LogProbScorer
+
+
+class LearnerBackend(Protocol):
+    """Builds the learners of one backend. `policy` is the directory of the policy's initial model."""
+
+    def build_actor(self, config: Experiment, policy: Path, optimizer: OptimizerConfig, ranks: RankGroup) -> LocalActor:
+        """Build the actor of the policy.
+
+        Raises:
+            MachineError: the directory contains no model.
+            ConfigError: the backend is not installed, or does not support the configuration.
+        """
+        ...
+
+    def build_sft_actor(self, config: Experiment, sft: SftConfig, base: Path, ranks: RankGroup) -> LocalActor:
+        """Build the learner of supervised fine-tuning of the model at `base`; raises as `build_actor` does."""
+        ...
+
+    def build_critic(self, config: Experiment, actor: LocalActor, policy: Path, ranks: RankGroup) -> LocalCritic:
+        """Build a critic from the model at `critic.path`, or from the current policy."""
+        ...
+
+    def build_reference(self, config: Experiment, actor: LocalActor, policy: Path, ranks: RankGroup) -> LogProbScorer:
+        """Build the reference from the model at `reference.path`, or from the current policy."""
+        ...
+
+
+LEARNER_BACKENDS: Registry[LearnerBackend] = Registry("learner backend")
+TORCH = "quintet.runtime.learner_builders:TorchBackend"
+LEARNER_BACKENDS.add("fsdp2", TORCH, help="torch with FSDP2, tensor, context, pipeline and expert parallelism")
+LEARNER_BACKENDS.add("fsdp", TORCH, help="torch with FSDP1")
+LEARNER_BACKENDS.add(
+    "megatron", "quintet.runtime.megatron_backend:MegatronBackend", help="Megatron Core", extra="megatron"
+)
+
+
+def load_backend(name: str) -> LearnerBackend:
+    """Import a backend.
+
+    Raises:
+        ConfigError: the name is unknown.
+    """
+    return LEARNER_BACKENDS.get(name).load()()

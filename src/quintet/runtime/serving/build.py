@@ -1,0 +1,97 @@
+"""Build the request handler of a model's directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from quintet.config.native.experiment import Experiment
+from quintet.errors import ConfigError, MachineError
+from quintet.policies.model_loading import load_model, load_tokenizer
+from quintet.rollout.engines.async_engine import AsyncEngine
+from quintet.rollout.engines.engine import ENGINES
+from quintet.runtime.components import stop_token_ids
+from quintet.runtime.device import move_to_engine_device
+from quintet.runtime.engines import engine_setup
+from quintet.runtime.process_settings import configure_process
+from quintet.runtime.serving.request_handler import RequestHandler
+from quintet.runtime.serving.tokenization import ChatTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+DEFAULT_CONTEXT = 4096
+"""Default context in tokens of models that support more, since the KV cache is allocated for all of it."""
+SELF_LOADING_ENGINES = frozenset({"vllm", "sglang"})
+"""Engines that read the weights from the directory, so that no second copy is loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A request handler, and settings of its engine to be shown to users."""
+
+    handler: RequestHandler
+    max_concurrent_requests: int
+    """Maximum number of concurrent requests."""
+    dtype: str
+
+
+def build_request_handler(config: Experiment, policy: Path, *, name: str, context: int | None) -> ServedModel:
+    """Build the engine of `config.rollout` around the model at `policy`, served as `name`. The default `context` is the
+    model's own, at maximum `DEFAULT_CONTEXT`.
+
+    Raises:
+        ConfigError: the engine is unknown or does not support the configuration.
+        MachineError: the directory contains no model.
+    """
+    configure_process(config)
+    build_engine = ENGINES.get(config.rollout.engine).load()
+    model = _model(config, policy)
+    trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
+    tokenizer = load_tokenizer(
+        config.policy.tokenizer or policy, trust_remote_code=trusted, fast=config.policy.fast_tokenizer
+    )
+    vocab_size, stop_tokens = int(model.get_input_embeddings().num_embeddings), stop_token_ids(tokenizer, model)
+    setup = engine_setup(config, policy, model, tokenizer, _context(config, model, context))
+    handler = RequestHandler(AsyncEngine(build_engine(setup)), ChatTokenizer(tokenizer, stop_tokens), name, vocab_size)
+    return ServedModel(handler, setup.max_num_seqs, str(setup.dtype).removeprefix("torch."))
+
+
+def _model(config: Experiment, policy: Path) -> PreTrainedModel:
+    """Load the model; without weights if the engine reads them itself."""
+    trusted, options = config.policy.trust_remote_code, config.rollout.engine_options
+    if config.rollout.engine not in SELF_LOADING_ENGINES or options.load_format == "dummy":
+        return move_to_engine_device(
+            load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides), config
+        )
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    try:
+        model_config = AutoConfig.from_pretrained(policy, trust_remote_code=trusted, local_files_only=True)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(model_config, trust_remote_code=trusted)
+        if (policy / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(policy, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise MachineError(
+            f"cannot load a model from {policy}: {error}", "use a directory in Hugging Face format"
+        ) from error
+    return cast("PreTrainedModel", model)
+
+
+def _context(config: Experiment, model: PreTrainedModel, requested: int | None) -> int:
+    maximum = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    requested = requested or config.rollout.engine_options.max_model_tokens
+    if requested is None:
+        return min(maximum or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    if maximum is not None and requested > maximum:
+        raise ConfigError(
+            f"--context {requested}: the model supports {maximum} tokens",
+            key="--context",
+            value=requested,
+            hint=f"use {maximum} or less",
+        )
+    return requested

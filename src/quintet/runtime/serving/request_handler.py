@@ -1,0 +1,283 @@
+"""Handles requests: passes them to the engine's thread, and records them in sessions."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quintet.records import Generation, Request, StopReason
+from quintet.rollout.engines.async_engine import AsyncEngine, EngineDeadError, PendingRequests
+from quintet.rollout.sessions import Exchange, Prompt, Session
+from quintet.runtime.serving.request_schema import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    GenerateBody,
+    OpenAiBody,
+    RequestError,
+)
+from quintet.runtime.serving.tokenization import ChatTokenizer, Response
+from quintet.seeds import derive_seed
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""Default `max_tokens` of completions, as at OpenAI."""
+MAX_COMPLETIONS = 4096
+"""Maximum number of completions per request."""
+MAX_SESSIONS = 4096
+MAX_SESSION_TOKENS = 1 << 26
+"""Maximum number of tokens in all sessions together."""
+SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionChoice:
+    """One completion of a request."""
+
+    prompt: Prompt
+    request: Request
+    generation: Generation
+    answer: Response
+
+
+@dataclass(slots=True)
+class PendingCompletion:
+    """A request that is being completed."""
+
+    body: Body
+    prompts: list[Prompt]
+    pending: PendingRequests
+    session: Session | None
+    number: int
+    """Number of the request within its session."""
+    session_request_id: int | None = None
+    """The session's request id in the engine, if this request uses it."""
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def num_choices(self) -> int:
+        """Number of completions per prompt."""
+        return len(self.pending.requests) // len(self.prompts)
+
+    def prompt_of(self, index: int) -> Prompt:
+        """Return the prompt of a completion; those of the first prompt come first."""
+        return self.prompts[index // self.num_choices]
+
+
+class RequestHandler:
+    """State shared by all connections of a server. All methods are thread-safe."""
+
+    def __init__(self, engine: AsyncEngine, tokenizer: ChatTokenizer, name: str, vocab_size: int) -> None:
+        """`name` is the model name in requests; `vocab_size` is the size of the model's vocabulary."""
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.name = name
+        self.created = int(time.time())
+        self._vocab_size = vocab_size
+        self._sessions: dict[str, Session] = {}
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Close the engine; requests that are waiting for it fail."""
+        self.engine.close()
+
+    def session(self, name: str, *, create: bool = False) -> Session:
+        """Return the session of that name; with `create`, a new one if it does not exist.
+
+        Raises:
+            RequestError: it does not exist, or there are too many sessions.
+        """
+        with self._lock:
+            if name in self._sessions:
+                return self._sessions[name]
+            if not create:
+                raise RequestError(f"there is no session {name!r}", status=404, code="session_not_found")
+            if not SESSION_NAME.fullmatch(name):
+                raise RequestError(f"{name!r:.80} is not a session name: letters, digits, . _ and -", param="session")
+            if len(self._sessions) >= MAX_SESSIONS:
+                message = f"{MAX_SESSIONS} sessions are open: DELETE /sessions/<id> after reading them"
+                raise RequestError(message, status=429, kind="rate_limit_error", code="too_many_sessions")
+            return self._sessions.setdefault(name, Session(self.engine.new_request_id()))
+
+    def sessions(self) -> dict[str, int]:
+        """Return the number of exchanges per session."""
+        with self._lock:
+            return {name: len(session.exchanges) for name, session in self._sessions.items()}
+
+    def end_session(self, name: str) -> None:
+        """Delete a session.
+
+        Raises:
+            RequestError: it does not exist.
+        """
+        self.session(name)
+        with self._lock:
+            self._sessions.pop(name, None)
+
+    def begin(self, body: ChatBody | CompletionBody | GenerateBody, session: Session | None) -> PendingCompletion:
+        """Submit a request to the engine.
+
+        Raises:
+            RequestError: it names another model, or is invalid.
+        """
+        if body.model is not None and body.model != self.name:
+            message = f"unknown model {body.model!r}: this server serves {self.name!r}"
+            raise RequestError(message, status=404, code="model_not_found", param="model")
+        if session is not None:
+            self._check_session_tokens()
+        number = session.next_request_number() if session is not None else 0
+        prompts = self._prompts(body, session)
+        num_choices = body.n if isinstance(body, OpenAiBody) else 1
+        if len(prompts) * num_choices > MAX_COMPLETIONS:
+            raise RequestError(
+                f"{len(prompts)} prompts times n = {num_choices} is more than {MAX_COMPLETIONS} completions", param="n"
+            )
+        requests = [self._request(body, prompt, choice) for prompt in prompts for choice in range(num_choices)]
+        streaming = isinstance(body, OpenAiBody) and body.stream
+        session_request_id = session.acquire_request_id() if session is not None and len(requests) == 1 else None
+        pending = self.engine.submit(requests, streaming=streaming, request_id=session_request_id)
+        return PendingCompletion(body, prompts, pending, session, number, session_request_id)
+
+    def end(self, job: PendingCompletion) -> None:
+        """End a request; abort what is still running."""
+        if not job.pending.done:
+            self.engine.abort(job.pending)
+        if job.session is not None and job.session_request_id is not None:
+            job.session.release_request_id()
+
+    def choice(self, job: PendingCompletion, index: int, generation: Generation) -> CompletionChoice:
+        """Return a finished completion of a request.
+
+        Raises:
+            RequestError: the engine failed to complete it.
+            EngineDeadError: the server was closed.
+        """
+        if generation.failure is not None:
+            failure = generation.failure
+            message = f"the engine failed: {failure.kind}: {failure.message}"
+            raise RequestError(message, status=500, kind="server_error", code="generation_failed")
+        if generation.stop is StopReason.ABORT:
+            raise EngineDeadError("the server was closed")
+        body, request = job.body, job.pending.requests[index]
+        openai_body = body if isinstance(body, OpenAiBody) else None
+        answer = self.tokenizer.answer(
+            request,
+            generation,
+            include_stop_text=openai_body is not None and openai_body.include_stop_str_in_output,
+            skip_special_tokens=openai_body is not None and openai_body.skip_special_tokens,
+        )
+        return CompletionChoice(job.prompt_of(index), request, generation, answer)
+
+    def record(self, job: PendingCompletion, choices: Sequence[CompletionChoice]) -> None:
+        """Add the completions to the request's session."""
+        if job.session is not None:
+            job.session.add(_exchange(job, choice, index) for index, choice in enumerate(choices))
+
+    def _check_session_tokens(self) -> None:
+        with self._lock:
+            num_tokens = sum(session.tokens for session in self._sessions.values())
+        if num_tokens > MAX_SESSION_TOKENS:
+            message = f"the sessions hold {num_tokens:,} tokens: DELETE /sessions/<id> after reading them"
+            raise RequestError(message, status=429, kind="rate_limit_error", code="sessions_full")
+
+    def _prompts(self, body: ChatBody | CompletionBody | GenerateBody, session: Session | None) -> list[Prompt]:
+        if isinstance(body, ChatBody):
+            text = self.tokenizer.render(body)
+            return [
+                self._checked(self._encoded(text, session, special=False, shown=_latest_messages(body)), "messages")
+            ]
+        if isinstance(body, GenerateBody):
+            return [self._checked(Prompt(tuple(body.prompt_token_ids)), "prompt_token_ids")]
+        prompts = body.prompt if isinstance(body.prompt, list) and not _is_tokens(body.prompt) else [body.prompt]
+        return [self._checked(self._prompt(prompt, body, session), "prompt") for prompt in prompts]
+
+    def _prompt(self, prompt: Any, body: CompletionBody, session: Session | None) -> Prompt:
+        if isinstance(prompt, str):
+            return self._encoded(prompt, session, special=body.add_special_tokens, shown=prompt)
+        return Prompt(tuple(prompt))
+
+    def _encoded(self, text: str, session: Session | None, *, special: bool, shown: str) -> Prompt:
+        """Encode a text; the part that repeats the session keeps the session's tokens."""
+
+        def encode(text: str) -> Sequence[int]:
+            return self.tokenizer.encode(text, special=special)
+
+        if session is None:
+            return Prompt(tuple(encode(text)), text, shown=shown)
+        return session.prompt(text, encode, self.tokenizer.encode, self.tokenizer.token_text, shown)
+
+    def _checked(self, prompt: Prompt, param: str) -> Prompt:
+        num_tokens, context = len(prompt.tokens), self.engine.max_model_len
+        if not num_tokens:
+            raise RequestError(f"{param}: the prompt is empty", param=param)
+        if num_tokens >= context:
+            message = f"{param}: a prompt of {num_tokens} tokens leaves no room in a context of {context}"
+            raise RequestError(message, code="context_length_exceeded", param=param)
+        if (largest := max(prompt.tokens)) >= self._vocab_size:
+            raise RequestError(
+                f"{param}: there is no token {largest}, the vocabulary has {self._vocab_size}", param=param
+            )
+        return prompt
+
+    def _request(self, body: Body, prompt: Prompt, choice: int) -> Request:
+        """Return the engine's request of a completion. `choice` numbers the completions of a prompt; the first one uses
+        the seed unchanged."""
+        seed = secrets.randbits(63) if body.seed is None else body.seed
+        max_tokens = _max_tokens(body) or self.engine.max_model_len - len(prompt.tokens)
+        if body.min_tokens > max_tokens:
+            raise RequestError(
+                f"min_tokens: {body.min_tokens} is more than max_tokens, {max_tokens}", param="min_tokens"
+            )
+        stop_token_ids = () if body.ignore_eos else self.tokenizer.stop_token_ids
+        return Request(
+            id=0,
+            prompt=prompt.tokens,
+            max_tokens=max_tokens,
+            seed=seed if choice == 0 else derive_seed(seed, choice),
+            temperature=body.temperature,
+            top_k=0 if body.top_k < 0 or body.top_k >= self._vocab_size else body.top_k,
+            top_p=body.top_p,
+            min_p=body.min_p,
+            repetition_penalty=body.repetition_penalty,
+            min_tokens=body.min_tokens,
+            stop_ids=tuple(dict.fromkeys([*stop_token_ids, *body.stop_token_ids])),
+            stop_texts=body.stops,
+        )
+
+
+def _max_tokens(body: Body) -> int | None:
+    if isinstance(body, ChatBody):
+        return body.max_completion_tokens or body.max_tokens
+    return body.max_tokens or (DEFAULT_COMPLETION_TOKENS if isinstance(body, CompletionBody) else None)
+
+
+def _is_tokens(prompt: Sequence[Any]) -> bool:
+    return not prompt or isinstance(prompt[0], int)
+
+
+def _latest_messages(body: ChatBody) -> str:
+    """Return the messages since the policy's last one, as text for people."""
+    last = max((index for index, message in enumerate(body.messages) if message.role == "assistant"), default=-1)
+    return "\n".join(message.text for message in body.messages[last + 1 :] if message.role != "system")
+
+
+def _exchange(job: PendingCompletion, choice: CompletionChoice, index: int) -> Exchange:
+    generation = choice.generation
+    return Exchange(
+        number=job.number,
+        choice=index,
+        prompt=choice.prompt,
+        tokens=generation.tokens,
+        logprobs=generation.logprobs,
+        text=choice.answer.text,
+        closed=choice.answer.ended_by_stop_token,
+        stop=generation.stop,
+        weight_version=generation.weight_version,
+        switches=generation.switches,
+        notes=job.body.notes if isinstance(job.body, OpenAiBody) else {},
+    )

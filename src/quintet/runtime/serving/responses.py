@@ -1,0 +1,238 @@
+"""Response bodies in OpenAI's formats, with tokens under vLLM's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from quintet.records import StopReason
+from quintet.rollout.engines.async_engine import AsyncEngine
+from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
+from quintet.runtime.serving.request_schema import ChatBody, CompletionBody, OpenAiBody
+from quintet.runtime.serving.tokenization import REPLACEMENT_CHARACTER, ChatTokenizer, StreamingText
+
+FINISH_REASONS = {
+    StopReason.STOP: "stop",
+    StopReason.LENGTH: "length",
+    StopReason.CONTEXT: "length",
+    StopReason.ABORT: "abort",
+}
+"""`finish_reason` by stop reason."""
+
+
+def models_body(handler: RequestHandler) -> dict[str, Any]:
+    """Return the body of `/v1/models`."""
+    model = {
+        "id": handler.name,
+        "object": "model",
+        "created": handler.created,
+        "owned_by": "quintet",
+        "max_model_len": handler.engine.max_model_len,
+    }
+    return {"object": "list", "data": [model]}
+
+
+def load_status_body(engine: AsyncEngine) -> dict[str, Any]:
+    """Return the body of `/load`."""
+    now = engine.stats()
+    return {
+        "open": now.num_unfinished,
+        "most_together": now.max_batch_size,
+        "steps": now.num_steps,
+        "requests": now.num_finished,
+        "tokens": now.num_tokens,
+        "stops": dict(now.finish_reasons),
+        "weight_version": now.weight_version,
+        "context": engine.max_model_len,
+    }
+
+
+def generate_body(choice: CompletionChoice) -> dict[str, Any]:
+    """Return the body of `/generate`."""
+    generation = choice.generation
+    return {
+        "token_ids": generation.tokens,
+        "logprobs": generation.logprobs,
+        "stop": generation.stop.value,
+        "stopped_by": choice.answer.stopped_by,
+        "weight_version": generation.weight_version,
+        "switches": generation.switches,
+    }
+
+
+def completion_body(
+    handler: RequestHandler, job: PendingCompletion, choices: Sequence[CompletionChoice]
+) -> dict[str, Any]:
+    """Return the body of `/v1/completions` or `/v1/chat/completions`."""
+    body = _openai_body(job)
+    form = _ChoiceFormat(handler.tokenizer, body)
+    response = _head(handler, job, "chat.completion" if form.is_chat else "text_completion")
+    response["choices"] = [form.full(index, choice) for index, choice in enumerate(choices)]
+    response["usage"] = _usage(job, sum(len(choice.generation.tokens) for choice in choices))
+    if form.is_chat and body.return_token_ids:
+        response["prompt_token_ids"] = job.prompts[0].tokens
+    return response
+
+
+def _openai_body(job: PendingCompletion) -> OpenAiBody:
+    if not isinstance(job.body, OpenAiBody):
+        raise TypeError(f"{type(job.body).__name__} is not a request of OpenAI's protocol")
+    return job.body
+
+
+def _head(handler: RequestHandler, job: PendingCompletion, kind: str) -> dict[str, Any]:
+    prefix = "chatcmpl" if isinstance(job.body, ChatBody) else "cmpl"
+    return {"id": f"{prefix}-{job.id}", "object": kind, "created": job.created, "model": handler.name}
+
+
+def _usage(job: PendingCompletion, written: int) -> dict[str, Any]:
+    prompt = sum(len(prompt.tokens) for prompt in job.prompts)
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+
+class _ChoiceFormat:
+    """Format of a request's choices."""
+
+    def __init__(self, tokenizer: ChatTokenizer, body: OpenAiBody) -> None:
+        self._tokenizer = tokenizer
+        self._body = body
+        self.is_chat = isinstance(body, ChatBody)
+        self._has_logprobs = body.logprobs is not None if isinstance(body, CompletionBody) else _chat_logprobs(body)
+
+    def full(self, index: int, choice: CompletionChoice) -> dict[str, Any]:
+        """Return a completion that is not streamed."""
+        generation = choice.generation
+        text = choice.answer.returned_text
+        response: dict[str, Any] = {"index": index}
+        response |= {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
+        response["logprobs"] = self._logprobs(generation.tokens, generation.logprobs)
+        response |= self._end(choice)
+        if self._body.return_token_ids:
+            response |= {"token_ids": generation.tokens, "weight_version": generation.weight_version}
+            response |= {} if self.is_chat else {"prompt_token_ids": choice.prompt.tokens}
+        return response
+
+    def chunk(self, index: int, text: str, tokens: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
+        """Return the next part of a streamed completion."""
+        response: dict[str, Any] = {"index": index}
+        response |= {"delta": {"content": text}} if self.is_chat else {"text": text}
+        response |= {"logprobs": self._logprobs(tokens, logprobs), "finish_reason": None}
+        if self._body.return_token_ids:
+            response["token_ids"] = list(tokens)
+        return response
+
+    def last_chunk(self, response: dict[str, Any], choice: CompletionChoice) -> dict[str, Any]:
+        """Return the last part of a streamed completion."""
+        version = {"weight_version": choice.generation.weight_version} if self._body.return_token_ids else {}
+        return response | self._end(choice) | version
+
+    def _end(self, choice: CompletionChoice) -> dict[str, Any]:
+        finished = FINISH_REASONS[choice.generation.stop]
+        return {"finish_reason": finished, "stop_reason": choice.answer.stopped_by}
+
+    def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any] | None:
+        if not self._has_logprobs:
+            return None
+        token_texts = [self._token_text(token) for token in tokens]
+        if not self.is_chat:
+            return {"tokens": token_texts, "token_logprobs": list(logprobs), "top_logprobs": None, "text_offset": None}
+        named = zip(token_texts, logprobs, strict=True)
+        return {"content": [self._score(token, logprob) for token, logprob in named], "refusal": None}
+
+    def _score(self, token: str, logprob: float) -> dict[str, Any]:
+        """Return a token with its log-prob, and with its bytes unless it is a part of a character."""
+        has_bytes = REPLACEMENT_CHARACTER not in token and not self._body.return_tokens_as_token_ids
+        return {
+            "token": token,
+            "logprob": logprob,
+            "bytes": list(token.encode()) if has_bytes else None,
+            "top_logprobs": [],
+        }
+
+    def _token_text(self, token: int) -> str:
+        return f"token_id:{token}" if self._body.return_tokens_as_token_ids else self._tokenizer.token_text(token)
+
+
+def _chat_logprobs(body: OpenAiBody) -> bool:
+    return isinstance(body, ChatBody) and body.logprobs
+
+
+class _EventStream:
+    """Events of a streamed request."""
+
+    def __init__(self, handler: RequestHandler, job: PendingCompletion) -> None:
+        self._handler = handler
+        self._job = job
+        self._body = body = _openai_body(job)
+        self._form = _ChoiceFormat(handler.tokenizer, body)
+        self._head = _head(handler, job, "chat.completion.chunk" if self._form.is_chat else "text_completion")
+        count = len(job.pending.requests)
+        skip = body.skip_special_tokens
+        self._texts = [StreamingText(handler.tokenizer, body.stops, skip_special_tokens=skip) for _ in range(count)]
+        self._num_sent = [0] * count
+        self._choices: list[CompletionChoice | None] = [None] * count
+
+    def first(self) -> Iterator[dict[str, Any]]:
+        """Yield the events before the first part of each completion."""
+        body, job = self._body, self._job
+        for index in range(len(self._num_sent)):
+            tokens = {"prompt_token_ids": job.prompt_of(index).tokens} if body.return_token_ids else {}
+            if self._form.is_chat:
+                start = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+                yield self._event([start]) | (tokens if index == 0 else {})
+            elif tokens:
+                yield self._event([{"index": index, "text": "", "logprobs": None, "finish_reason": None} | tokens])
+
+    def update(self) -> Iterator[dict[str, Any]]:
+        """Yield the new parts of all completions."""
+        pending = self._job.pending
+        for index, generation in enumerate(pending.generations):
+            if generation is None:
+                tokens, logprobs = pending.partial_response(index)
+                streaming_text = self._texts[index]
+                if text := streaming_text.update(tokens):
+                    yield self._event([self._piece(index, text, tokens, logprobs, streaming_text.sent)])
+            elif self._choices[index] is None:
+                yield self._end(index, self._handler.choice(self._job, index, generation))
+
+    def _end(self, index: int, choice: CompletionChoice) -> dict[str, Any]:
+        self._choices[index] = choice
+        generation = choice.generation
+        text = self._texts[index].remaining(choice.answer.returned_text)
+        response = self._piece(index, text, generation.tokens, generation.logprobs, len(generation.tokens))
+        return self._event([self._form.last_chunk(response, choice)])
+
+    def last(self) -> Iterator[dict[str, Any]]:
+        """Yield the events after the last part, and record the completions in the session."""
+        choices = [choice for choice in self._choices if choice is not None]
+        self._handler.record(self._job, choices)
+        if self._body.stream_options is not None and self._body.stream_options.include_usage:
+            written = sum(len(choice.generation.tokens) for choice in choices)
+            yield self._event([]) | {"usage": _usage(self._job, written)}
+
+    def _piece(
+        self, index: int, text: str, tokens: Sequence[int], logprobs: Sequence[float], end: int
+    ) -> dict[str, Any]:
+        start, self._num_sent[index] = self._num_sent[index], end
+        return self._form.chunk(index, text, tokens[start:end], logprobs[start:end])
+
+    def _event(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._head | {"choices": choices}
+
+
+def iter_events(handler: RequestHandler, job: PendingCompletion, seconds: float) -> Iterator[dict[str, Any] | None]:
+    """Yield the events of a stream, and None whenever none came for `seconds`, so that the connection can be checked.
+
+    Raises:
+        RequestError, ValueError, EngineDeadError: see `RequestHandler.choice` and `PendingRequests.wait`.
+    """
+    stream, pending, num_updates = _EventStream(handler, job), job.pending, 0
+    yield from stream.first()
+    while not pending.done:
+        latest = pending.wait(seconds, num_updates)
+        if latest == num_updates:
+            yield None
+        num_updates = latest
+        yield from stream.update()
+    yield from stream.update()
+    yield from stream.last()

@@ -1,0 +1,189 @@
+"""Tokenization of prompts by the chat template, and incremental detokenization of responses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from quintet.records import Generation, Request, StopReason
+from quintet.runtime.serving.request_schema import ChatBody, Message, RequestError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+REPLACEMENT_CHARACTER = "\ufffd"
+"""Decoded form of a character with missing bytes."""
+RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+"""Variables of chat templates that requests cannot set by `chat_template_kwargs`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """Text of a generation."""
+
+    text: str
+    """Full text without the end token."""
+    returned_text: str
+    """Text to be returned: up to the stop text."""
+    ended_by_stop_token: bool
+    """Whether the last token is a stop token, which is not part of the text."""
+    stopped_by: int | str | None
+    """Stop token or stop text of the request that ended it, if any."""
+
+
+class ChatTokenizer:
+    """Thread-safe tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, stop_token_ids: Sequence[int]) -> None:
+        """`stop_token_ids` are the tokens that end a response."""
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self.stop_token_ids = tuple(stop_token_ids)
+
+    @property
+    def template(self) -> str:
+        """Text of the chat template; empty if there is none."""
+        template = self._tokenizer.chat_template
+        return "\n".join(template.values()) if isinstance(template, dict) else str(template or "")
+
+    def encode(self, text: str, *, special: bool = False) -> tuple[int, ...]:
+        """Encode a text; with `special`, add the special tokens around it.
+
+        Raises:
+            RequestError: the text is not valid Unicode.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the prompt is not valid Unicode: unpaired surrogate at character {error.start}"
+            ) from None
+        # fast tokenizers are not thread-safe when special tokens are switched on or off
+        with self._lock:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=special))
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Decode tokens."""
+        with self._lock:
+            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+
+    def token_text(self, token: int) -> str:
+        """Decode a single token."""
+        return self.decode((token,))
+
+    def render(self, body: ChatBody) -> str:
+        """Render a conversation by the chat template, up to the start of the response.
+
+        Raises:
+            RequestError: there is no template, or it fails on the conversation or ignores a part of it.
+        """
+        from jinja2 import TemplateError
+
+        template = self.template
+        if not template:
+            raise RequestError("the tokenizer has no chat template: use /v1/completions", param="messages")
+        self._check_variables(body.chat_template_kwargs)
+        if body.tools and "tools" not in template:
+            raise RequestError("tools: the chat template does not support tools", param="tools")
+        variables: dict[str, Any] = {"tools": body.tools} if body.tools else {}
+        messages = [self._template_message(message, index) for index, message in enumerate(body.messages)]
+        try:
+            with self._lock:
+                return str(
+                    self._tokenizer.apply_chat_template(
+                        messages,
+                        tokenize=False,
+                        add_generation_prompt=body.add_generation_prompt,
+                        **variables,
+                        **body.chat_template_kwargs,
+                    )
+                )
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise RequestError(f"the chat template failed on these messages: {error}", param="messages") from error
+
+    def _check_variables(self, names: Mapping[str, Any]) -> None:
+        for name in names:
+            if name in RESERVED_VARIABLES or name not in self.template or not name.isidentifier():
+                param = f"chat_template_kwargs.{name}"
+                raise RequestError(f"{param}: the chat template has no such variable", param=param)
+
+    def _template_message(self, message: Message, index: int) -> dict[str, Any]:
+        """Return a message as the template sees it."""
+        for name in message.others:
+            if name not in self.template:
+                param = f"messages.{index}.{name}"
+                raise RequestError(f"{param}: the chat template does not use it", param=param)
+        return {"role": message.role, "content": message.text, **message.others}
+
+    def answer(
+        self, request: Request, generation: Generation, *, include_stop_text: bool, skip_special_tokens: bool
+    ) -> Response:
+        """Decode a generation; `include_stop_text` includes the stop text in the returned text."""
+        tokens, stopped = generation.tokens, generation.stop is StopReason.STOP
+        if stopped and tokens and tokens[-1] in request.stop_ids:
+            text = self.decode(tokens[:-1])
+            returned = self.decode(tokens[:-1], skip_special_tokens=True) if skip_special_tokens else text
+            stopped_by = None if tokens[-1] in self.stop_token_ids else tokens[-1]
+            return Response(text, returned, ended_by_stop_token=True, stopped_by=stopped_by)
+        text = self.decode(tokens)
+        returned = self.decode(tokens, skip_special_tokens=True) if skip_special_tokens else text
+        if not stopped or not request.stop_texts:
+            return Response(text, returned, ended_by_stop_token=False, stopped_by=None)
+        before = len(self.decode(tokens[:-1], skip_special_tokens=skip_special_tokens))
+        end, stop = _find_stop(returned, before, request.stop_texts)
+        returned = returned[: end + len(stop) * include_stop_text]
+        return Response(text, returned, ended_by_stop_token=False, stopped_by=stop or None)
+
+
+def _find_stop(text: str, before: int, stops: Sequence[str]) -> tuple[int, str]:
+    """Return the position of the stop text and the stop text itself; the end of the text and "" if there is none. Only
+    a stop text that ends in the last token counts: it starts at `before` minus its length at the earliest."""
+    longest = max(map(len, stops))
+    matches = [(index, stop) for stop in stops if (index := text.find(stop, max(0, before - longest))) >= 0]
+    return min(matches, default=(len(text), ""))
+
+
+class StreamingText:
+    """Text of a response that grows while it is streamed. Text that may become a stop text, or an incomplete
+    character, is held back."""
+
+    def __init__(self, tokenizer: ChatTokenizer, stops: Sequence[str], *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._stops = stops
+        self._skip_special_tokens = skip_special_tokens
+        self._start = self._read = 0
+        self._text = ""
+        self.sent = 0
+        """Number of tokens whose text has been returned."""
+        self._num_returned = 0
+
+    def update(self, tokens: Sequence[int]) -> str:
+        """Return the new text of a response that has these tokens so far; empty if there is none to return yet."""
+        decoded = self._tokenizer.decode(
+            tokens[self._start : self._read], skip_special_tokens=self._skip_special_tokens
+        )
+        text = self._tokenizer.decode(tokens[self._start :], skip_special_tokens=self._skip_special_tokens)
+        if len(text) > len(decoded) and not text.endswith(REPLACEMENT_CHARACTER):
+            # decoded together with the previous part: tokenizers may decode the first token of a text differently
+            self._text += text[len(decoded) :]
+            self._start, self._read = self._read, len(tokens)
+        new = self._text[self._num_returned : len(self._text) - self._num_held_back()]
+        if new:
+            self._num_returned += len(new)
+            self.sent = self._read
+        return new
+
+    def remaining(self, text: str) -> str:
+        """Return the text of a finished response that has not been returned yet."""
+        return text[self._num_returned :]
+
+    def _num_held_back(self) -> int:
+        """Return the number of characters at the end that may start a stop text."""
+        return max((_overlap(self._text, stop) for stop in self._stops), default=0)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest proper prefix of `stop` that `text` ends with."""
+    return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,0 +1,67 @@
+"""How the controller's calls reach the workers: one protocol, and its implementation for a single process.
+
+See `torchrun_transport.py` for several ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from quintet.runtime.remote_call import RemoteCall
+from quintet.runtime.worker import Worker
+
+
+class Transport(Protocol):
+    """Carries calls of the controller to the workers."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+        ...
+
+    def call(self, call: RemoteCall) -> Any:
+        """Execute a call, or read a property, on the worker of rank 0 alone."""
+        ...
+
+    def broadcast(self, call: RemoteCall) -> Any:
+        """Execute a call on all workers; return the result of rank 0.
+
+        Raises:
+            RankDiedError: a worker has died; the message names it.
+        """
+        ...
+
+    def check_alive(self) -> None:
+        """Check that all workers are alive.
+
+        Raises:
+            RankDiedError: a worker has died; the message names it.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop all workers; workers that have already ended are ignored."""
+        ...
+
+
+class InProcessTransport:
+    """Calls the only worker, which runs in the process of the controller."""
+
+    world_size = 1
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def call(self, call: RemoteCall) -> Any:
+        """See `Transport.call`."""
+        return self._worker.execute(call)
+
+    def broadcast(self, call: RemoteCall) -> Any:
+        """See `Transport.broadcast`."""
+        return self._worker.execute(call)
+
+    def check_alive(self) -> None:
+        """See `Transport.check_alive`: the worker lives as long as this process."""
+
+    def close(self) -> None:
+        """See `Transport.close`."""

@@ -1,0 +1,105 @@
+"""Workers: each rank executes the controller's calls with its part of the learners."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from quintet.config.native.experiment import Experiment
+from quintet.runtime.local_learners import LocalLearners
+from quintet.runtime.process_settings import configure_process, seed_torch
+from quintet.runtime.remote_call import STOP, RemoteCall, RemoteRef, receive
+from quintet.runtime.remote_interface import LEARNERS, REMOTE_OBJECTS, WORKER, remote_methods
+from quintet.runtime.sft_learner import build_sft_learners
+from quintet.training.parallel.process_group import RankGroup
+from quintet.training.parallel.rendezvous import RankDiedError, Rendezvous
+
+SINGLE_RANK = RankGroup()
+
+
+class Worker:
+    """Executes calls with the learners of this rank."""
+
+    def __init__(self, ranks: RankGroup = SINGLE_RANK) -> None:
+        self._ranks = ranks
+        self._learners: LocalLearners | None = None
+
+    def build_learners(self, config: Experiment, policy: Path, *, sft: bool = False) -> None:
+        """See `LearnerBuilder.build_learners`."""
+        configure_process(config)
+        if not sft:
+            seed_torch(config)
+        self._learners = None  # free the learners of an earlier phase first
+        build = build_sft_learners if sft else LocalLearners.build
+        self._learners = build(config, policy, self._ranks)
+
+    def execute(self, call: RemoteCall) -> Any:
+        """Call the method, or return the property, that the call names.
+
+        Raises:
+            ValueError: the call's target does not exist yet.
+        """
+        member = getattr(self._resolve(call.target), call.method)
+        is_method = call.method in remote_methods(REMOTE_OBJECTS[call.target])
+        return member(**self._with_local_objects(call.arguments)) if is_method else member
+
+    def _with_local_objects(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: self._resolve(value.target) if isinstance(value, RemoteRef) else value
+            for name, value in arguments.items()
+        }
+
+    def _resolve(self, target: str) -> Any:
+        if target == WORKER:
+            return self
+        if self._learners is None:
+            raise ValueError(f"{target} was called before the learners were built")
+        path = target.removeprefix(LEARNERS).split(".")[1:]
+        result = reduce(getattr, path, self._learners)
+        if result is None:
+            raise ValueError(f"{target} was called before it was created")
+        return result
+
+
+def run_worker(rendezvous: Rendezvous) -> None:
+    """Execute the calls of rank 0 until it sends `STOP`. SIGINT and SIGTERM are ignored: rank 0 ends the run.
+
+    Raises:
+        RankDiedError: another rank has died.
+    """
+    worker = Worker(rendezvous.ranks)
+    with _ignored_signals(), _errors_with_rank(rendezvous):
+        while (call := receive(rendezvous.control_group)) != STOP:
+            result = worker.execute(call)
+            for _ in result if isinstance(result, Iterator) else ():
+                pass  # all ranks gather the weights, and rank 0 uses them
+
+
+@contextmanager
+def _ignored_signals() -> Iterator[None]:
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _errors_with_rank(rendezvous: Rendezvous) -> Iterator[None]:
+    """Add this rank to errors."""
+    rank = rendezvous.ranks.rank
+    try:
+        yield
+    except RuntimeError as error:
+        if cause := rendezvous.death_cause(error):
+            raise RankDiedError(f"rank {rank} ends: {cause}") from error
+        error.add_note(f"on rank {rank}")
+        raise
+    except BaseException as error:
+        error.add_note(f"on rank {rank}")
+        raise

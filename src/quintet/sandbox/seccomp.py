@@ -1,0 +1,199 @@
+"""Confinement of the current process: it can no longer start processes, open connections or change files.
+
+Linux only (x86-64, AArch64), without privileges: a seccomp filter, no capabilities, no new privileges. Still allowed:
+reading every file that the user can read, threads, and memory and time within the resource limits.
+
+    python -I -S -B seccomp.py CPU_SECONDS MEMORY_BYTES COMMAND…
+
+runs a command in this way; the file only needs the standard library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+Instruction = tuple[int, int, int, int]
+"""Instruction of a classic BPF program: code, jump if true, jump if false, operand."""
+
+MAX_FILE_BYTES = 4 << 20
+"""Size limit of each file that a limited process writes, standard output included."""
+MAX_OPEN_FILES = 64
+
+# prctl(2)
+PDEATHSIG, DUMPABLE, SECCOMP, CAPBSET_DROP, NO_NEW_PRIVS = 1, 4, 22, 24, 38
+LOAD, EQUAL, GREATER, ANY_BIT, RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
+ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000
+LAST_KNOWN_SYSCALL = 451
+"""Later system calls (and those of other interfaces, with higher numbers) return ENOSYS, as in an old kernel."""
+CLONE_THREAD = 0x10000
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+TIOCSTI = 0x5412
+
+# audit architecture and system call numbers by machine (asm/unistd_64.h, asm-generic/unistd.h)
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+ARGUMENT_CHECKED = {
+    "x86_64": {"open": 2, "openat": 257, "clone": 56, "kill": 62, "tgkill": 234, "prctl": 157, "prlimit64": 302}
+    | {"ioctl": 16, "execve": 59, "execveat": 322, "clone3": 435, "openat2": 437},
+    "aarch64": {"openat": 56, "clone": 220, "kill": 129, "tgkill": 131, "prctl": 167, "prlimit64": 261}
+    | {"ioctl": 29, "execve": 221, "execveat": 281, "clone3": 435, "openat2": 437},
+}
+NEWER = (424, 425, 428, 429, 430, 432, 434, 438, 440, 442, 447)
+"""pidfd_*, io_uring_setup, the new mount calls, process_madvise, memfd_secret; same numbers on all machines."""
+REFUSED = {
+    "x86_64": (
+        *(41, 53),  # socket, socketpair
+        *(57, 58, 101, 112, 109),  # fork, vfork, ptrace, setsid, setpgid
+        *(200, 129, 297, 310, 311, 312),  # tkill, rt_(tg)sigqueueinfo, process_vm_*, kcmp
+        *(76, 82, 83, 84, 85, 86, 87, 88, 90, 91, 92, 93, 94),  # truncate, rename, mkdir … lchown
+        *(132, 133, 188, 189, 190, 197, 198, 199, 235),  # utime, mknod, *xattr, utimes
+        *(258, 259, 260, 261, 263, 264, 265, 266, 268, 280, 316),  # the same with a directory
+        *(29, 64, 68, 240, 319),  # System V and POSIX queues, memfd_create
+        *(105, 106, 113, 114, 116, 117, 119, 122, 123, 126, 135),  # set*id, capset, personality
+        *(154, 155, 159, 160, 161, 163, 164, 165, 166, 167, 168, 169, 170, 171, 172, 173),  # limits, mounts, machine
+        *(175, 176, 179, 227, 246, 248, 249, 250, 272, 279, 298, 303, 304, 305, 308, 313, 320, 321, 323),
+    ),
+    "aarch64": (
+        *(198, 199, 117, 157, 154, 130, 138, 240, 270, 271, 272),
+        *(45, 33, 34, 35, 36, 37, 38, 276, 52, 53, 54, 55, 88, 5, 6, 7, 14, 15, 16),
+        *(194, 190, 186, 180, 279),
+        *(146, 144, 145, 143, 159, 147, 149, 151, 152, 91, 92),
+        *(41, 171, 164, 51, 89, 170, 40, 39, 224, 225, 142, 161, 162),
+        *(105, 106, 60, 112, 104, 217, 218, 219, 97, 239, 241, 264, 265, 266, 268, 273, 294, 280, 282),
+    ),
+}
+
+_confined = False
+
+
+class ConfinementError(RuntimeError):
+    """This kernel or machine cannot confine a process without privileges."""
+
+
+def is_confined() -> bool:
+    """Return whether this process is confined."""
+    return _confined
+
+
+def confine(*, execute: bool = False) -> None:
+    """Confine this process irrevocably. With `execute`, it can still execute another program, which is confined, too.
+
+    Raises:
+        ConfinementError: the machine or kernel does not support it; the process works as before.
+    """
+    global _confined
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in ARCHITECTURES:
+        raise ConfinementError(f"processes can be confined on Linux (x86-64, AArch64), not on {sys.platform} {machine}")
+    _drop_capabilities()
+    program = b"".join(struct.pack("HBBI", *step) for step in _program(machine, os.getpid(), execute))
+    steps = ctypes.create_string_buffer(program, len(program))
+    table = struct.pack("HP", len(program) // 8, ctypes.addressof(steps))
+    filters = ctypes.create_string_buffer(table, len(table))
+    if _prctl(NO_NEW_PRIVS, 1) or _prctl(SECCOMP, 2, ctypes.addressof(filters)):
+        raise ConfinementError("the kernel refuses seccomp filters")
+    _confined = True
+
+
+def _program(machine: str, own: int, execute: bool) -> Iterator[Instruction]:
+    """Yield the instructions of the filter: refuse listed calls, check the arguments of some, allow the rest."""
+    known = ARGUMENT_CHECKED[machine]
+    yield from [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[machine]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
+    yield from [(GREATER, 0, 1, LAST_KNOWN_SYSCALL), _refusal(errno.ENOSYS)]
+    # the flags of these two are in memory, which a filter cannot read; the C library falls back to the older calls
+    for name in ("clone3", "openat2"):
+        yield from [(EQUAL, 0, 1, known[name]), _refusal(errno.ENOSYS)]
+    for number in (*REFUSED[machine], *NEWER, *(() if execute else (known["execve"], known["execveat"]))):
+        yield from [(EQUAL, 0, 1, number), _refusal()]
+    yield from _where(known["clone"], 0, (ANY_BIT, 1, 0, CLONE_THREAD))
+    yield from _where(known["openat"], 2, (ANY_BIT, 0, 1, WRITING), errno.EACCES)
+    if "open" in known:
+        yield from _where(known["open"], 1, (ANY_BIT, 0, 1, WRITING), errno.EACCES)
+    yield from _where(known["kill"], 0, (EQUAL, 1, 0, own))
+    yield from _where(known["tgkill"], 0, (EQUAL, 1, 0, own))
+    yield from _where(known["prctl"], 0, (EQUAL, 0, 1, PDEATHSIG))
+    yield from _where(known["ioctl"], 1, (EQUAL, 0, 1, TIOCSTI))
+    # prlimit64 changes a limit if the third argument, an address, is not null; check both halves
+    yield from _where(known["prlimit64"], 2, (EQUAL, 1, 0, 0))
+    yield from _where(known["prlimit64"], 2, (EQUAL, 1, 0, 0), high=True)
+    yield (RETURN, 0, 0, ALLOW)
+
+
+def _where(
+    number: int, argument: int, test: Instruction, code: int = errno.EPERM, high: bool = False
+) -> Sequence[Instruction]:
+    """Refuse a call unless the test of an argument skips the refusal; then load the call number again."""
+    offset = 16 + 8 * argument + (4 if high else 0)
+    return [(EQUAL, 0, 4, number), (LOAD, 0, 0, offset), test, _refusal(code), (LOAD, 0, 0, 0)]
+
+
+def _refusal(code: int = errno.EPERM) -> Instruction:
+    return (RETURN, 0, 0, REFUSE | code)
+
+
+def _drop_capabilities() -> None:
+    """Drop the privileges of root, also those that an executed program could regain."""
+    for capability in range(64):
+        _prctl(CAPBSET_DROP, capability)
+    header, nothing = struct.pack("Ii", 0x20080522, 0), bytes(24)
+    _libc().capset(header, nothing)
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends for any reason."""
+    if sys.platform == "linux":
+        _prctl(PDEATHSIG, signal.SIGKILL)
+
+
+def hide_memory() -> None:
+    """Prevent other processes of this user from reading the memory and environment of this process."""
+    if sys.platform == "linux":
+        _prctl(DUMPABLE, 0)
+
+
+def limit_resources(memory: int, cpu_seconds: int | None = None) -> None:
+    """Limit the address space of this process, bytes, and disable core files. With `cpu_seconds`, also limit CPU time,
+    file sizes and open files."""
+    bounds = {resource.RLIMIT_CORE: 0, resource.RLIMIT_AS: memory}
+    if cpu_seconds is not None:
+        bounds |= {resource.RLIMIT_CPU: cpu_seconds, resource.RLIMIT_FSIZE: MAX_FILE_BYTES}
+        bounds |= {resource.RLIMIT_NOFILE: MAX_OPEN_FILES}
+    for kind, bound in bounds.items():
+        _, hard_limit = resource.getrlimit(kind)
+        bound = bound if hard_limit == resource.RLIM_INFINITY else min(bound, hard_limit)
+        resource.setrlimit(kind, (bound, bound))
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, *arguments: int) -> int:
+    padded = [ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)[:4]]
+    return int(_libc().prctl(option, *padded))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run a command confined and with resource limits; exit with status 97 if that is impossible."""
+    cpu, memory, *command = arguments
+    die_with_parent()
+    limit_resources(int(memory), int(cpu))
+    try:
+        confine(execute=True)
+    except ConfinementError as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(97) from None
+    os.execv(command[0], command)  # noqa: S606 - no shell; the command is the code verifier's own
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

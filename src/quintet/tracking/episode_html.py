@@ -1,0 +1,163 @@
+"""Episodes in the report: selection and turn-by-turn HTML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quintet.tracking.chart_svg import number_text
+from quintet.tracking.grid_svg import GridSheet, visible
+
+Episode = Mapping[str, Any]
+
+OUTCOMES: Mapping[str, str] = {
+    "success": "solved",
+    "terminated": "lost",
+    "truncated": "out of steps",
+    "max_turns": "out of turns",
+    "max_actions": "out of actions",
+    "max_tokens": "out of tokens",
+    "context": "context full",
+    "failed": "failed",
+    "aborted": "aborted",
+}
+
+_ARROWS: Mapping[str, str] = {"up": "↑", "down": "↓", "left": "←", "right": "→"}
+_TAGS = re.compile(r"(</?(?:think|answer)>)")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodePair:
+    """Start state played by the trained policy and, if known, by the policy before training."""
+
+    after: Episode
+    before: Episode | None
+
+
+def choose_episodes(after: Sequence[Episode], before: Sequence[Episode], count: int) -> list[EpisodePair]:
+    """Select `count` episodes, about a third of them failures if there are enough.
+
+    Solved episodes that were not solved before training come first.
+    """
+    earlier = {_identity(episode): episode for episode in before}
+    pairs = [EpisodePair(episode, earlier.get(_identity(episode))) for episode in after if episode["turns"]]
+    lost = [pair for pair in pairs if not pair.after["success"]]
+    won = [pair for pair in pairs if pair.after["success"]]
+    won.sort(key=lambda pair: pair.before is None or pair.before["success"])
+    failures = min(len(lost), max(count // 3, count - len(won)))
+    return won[: count - failures] + lost[:failures]
+
+
+def _identity(episode: Episode) -> tuple[object, ...]:
+    return episode["env"], episode["seed"], episode["sample"]
+
+
+def _kind(episode: Episode) -> str:
+    """Return the environment kind, if it differs from the configured name."""
+    return str(episode.get("kind") or episode["env"])
+
+
+def episodes_html(episodes: Sequence[EpisodePair], boards: GridSheet) -> str:
+    """Return the episode selector and all episodes; the page's script shows one turn at a time."""
+    chips = "".join(_selector_button(index, pair, boards) for index, pair in enumerate(episodes))
+    panels = "".join(_panel(index, pair, boards) for index, pair in enumerate(episodes))
+    return f'<nav class="chooser" aria-label="Episodes">{chips}</nav>{panels}'
+
+
+def _mark(episode: Episode) -> str:
+    return '<b class="won">✓</b>' if episode["success"] else '<b class="lost">✗</b>'
+
+
+def _selector_button(index: int, pair: EpisodePair, boards: GridSheet) -> str:
+    change = f"{_mark(pair.before)}<i>→</i>" if pair.before is not None else ""
+    board = boards.show(_kind(pair.after), pair.after["turns"][0]["observation"])
+    return (
+        f'<button type="button" class="chip" data-episode="{index}" aria-label="Episode {index + 1}">'
+        f'{board}<span class="marks">{change}{_mark(pair.after)}</span></button>'
+    )
+
+
+def _panel(index: int, pair: EpisodePair, boards: GridSheet) -> str:
+    plays = [("after", pair.after)] if pair.before is None else [("after", pair.after), ("before", pair.before)]
+    labels = {"after": "After training", "before": "Before training"}
+    tabs = "".join(
+        f'<button type="button" data-when="{when}">{labels[when]} {_mark(episode)}</button>' for when, episode in plays
+    )
+    bodies = "".join(_play(when, labels[when], episode, boards) for when, episode in plays)
+    return (
+        f'<article class="episode" data-episode="{index}"><header>'
+        f'<h3>{visible(str(pair.after["env"]))} <span class="seed">map {int(pair.after["seed"])}</span></h3>'
+        f'<div class="tabs">{tabs}</div></header>{bodies}</article>'
+    )
+
+
+def _play(when: str, label: str, episode: Episode, boards: GridSheet) -> str:
+    turns = episode["turns"]
+    outcome = OUTCOMES.get(str(episode["outcome"]), str(episode["outcome"]))
+    count = f"{len(turns)} turn" + ("" if len(turns) == 1 else "s")
+    film = "".join(
+        f'<button type="button" data-turn="{number}" aria-label="Turn {number + 1}">'
+        f"{boards.show(_kind(episode), turn['observation'])}</button>"
+        for number, turn in enumerate(turns)
+    )
+    slides = "".join(_slide(number, episode, boards) for number in range(len(turns)))
+    return (
+        f'<section class="play" data-when="{when}"><p class="outcome"><span class="when">{label}: </span>'
+        f"{_mark(episode)} {visible(outcome)} · {count} · reward {number_text(episode['reward'])}</p>"
+        f'<div class="film">{film}</div>{_failure(episode)}{slides}'
+        '<div class="steps"><button type="button" data-go="-1">‹ Back</button>'
+        '<button type="button" data-go="play">Play</button>'
+        '<button type="button" data-go="1">Next ›</button></div></section>'
+    )
+
+
+def _failure(episode: Episode) -> str:
+    failure = episode.get("failure")
+    if not failure:
+        return ""
+    text = f"{failure.get('where')}: {failure.get('kind')}: {failure.get('message')}"
+    return f'<p class="failure">{visible(text)}</p>'
+
+
+def _slide(number: int, episode: Episode, boards: GridSheet) -> str:
+    turn = episode["turns"][number]
+    shown = [boards.show(_kind(episode), text) for text in (turn["observation"], *turn["frames"])]
+    row = '<i class="then" aria-hidden="true">→</i>'.join(shown)
+    return (
+        f'<div class="slide" data-turn="{number}"><div class="boards many{min(len(shown), 4)}">{row}</div>'
+        f'<div class="said"><h4>Turn {number + 1} <span>of {len(episode["turns"])}</span></h4>'
+        f"<blockquote>{_response_html(turn['text'])}</blockquote>{_facts(turn)}</div></div>"
+    )
+
+
+def _response_html(text: str) -> str:
+    """Return the response as escaped HTML with its tags highlighted."""
+    parts: list[str] = []
+    inside = "plain"
+    for piece in _TAGS.split(text):
+        if _TAGS.fullmatch(piece):
+            inside = "plain" if piece.startswith("</") else piece[1:-1]
+            parts.append(f'<span class="tag">{visible(piece)}</span>')
+        elif piece:
+            parts.append(f'<span class="{inside}">{visible(piece)}</span>')
+    return "".join(parts) or '<span class="tag">(empty)</span>'
+
+
+def _facts(turn: Mapping[str, Any]) -> str:
+    actions = " ".join(f"<kbd>{_action(action)}</kbd>" for action in turn["actions"]) or "none"
+    form = "valid" if turn["valid_format"] else '<b class="lost">not valid</b>'
+    facts = {
+        "Action": actions,
+        "Reward": number_text(turn["reward"]),
+        "Format": form,
+        "Stop reason": visible(str(turn["stop"])),
+        "Tokens": number_text(turn.get("response_tokens")),
+    }
+    return "<dl>" + "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items()) + "</dl>"
+
+
+def _action(action: object) -> str:
+    arrow = _ARROWS.get(str(action).lower())
+    return (f"{arrow} " if arrow else "") + visible(str(action))

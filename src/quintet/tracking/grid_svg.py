@@ -1,0 +1,95 @@
+"""Text grids as inline SVG; equal grids are drawn once and referenced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from string import Template
+
+LEGENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "frozenlake": {
+        "_": (),
+        "P": ("player",),
+        "O": ("hole",),
+        "G": ("goal",),
+        "X": ("hole", "fallen"),
+        "√": ("goal", "player"),
+    },
+    "sokoban": {
+        "_": (),
+        "#": ("wall",),
+        "O": ("target",),
+        "X": ("box",),
+        "√": ("box-home",),
+        "P": ("player",),
+        "S": ("target", "player"),
+    },
+}
+"""Tiles drawn for each symbol of an environment's grid, bottom layer first."""
+
+FLOORS: Mapping[str, str] = {"frozenlake": "ice", "sokoban": "sand"}
+
+_TILE = 20
+_BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+_HIDDEN = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)} | {
+    ord(mark): f"\\u{ord(mark):04x}" for mark in _BIDI
+}
+
+
+def visible(text: str) -> str:
+    """Escape untrusted text for HTML; control and bidi characters become visible escapes."""
+    return escape(text.translate(_HIDDEN).encode(errors="backslashreplace").decode())
+
+
+def find_grid(env: str, text: str) -> list[list[str]] | None:
+    """Return the largest rectangle of grid symbols in `text`, or None."""
+    legend = LEGENDS.get(env, {})
+    best: list[list[str]] = []
+    block: list[list[str]] = []
+    for line in text.splitlines():
+        cells = line.split()
+        if len(cells) < 2 or any(cell not in legend for cell in cells):
+            block = []
+            continue
+        block = [*block, cells] if block and len(block[0]) == len(cells) else [cells]
+        best = max(best, block, key=len)
+    return best if len(best) >= 2 else None
+
+
+class GridSheet:
+    """Grids of a page, each distinct grid defined once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._symbols: list[str] = []
+
+    def show(self, env: str, text: str) -> str:
+        """Return HTML for the observation `text`: its grid, or the text if it contains none."""
+        grid = find_grid(env, text)
+        if grid is None:
+            return f'<pre class="board text">{visible(text)}</pre>'
+        rows = "\n".join(" ".join(row) for row in grid)
+        width, height = len(grid[0]) * _TILE, len(grid) * _TILE
+        number = self._numbers.setdefault((env, rows), len(self._numbers))
+        if number == len(self._symbols):
+            self._symbols.append(_symbol(number, env, grid))
+        return (
+            f'<svg class="board" viewBox="0 0 {width} {height}" role="img" aria-label="{visible(rows)}">'
+            f'<use href="#b{number}"/></svg>'
+        )
+
+    def definitions(self, tiles: str) -> str:
+        """Return the hidden SVG with all tile and grid definitions; `tiles` is the SVG template of the tiles."""
+        return Template(tiles).substitute(boards="".join(self._symbols))
+
+
+def _symbol(number: int, env: str, grid: list[list[str]]) -> str:
+    width, height = len(grid[0]) * _TILE, len(grid) * _TILE
+    uses = [
+        f'<use href="#t-{tile}" x="{column * _TILE}" y="{row * _TILE}" width="{_TILE}" height="{_TILE}"/>'
+        for row, cells in enumerate(grid)
+        for column, cell in enumerate(cells)
+        for tile in LEGENDS[env][cell]
+    ]
+    floor = f'<rect width="{width}" height="{height}" fill="url(#{FLOORS[env]})"/>'
+    return f'<symbol id="b{number}" viewBox="0 0 {width} {height}">{floor}{"".join(uses)}</symbol>\n'

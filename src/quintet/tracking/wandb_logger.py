@@ -1,0 +1,57 @@
+"""Weights & Biases logger; writes to disk only if nobody is logged in."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from quintet.tracking.atomic_files import translate_os_errors, write_atomic
+from quintet.tracking.logger import LoggerContext
+
+RUN_ID_FILE = "wandb_id"
+"""File in the run directory with the W&B run id, so that a resumed run continues it."""
+
+
+class WandbLogger:
+    """W&B run. Without an API key it is offline and never prompts; `wandb sync` uploads it later."""
+
+    def __init__(self, context: LoggerContext) -> None:
+        import wandb
+
+        directory = context.directory
+        self._run = wandb.init(
+            project=context.project,
+            name=context.name,
+            dir=str(directory),
+            id=_run_id(directory, fresh=context.resume_step is None),
+            resume="allow",
+            mode=None if _is_online() else "offline",
+            settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
+        )
+
+    def log(self, step: int, time_seconds: float, metrics: Mapping[str, float]) -> None:
+        self._run.log({**metrics, "time_seconds": time_seconds}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _is_online() -> bool:
+    """Return whether the user is logged in or has set `WANDB_MODE`."""
+    if os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"):
+        return True
+    netrc = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+    with translate_os_errors(netrc):
+        return netrc.is_file() and "wandb" in netrc.read_text(errors="replace")
+
+
+def _run_id(directory: Path, *, fresh: bool) -> str:
+    path = directory / RUN_ID_FILE
+    with translate_os_errors(path):
+        if not fresh and path.is_file():
+            return path.read_text(encoding="ascii").strip()
+    run_id = secrets.token_hex(4)
+    write_atomic(path, run_id.encode())
+    return run_id

@@ -1,0 +1,217 @@
+"""Checkpoints: directories that are completed under a staging name and renamed, with a manifest of hashes.
+
+checkpoints/
+  latest_checkpointed_iteration.txt   step of the newest complete one, written before older ones are deleted
+  global_step_20/
+    hf/              model, configuration and tokenizer, loadable by transformers
+    actor/ critic/   weights and optimizer state as the ranks' shards: safetensors, and JSON tables that locate them
+    state.json       step, counters, configuration of the run
+    manifest.json    size and SHA-256 of every file
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quintet.errors import MachineError
+
+MANIFEST_FILE = "manifest.json"
+STATE_FILE = "state.json"
+LATEST_STEP_FILE = "latest_checkpointed_iteration.txt"
+"""File name of verl, which its users' scripts read."""
+CHECKPOINT_PREFIX = "global_step_"
+STAGING_PREFIX = ".staging_"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A verified checkpoint: directory, step and the contents of `state.json`."""
+
+    directory: Path
+    step: int
+    state: dict[str, Any]
+
+
+def save_checkpoint(root: Path, step: int, state: dict[str, Any], write: Callable[[Path], None], *, keep: int) -> Path:
+    """Write `root/global_step_<step>`: `write(directory)` writes the tensors, `state` is stored as JSON.
+
+    The checkpoint appears with the final rename; then all but the newest `keep` are deleted.
+    """
+    write(create_staging_directory(root, step))
+    return finish_checkpoint(root, step, state, keep=keep)
+
+
+def create_staging_directory(root: Path, step: int) -> Path:
+    """Create the empty staging directory of a step, and delete those of interrupted saves."""
+    root.mkdir(parents=True, exist_ok=True)
+    _delete_staging_directories(root)
+    staging = staging_directory(root, step)
+    staging.mkdir()
+    return staging
+
+
+def staging_directory(root: Path, step: int) -> Path:
+    """Return the path of the staging directory of a step."""
+    return root / f"{STAGING_PREFIX}{step}"
+
+
+def finish_checkpoint(root: Path, step: int, state: dict[str, Any], *, keep: int, delete: Path | None = None) -> Path:
+    """Turn the filled staging directory of a step into its checkpoint. Delete all but the newest `keep`, and `delete`
+    in any case."""
+    staging = staging_directory(root, step)
+    (staging / STATE_FILE).write_text(json.dumps({"step": step, **state}, indent=1, sort_keys=True))
+    (staging / MANIFEST_FILE).write_text(json.dumps(_manifest(staging), indent=1))
+    final = move_into_place(root, staging, step)
+    _write_latest_step(root, step)
+    for old in _outdated(root, step, keep):
+        shutil.rmtree(old)
+    if delete is not None and delete != final and delete.is_dir():
+        shutil.rmtree(delete)
+    return final
+
+
+def move_into_place(root: Path, staging: Path, step: int) -> Path:
+    """Rename a complete directory to the checkpoint of a step."""
+    for path in (*_files(staging), *(path for path in staging.rglob("*") if path.is_dir()), staging):
+        _fsync(path)
+    final = root / f"{CHECKPOINT_PREFIX}{step}"
+    if final.exists():
+        final.rename(root / f"{STAGING_PREFIX}old_{step}")
+    staging.rename(final)
+    _delete_staging_directories(root)
+    _fsync(root)
+    return final
+
+
+def _write_latest_step(root: Path, step: int) -> None:
+    """Write the step file for users' scripts; resuming does not read it."""
+    partial = root / f".{LATEST_STEP_FILE}"
+    partial.write_text(str(step))
+    _fsync(partial)
+    partial.rename(root / LATEST_STEP_FILE)
+
+
+def _outdated(root: Path, step: int, keep: int) -> list[Path]:
+    """Return all but the newest `keep` up to `step`. Later ones are damaged or belong to an abandoned continuation."""
+    past = [path for path in _by_step(root) if _step(path) <= step]
+    return [path for path in _by_step(root) if path not in past[:keep]]
+
+
+def find_checkpoint(root: Path, reject: Callable[[Path, str], None]) -> Checkpoint | None:
+    """Return the newest intact checkpoint; `reject(directory, reason)` is called for each newer one."""
+    for directory in _by_step(root):
+        damage = find_damage(directory)
+        if damage is None:
+            return read_checkpoint(directory)
+        reject(directory, damage)
+    return None
+
+
+def open_checkpoint(directory: Path) -> Checkpoint:
+    """Verify and return the checkpoint at `directory`.
+
+    Raises:
+        MachineError: it does not exist or is damaged; the message names the file.
+    """
+    if not directory.is_dir() or not (
+        directory.name.startswith(CHECKPOINT_PREFIX) or (directory / MANIFEST_FILE).exists()
+    ):
+        raise MachineError(f"no checkpoint at {directory}", "give the path of a global_step_N directory")
+    if damage := find_damage(directory):
+        hint = "use an older checkpoint, or resume=auto"
+        raise MachineError(f"the checkpoint {directory} is damaged: {damage}", hint)
+    return read_checkpoint(directory)
+
+
+def read_checkpoint(directory: Path) -> Checkpoint:
+    """Return a checkpoint that was verified before."""
+    state = json.loads((directory / STATE_FILE).read_text())
+    return Checkpoint(directory, int(state["step"]), state)
+
+
+def _by_step(root: Path) -> list[Path]:
+    """Return all checkpoints, newest first."""
+    paths = [path for path in root.glob(f"{CHECKPOINT_PREFIX}*") if path.name.removeprefix(CHECKPOINT_PREFIX).isdigit()]
+    return sorted(paths, key=_step, reverse=True)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix(CHECKPOINT_PREFIX))
+
+
+def _delete_staging_directories(root: Path) -> None:
+    for path in root.glob(f"{STAGING_PREFIX}*"):
+        shutil.rmtree(path)
+
+
+def weights_digest(directory: Path) -> str:
+    """Return one hash of all weight files in a model directory."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in directory.iterdir() if path.suffix in (".safetensors", ".bin")):
+        digest.update(f"{path.name} {_digest(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def _manifest(directory: Path) -> dict[str, dict[str, Any]]:
+    files = _files(directory)
+    return {str(p.relative_to(directory)): {"size": p.stat().st_size, "sha256": _digest(p)} for p in files}
+
+
+def _files(directory: Path) -> list[Path]:
+    """Return all files of a directory except symbolic links."""
+    return sorted(path for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def find_damage(directory: Path) -> str | None:
+    """Describe the first damage of a checkpoint; None if every file has its size and hash."""
+    try:
+        manifest = json.loads((directory / MANIFEST_FILE).read_text())
+        expected = {name: (row["size"], row["sha256"]) for name, row in manifest.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return "its manifest is missing or unreadable"
+    if STATE_FILE not in expected:
+        return f"its manifest does not list {STATE_FILE}"
+    return next(
+        (
+            damage
+            for name, (size, digest) in expected.items()
+            if (damage := _file_damage(directory, name, size, digest))
+        ),
+        None,
+    )
+
+
+def _file_damage(directory: Path, name: str, size: object, digest: object) -> str | None:
+    """Describe how a file differs from the manifest."""
+    path = directory / name
+    try:
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} bytes, not {size}"
+        if _digest(path) != digest:
+            return f"{name} does not match its hash"
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror or error}"
+    return None
+
+
+def _fsync(path: Path) -> None:
+    """Flush a file or directory entry to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

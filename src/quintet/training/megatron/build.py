@@ -1,0 +1,170 @@
+"""Build Megatron's learners from a configuration; imports megatron-core, see `backend.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.learners import ActorConfig, CriticConfig, OptimizerConfig, ReferenceConfig
+from quintet.config.native.megatron import ConversionConfig, MegatronConfig
+from quintet.errors import ConfigError
+from quintet.policies.routers import no_routers_error
+from quintet.training.megatron.core_package import compute_device
+from quintet.training.megatron.hf_weights import HfWeights
+from quintet.training.megatron.learner import MegatronActor, MegatronCritic, MegatronScorer
+from quintet.training.megatron.options import check_supported, model_family
+from quintet.training.megatron.pipeline_runner import ModelSpec
+from quintet.training.megatron.process_groups import initialize_process_groups, initialize_tp_comm_overlap
+from quintet.training.megatron.shard_files import ConversionJob, MegatronWeights, convert, is_complete
+from quintet.training.megatron.weight_export import load_hf_weights
+from quintet.training.packing import MicroBatchBudget
+
+DTYPES_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def build_actor(config: Experiment, policy: Path, optimizer: OptimizerConfig) -> MegatronActor:
+    """See `build_megatron_actor`."""
+    spec = _model_spec(config, config.actor, policy, recompute=config.actor.gradient_checkpointing)
+    model = spec.build_model()
+    num_ranks = spec.ranks.data.size if config.actor.balance_ranks else 1
+    load_hf_weights(
+        model.chunks, _initial_weights(config.actor.megatron or MegatronConfig(), spec, policy), model.shape
+    )
+    return MegatronActor(
+        model,
+        optimizer,
+        budget=MicroBatchBudget.from_config(config.actor.budget, config.training, num_ranks),
+        inference_budget=MicroBatchBudget.from_config(config.actor.inference_budget, config.training, num_ranks),
+        temperature=config.rollout.temperature,
+    )
+
+
+def build_critic(config: Experiment, policy: Path, weights: Mapping[str, Tensor] | None = None) -> MegatronCritic:
+    """See `build_megatron_critic`."""
+    recompute = config.critic.gradient_checkpointing
+    spec = _model_spec(
+        config,
+        config.critic,
+        policy,
+        recompute=config.actor.gradient_checkpointing if recompute is None else recompute,
+    )
+    model = spec.build_model(critic=True)
+    load_hf_weights(model.chunks, HfWeights(policy) if weights is None else weights, model.shape)
+    return MegatronCritic(
+        model,
+        config.critic.optimizer,
+        budget=MicroBatchBudget.from_config(config.critic.budget, config.training),
+        inference_budget=MicroBatchBudget.from_config(config.critic.inference_budget, config.training),
+    )
+
+
+def build_reference(config: Experiment, policy: Path) -> MegatronScorer:
+    """See `build_megatron_reference`."""
+    spec = _model_spec(config, config.reference, policy)
+    model = spec.build_model()
+    load_hf_weights(model.chunks, HfWeights(policy), model.shape)
+    for chunk in model.chunks:
+        chunk.requires_grad_(requires_grad=False)
+    budget = MicroBatchBudget.from_config(config.reference.inference_budget, config.training)
+    return MegatronScorer(model, budget=budget, temperature=config.rollout.temperature)
+
+
+def _model_spec(
+    config: Experiment, learner: ActorConfig | CriticConfig | ReferenceConfig, policy: Path, *, recompute: bool = False
+) -> ModelSpec:
+    options = learner.megatron or MegatronConfig()
+    hf = _hf_config(policy, config.policy.overrides)
+    if config.policy.freeze_router and not model_family(hf).num_experts:
+        raise no_routers_error()
+    check_supported(options, on_cpu=compute_device().type == "cpu")
+    ranks = initialize_process_groups(learner.parallel, options, config.seed)
+    initialize_tp_comm_overlap(options, learner.parallel, hf.hidden_size)
+    return ModelSpec(
+        hf_config=hf,
+        options=options,
+        parallel=learner.parallel,
+        ranks=ranks,
+        dtype=DTYPES_BY_NAME.get(config.policy.dtype, torch.float32),
+        recompute=recompute,
+        freeze_router=config.policy.freeze_router,
+        generation_config=_generation_config(policy),
+    )
+
+
+def _hf_config(policy: Path, overrides: Mapping[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    hf = AutoConfig.from_pretrained(policy, local_files_only=True)
+    for name, value in overrides.items():
+        setattr(hf, name, value)
+    return hf
+
+
+def _generation_config(policy: Path) -> Any:
+    from transformers import GenerationConfig
+
+    if (policy / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(policy, local_files_only=True)
+    return GenerationConfig.from_model_config(_hf_config(policy, {}))
+
+
+def _initial_weights(options: MegatronConfig, spec: ModelSpec, policy: Path) -> Mapping[str, Tensor]:
+    """Return the initial weights: of a Megatron directory, converted before the run, or of a Hugging Face directory."""
+    if options.checkpoint is not None:
+        return MegatronWeights(Path(options.checkpoint), spec.hf_config)
+    conversion = options.conversion
+    source = Path(conversion.source) if conversion.source else policy
+    _check_model_name(conversion.model, spec.hf_config)
+    if conversion.target is None:
+        return HfWeights(source)
+    target = Path(conversion.target)
+    if spec.ranks.world.rank == 0 and not is_complete(target):
+        convert(
+            ConversionJob(
+                source,
+                target,
+                tensor=conversion.tensor_parallel or spec.parallel.tensor,
+                pipeline=conversion.pipeline_parallel or spec.parallel.pipeline,
+                processes=conversion.processes,
+                devices=_conversion_devices(conversion),
+            )
+        )
+    dist.barrier()
+    return MegatronWeights(target, spec.hf_config)
+
+
+def _conversion_devices(conversion: ConversionConfig) -> tuple[int, ...]:
+    """Return the GPUs to convert on."""
+    available = torch.cuda.device_count()
+    count = available if conversion.devices is None else conversion.devices
+    chosen = conversion.device_ranks or tuple(range(count))
+    if count > available or any(rank >= available for rank in chosen[:count]):
+        raise ConfigError(
+            f"actor.megatron.conversion.devices asks for {count} GPUs {list(chosen)}, but {available} are available",
+            key="actor.megatron.conversion.devices",
+            value=conversion.devices,
+            hint="set it to 0 to convert on the CPU",
+        )
+    return chosen[:count]
+
+
+def _check_model_name(name: str | None, hf: Any) -> None:
+    """Check that the converter's model name fits the model."""
+    if name is None:
+        return
+    model_types = {"qwen3": ("qwen3", "qwen3_moe"), "qwen2": ("qwen2",), "qwen": ("qwen2",), "llama": ("llama",)}
+    expected = next((types for prefix, types in model_types.items() if prefix in name.lower()), None)
+    if expected is not None and hf.model_type not in expected:
+        raise ConfigError(
+            f"actor.megatron.conversion.model = {name} implies model type {'/'.join(expected)}, but the model is "
+            f"{hf.model_type}",
+            key="actor.megatron.conversion.model",
+            value=name,
+            hint="set it to null to use the model's config.json",
+        )

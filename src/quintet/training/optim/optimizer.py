@@ -1,0 +1,88 @@
+"""Optimizers of the learners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from quintet.config.native.learners import OptimizerConfig
+from quintet.errors import ConfigError
+
+HEAD_NAMES = ("lm_head", "head")
+"""Names of the last layers of policies and critics."""
+
+
+def hidden_matrices(module: nn.Module) -> list[nn.Parameter]:
+    """Return the trainable weight matrices between embedding and head, for Muon."""
+    excluded = {
+        id(parameter)
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Embedding) or name.rpartition(".")[2] in HEAD_NAMES
+        for parameter in part.parameters()
+    }
+    return [p for p in module.parameters() if p.ndim == 2 and p.requires_grad and id(p) not in excluded]
+
+
+def build_optimizer(
+    config: OptimizerConfig, parameters: Iterable[nn.Parameter], matrices: Iterable[nn.Parameter] = ()
+) -> torch.optim.Optimizer:
+    """Build fused AdamW; SGD without momentum, with weight decay as a term of the gradient; or Muon for the `matrices`
+    among the parameters and AdamW for the rest. Frozen parameters are skipped.
+
+    Raises:
+        ConfigError: there is no matrix for Muon.
+    """
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    if config.kind == "sgd":
+        return torch.optim.SGD(trainable, lr=config.learning_rate, weight_decay=config.weight_decay)
+    if config.kind == "adamw":
+        return _adamw(config, trainable)
+    trainable_ids = {id(parameter) for parameter in trainable}
+    muon_parameters = [p for p in matrices if id(p) in trainable_ids and p.ndim == 2]
+    if not muon_parameters:
+        raise ConfigError(
+            "optimizer.kind = muon needs weight matrices, but backend fsdp shards flat parameters",
+            key="optimizer.kind",
+            value="muon",
+            hint="set backend=fsdp2, or optimizer.kind=adamw",
+        )
+    return MuonAndAdamW(config, muon_parameters, trainable)
+
+
+def _adamw(config: OptimizerConfig, parameters: list[nn.Parameter]) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        parameters,
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.epsilon,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+
+
+class MuonAndAdamW(torch.optim.Optimizer):
+    """Muon (Jordan et al. 2024) for matrices and AdamW for the other parameters, with one learning rate: Muon's updates
+    are scaled to the RMS of AdamW's by 0.2 √max(rows, columns) (Liu et al. 2025, arXiv:2502.16982)."""
+
+    def __init__(self, config: OptimizerConfig, matrices: list[nn.Parameter], parameters: list[nn.Parameter]) -> None:
+        """`matrices` must be among the `parameters`."""
+        matrix_ids = {id(matrix) for matrix in matrices}
+        rest = [parameter for parameter in parameters if id(parameter) not in matrix_ids]
+        muon = torch.optim.Muon(
+            matrices,
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        self._optimizers: list[torch.optim.Optimizer] = [muon, *([_adamw(config, rest)] if rest else [])]
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        super().__init__([dict(group) for group in groups], {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Make a step of both optimizers, which share this one's state and parameter groups."""
+        for optimizer, group in zip(self._optimizers, self.param_groups, strict=True):
+            optimizer.state, optimizer.param_groups = self.state, [group]
+            optimizer.step()

@@ -1,0 +1,279 @@
+"""Rendezvous of the ranks that torchrun has started, and detection of ranks that die."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch documents it here
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from quintet.config.torchrun import RankInfo
+from quintet.errors import MachineError
+from quintet.training.parallel.process_group import RankGroup
+
+COLLECTIVE_TIMEOUT_SECONDS = 1800.0
+"""Timeout of collectives during a computation, in which all ranks take part at the same time."""
+CONTROL_TIMEOUT_DAYS = 365
+"""Timeout for a worker's next call: rollouts may take any time, and a rank that dies is detected at once."""
+POLL_SECONDS, GRACE_SECONDS = 1.0, 10.0
+"""Interval of checks for dead ranks, and time in which this rank may then end by an ordinary error."""
+REAPED_SECONDS = 3.0
+"""Time until a dead process disappears from the process list."""
+
+CONNECTION_ERRORS = ("Connection closed", "Connection reset", "Broken pipe", "remote process exited")
+"""Messages of gloo and NCCL when the other side has died."""
+TORCHRUN_VARIABLES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+)
+
+
+class RankDiedError(MachineError):
+    """Another rank has died."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A rank's process, and the fingerprint of its run."""
+
+    rank: int
+    host: str
+    pid: int
+    fingerprint: str
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended; False for a process on another machine, where this is unknown."""
+        if self.host != _process_namespace():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        return _is_zombie(self.pid)
+
+
+@cache
+def _process_namespace() -> str:
+    """Return an identifier of the PID namespace: host, boot and container."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):  # a system without /proc has no containers either
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+    return " ".join(parts)
+
+
+def _is_zombie(pid: int) -> bool:
+    """Return whether the process has ended and its parent has not reaped it; False on systems without /proc."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] == b"Z"
+    except (OSError, IndexError):
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """All ranks of a run after they have found each other."""
+
+    ranks: RankGroup
+    """The default process group, for computations."""
+    control_group: dist.ProcessGroup
+    """Group over which rank 0 sends calls to the others."""
+    peers: tuple[Peer, ...]
+
+    def dead_ranks(self) -> list[int]:
+        """Return the other ranks that have died."""
+        return [peer.rank for peer in self.peers if peer.rank != self.ranks.rank and peer.has_ended]
+
+    def _wait_for_dead_ranks(self) -> list[int]:
+        """Return the dead ranks after a connection broke, and wait until the process list shows them."""
+        deadline = time.monotonic() + REAPED_SECONDS
+        while not (dead := self.dead_ranks()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return dead
+
+    def death_cause(self, error: RuntimeError) -> str | None:
+        """Describe the dead rank or broken connection behind this error; None if it has another cause."""
+        if dead := self._wait_for_dead_ranks():
+            return describe_dead_ranks(dead)
+        if any(message in str(error) for message in CONNECTION_ERRORS):
+            return f"the connection to another rank broke ({str(error).splitlines()[0]})"
+        return None
+
+    @contextmanager
+    def watchdog(self, on_rank_death: Callable[[str], None]) -> Iterator[None]:
+        """Call `on_rank_death(reason)` from a thread if a rank dies and this one is still within the context
+        `GRACE_SECONDS` later: a rank that waits on its GPU, or for the dead rank's part of a checkpoint, does not
+        notice the death."""
+        closed = threading.Event()
+
+        def watch() -> None:
+            while not closed.wait(POLL_SECONDS):
+                if (dead := self.dead_ranks()) and not closed.wait(GRACE_SECONDS):
+                    on_rank_death(describe_dead_ranks(dead))
+                    return
+
+        thread = threading.Thread(target=watch, name="ranks", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            closed.set()
+            thread.join()  # a thread that runs when the interpreter exits would abort the process
+
+    def close(self) -> None:
+        """Destroy the process groups."""
+        dist.destroy_process_group()
+
+
+def describe_dead_ranks(dead: list[int]) -> str:
+    """Return for example "rank 1 has ended"."""
+    return f"{_format_ranks(dead)} {'has' if len(dead) == 1 else 'have'} ended"
+
+
+def rendezvous(info: RankInfo, fingerprint: str, timeout_seconds: float) -> Rendezvous:
+    """Wait for all ranks and create the process groups. If all ranks run on this machine, they use the loopback
+    interface unless `GLOO_SOCKET_IFNAME` is set; each rank uses the GPU of its local rank. `fingerprint` identifies
+    configuration and version, and must be equal on all ranks.
+
+    Raises:
+        MachineError: some ranks do not arrive in time, have another configuration or share a GPU; the message names
+            them.
+    """
+    if info.is_single_node:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(_local_gpu(info, torch.cuda.device_count()))
+        backend = "cpu:gloo,cuda:nccl"
+    store = _create_store(info, timeout_seconds)
+    peers = _exchange_peers(store, info, fingerprint, timeout_seconds)
+    dist.init_process_group(
+        backend,
+        store=PrefixStore("ranks", store),
+        rank=info.rank,
+        world_size=info.size,
+        timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_SECONDS),
+    )
+    control_group = dist.new_group(backend="gloo", timeout=timedelta(days=CONTROL_TIMEOUT_DAYS))
+    _remove_torchrun_variables()
+    return Rendezvous(RankGroup(info.rank, info.size), control_group, peers)
+
+
+def _local_gpu(info: RankInfo, visible: int) -> int:
+    """Return this process's GPU: the one of its local rank, or the only visible one, as under Slurm.
+
+    Raises:
+        MachineError: there are fewer GPUs than processes.
+    """
+    if info.local_rank < visible:
+        return info.local_rank
+    if visible == 1:
+        return 0
+    raise _too_few_gpus(f"rank {info.rank} is process {info.local_rank} of its machine, which has {visible} GPUs")
+
+
+def _gpu_name() -> str | None:
+    """Return the UUID of the current GPU; None without one."""
+    if not torch.cuda.is_available():
+        return None
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+
+
+def _check_no_shared_gpus(cards: list[dict[str, Any]]) -> None:
+    """Check that no two ranks share a GPU, for which the message of NCCL is unclear.
+
+    Raises:
+        MachineError: two ranks have the same GPU.
+    """
+    first: dict[str, int] = {}
+    for rank, card in enumerate(cards):
+        owner = rank if card["gpu"] is None else first.setdefault(card["gpu"], rank)
+        if owner != rank:
+            raise _too_few_gpus(f"{_format_ranks([owner, rank])} have the same GPU")
+
+
+def _too_few_gpus(problem: str) -> MachineError:
+    hint = "start one process per GPU: torchrun --nproc-per-node N …; CUDA_VISIBLE_DEVICES= runs all on the CPU"
+    return MachineError(problem, hint)
+
+
+def _remove_torchrun_variables() -> None:
+    """Remove torchrun's variables: in child processes, such as engines, torch would join this run's rendezvous."""
+    for name in [name for name in os.environ if name in TORCHRUN_VARIABLES or name.startswith("TORCHELASTIC_")]:
+        del os.environ[name]
+
+
+def _create_store(info: RankInfo, timeout_seconds: float) -> Store:
+    """Return the store of all ranks: torchrun's, or one that rank 0 hosts at `MASTER_ADDR`:`MASTER_PORT`."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    hosted_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    listen_fd = None
+    try:
+        if info.rank == 0 and not hosted_by_torchrun:
+            # torch would listen on all interfaces
+            listen_fd = socket.create_server((host, port)).detach()
+        store = TCPStore(
+            host,
+            port,
+            is_master=listen_fd is not None,
+            timeout=timedelta(seconds=timeout_seconds),
+            wait_for_workers=False,
+            master_listen_fd=listen_fd,
+        )
+    except (dist.DistError, OSError) as error:
+        problem = f"rank {info.rank} of {info.size} cannot reach the rendezvous store at {host}:{port}"
+        raise _rendezvous_failed(f"{problem}: {str(error).splitlines()[0]}") from error
+    return PrefixStore(f"quintet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _exchange_peers(store: Store, info: RankInfo, fingerprint: str, timeout_seconds: float) -> tuple[Peer, ...]:
+    """Publish this rank's process and return those of all ranks, by rank."""
+    card = {"host": _process_namespace(), "process": os.getpid(), "fingerprint": fingerprint, "gpu": _gpu_name()}
+    store.set(f"card/{info.rank}", json.dumps(card))
+    names = [f"card/{rank}" for rank in range(info.size)]
+    try:
+        store.wait(names, timedelta(seconds=timeout_seconds))
+    except dist.DistError as error:
+        problem = f"{_missing_ranks(store, names)} of {info.size} did not start within {timeout_seconds:g} seconds"
+        raise _rendezvous_failed(problem) from error
+    cards = [json.loads(store.get(name)) for name in names]
+    peers = tuple(Peer(rank, str(c["host"]), int(c["process"]), str(c["fingerprint"])) for rank, c in enumerate(cards))
+    if other := [peer.rank for peer in peers if peer.fingerprint != peers[0].fingerprint]:
+        hint = "start all ranks with the same command, files and version of quintet"
+        raise MachineError(
+            f"{_format_ranks(other)} of {info.size} started with another configuration than rank 0", hint
+        )
+    _check_no_shared_gpus(cards)
+    return peers
+
+
+def _missing_ranks(store: Store, names: list[str]) -> str:
+    try:
+        return _format_ranks([rank for rank, name in enumerate(names) if not store.check([name])])
+    except dist.DistError:
+        return "some ranks"
+
+
+def _format_ranks(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def _rendezvous_failed(problem: str) -> MachineError:
+    return MachineError(problem, "start all ranks together: torchrun --nproc-per-node N -m quintet …")

@@ -1,0 +1,55 @@
+"""If these fail, the gap between engine and learner is told wrongly, and a broken engine passes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from quintet.algorithms.drift import measure_drift, token_gaps
+
+ENGINE = torch.tensor([0.5, 0.25, 0.2, 0.8], dtype=torch.float64)
+LEARNER = torch.tensor([0.5, 0.5, 0.1, 0.8], dtype=torch.float64)
+LOG_2 = math.log(2.0)
+
+
+def test_the_gap_by_hand() -> None:
+    found = measure_drift(LEARNER.log(), ENGINE.log(), limit=0.5)
+    assert found.tokens == 4
+    assert found.probs_diff_max == pytest.approx(0.25)
+    assert found.probs_diff_mean == pytest.approx(0.35 / 4)
+    # deviations from 0.0875: -0.0875 twice, 0.1625, 0.0125
+    assert found.probs_diff_std == pytest.approx(math.sqrt((2 * 0.0875**2 + 0.1625**2 + 0.0125**2) / 3))
+    assert found.logprobs_diff_max == pytest.approx(LOG_2)
+    assert found.logprobs_diff_mean == pytest.approx(LOG_2 / 2)
+    # log(learner / engine) is 0, log 2, -log 2, 0
+    assert found.kl == pytest.approx(0.0, abs=1e-12)
+    assert found.k3_kl == pytest.approx((2 - 1 - LOG_2 + 0.5 - 1 + LOG_2) / 4)
+    assert found.beyond == 0.5
+    assert found.pearson == pytest.approx(float(torch.corrcoef(torch.stack((LEARNER, ENGINE)))[0, 1]))
+    assert measure_drift(LEARNER.log(), ENGINE.log(), limit=0.7).beyond == 0.0
+
+
+def test_each_token_adds_its_own_share() -> None:
+    """What is summed over micro-batches gives the mean over all."""
+    whole = token_gaps(LEARNER.log(), ENGINE.log(), 0.5)
+    for name, each in whole.items():
+        parts = [token_gaps(LEARNER[i : i + 1].log(), ENGINE[i : i + 1].log(), 0.5)[name] for i in range(4)]
+        assert torch.equal(torch.cat(parts), each)
+    assert whole["beyond"].tolist() == [0, 1, 1, 0]
+
+
+def test_what_isnt_a_number_is_beyond_every_limit() -> None:
+    found = measure_drift(torch.tensor([0.0, math.nan, -math.inf]), torch.tensor([0.0, -1.0, -1.0]), limit=100.0)
+    assert found.beyond == pytest.approx(2 / 3)
+    assert found.logprobs_diff_max == math.inf
+    told = found.as_json()
+    assert told["logprobs_diff_max"] is None
+    assert told["tokens"] == 3
+
+
+def test_tokens_that_are_all_as_likely_have_no_correlation() -> None:
+    assert measure_drift(torch.zeros(3), torch.zeros(3), 1e-4).pearson is None
+    with pytest.raises(ValueError, match="no tokens"):
+        measure_drift(torch.zeros(0), torch.zeros(0), 1e-4)

@@ -1,0 +1,108 @@
+"""If these fail, a plan hides what the run's start refuses of Megatron's options, or tells it by no key."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from quintet.cli import main as command
+from quintet.config import hardware
+from quintet.config.checks.backends import backend_problems
+from quintet.config.compose import load_experiment
+
+ROLL = Path(__file__).parents[4] / "examples/roll/qwen3-30b-a3b_moe_16gpu.yaml"
+
+RLINF = Path(__file__).parents[4] / "examples/rlinf/math_grpo_megatron.yaml"
+
+
+def told(*words: str) -> str:
+    composed = load_experiment(None, ["actor.backend=megatron", "algorithm.kl=null", *words])
+    return "\n".join(map(str, backend_problems(composed)))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["actor.megatron={moe_grouped_gemm: true}"], r"actor\.megatron\.moe_grouped_gemm = true .*no GPU"),
+        (["actor.megatron={distributed_backend: nccl}"], "NCCL needs GPUs"),
+        (["actor.megatron={ckpt_format: torch}"], "a pickle can run code"),
+        (["actor.megatron={bf16: true}"], r"policy\.dtype is float32"),
+        (["actor.megatron={overlap_param_gather: true}"], "only the distributed optimizer"),
+    ],
+)
+def test_an_option_that_cant_be_honoured_is_told_by_its_key(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], expected: str
+) -> None:
+    monkeypatch.setattr(hardware, "num_gpus", lambda: 0)
+    assert re.search(expected, told(*words))
+
+
+MIXTURE = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 8,
+    "num_hidden_layers": 4,
+    "intermediate_size": 16,
+    "moe_intermediate_size": 8,
+    "num_attention_heads": 2,
+    "num_experts": 4,
+    "vocab_size": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ({}, None),
+        ({"decoder_sparse_step": 2}, "qwen3_moe with 2 dense layers among sparse ones"),
+        ({"mlp_only_layers": [0]}, "qwen3_moe with 1 dense layer among sparse ones"),
+        ({"model_type": "mixtral"}, "the Megatron learner does not support 'mixtral'"),
+    ],
+)
+def test_a_model_with_other_layers_is_refused_before_it_is_loaded(
+    tmp_path: Path, model: dict[str, object], expected: str | None
+) -> None:
+    """Else its weights are read, and end with names that are missing."""
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE | model))
+    found = told("policy.preset=null", f"policy.path={tmp_path}")
+    assert re.search(rf"policy\.path = .* \(command line\): {expected}", found) if expected else not found
+    own = told("critic.backend=megatron", "algorithm.advantage.name=gae", f"critic.path={tmp_path}")
+    assert bool(re.search(rf"critic\.path = .* \(command line\): {expected}", own)) == (expected is not None)
+
+
+def test_a_gpu_can_do_what_only_a_gpu_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "num_gpus", lambda: 8)
+    assert not told("actor.megatron={moe_grouped_gemm: true, distributed_backend: nccl}")
+
+
+def test_a_foreign_plan_shows_what_the_start_refuses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the foreign key and its line. What a machine with a GPU could do isn't what this version can't."""
+    monkeypatch.setattr(hardware, "num_gpus", lambda: 0)
+    monkeypatch.setattr(sys, "argv", ["quintet", "plan", str(ROLL), "--json"])
+    with pytest.raises(SystemExit):
+        command.main()
+    found = json.loads(capsys.readouterr().out)
+    listed = {one["key"]: one["source"] for one in found["not_here"]}
+    assert not [one["key"] for one in found["not_yet"] if one["key"] in listed]
+    (source,) = [place for key, place in listed.items() if key == "actor.megatron.moe_grouped_gemm"]
+    assert re.match(r"actor_train\.strategy_args\.strategy_config\.moe_grouped_gemm: .*\.yaml:\d+", source)
+
+
+def test_a_references_own_option_that_nobody_set_is_left_out_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hardware, "num_gpus", lambda: 0)
+    monkeypatch.setattr(sys, "argv", ["quintet", "plan", str(RLINF), "--json"])
+    with pytest.raises(SystemExit):
+        command.main()
+    found = json.loads(capsys.readouterr().out)
+    assert not [one["key"] for one in found["not_yet"] if ".megatron." in one["key"]]
+    for option in ("ckpt_format", "distributed_backend", "apply_rope_fusion"):
+        assert any(
+            f"actor.megatron.{option} = " in remark and "default ignored" in remark for remark in found["remarks"]
+        )

@@ -1,0 +1,111 @@
+"""If these fail, a run that torchrun started is refused without need, or computes on other devices than it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from quintet.cli.configuration import load_config
+from quintet.errors import ConfigError
+
+Begin = Callable[..., None]
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> Begin:
+    def by_torchrun(size: int, local_size: int | None = None) -> None:
+        told = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": local_size or size}
+        for name, value in {**told, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
+            monkeypatch.setenv(name, str(value))
+
+    return by_torchrun
+
+
+def written(path: Path, tree: dict[str, Any]) -> str:
+    file = path / "config.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    return str(file)
+
+
+def refusal(*words: str, config: str | None = None, dialect: str | None = None) -> str:
+    with pytest.raises(ConfigError) as refused:
+        load_config(config, list(words), dialect, "refuse")
+    return str(refused.value)
+
+
+def test_as_many_processes_as_devices_need_no_cluster(begun: Begin) -> None:
+    alone = refusal("placement.devices_per_node=8")
+    assert "is not supported yet: requires Ray" in alone
+    assert "torchrun --nproc-per-node 8 -m quintet train" in alone
+    begun(8)
+    words = ["placement.devices_per_node=8", "placement.actor.devices=[0,1,2,3,4,5,6,7]"]
+    assert load_config(None, words, None, "refuse").experiment.placement.devices_per_node == 8
+    begun(8, 4)
+    words = ["placement.nodes=2", "placement.devices_per_node=4", "placement.join_timeout_seconds=20"]
+    assert load_config(None, words, None, "refuse").experiment.placement.join_timeout_seconds == 20
+
+
+def test_other_numbers_are_refused_with_the_right_command(begun: Begin) -> None:
+    begun(2)
+    told = refusal("placement.nodes=2", "placement.devices_per_node=8")
+    assert "placement.devices_per_node = 8 (command line)" in told
+    assert "16 devices, and torchrun started 2 processes" in told
+    assert "torchrun --nnodes 2 --nproc-per-node 8 -m quintet train" in told
+    assert "torchrun started 2 processes" in refusal("placement.devices_per_node=1", "placement.nodes=1")
+
+
+def test_components_apart_wait_for_the_cluster_still(begun: Begin) -> None:
+    begun(2)
+    words = ["placement.devices_per_node=2"]
+    assert "placement.rollout.devices" in refusal(*words, "placement.rollout.devices=[1]")
+    assert "placement.colocated" in refusal(*words, "placement.colocated=false")
+
+
+def test_where_nobody_counts_devices_they_are_the_processes(begun: Begin) -> None:
+    begun(4, 2)
+    composed = load_config(None, ["sft={episodes: {}}"], None, "refuse")
+    assert (composed.experiment.placement.nodes, composed.experiment.placement.devices_per_node) == (1, 1)
+    assert composed.experiment.sft is not None
+    assert composed.experiment.sft.devices == 4
+    composed = load_config(None, ["seed=1"], None, "refuse")
+    assert (composed.experiment.placement.nodes, composed.experiment.placement.devices_per_node) == (2, 2)
+    assert composed.provenance["placement.nodes"] == "torchrun"
+
+
+@pytest.mark.proves("ragen", "sft.training.num_gpus")
+def test_fine_tuning_takes_as_many_processes_as_devices(begun: Begin, tmp_path: Path) -> None:
+    tree = {"rl_or_sft": "sft", "sft": {"training": {"num_gpus": 2}}}
+    config = written(tmp_path, tree)
+    alone = refusal(config=config, dialect="ragen")
+    assert "2 devices, and this is one process" in alone
+    assert "torchrun --nproc-per-node 2 -m quintet sft" in alone
+    begun(2)
+    stage = load_config(config, [], "ragen", "refuse").experiment.sft
+    assert stage is not None
+    assert stage.devices == 2
+    begun(4)
+    assert "torchrun started 4 processes" in refusal(config=config, dialect="ragen")
+
+
+def test_devices_of_a_foreign_trainer_are_processes(begun: Begin, tmp_path: Path) -> None:
+    config = written(tmp_path, {"system": {"n_gpus": 2}})
+    assert "system.n_gpus" in refusal(config=config, dialect="ragen")
+    begun(2)
+    assert load_config(config, [], "ragen", "refuse").experiment.placement.devices_per_node == 2
+    begun(4)
+    assert "torchrun started 4 processes" in refusal(config=config, dialect="ragen")
+    # nobody says how many GPUs each machine has
+    free = written(tmp_path, {"trainer": {"nnodes": 1}})
+    assert load_config(free, [], "ragen", "refuse").experiment.placement.devices_per_node == 4
+
+
+def test_a_foreign_file_for_many_devices_says_how_it_is_started() -> None:
+    """verl's own files ask for 8 or 32 devices: "set it to 1" alone isn't what to do."""
+    script = Path(__file__).parents[4] / "examples/verl/run_grpo_fsdp2_qwen2.5-14b_sp4.sh"
+    told = refusal(config=str(script), dialect="verl")
+    assert "trainer.n_gpus_per_node = 8" in told
+    assert "start it with `torchrun --nnodes 4 --nproc-per-node 8 -m quintet train …`" in told

@@ -1,0 +1,49 @@
+"""If these fail, somebody sets a key that does nothing and isn't told."""
+
+from __future__ import annotations
+
+import pytest
+
+from quintet.config.compose import load_experiment
+
+FSDP_ALONE = ["actor.sharding.forward_prefetch=true", "actor.backend=megatron"]
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "beside"),
+    [
+        (["actor.optimizer.kind=sgd", "actor.optimizer.betas=[0.8, 0.9]"], "betas", "optimizer.kind = 'sgd'"),
+        (["actor.optimizer.cycles=2"], "cycles = 2.0", "optimizer.schedule = 'linear'"),
+        (
+            ["actor.optimizer.schedule=constant", "actor.optimizer.decay_steps=9"],
+            "decay_steps",
+            "schedule = 'constant'",
+        ),
+        (["critic.optimizer.stable_decay_steps=9"], "critic.optimizer.stable_decay_steps", "schedule = 'linear'"),
+        (["warm_start.optimizer.cycles=1"], "warm_start.optimizer.cycles", "warm_start.optimizer.schedule = 'linear'"),
+        (["actor.optimizer.weight_decay_start=0.1"], "weight_decay_start", "weight_decay_schedule = 'constant'"),
+        (["actor.sharding.grad_scaler_start=8"], "grad_scaler_start", "actor.sharding.grad_scaler = false"),
+        (["actor.megatron={recompute_granularity: full}"], "recompute_granularity", "actor.backend = 'fsdp2'"),
+        (FSDP_ALONE, "actor.sharding.forward_prefetch", "actor.backend = 'megatron'"),
+    ],
+)
+def test_a_key_without_effect_is_told_with_what_silences_it(words: list[str], key: str, beside: str) -> None:
+    (remark,) = load_experiment(None, words).remarks
+    assert key in remark
+    assert remark.endswith(beside)
+    assert "command line" in remark
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["actor.optimizer.schedule=cosine", "actor.optimizer.cycles=2"],
+        ["actor.optimizer.kind=muon", "actor.optimizer.betas=[0.8, 0.9]"],
+        ["actor.optimizer.schedule=inverse_square_root", "actor.optimizer.decay_steps=9"],
+        ["actor.optimizer.cycles=0.5"],  # as it is anyway
+        ["actor.megatron={moe_token_dispatcher_type: allgather}"],  # counts for fsdp2, too
+    ],
+)
+def test_what_counts_is_not_told(words: list[str]) -> None:
+    assert load_experiment(None, words).remarks == ()

@@ -1,0 +1,74 @@
+"""If these fail, people are told that nobody knows a key of their framework, or that it is a slip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quintet.config.dialects.composition.foreign_config import compose_config
+from quintet.config.dialects.key_checks import UnknownReason, unknown_keys
+from quintet.config.dialects.known_keys import known_keys
+from quintet.config.dialects.registry import DIALECTS
+
+LEAST = {"verl": 400, "vagen": 400, "rlinf": 700, "roll": 700, "ragen": 100}
+"""Keys of each list; VAGEN knows verl's, too."""
+
+WELL_KNOWN = [
+    ("verl", "actor_rollout_ref: {model: {lora_rank: 32}}", "actor_rollout_ref.model.lora_rank"),
+    (
+        "verl",
+        "actor_rollout_ref: {model: {path: x}}\nalgorithm: {pf_ppo: {weight_pow: 2.0}}",
+        "algorithm.pf_ppo.weight_pow",
+    ),
+    ("verl", "actor_rollout_ref: {rollout: {agent: {num_workers: 8}}}", "actor_rollout_ref.rollout.agent.num_workers"),
+    ("vagen", "rollout_manager: {use_service: true}", "rollout_manager.use_service"),
+    ("vagen", "rollout_manager: {}\nactor_rollout_ref: {model: {lora_rank: 32}}", "actor_rollout_ref.model.lora_rank"),
+    ("rlinf", "runner: {task_type: embodied}\nalgorithm: {filter_rewards: true}", "algorithm.filter_rewards"),
+    ("roll", "actor_train: {}\nreward_pretrain: Qwen/Qwen2.5-7B", "reward_pretrain"),
+    ("roll", "actor_infer: {data_args: {template: qwen2_5}}", "actor_infer.data_args.template"),
+    ("roll", "actor_train: {}\nrewards: {math_rule: {world_size: 8}}", "rewards.math_rule.world_size"),
+    ("roll", "actor_train: {}\nreward: null", "reward"),
+    ("ragen", "optimization: {}\nagent_proxy: {max_turn: 5}", "agent_proxy.max_turn"),
+]
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_list_holds_the_frameworks_keys_and_none_that_is_documented_here(name: str) -> None:
+    listed = known_keys(name)
+    assert len(listed) >= LEAST[name]
+    rows = DIALECTS[name].specs()
+    ours = {*rows, *(alias for row in rows.values() for alias in row.aliases)}
+    assert listed & ours == set()
+    assert [key for key in listed if any(row.startswith(f"{key}.") for row in rows)] == []
+
+
+def test_every_list_says_where_its_names_are_from() -> None:
+    from quintet.config.dialects import known_keys as elsewhere
+
+    for path in (Path(elsewhere.__file__).parent / "known").glob("*.txt"):
+        lines = path.read_text().splitlines()
+        assert lines[0].startswith("# ")
+        assert lines[1:] == sorted(set(lines[1:])), path.name
+
+
+@pytest.mark.parametrize(("name", "text", "key"), WELL_KNOWN, ids=[f"{one[0]}:{one[2]}" for one in WELL_KNOWN])
+def test_a_well_known_key_is_told_as_the_frameworks_own(tmp_path: Path, name: str, text: str, key: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    given = compose_config(path, [])
+    here = DIALECTS[name].narrowed(given.plain())
+    found = {one.key: one for one in unknown_keys(given.merge_onto({}), here, known_keys(name))}
+    assert found[key].reason is UnknownReason.UNDOCUMENTED
+    assert found[key].suggestions == ()
+    assert str(found[key]).endswith("exists in that framework but is not documented in its reference")
+
+
+def test_a_slip_stays_a_slip(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("actor_train: {training_args: {learning_rat: 1}, infer_batchsize: 2}")
+    found = unknown_keys(compose_config(path, []).merge_onto({}), DIALECTS["roll"], known_keys("roll"))
+    assert [(one.reason, one.suggestions) for one in found] == [
+        (UnknownReason.TYPO, ("actor_train.infer_batch_size",)),
+        (UnknownReason.TYPO, ("actor_train.training_args.learning_rate",)),
+    ]

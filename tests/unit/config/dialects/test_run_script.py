@@ -1,0 +1,351 @@
+"""If these fail, a run script says something else to Quintet than to its framework, or is run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from quintet.config.dialects.composition.foreign_config import compose_config
+from quintet.config.dialects.scripts.control_flow import commands_of
+from quintet.config.dialects.scripts.expansion import Shell
+from quintet.config.dialects.scripts.run_script import RunScript, read_run_script
+from quintet.errors import ConfigError, MachineError
+
+VERL = r"""#!/bin/bash
+set -x
+# a comment
+export VLLM_ATTENTION_BACKEND=XFORMERS
+files="['$HOME/a.parquet', '$HOME/b.parquet']"
+N=$((2*8))
+
+PYTHONUNBUFFERED=1 python3 -m verl.trainer.main_ppo --config-path=config \
+    --config-name='ppo_trainer.yaml' \
+    algorithm.adv_estimator=grpo \
+    data.train_files="$files" \
+    data.train_batch_size=$N \
+    +trainer.extra=1 \
+    trainer.logger='["console","wandb"]' \
+    trainer.default_local_dir=~/runs/${NAME:-mine} $@ 2>&1 | tee run.log
+"""
+
+
+def read(tmp_path: Path, text: str, name: str = "run.sh", **environment: str) -> RunScript:
+    (tmp_path / name).write_text(text)
+    return read_run_script(tmp_path / name, {"HOME": "/home/me", **environment})
+
+
+def refusal(tmp_path: Path, text: str, name: str = "run.sh", overrides: tuple[str, ...] = ()) -> str:
+    with pytest.raises(ConfigError) as error:
+        read(tmp_path, text, name).with_overrides(overrides)
+    assert error.value.exit_status == 2
+    return str(error.value)
+
+
+def command(words: str, before: str = "") -> str:
+    return f"{before}\npython -m verl.trainer.main_ppo {words}\n"
+
+
+def test_a_script_is_read_word_by_word_with_its_lines(tmp_path: Path) -> None:
+    found = read(tmp_path, VERL)
+    assert found.dialect == "verl"
+    assert found.config is None
+    assert found.words == (
+        "algorithm.adv_estimator=grpo",
+        "data.train_files=['/home/me/a.parquet', '/home/me/b.parquet']",
+        "data.train_batch_size=16",
+        "+trainer.extra=1",
+        'trainer.logger=["console","wandb"]',
+        "trainer.default_local_dir=/home/me/runs/mine",
+    )
+    assert [place.rpartition(":")[2] for place in found.places] == ["10", "11", "12", "13", "14", "15"]
+    assert found.environment["VLLM_ATTENTION_BACKEND"] == "XFORMERS"
+    assert "files" not in found.environment
+
+
+def test_its_words_are_composed_with_their_places_and_those_of_the_command_line_win(tmp_path: Path) -> None:
+    found = read(tmp_path, VERL)
+    given = compose_config(found.config, found.with_overrides(["data.train_batch_size=4"]), found.places)
+    assert given.tree.data.train_batch_size == 4
+    assert given.sources["data.train_batch_size"] == "command line"
+    assert given.sources["algorithm.adv_estimator"] == f"{tmp_path}/run.sh:10"
+    assert given.tree.trainer.logger == ["console", "wandb"]
+
+
+def test_nothing_of_it_is_run(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    text = command(f"a=$(touch {mark}) b=`touch {mark}` c=<(touch {mark})", f"touch {mark}\nX=$(touch {mark})")
+    with pytest.raises(ConfigError):
+        read(tmp_path, text)
+    read(
+        tmp_path,
+        command("data.seed=1", f"touch {mark}; trap 'touch {mark}' EXIT; eval touch {mark}; : $(touch {mark})"),
+    )
+    assert not mark.exists()
+
+
+SNIPPETS = {
+    "quotes": """python3 -m M a.b='x y' c="it's" d=\\"e\\" f=a\\ b 'g=h' "i=j"k""",
+    "variables": """A=1; B="two words"; unset C
+python3 -m M a=$A b="$B" c=${B} d='$A' e="\\$A" ${C} f=$A$A "g=${A}x" """,
+    "defaults": """unset X; Y=
+python3 -m M a=${X:-d} b=${Y:-d} c=${Y-d} d=${X-"q r"} e=${Z:=set} f=$Z g=${A:-${Y:-z}}""",
+    "alternatives": """A=1; unset B; python3 -m M a=${A:+yes} b=x${B:+no} c=${A+"y z"}""",
+    "replacing": """P=/a/b/c.tar.gz
+python3 -m M ${P//a/x} ${P/a/x}""",
+    "case": """M=Qwen/Qwen2; python3 -m M a=${M,,} b=${M^^}""",
+    "arithmetic": """n=3; m=$((n*2))
+python3 -m M a=$((m + 2*(n-1))) b=$((7/2)) c=$((-7/2)) d=$((-7%3)) e=$(( (1+2) * $m ))""",
+    "arrays": """A=(a=1
+  # inside
+  b="two words" 'c=[1,2]'); A+=(d=$((1+1))); E=(); python3 -m M "${A[@]}" "${E[@]}" z=${A[0]} ${A[@]}""",
+    "exports": """export A=1 B=2; readonly C=3; declare -x D=4; python3 -m M a=$A b=$B c=$C d=$D""",
+    "more": """A=x; A+=y; python3 -m M a=$A""",
+    "splitting": """A="x=1  y=2"; python3 -m M $A "$A" p$A"q" """,
+    "continued": """python3 -m M a=1 \\
+   b=2 \\
+      c="d
+e" # comment
+""",
+    "redirected": """python3 -m M a=1 >/dev/stdout 2>&1 b=2 2>/dev/null | cat &""",
+    "heredoc": """cat <<EOF >/dev/null
+python3 -m M no=1
+EOF
+python3 -m M yes=1""",
+    "conditions": """A=fast; if [ "$A" = fast ] && [ 3 -gt 2 ]; then B=1; elif true; then B=2; else B=3; fi
+if [[ $A == f* ]]; then C=1; fi; if [ -z "$NOPE" ] || [ -n "$A" ]; then D=1; else D=2; fi
+if [ $A != fast ]; then python3 -m M no=1; else python3 -m M b=$B c=$C d=$D; fi""",
+    "short": """A=; [ -z "$A" ] && A=1; [ "$A" = 2 ] && A=3; [ "$A" = 1 ] || A=4; python3 -m M a=$A""",
+    "functions": """run() {
+  local x=3
+  python3 -m M x=$x
+}
+run""",
+    "loops": """for n in 5; do python3 -m M n=$n; done""",
+    "paths": """D=$(dirname /a/b/c.sh); N=$(basename /a/b/c.sh .sh); H=$(cd /tmp/.. && pwd); python3 -m M $D $N $H""",
+    "own words": """python3 -m M a=1 "$@" $@ ${@:2} b=2""",
+    "crlf": "A=1\r\npython3 -m M \\\r\n a=$A\r\n",
+}
+
+
+@pytest.mark.parametrize("name", SNIPPETS)
+def test_words_are_those_that_a_shell_gives(name: str, tmp_path: Path) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash to compare with")
+    text = SNIPPETS[name].replace("\r\n", "\n")
+    stub = "python3() { shift 2; printf '%s\\0' \"$@\"; }\n"
+    done = subprocess.run(
+        [bash, "--norc", "-c", stub + text], capture_output=True, check=False, env={"HOME": "/home/me"}, cwd=tmp_path
+    )
+    expected = done.stdout.decode().split("\0")[:-1]
+    shell = Shell(tmp_path / "run.sh", {"HOME": "/home/me", "PWD": str(tmp_path)})
+    (found,) = [command for command in commands_of(SNIPPETS[name], shell) if command.words[0].text == "python3"]
+    assert [word.text for word in found.words[3:]] == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "word", "parts"),
+    [
+        ("NOW=$(date +%s)", "trainer.experiment_name=run_$NOW", ["trainer.experiment_name", "$(date +%s)", "line 1"]),
+        ("X=`hostname`", "trainer.experiment_name=$X", ["$(hostname)"]),
+        ("D=$1", "data.train_files=$D", ["$1 is given when the script is called"]),
+        ("", "data.train_files=$NOWHERE/x", ["$NOWHERE is set neither in the script nor in the environment"]),
+        ("read -p 'port? ' PORT", "data.seed=$PORT", ["$PORT is read while the script runs"]),
+        ("if grep -q x /proc/cpuinfo; then N=1; else N=2; fi", "data.seed=$N", ["depends on the condition at line 1"]),
+        ("case $A in x) N=1 ;; *) N=2 ;; esac", "data.seed=$N", ["depends on the condition at line 1", "`case`"]),
+        ("if true && { true; }; then N=1; fi", "data.seed=$N", ["depends on the condition at line 1", "`{ … }`"]),
+        ("N=${HOME##*/}", "data.seed=$N", ["${HOME##*/} can only be evaluated by a shell"]),
+        ("A[1]=x", "data.seed=${A[1]}", ["$A is an array with assigned elements"]),
+        ("for n in 1 2; do :; done", "data.seed=$n", ["changes in the loop at line 1"]),
+        ("N=$((2**3))", "data.seed=$N", ["is not integer arithmetic"]),
+        ("N=$((1/0))", "data.seed=$N", ["is not integer arithmetic"]),
+        ("", "data.seed=$RANDOM", ["can only be evaluated by a shell"]),
+        ("", "data.seed=${A[1]:-x}${B@Q}", ["${B@Q} can only be evaluated by a shell"]),
+    ],
+)
+def test_what_only_a_shell_could_tell_is_named_unless_the_command_line_says_it(
+    before: str, word: str, parts: list[str], tmp_path: Path
+) -> None:
+    text = f"{before}\npython -m verl.trainer.main_ppo {word} data.shuffle=true\n"
+    message = refusal(tmp_path, text)
+    key = word.partition("=")[0]
+    for part in (*parts, f"{key} ({tmp_path}/run.sh:2)", f"set it on the command line: {key}=…"):
+        assert part in message, message
+    assert read(tmp_path, text).with_overrides([f"++{key}=7"]) == ["data.shuffle=true", f"++{key}=7"]
+
+
+def test_unused_unknowns_are_nobodys_fault(tmp_path: Path) -> None:
+    before = "NOW=$(date)\nsource env.sh\nexport PYTHONPATH=$PYTHONPATH:x\n[ -d $NOW ] && Y=1"
+    assert read(tmp_path, command("data.seed=1", before)).with_overrides([]) == ["data.seed=1"]
+
+
+def test_the_environment_fills_what_the_script_leaves(tmp_path: Path) -> None:
+    text = command("data.seed=$SEED trainer.nnodes=${NODES:-1} trainer.project_name=$P", "P=own")
+    assert read(tmp_path, text, SEED="3", NODES="2", P="outer").words == (
+        "data.seed=3",
+        "trainer.nnodes=2",
+        "trainer.project_name=own",
+    )
+
+
+def test_lines_after_a_comment_between_them_are_read_and_said_so(tmp_path: Path) -> None:
+    lines = ["python3 -m verl.trainer.main_ppo \\", "  data.seed=1 \\", "  # off: a=2", "  # more"]
+    text = "\n".join([*lines, "  data.shuffle=true \\", "", "echo b=1"])
+    found = read(tmp_path, text)
+    assert found.words == ("data.seed=1", "data.shuffle=true")
+    assert [remark.partition(": ")[0] for remark in found.remarks] == [f"{tmp_path}/run.sh:{n}" for n in (3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (command("a=1") * 2, ["trains 2 times", "line 2", "line 4"]),
+        ("echo python -m verl.trainer.main_ppo\n", ["runs no known trainer"]),
+        ("python -m verl.trainer.main_generation a=1\n", ["run.sh:1 runs verl.trainer.main_generation"]),
+        (command("a=1 --foo"), ["run.sh:2: '--foo' is not an override"]),
+        (command("a=1 \\ \n  b=2"), ["run.sh:2: a blank after the backslash"]),
+        (command("a='1"), ["run.sh:2: the ' that begins here is never closed"]),
+        (command('a="1'), ['run.sh:2: the " that begins here is never closed']),
+        (command("a=${X"), ["run.sh:2: the ${ that begins here is never closed"]),
+        (command("a=$(x"), ["run.sh:2: the $( that begins here is never closed"]),
+        ("A=(b\n" + command("a=1"), ["run.sh:1: the ( that begins here is never closed"]),
+        (command("$A", "A=$(x)"), ["run.sh:2: $(x) is the output of a program", "write its words out"]),
+        (command("$K=1", "K=$(x)"), ["run.sh:2: $(x) is the output of a program"]),
+        (command("--config-name=mine"), ["run.sh:2: there is no ./mine.yaml"]),
+        (command("--config-name=$(x)"), ["run.sh:2: $(x) is the output of a program"]),
+    ],
+)
+def test_scripts_that_cant_be_followed_are_one_message(text: str, parts: list[str], tmp_path: Path) -> None:
+    message = refusal(tmp_path, text)
+    assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize(
+    ("line", "dialect"),
+    [
+        ("torchrun --standalone --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer optim.lr=1", "verl"),
+        ("python3 -m verl.trainer.main_eval data.path=x", "verl"),
+        ("python verl/trainer/main_ppo.py a=1", "verl"),
+        ("ray job submit --address=x -- python3 -m verl.trainer.main_ppo a=1", "verl"),
+        ("python -m vagen.trainer.main_ppo a=1", "vagen"),
+        ("python -m vagen.main_ppo a=1", "vagen"),
+        ("python -m ragen.train a=1", "ragen"),
+        ("bash train.sh sokoban a=1", "ragen"),
+        ("python examples/start_agentic_pipeline.py a=1", "roll"),
+        ("CMD='python x/train_embodied_agent.py a=1'; echo $CMD; $CMD", "rlinf"),
+        ('tmux send-keys -t "x" "python3 -m vagen.trainer.main_ppo \\\\\n a=1" C-m', "vagen"),
+        ("if true; then python3 -m verl.trainer.main_ppo a=1; fi", "verl"),
+    ],
+)
+def test_trainers_are_known_however_they_are_called(line: str, dialect: str, tmp_path: Path) -> None:
+    found = read(tmp_path, f"{line}\n")
+    assert found.dialect == dialect
+    assert found.words[-1] in ("a=1", "optim.lr=1", "data.path=x")
+
+
+def test_the_primary_file_is_looked_for_beside_the_script(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/mine.yaml").write_text("data: {seed: 3}\n")
+    for words in (
+        "--config-path=config --config-name=mine",
+        "-cp config -cn mine.yaml",
+        "--config_path ./config --config_name mine",
+    ):
+        assert read(tmp_path, command(f"{words} a=1")).config == tmp_path / "config/mine.yaml"
+    assert "did you mean mine?" in refusal(tmp_path, command("--config-path=config --config-name=mien"))
+
+
+def test_a_frameworks_own_file_says_what_its_reference_doesnt(tmp_path: Path) -> None:
+    found = read(tmp_path, command("--config-name=ppo_megatron_trainer data.seed=1"))
+    assert found.words == ("actor_rollout_ref.actor.strategy='megatron'", "data.seed=1")
+    assert found.places[0] == f"{tmp_path}/run.sh:2"
+
+
+def test_vagens_envs_lie_beneath_its_words(tmp_path: Path) -> None:
+    script = 'D="$( cd "$( dirname "${BASH_SOURCE[0]}" )" && pwd )"\n'
+    script += 'python -m vagen.env.create_dataset \\\n    --yaml_path "$D/envs.yaml" \\\n\n'
+    run = "python3 -m vagen.trainer.main_ppo rollout_manager.max_turns=3\n"
+    (tmp_path / "envs.yaml").write_text("env1:\n  env_name: frozenlake\n")
+    found = read(tmp_path, script + run)
+    assert found.config == tmp_path / "envs.yaml"
+    given = compose_config(found.config, found.words, found.places)
+    assert given.sources["env1.env_name"] == f"{tmp_path}/envs.yaml:2"
+    (tmp_path / "env_config.yaml").write_text("env2: {env_name: sokoban}\n")
+    assert read(tmp_path, run).config == tmp_path / "env_config.yaml"
+    assert "there is no" in refusal(tmp_path, script.replace("envs", "wolrds") + run)
+    (tmp_path / "own.yaml").write_text("data: {seed: 3}\n")
+    both = read(tmp_path, run.replace("rollout", "--config-name=own rollout"))
+    assert both.config == tmp_path / "own.yaml"
+    assert both.words[0] == "env2.env_name='sokoban'"
+    assert both.places[0] == f"{tmp_path}/env_config.yaml:1"
+
+
+def test_ragens_file_of_a_env_lies_over_its_base(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/base.yaml").write_text("training: {max_turns: 5, n_rollout: 2}\n")
+    (tmp_path / "config/lake.yaml").write_text('training:\n  max_turns: 6\nmodel: {base_model: "it\'s \\\\"}\n')
+    found = read(tmp_path, "bash train.sh lake training.n_rollout=4\n")
+    given = compose_config(found.config, found.words, found.places)
+    assert dict(given.tree.training) == {"max_turns": 6, "n_rollout": 4}
+    assert given.tree.model.base_model == "it's \\"
+    assert given.sources["training.max_turns"] == f"{tmp_path}/config/lake.yaml:2"
+
+
+LIST = """\
+# what we change
+algorithm.adv_estimator=bi_level_gae   # the turns'
+
+rollout_manager.max_turns = 2 \\
++trainer.extra='# no comment'
+~trainer.logger
+trainer.project_name='vagen_new'
+"""
+
+
+@pytest.mark.parametrize("name", ["overrides.txt", "overrides", "vagen.list"])
+def test_a_list_of_overrides_is_read_line_by_line(name: str, tmp_path: Path) -> None:
+    found = read(tmp_path, LIST, name)
+    assert found.dialect == "vagen"
+    assert found.words == (
+        "algorithm.adv_estimator=bi_level_gae",
+        "rollout_manager.max_turns=2",
+        "+trainer.extra='# no comment'",
+        "~trainer.logger",
+        "trainer.project_name='vagen_new'",
+    )
+    assert [place.rpartition(":")[2] for place in found.places] == ["2", "4", "5", "6", "7"]
+    (tmp_path / "env_config.yaml").write_text("env1: {env_name: frozenlake}\n")
+    assert read(tmp_path, LIST, name).config == tmp_path / "env_config.yaml"
+
+
+def test_lists_are_told_from_yaml_and_dialects_from_keys(tmp_path: Path) -> None:
+    assert read(tmp_path, "actor_rollout_ref.actor.optim.lr=1e-6\n", "a.txt").dialect == "verl"
+    assert read(tmp_path, "training.steps=1\n", "a.txt").dialect is None
+    assert read(tmp_path, "training: {steps: 1}\n", "a.conf") == RunScript(tmp_path / "a.conf")
+    assert read(tmp_path, "a=1\n", "a.yaml") == RunScript(tmp_path / "a.yaml")
+    assert "a.txt:2: two overrides on one line" in refusal(tmp_path, "a.b=1\nc.d=2 e.f=3\n", "a.txt")
+
+
+def test_scripts_that_would_fill_the_memory_or_never_end_are_refused(tmp_path: Path) -> None:
+    doubled = "A=xxxxxxxx\n" + "A=$A$A\n" * 60
+    assert "too long" in refusal(tmp_path, command("data.seed=$A", doubled))
+    array = "A=(a=1 b=2)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40
+    assert "too long" in refusal(tmp_path, command('"${A[@]}"', array))
+    deep = "${A:-" * 500 + "}" * 500
+    assert "nested too deeply" in refusal(tmp_path, command(f"data.seed={deep}"))
+    assert "is not integer" in refusal(tmp_path, command("data.seed=$((" + "(" * 500 + "1" + ")" * 500 + "))"))
+    substituted = "$(echo " * 200 + ")" * 200
+    assert "run.sh:2" in refusal(tmp_path, command(f"data.seed={substituted}"))
+    (tmp_path / "long.sh").write_text("#" * (1 << 19))
+    with pytest.raises(MachineError, match="bytes"):
+        read_run_script(tmp_path / "long.sh")
+
+
+def test_files_that_arent_there_or_arent_text(tmp_path: Path) -> None:
+    (tmp_path / "latin.sh").write_bytes(b"# \xe4\n")
+    for name in ("nothing.sh", "latin.sh", "."):
+        with pytest.raises(MachineError):
+            read_run_script(tmp_path / name)

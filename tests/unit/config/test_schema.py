@@ -1,0 +1,75 @@
+"""If these fail, the reference page and `quintet explain` say what isn't so."""
+
+from __future__ import annotations
+
+import pytest
+
+from quintet.config.dotted import flatten
+from quintet.config.native.experiment import Experiment
+from quintet.config.schema import keys, valid_keys
+from quintet.config.validation import suggest_keys
+
+
+def test_every_key_says_what_it_means() -> None:
+    assert [key.name for key in keys() if not key.description and not key.is_section] == []
+
+
+def test_defaults_are_those_of_their_place() -> None:
+    """The optimizers share a class, not their learning rates."""
+    told = {key.name: key.default for key in valid_keys({}) if not key.is_section}
+    has = flatten(Experiment().model_dump(mode="json"))
+    assert {name: told[name] for name in has if name in told} == {name: has[name] for name in has if name in told}
+    without = {name for name in has if name not in told}
+    null = {key.name for key in keys() if key.is_section and key.default is None}
+    assert without <= null, "a section that is null has keys of its own"
+
+
+@pytest.mark.parametrize(
+    ("name", "takes"),
+    [
+        ("training.steps", "an integer ≥ 0"),
+        ("env.size", "an integer ≥ 2 and ≤ 32"),
+        ("seed", "an integer ≥ 0 and < 4294967296"),
+        ("critic.value_clip", "a number > 0 or null"),
+        ("policy.dtype", "one of float32, bfloat16, float16, auto"),
+        ("env.slippery", "true or false"),
+        ("tracking.loggers", "a list, each text"),
+        ("warm_start", "a section or null"),
+    ],
+)
+def test_ranges_are_told_in_words(name: str, takes: str) -> None:
+    assert [key.value_type for key in keys() if key.name == name] == [takes]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("training.stesp", ["training.steps"]),
+        ("window_size", ["rollout.window_size"]),
+        ("windowsize", ["rollout.window_size"]),
+        (
+            "training.temperature",
+            ["reward.judge.temperature", "rollout.temperature", "validation.sampling.temperature"],
+        ),
+        ("qqqqqq", []),
+    ],
+)
+def test_the_nearest_key_is_a_sibling_then_the_same_word_elsewhere(name: str, meant: list[str]) -> None:
+    assert suggest_keys(name, valid_keys({})) == meant
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("actor.optimizer.lr", ["actor.optimizer.learning_rate"]),
+        ("actor.optimizer.lr_warmup_steps_ratio", ["actor.optimizer.warmup_ratio"]),
+        ("actor.strategy", ["actor.backend"]),
+        ("actor.sharding.fsdp_size", ["actor.sharding.group_size"]),
+        ("actor.sharding.param_offload", ["actor.memory.offload_parameters"]),
+        ("actor.parallel.tensor_model_parallel_size", ["actor.parallel.tensor"]),
+        ("rollout.n", ["training.samples_per_group", "validation.sampling.samples"]),
+    ],
+)
+def test_another_frameworks_word_finds_the_key_that_it_means(name: str, meant: list[str]) -> None:
+    """Who comes from verl writes `lr` and not `learning_rate`; spelling alone would lead to `lora`."""
+    assert suggest_keys(name, valid_keys({})) == meant

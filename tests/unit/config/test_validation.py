@@ -1,0 +1,115 @@
+"""If these fail, a wrong key or value is met with a riddle instead of what to do about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quintet.config.compose import load_experiment
+from quintet.config.schema import format_value, keys
+from quintet.errors import ConfigError
+
+
+def fault(overrides: list[str], path: str | None = None) -> ConfigError:
+    with pytest.raises(ConfigError) as raised:
+        load_experiment(path, overrides)
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["training.stesp=3"], ["unknown key training.stesp = 3", "command line", "did you mean training.steps?"]),
+        (["learning_rate=1"], ["learning_rate", "actor.optimizer.learning_rate"]),
+        (["max_turn=1"], ["did you mean rollout.max_turns?"]),
+        (["trainning.steps=3"], ["trainning", "did you mean training?"]),
+        (["optimizer.learning_rate=1"], ["actor.optimizer or critic.optimizer"]),
+        (["checkpoint.zzzz=1"], ["valid keys: every_steps, keep"]),
+        (["env.name=sokobn"], ["env.name = 'sokobn'", "did you mean sokoban?"]),
+        (["algorithm.advantage.name=ppo"], ["algorithm.advantage.name = 'ppo'", "valid: grpo, brpo, arpo"]),
+        (["env.sizes=3"], ["unknown key env.sizes", "did you mean env.size?"]),
+        (["env.name=sokoban", "env.boxs=3"], ["unknown key env.boxs", "did you mean env.boxes?"]),
+        (["env.boxes=3"], ["it belongs to env.name=sokoban, and env.name is frozenlake"]),
+        (["env.size=99"], ["env.size = 99", "an integer ≥ 2 and ≤ 32"]),
+        (["training.steps=many"], ["training.steps = 'many'", "an integer ≥ 0"]),
+        (["training.steps=1e3"], ["an integer ≥ 0", "write 1000"]),
+        (["training.steps=[1"], ["training.steps = '[1'"]),
+        (["seed=true"], ["seed = true", "an integer"]),
+        (["env.slippery=1"], ["env.slippery = 1", "true or false"]),
+        (["rollout.temperature=0"], ["rollout.temperature = 0", "a number > 0 and ≤ 10"]),
+        (["actor.optimizer.learning_rate=.inf"], ["actor.optimizer.learning_rate", "a number > 0"]),
+        (["actor.optimizer.betas=[0.9]"], ["actor.optimizer.betas = [0.9]", "a list"]),
+        (["actor.optimizer.betas=[0.9, 1.0]"], ["actor.optimizer.betas = [0.9, 1.0]", "< 1"]),
+        (["tracking.loggers=5"], ["tracking.loggers = 5", "a list, each text"]),
+        (["policy.dtype=float64"], ["one of float32, bfloat16"]),
+        (["policy.path=x"], ["policy.path = 'x' (command line)", "preset"]),
+        (["name=../x"], ["name = '../x'", "text that matches"]),
+        (["name=2026"], ["name = 2026", "quotes"]),
+        (["training=5"], ["training = 5", "a section", "training.steps"]),
+        (["training=null"], ["training = null", "a section"]),
+        (["env=5"], ["env = 5", "a section", "env.name"]),
+        (["training"], ["'training'", "key=value"]),
+        (["+seed=1"], ["'+seed=1'", "key=value"]),
+        (["=1"], ["'=1'", "key=value"]),
+    ],
+)
+def test_faults_name_key_value_and_remedy(overrides: list[str], words: list[str]) -> None:
+    message = str(fault(overrides if "=" in overrides[0] else ["seed=1", *overrides]))
+    for word in words:
+        assert word in message, message
+    for foreign in ("tagged", "pydantic", "Config", "Input should", "frozenlake.size", "sokoban."):
+        assert foreign not in message, message
+
+
+def test_all_faults_come_in_one_message_each_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("sede: 3\ntraining:\n  steps: -1\nenv: {name: sokoban, width: 3}\nrollout.max_turns: 3\n")
+    error = fault(["validation.gams=3"], str(path))
+    for line in (
+        f"unknown key sede = 3 ({path}:1)",
+        f"training.steps = -1 ({path}:3)",
+        f"env.width = 3 ({path}:4)",
+        f"unknown key rollout.max_turns = 3 ({path}:5)",
+        "nest it: `max_turns:`",
+        "unknown key validation.gams = 3 (command line)",
+    ):
+        assert line in str(error), str(error)
+    assert (error.key, error.value, error.source) == ("env.width", 3, f"{path}:4")
+
+
+NEEDED = {
+    "reward.model.": ["reward.model.path=x"],
+    "reward.judge.": ["reward.judge.url=http://127.0.0.1:1/v1", "reward.judge.model=x"],
+    "reward.overlong.": ["reward.overlong.buffer=1"],
+    "evaluation.": ["evaluation.path=x"],
+}
+"""What a section can't be without."""
+BESIDE = {
+    "algorithm.advantage.name=outside": ["algorithm.advantage.function=x.py:y"],
+    "algorithm.loss.name=outside": ["algorithm.loss.function=x.py:y"],
+    "algorithm.loss.name=distillation": ["reference.path=x"],
+    "env.name=custom": ["env.path=x.py:y"],
+    "envs.*.env.name=custom": ["envs.*.env.path=x.py:y"],
+}
+"""What a choice can't be without."""
+
+
+def test_every_kind_of_env_and_algorithm_can_be_chosen_with_its_own_keys() -> None:
+    """A key that the reference page lists is legal beside its choice."""
+    for key in keys():
+        if key.is_section or key.default is None:
+            continue
+        choice = [f"{key.choice[0]}={key.choice[1].split(' | ')[0]}"] if key.choice else []
+        if choice == ["envs.*.env.name=prompts"]:
+            continue  # questions aren't mixed with envs
+        choice += [word for section, words in NEEDED.items() if key.name.startswith(section) for word in words]
+        choice += [word for kind, words in BESIDE.items() if kind in choice for word in words]
+        load_experiment(
+            None, [word.replace("*", "lake", 1) for word in (*choice, f"{key.name}={format_value(key.default)}")]
+        )
+
+
+def test_a_target_that_steers_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="`target` needs a reward penalty"):
+        load_experiment(None, ["algorithm.kl={target: 0.1}"])

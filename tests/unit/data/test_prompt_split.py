@@ -1,0 +1,196 @@
+"""If these fail, a run trains on rows that it should leave out, or on other prompts than its rows'."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.config.native.data import DataConfig
+from quintet.data import prompt_split
+from quintet.data.prompt_split import PromptSplit
+from quintet.data.worker_pool import WorkerPool
+from quintet.errors import ConfigError, MachineError
+from quintet.policies.tiny_models import train_tokenizer
+
+
+@cache
+def tokenizer() -> Any:
+    return train_tokenizer(320, ["user 2 + 3 = 5", "assistant"])
+
+
+def rows(path: Path, count: int, words: int = 1) -> str:
+    lines = ({"prompt": " ".join([f"{path.stem} {n}"] * words), "answer": str(n)} for n in range(count))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def questions(*files: str, limit: int = 200, split: Any = "train", seed: int = 5, **config: Any) -> PromptSplit:
+    return PromptSplit.from_config(DataConfig(train_files=files, **config), tokenizer(), limit, split, seed)
+
+
+def truths(found: PromptSplit) -> list[Any]:
+    return [question.truth for question in found]
+
+
+def test_rows_as_questions_and_prompts(tmp_path: Path) -> None:
+    found = questions(rows(tmp_path / "a.jsonl", 4))
+    assert len(found) == 4
+    assert truths(found) == ["0", "1", "2", "3"]
+    assert tokenizer().decode(found.prompt(2)) == "<|im_start|>user\na 2<|im_end|>\n<|im_start|>assistant\n"
+    assert found.prompt(2) is found.prompt(2)
+
+
+def test_long_prompts_are_left_out_and_counted(tmp_path: Path) -> None:
+    short, long = rows(tmp_path / "short.jsonl", 3), rows(tmp_path / "long.jsonl", 2, words=40)
+    found = questions(short, long, short, limit=60, filter_long_prompts=True)
+    assert (len(found), found.num_filtered, found.sizes) == (6, 2, (3, 0, 3))
+    assert [question.id for question in found] == [0, 1, 2, 5, 6, 7]
+    assert max(len(found.prompt(row)) for row in range(6)) <= 60
+    with pytest.raises(ConfigError, match=r"long.jsonl, row 0 has \d+ tokens"):
+        questions(short, long, limit=60).prompt(3)
+    assert len(questions(short, long, limit=60, truncation="middle").prompt(3)) == 60
+    with pytest.raises(ConfigError, match="leaves no rows"):
+        questions(long, limit=60, filter_long_prompts=True)
+    with pytest.raises(ConfigError, match=r"long.jsonl is used") as caught:
+        questions(short, long, limit=60, filter_long_prompts=True, weights=(1.0, 1.0)).create_sampler()
+    assert caught.value.key == "data.weights"
+
+
+def test_several_processes_leave_out_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_split, "MIN_ROWS_PER_WORKER", 1)
+    mixed = tmp_path / "mixed.jsonl"
+    mixed.write_text("".join(json.dumps({"prompt": "x " * (n % 37)}) + "\n" for n in range(600)))
+    one = questions(str(mixed), limit=30, filter_long_prompts=True)
+    two = questions(str(mixed), limit=30, filter_long_prompts=True, filter_workers=2)
+    assert 0 < len(one) < 600
+    assert [question.id for question in one] == [question.id for question in two]
+
+
+def test_processes_hand_on_what_the_user_can_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_split, "MIN_ROWS_PER_WORKER", 1)
+    wrong = tmp_path / "wrong.jsonl"
+    wrong.write_text('{"prompt": "a"}\n' * 3 + '{"promt": "a"}\n')
+    with pytest.raises(ConfigError, match="row 3 has no such column") as caught:
+        questions(str(wrong), filter_long_prompts=True, filter_workers=2)
+    assert caught.value.key == "data.prompt_key"
+    assert "did you mean promt" in str(caught.value)
+
+
+def test_a_process_that_dies_is_named() -> None:
+    with WorkerPool("quintet.nothing", {}, 1) as some:
+        with pytest.raises(MachineError, match="ended with status 1") as caught:
+            list(some.map([{}]))
+        assert "No module named" in str(caught.value)
+
+
+def test_prompts_made_ahead_are_the_same(tmp_path: Path) -> None:
+    path = rows(tmp_path / "a.jsonl", 40)
+    here, there = questions(path), questions(path, workers=2)
+    try:
+        for batch in ([3, 1, 20, 7], [0], [39, 38, 3]):
+            there.prepare(batch)
+        assert [there.prompt(row) for row in range(40)] == [here.prompt(row) for row in range(40)]
+        there.prepare([5, 6])
+    finally:
+        there.close()
+    assert there.prompt(5) == here.prompt(5)
+    here.prepare([1, 2])
+
+
+def test_some_rows_are_drawn_once(tmp_path: Path) -> None:
+    path = rows(tmp_path / "a.jsonl", 30)
+    found = truths(questions(path, train_rows=10))
+    assert len(set(found)) == 10
+    assert found != [str(n) for n in range(10)]
+    assert found == truths(questions(path, train_rows=10))
+    assert found != truths(questions(path, train_rows=10, seed=6))
+    own_seed = DataConfig(train_files=(path,), train_rows=10, seed=5)
+    assert found == truths(PromptSplit.from_config(own_seed, tokenizer(), 200, seed=6))
+    assert len(questions(path, train_rows=99)) == 30
+
+
+def test_held_out_rows_come_from_their_own_files_or_from_those_of_training(tmp_path: Path) -> None:
+    a, b = rows(tmp_path / "a.jsonl", 6), rows(tmp_path / "b.jsonl", 4)
+    assert "b 0" in str(questions(a, split="validation", validation_files=(b,))[0].messages)
+    fallen_back = questions(a, split="validation", train_rows=2, validation_rows=5)
+    assert truths(fallen_back) == ["0", "1", "2", "3", "4"]
+
+
+def test_batches_of_held_out_rows(tmp_path: Path) -> None:
+    a = rows(tmp_path / "a.jsonl", 7)
+    assert questions(a, split="validation").batches() == [[0, 1, 2, 3, 4, 5, 6]]
+    assert questions(a, split="validation", validation_batch=3).batches() == [[0, 1, 2], [3, 4, 5], [6]]
+    shuffled = questions(a, split="validation", validation_batch=3, validation_shuffle=True)
+    first, second = (list(chain(*shuffled.batches(passed))) for passed in range(2))
+    assert sorted(first) == sorted(second) == list(range(7))
+    assert first != second
+    assert first == list(chain(*shuffled.batches(0)))
+
+
+def test_the_order_of_training_follows_the_configuration(tmp_path: Path) -> None:
+    a, b = rows(tmp_path / "a.jsonl", 6), rows(tmp_path / "b.jsonl", 4)
+    assert questions(a, b, shuffle=False).create_sampler().take(10) == list(range(10))
+    assert sorted(questions(a, b).create_sampler().take(10)) == list(range(10))
+    weighted = questions(a, b, weights=(1.0, 3.0)).create_sampler().take(100)
+    assert 10 < sum(row < 6 for row in weighted) < 45
+
+
+def test_what_rows_keep_goes_to_reward_functions(tmp_path: Path) -> None:
+    a = rows(tmp_path / "a.jsonl", 3)
+    found = questions(a, keep_raw_tokens=True, keep_messages=True, keep_text=True)
+    extra = found[1].extra
+    assert extra["raw_prompt_ids"] == list(found.prompt(1))
+    assert extra["raw_prompt"] == [{"role": "user", "content": "a 1"}]
+    assert extra["full_prompts"] == "<|im_start|>user\na 1<|im_end|>\n<|im_start|>assistant\n"
+    assert extra["answer"] == "1"
+    assert set(questions(a)[1].extra) == {"answer"}
+
+
+OWN = """
+class Own:
+    def __init__(self, data_files, tokenizer, config):
+        self.files, self.key = data_files, config.prompt_key
+        assert tokenizer.eos_token
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, number):
+        return {self.key: f"{self.files[0]} {number}"} if number < 2 else [number]
+
+class NoRows:
+    def __init__(self, *given):
+        pass
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    return str(path)
+
+
+def test_a_data_set_of_ones_own(own: str) -> None:
+    found = questions("anything", dataset_class=f"{own}:Own", prompt_key="q")
+    assert len(found) == 3
+    assert found[1].messages == ({"role": "user", "content": "anything 1"},)
+    with pytest.raises(ConfigError, match="row 2 is a list"):
+        found[2]
+    with pytest.raises(ConfigError, match="does not define __len__ and __getitem__"):
+        questions("anything", dataset_class=f"{own}:NoRows")
+    with pytest.raises(ConfigError, match="did you mean 'Own'"):
+        questions("anything", dataset_class=f"{own}:Owm")
+    with pytest.raises(ConfigError) as caught:
+        questions("anything", dataset_class=f"{own}:Own", weights=(1.0,))
+    assert caught.value.key == "data.weights"
+
+
+def test_no_files_are_told() -> None:
+    with pytest.raises(ConfigError, match=r"data.train_files is empty"):
+        questions()

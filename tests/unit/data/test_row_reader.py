@@ -1,0 +1,146 @@
+"""If these fail, a row is asked, or judged, by the wrong column, or a missing one ends the run without saying which."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from quintet.config.native.data import DataConfig
+from quintet.data.row_reader import RowReader
+from quintet.errors import ConfigError
+from quintet.records import Question
+
+
+def read(row: dict[str, Any], **config: Any) -> Question:
+    return RowReader(DataConfig(**config)).read(row, 7, "rows.jsonl, row 7")
+
+
+def user(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+VERL = {
+    "data_source": "openai/gsm8k",
+    "prompt": [user("2 + 3 = ?")],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "5"},
+    "extra_info": {"split": "train", "index": 3},
+}
+
+
+def test_a_row_of_verl() -> None:
+    assert read(VERL) == Question(
+        id=7,
+        source="openai/gsm8k",
+        messages=(user("2 + 3 = ?"),),
+        truth="5",
+        extra={"split": "train", "index": 3},
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "truth", "extra"),
+    [
+        ({"prompt": "2 + 3 = ?", "answer": "5"}, "5", {"answer": "5"}),
+        (
+            {"prompt": "2 + 3 = ?", "solutions": ["5", "5.0"], "id": 4},
+            ["5", "5.0"],
+            {"solutions": ["5", "5.0"], "id": 4},
+        ),
+    ],
+)
+def test_a_row_of_rlinf(row: dict[str, Any], truth: Any, extra: dict[str, Any]) -> None:
+    question = read(row)
+    assert (question.messages, question.truth, question.source) == ((user("2 + 3 = ?"),), truth, "")
+    assert question.extra == extra
+
+
+def test_a_row_of_roll() -> None:
+    row = {"id": "1", "tag": "gsm8k", "messages": json.dumps([user("2 + 3 = ?")]), "ground_truth": "5"}
+    question = read(row, messages_key="messages", source_key="tag")
+    assert question.messages == (user("2 + 3 = ?"),)
+    assert (question.truth, question.source) == ("5", "gsm8k")
+    plain = read({"instruction": "2 + 3 = ?", "solution": "5", "tag": "x"}, prompt_key="instruction")
+    assert (plain.messages, plain.truth, plain.extra["tag"]) == ((user("2 + 3 = ?"),), "5", "x")
+
+
+def test_a_conversation_that_ends_with_an_answer_shows_it() -> None:
+    talk = [
+        user("Hi"),
+        {"role": "assistant", "content": "Yes?"},
+        user("2 + 3 = ?"),
+        {"role": "assistant", "content": "5"},
+    ]
+    question = read({"messages": talk}, messages_key="messages")
+    assert question.messages == tuple(talk[:3])
+    assert question.response == "5"
+
+
+def test_dots_lead_into_mappings_and_into_json() -> None:
+    row = {"extra_info": {"q": "2 + 3 = ?", "a": {"text": "five"}}, "meta": '{"truth": {"ground_truth": 5}}'}
+    question = read(row, prompt_key="extra_info.q", truth_key="meta.truth", response_key="extra_info.a.text")
+    assert (question.messages, question.truth, question.response) == ((user("2 + 3 = ?"),), 5, "five")
+    assert read({"a.b": "dotted name"}, prompt_key="a.b").messages == (user("dotted name"),)
+
+
+def test_cells_of_csv_may_hold_json() -> None:
+    row = {"prompt": "?", "reward_model": '{"style": "rule", "ground_truth": "5"}', "extra_info": '{"index": 3}'}
+    question = read(row)
+    assert (question.truth, question.extra) == ("5", {"index": 3})
+
+
+def test_a_truth_that_is_json_stays_text() -> None:
+    entry = json.dumps({"answer": "5", "metadata": {}})
+    assert read({"prompt": "?", "reward_model": {"ground_truth": entry}}).truth == entry
+    assert read({"prompt": "?", "truth": entry}, truth_key="truth").truth == entry
+    assert read({"prompt": "?"}).truth is None
+
+
+def test_a_column_of_pictures_that_is_empty_or_not_there_is_no_fault() -> None:
+    assert read(VERL | {"images": None}, image_key="images").truth == read(VERL, image_key="images").truth == "5"
+
+
+def test_the_demonstrated_answer() -> None:
+    assert read(VERL | {"response": "It is 5."}).response == "It is 5."
+    assert read({"prompt": "?", "answer": "5"}).response == "5"
+    assert read(VERL | {"shown": 5}, response_key="shown").response == "5"
+    assert read(VERL).response is None
+
+
+def test_the_system_message_of_rows_that_have_none() -> None:
+    system = {"role": "system", "content": "Be brief."}
+    assert read(VERL, system_prompt="Be brief.").messages == (system, user("2 + 3 = ?"))
+    own = VERL | {"prompt": [{"role": "system", "content": "Own."}, user("?")]}
+    assert read(own, system_prompt="Be brief.").messages[0]["content"] == "Own."
+
+
+def test_content_in_parts_and_empty_fields() -> None:
+    parts = [{"type": "text", "text": "2 + 3"}, {"type": "text", "text": " = ?"}]
+    message = {"role": "user", "content": parts, "name": None, "tool_calls": None}
+    assert read({"prompt": [message]}).messages == (user("2 + 3 = ?"),)
+
+
+@pytest.mark.parametrize(
+    ("row", "config", "key", "told"),
+    [
+        ({"promt": "?", "answer": "5"}, {}, "data.prompt_key", "did you mean promt? columns: promt, answer"),
+        ({"a": "?"}, {"messages_key": "messages"}, "data.messages_key", "columns: a"),
+        ({"prompt": "?"}, {"truth_key": "right"}, "data.truth_key", "has no such column"),
+        ({"prompt": "?"}, {"response_key": "shown"}, "data.response_key", "has no such column"),
+        ({"prompt": {"q": "?"}}, {"prompt_key": "prompt.p"}, "data.prompt_key", "has no such column"),
+        ({"prompt": 5}, {}, "data.prompt_key", "contains int"),
+        ({"prompt": []}, {}, "data.prompt_key", "no message to respond to"),
+        ({"prompt": [{"role": "assistant", "content": "5"}]}, {}, "data.prompt_key", "no message to respond to"),
+        ({"prompt": ["2 + 3 = ?"]}, {}, "data.prompt_key", "a message is"),
+        ({"prompt": [user("?") | {"content": [{"type": "image"}]}]}, {}, "data.prompt_key", "more than text"),
+        ({"prompt": "?", "images": [b"png"]}, {"image_key": "images"}, "data.image_key", "contains images"),
+    ],
+)
+def test_what_isnt_there_is_named(row: dict[str, Any], config: dict[str, Any], key: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(row, **config)
+    assert caught.value.key == key
+    assert told in str(caught.value)
+    assert "rows.jsonl, row 7" in str(caught.value)

@@ -1,0 +1,170 @@
+"""If these fail, answers are written from wrong attention, or tokens drawn from wrong chances, on every CPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from quintet.kernels.build import find_compiler
+from quintet.kernels.decode import DecodeKernels, decode_kernels
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler here")
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+
+pytestmark = needs_compiler
+
+
+def of(dtype: torch.dtype) -> DecodeKernels:
+    found = decode_kernels(dtype, "cpu")
+    assert found is not None
+    return found
+
+
+def store(slots: int, kv_heads: int, length: int, dim: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(slots, kv_heads, length, dim).to(dtype)
+
+
+def words(keys: Tensor, values: Tensor, slots: Tensor, seen: Tensor) -> list[int]:
+    places = [keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1), slots.data_ptr(), seen.data_ptr()]
+    return [int(place) for place in places]
+
+
+def plain(query: Tensor, keys: list[Tensor], values: list[Tensor], scale: float) -> Tensor:
+    """Attention of one token, in float64: query [heads, dim], keys and values [kv_heads, length, dim]."""
+    k, v = torch.cat(keys, 1).double(), torch.cat(values, 1).double()
+    group = query.shape[0] // k.shape[0]
+    k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
+    weights = (torch.einsum("hd,hld->hl", query.double(), k) * scale).softmax(-1)
+    return torch.einsum("hl,hld->hd", weights, v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [16, 20, 32, 64, 128])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 2), (6, 2), (4, 1), (14, 2)])
+def test_attention_over_a_shared_and_an_own_piece(dtype: torch.dtype, dim: int, heads: int, kv_heads: int) -> None:
+    """Every number of queries to a key, dimensions with and without vectors of their own, lengths off every border."""
+    torch.manual_seed(heads * dim)
+    n, scale = 7, 1 / math.sqrt(dim)
+    query, key, value = (torch.randn(n, count, dim).to(dtype) for count in (heads, kv_heads, kv_heads))
+    shared = [store(3, kv_heads, 48, dim, dtype) for _ in range(2)]
+    own = [store(9, kv_heads, 64, dim, dtype) for _ in range(2)]
+    of_shared, seen_shared = torch.tensor([0, 2, 1, 0, 2, 2, 1]), torch.tensor([48, 1, 0, 17, 33, 16, 5])
+    slots, seen = torch.tensor([8, 0, 3, 1, 5, 2, 7]), torch.tensor([1, 2, 64, 16, 17, 40, 31])
+    pieces = [*words(shared[0], shared[1], of_shared, seen_shared), *words(own[0], own[1], slots, seen)]
+    found = of(dtype).attention(query, key, value, scale, pieces, of_shared.argsort())
+    for i in range(n):
+        assert torch.equal(own[0][slots[i], :, seen[i] - 1], key[i])
+        assert torch.equal(own[1][slots[i], :, seen[i] - 1], value[i])
+        keys, values = (
+            [x[of_shared[i], :, : seen_shared[i]], y[slots[i], :, : seen[i]]] for x, y in zip(shared, own, strict=True)
+        )
+        expected = plain(query[i], keys, values, scale)
+        torch.testing.assert_close(found[i].double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def test_tokens_of_one_slot_see_those_before_them() -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(5, 4, 16), torch.randn(5, 2, 16), torch.randn(5, 2, 16)
+    keys, values = store(2, 2, 32, 16, torch.float32), store(2, 2, 32, 16, torch.float32)
+    slots, seen = torch.tensor([1, 1, 1, 0, 0]), torch.tensor([4, 5, 6, 1, 2])
+    found = of(torch.float32).attention(query, key, value, 0.25, words(keys, values, slots, seen))
+    for i in range(5):
+        expected = plain(query[i], [keys[slots[i], :, : seen[i]]], [values[slots[i], :, : seen[i]]], 0.25)
+        torch.testing.assert_close(found[i].double(), expected, atol=2e-6, rtol=0)
+    assert torch.equal(keys[1, :, 3:6], key[:3].transpose(0, 1))
+
+
+def test_attention_of_rows_with_gaps_between_them() -> None:
+    """Queries and keys lie side by side in memory, as the decoder writes them."""
+    torch.manual_seed(0)
+    both, value = torch.randn(3, 6, 16), torch.randn(3, 2, 16)
+    keys, values = store(3, 2, 16, 16, torch.float32), store(3, 2, 16, 16, torch.float32)
+    slots, seen = torch.arange(3), torch.full((3,), 4)
+    place = words(keys, values, slots, seen)
+    found = of(torch.float32).attention(both[:, :4], both[:, 4:], value, 1.0, place)
+    again = of(torch.float32).attention(both[:, :4].contiguous(), both[:, 4:].contiguous(), value, 1.0, place)
+    assert torch.equal(found, again)
+
+
+def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
+    query, key, value = torch.full((1, 1, 16), 30.0), torch.full((1, 1, 16), 30.0), torch.ones(1, 1, 16)
+    keys, values = torch.full((1, 1, 16, 16), -30.0), torch.zeros(1, 1, 16, 16)
+    slots, seen = torch.tensor([0]), torch.tensor([9])
+    found = of(torch.float32).attention(query, key, value, 1.0, words(keys, values, slots, seen))
+    assert torch.equal(found, torch.ones(1, 1, 16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 24), (200, 64), (5, 4, 20)])
+def test_the_norm_is_that_of_the_models(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+
+    torch.manual_seed(0)
+    module = Qwen2RMSNorm(shape[-1], eps=1e-5).to(dtype)
+    module.weight.data = torch.randn(shape[-1]).to(dtype)
+    wide = torch.randn(shape[0], 3 * shape[1], *shape[2:]).to(dtype)
+    states = wide[:, shape[1] : 2 * shape[1]]
+    found = of(dtype).rms_norm(states, module.weight, 1e-5, torch.empty_like(states.contiguous()))
+    torch.testing.assert_close(found, module(states), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_positions_are_turned_as_the_models_do(dtype: torch.dtype) -> None:
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    torch.manual_seed(0)
+    heads, angles = torch.randn(90, 3, 20).to(dtype), torch.randn(90, 10)
+    cosine, sine = (torch.cat([x, x], -1).to(dtype) for x in (angles.cos(), angles.sin()))
+    there = heads.transpose(0, 1)[None]
+    expected = apply_rotary_pos_emb(there, there, cosine[None], sine[None])[0][0].transpose(0, 1)
+    of(dtype).rotary(heads, cosine, sine)
+    torch.testing.assert_close(heads, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [1, 15, 16, 33, 3001])
+def test_gates(dtype: torch.dtype, width: int) -> None:
+    torch.manual_seed(0)
+    both = torch.randn(5, 2 * width).to(dtype)
+    both[:, :width] *= 20
+    expected = torch.nn.functional.silu(both[:, :width]) * both[:, width:]
+    found = of(dtype).silu_mul(both, both.new_empty(5, width))
+    torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("copies", [1, 16], ids=["one by one", "sixteen at a time"])
+def test_gates_far_out(copies: int) -> None:
+    gate = torch.tensor([-torch.inf, -1000.0, -90.0, 0.0, 90.0, 1000.0, torch.nan]).repeat_interleave(copies)
+    both = torch.cat([gate, torch.ones(len(gate))])[None]
+    found = of(torch.float32).silu_mul(both, torch.empty(1, len(gate)))[0][::copies]
+    assert found[1:6].tolist() == pytest.approx([0.0, 0.0, 0.0, 90.0, 1000.0], abs=1e-30)
+    assert math.isnan(found[0]), "silu of minus infinity is 0 · infinity in torch too"
+    assert math.isnan(found[6])
+
+
+@given(st.lists(st.floats(-87, 0, width=32), min_size=1, max_size=150))
+@settings(deadline=None)
+def test_chances_and_their_sum(logits: list[float]) -> None:
+    """The exponential is good to a few units in the last place, in whole blocks and at their ends."""
+    row = torch.tensor([logits])
+    expected = (row - row.max()).double().exp()
+    _, logprobs, totals = of(torch.float32).sample(row, torch.ones(1), torch.zeros(1, dtype=torch.float64))
+    torch.testing.assert_close(row.double(), expected, atol=1e-37, rtol=4e-7)
+    assert float(totals) == pytest.approx(float(expected.sum()), rel=1e-6)
+    assert float(logprobs) <= 0
+
+
+def test_logits_that_arent_numbers_are_told() -> None:
+    logits = torch.zeros(3, 200)
+    logits[1, 150] = torch.nan
+    logits[2, 0] = torch.nan
+    tokens, logprobs, _ = of(torch.float32).sample(
+        logits, torch.tensor([1.0, 1.0, 0.0]), torch.full((3,), 0.999).double()
+    )
+    assert logprobs.isnan().tolist() == [False, True, True]
+    assert bool(((tokens >= 0) & (tokens < 200)).all())

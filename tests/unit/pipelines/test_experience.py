@@ -1,0 +1,85 @@
+"""If these fail, episodes that teach nothing take part in the update, or episodes that teach are left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from quintet.algorithms.kl import KlControl
+from quintet.config.compose import load_experiment
+from quintet.config.native.algorithm import KlConfig
+from quintet.pipelines.experience import add_advantages
+from quintet.records import Batch
+
+
+def batch(rewards: list[float], groups: list[int]) -> Batch:
+    """Episodes of two tokens, the second one the policy's own."""
+    count = len(rewards)
+    own = torch.tensor([False, True]).repeat(count)
+    return Batch(
+        tokens=torch.arange(2 * count),
+        positions=torch.tensor([0, 1]).repeat(count),
+        lengths=torch.full((count,), 2),
+        loss_mask=own,
+        turn=torch.zeros(2 * count, dtype=torch.long),
+        turn_end=own,
+        trajectory=torch.arange(count),
+        group=torch.tensor(groups),
+        logprobs=torch.zeros(2 * count),
+        rewards=torch.tensor(rewards).repeat_interleave(2) * own,
+    )
+
+
+EPISODES = batch([-0.8, -0.6, 10.0, -0.8, 1.0, 1.0], [0, 0, 1, 1, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("words", "kept", "signal"),
+    [
+        ([], [0, 1, 2, 3], 2 / 3),
+        (["algorithm.signal_threshold=1.0"], [2, 3], 1 / 3),
+        (["algorithm.drop_groups_without_signal=false"], [0, 1, 2, 3, 4, 5], 2 / 3),
+        (["algorithm.signal_threshold=100.0"], [0, 1, 2, 3, 4, 5], 0.0),
+    ],
+)
+def test_groups_that_hardly_differ_are_left_out(words: list[str], kept: list[int], signal: float) -> None:
+    learnt, found = add_advantages(EPISODES, load_experiment(None, words).experiment)
+    assert learnt.trajectory.tolist() == kept
+    assert found["training/groups_with_signal"] == pytest.approx(signal)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algorithm.advantage={name: raw}"],
+        ["algorithm.advantage={name: reinforce_plus_plus}"],
+        ["algorithm.advantage={name: grpo, whiten: true}"],
+        ["algorithm.loss={name: distillation}", "reference.path=teacher"],
+        ["algorithm.shaping.length_penalty=0.1"],
+    ],
+)
+def test_groups_of_equal_reward_stay_where_something_else_teaches(words: list[str]) -> None:
+    learnt, _ = add_advantages(EPISODES, load_experiment(None, words).experiment)
+    assert learnt.trajectory.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_the_filter_drops_enters_no_mean() -> None:
+    """By hand: without the group of mean 4.6 the others' mean is (-0.8 - 0.6 + 1 + 1) / 4 = 0.15."""
+    words = ["algorithm.advantage={name: raw}", "algorithm.filter.max_mean=2.0", "algorithm.shaping.center=batch"]
+    learnt, found = add_advantages(EPISODES, load_experiment(None, words).experiment)
+    assert learnt.trajectory.tolist() == [0, 1, 4, 5]
+    assert learnt.advantages is not None
+    assert learnt.advantages[learnt.loss_mask].tolist() == pytest.approx([-0.95, -0.75, 0.85, 0.85])
+    assert found["training/groups_kept"] == pytest.approx(2 / 3)
+
+
+def test_a_penalty_comes_off_the_rewards_after_the_signal_is_known() -> None:
+    """By hand: k1 of one own token is logp - ref = 0.5, times 2."""
+    episodes = replace(EPISODES, ref_logprobs=torch.full((12,), -0.5) * EPISODES.loss_mask)
+    kl = KlConfig(apply_to="reward", coefficient=2.0, estimator="k1")
+    _, found = add_advantages(episodes, load_experiment(None).experiment, KlControl.from_config(kl))
+    assert found["training/groups_with_signal"] == pytest.approx(2 / 3)
+    assert found["actor/reward_kl_penalty"] == pytest.approx(0.5)
+    assert found["critic/rewards/mean"] == pytest.approx((-0.8 - 0.6 + 10.0 - 0.8 + 1.0 + 1.0) / 6 - 1.0)

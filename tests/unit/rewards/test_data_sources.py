@@ -1,0 +1,72 @@
+"""If these fail, rows are judged by other rules than their source's, or not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from quintet.errors import ConfigError
+from quintet.rewards.data_sources import ROLL_WORKERS, SOURCES, check_sources, route
+from quintet.rewards.verifiers.registry import VERIFIERS
+
+
+@pytest.mark.parametrize(
+    ("source", "verifier"),
+    [
+        ("openai/gsm8k", "gsm8k"),
+        ("lighteval/MATH", "math_boxed"),
+        ("DigitalLearningGmbH/MATH-lighteval", "math_boxed"),
+        ("HuggingFaceH4/MATH-500", "math_boxed"),
+        ("math_dapo", "math_dapo"),
+        ("aime2024", "math_dapo"),
+        ("numina_olympiads", "math"),
+        ("codeforces", "code"),
+        ("hiyouga/geometry3k", "geometry3k"),
+        ("searchR1_nq", "searchr1"),
+        ("addition", "numeric"),
+        ("quintet/arithmetic", "numeric"),
+        ("countdown", "countdown"),
+        ("reasoning_gym/chain_sum", "reasoning_gym"),
+    ],
+)
+def test_a_source_has_its_rules(source: str, verifier: str) -> None:
+    assert route(source).verifier == verifier
+
+
+def test_all_that_the_tables_name_exists() -> None:
+    for name in {*SOURCES.values(), *ROLL_WORKERS.values()}:
+        assert name in VERIFIERS, name
+    for name in ("math", "vqa", "code", "searchr1", "rstar2"):  # RLinf's reward types
+        assert name in VERIFIERS, name
+
+
+def test_a_kind_judges_all_rows_alike() -> None:
+    assert route("openai/gsm8k", "exact").verifier == "exact"
+    assert route("", "math").verifier == "math"
+
+
+def test_the_generator_of_a_puzzle_is_told() -> None:
+    assert route("reasoning_gym/chain_sum").extra == {"generator": "chain_sum"}
+
+
+def test_only_what_starts_processes_is_left_unsealed() -> None:
+    assert not route("codeforces").process_kind.confined
+    assert all(
+        route(source.replace("*", "x")).process_kind.confined for source, name in SOURCES.items() if name != "code"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [("openai/gsm8", "did you mean 'openai/gsm8k'"), ("my_own_task", "reward.function"), ("", "reward.kind")],
+)
+def test_an_unknown_source_says_what_to_do(source: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint) as caught:
+        check_sources(["openai/gsm8k", source])
+    assert source in caught.value.message
+    assert "reward.function" in str(caught.value)
+
+
+def test_an_unknown_kind_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'countdown'") as caught:
+        route("", "countdwn")
+    assert caught.value.key == "reward.kind"

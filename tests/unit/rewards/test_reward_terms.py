@@ -1,0 +1,93 @@
+"""If these fail, what rules say of an answer becomes another reward than the configuration names."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from quintet.config.native.data import OverlongConfig, RewardConfig
+from quintet.records import Failure, Question, Response
+from quintet.rewards.reward_managers import strip_end_marks
+from quintet.rewards.reward_terms import RewardComputation, overlong_penalty
+
+
+def answer(text: str = "", tokens: int = 1) -> Response:
+    return Response(3, Question(0, "", ()), text, tokens)
+
+
+def reward(config: RewardConfig, score: float, text: str = "", tokens: int = 1) -> float:
+    return RewardComputation(config, 100).reward(answer(text, tokens), {"score": score}).score
+
+
+@pytest.mark.parametrize(
+    ("tokens", "penalty"), [(1, 0.0), (80, 0.0), (85, -0.25), (90, -0.5), (100, -1.0), (120, -2.0)]
+)
+def test_the_overlong_penalty_grows_over_the_buffer(tokens: int, penalty: float) -> None:
+    """longest 100, buffer 20: (100 - 20 - tokens) / 20, at most 0."""
+    assert overlong_penalty(tokens, 100, OverlongConfig(buffer=20)) == pytest.approx(penalty)
+    assert overlong_penalty(tokens, 100, OverlongConfig(buffer=20, penalty=0.5)) == pytest.approx(penalty / 2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "scale", "score", "expected"),
+    [(0, 1, 1, 1), (0, 1, 0, 0), (0, 2, 0.5, 1), (-1, 5, 1, 5), (-1, 5, 0, -5), (-1, 5, 0.5, 0), (-1, 1, 0.25, -0.5)],
+)
+def test_scores_reach_from_wrong_reward_to_one_times_scale(
+    wrong: float, scale: float, score: float, expected: float
+) -> None:
+    assert reward(RewardConfig(wrong_reward=float(wrong), scale=float(scale)), score) == pytest.approx(expected)
+
+
+def test_a_function_s_own_scores_are_scaled_but_not_mapped() -> None:
+    assert reward(RewardConfig(wrong_reward=-1.0, scale=2.0, function="a.py:f"), 0.25) == 0.5
+    assert reward(RewardConfig(wrong_reward=-1.0, scale=2.0, function="a.py:f"), -3.0) == -6.0
+
+
+def test_the_form_is_worth_what_it_says_whatever_the_scale() -> None:
+    config = RewardConfig(format="boxed", format_reward=0.1, scale=2.0)
+    judged = RewardComputation(config, 100).reward(answer(r"\boxed{3}"), {"score": 1.0})
+    assert (judged.score, judged.parts) == (pytest.approx(2.1), {"acc": 1.0, "format": 1.0})
+    assert reward(config, 1.0, "3") == 2.0
+
+
+def test_length_counts_whatever_the_scale() -> None:
+    config = RewardConfig(manager="dapo", overlong=OverlongConfig(buffer=20), scale=2.0)
+    judged = RewardComputation(config, 100).reward(answer(tokens=90), {"score": 1.0, "predicted": "3"})
+    assert (judged.score, judged.parts, judged.predicted) == (1.5, {"acc": 1.0, "overlong": -0.5}, "3")
+
+
+def test_what_a_verifier_or_function_adds_is_kept() -> None:
+    config = RewardConfig(function="a.py:f")
+    judged = RewardComputation(config, 100).reward(answer(), {"score": 2.0, "parts": {"acc": 0.0, "style": 0.7}})
+    assert (judged.score, judged.parts) == (2.0, {"acc": 0.0, "style": 0.7})
+    assert RewardComputation(config, 100).reward(answer(), {"score": 2.0}).parts == {"acc": 1.0}
+    assert RewardComputation(config, 100).reward(answer(), {"score": -2.0}).parts == {"acc": 0.0}
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), float("-inf")])
+def test_a_score_that_is_no_number_has_failed_and_counts_as_quite_wrong(score: float) -> None:
+    judged = RewardComputation(RewardConfig(wrong_reward=-1.0, scale=5.0), 100).reward(answer(), {"score": score})
+    assert judged.score == -5.0
+    assert judged.failure is not None
+    assert (judged.failure.where, judged.failure.kind, judged.parts) == ("reward", "ValueError", {"acc": 0.0})
+
+
+def test_a_failure_is_kept_with_its_cause() -> None:
+    judged = RewardComputation(RewardConfig(), 100).reward(answer(), Failure("reward", "Timeout", "no verdict"))
+    assert (judged.score, judged.failure) == (0.0, Failure("reward", "Timeout", "no verdict"))
+
+
+@pytest.mark.parametrize(
+    ("text", "bare"),
+    [("42<|im_end|>", "42"), ("42</s>\n<|endoftext|> ", "42"), ("4<|im_end|>2", "4<|im_end|>2"), ("42", "42")],
+)
+def test_marks_of_the_end_are_taken_off(text: str, bare: str) -> None:
+    assert strip_end_marks(text) == bare
+
+
+@pytest.mark.parametrize(
+    "idle", [{"format_reward": 0.5}, {"requests_per_minute": 5}, {"function_arguments": {"a": 1}}], ids=str
+)
+def test_what_would_have_no_effect_is_refused(idle: dict) -> None:
+    with pytest.raises(ValidationError, match=next(iter(idle))):
+        RewardConfig(**idle)

@@ -1,0 +1,272 @@
+"""If these fail, one answer that never ends or kills its process holds up or takes down others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from quintet.config.native.data import RewardConfig
+from quintet.errors import MachineError
+from quintet.records import Question, Response, RewardResult
+from quintet.rewards.factory import build_verifier_scorer
+from quintet.rewards.reward_managers import PooledRewardScorer
+
+ENDLESS = [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{\binom{1000000000}{500000000}}", r"\boxed{100000000!}"]
+TIMEOUT = 1.0
+
+
+def answer(number: int, text: str, truth: object = "7", source: str = "lighteval/MATH") -> Response:
+    return Response(number, Question(number, source, (), truth), text, 5)
+
+
+def by_id(verdicts: list[RewardResult]) -> dict[int, RewardResult]:
+    found = {verdict.id: verdict for verdict in verdicts}
+    assert len(found) == len(verdicts)
+    return found
+
+
+def kinds(verdicts: list[RewardResult]) -> dict[int, str]:
+    return {verdict.id: verdict.failure.kind for verdict in verdicts if verdict.failure is not None}
+
+
+@pytest.fixture(scope="module", params=[TIMEOUT])
+def judge(request: pytest.FixtureRequest) -> Iterator[PooledRewardScorer]:
+    config = RewardConfig(manager="prime", workers=2, timeout_seconds=request.param)
+    made = build_verifier_scorer(config, 100, ["lighteval/MATH"])
+    assert isinstance(made, PooledRewardScorer)
+    yield made
+    made.close()
+
+
+def test_answers_without_end_are_killed_and_hold_up_no_others(judge: PooledRewardScorer) -> None:
+    judge.submit(answer(-1, r"\boxed{x}", "x+0"))
+    judge.drain()
+    started = time.monotonic()
+    for number in range(60):
+        text = f"\\boxed{{{number}}}" if number % 6 else ENDLESS[number % 3]
+        judge.submit(answer(number, text, str(number)))
+    early = 0
+    while early < 50 and time.monotonic() - started < TIMEOUT:
+        early += len([verdict for verdict in judge.ready() if verdict.score == 1.0])
+        time.sleep(0.01)
+    late = judge.drain()
+    endless = [verdict for verdict in late if verdict.failure is not None]
+    # on a busy machine some of the others, or all, come late, too
+    assert early + sum(verdict.score == 1.0 for verdict in late) == 50
+    assert kinds(late) == dict.fromkeys(range(0, 60, 6), "Timeout")
+    assert {verdict.score for verdict in endless} == {0.0}
+    assert "killed" in endless[0].failure.message
+    # generous, for a busy machine: one after another they would take 5 s in two processes
+    assert time.monotonic() - started < TIMEOUT + 3
+
+
+@pytest.mark.parametrize("judge", [60.0], indirect=True, ids=["patient"])
+def test_all_kinds_of_rows_go_through_one_judge(judge: PooledRewardScorer) -> None:
+    entry = {"question": "1 + 2 =", "answer": "3", "metadata": {"source_dataset": "chain_sum"}}
+    rows = [
+        answer(0, "#### 7", "7", "openai/gsm8k"),
+        answer(1, r"\boxed{\sqrt{4}}", "2"),
+        answer(2, "<answer>3</answer>", entry, "reasoning_gym/chain_sum"),
+        answer(3, "print(input())", {"inputs": ["a"], "outputs": ["a"]}, "codeforces"),
+        answer(4, "<answer>3 + 4</answer>", {"target": 7, "numbers": [3, 4]}, "countdown"),
+        answer(5, "<answer>4</answer>", entry, "reasoning_gym/chain_sum"),
+    ]
+    for _ in range(3):
+        for row in rows:
+            judge.submit(row)
+        found = judge.drain()
+        assert not kinds(found), found
+        assert sorted((verdict.id, verdict.score == 1.0) for verdict in found) == [
+            *((number, True) for number in range(5)),
+            (5, False),
+        ]
+
+
+def test_a_fault_of_a_row_is_its_own_failure(judge: PooledRewardScorer) -> None:
+    judge.submit(answer(0, r"\boxed{7}", None))
+    judge.submit(answer(1, "<answer>3</answer>", "3", "reasoning_gym/no_such_generator"))
+    judge.submit(answer(2, r"\boxed{7}"))
+    found = by_id(judge.drain())
+    assert found[0].failure is not None
+    assert "no ground truth" in found[0].failure.message
+    assert found[1].failure is not None
+    assert "no_such_generator" in found[1].failure.message
+    assert found[2].score == 1.0
+
+
+def test_puzzles_are_judged_only_where_nothing_can_happen(judge: PooledRewardScorer, tmp_path: Path) -> None:
+    """Some of reasoning-gym's rules evaluate the answer as Python."""
+    made = tmp_path / "made"
+    entry = {"question": "", "answer": "[1, 2]", "metadata": {"source_dataset": "number_sorting"}}
+    for number, text in enumerate(
+        (f"open({str(made)!r}, 'w')", "__import__('os').fork()", "__import__('socket').socket()")
+    ):
+        judge.submit(answer(number, f"<answer>{text}</answer>", entry, "reasoning_gym/n_queens"))
+        judge.submit(answer(number + 10, f"<answer>{text}</answer>", entry, "reasoning_gym/number_sorting"))
+    assert all(verdict.score < 1.0 for verdict in judge.drain())
+    assert not made.exists()
+
+
+FUNCTION = """
+import os, signal, subprocess, sys, time
+
+def judge(data_source, solution_str, ground_truth, extra_info):
+    if solution_str == "hang":
+        time.sleep(1000)
+    if solution_str == "hang with a child":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+        with open(ground_truth, "w") as file:
+            file.write(f"{os.getpid()} {child.pid}")
+        time.sleep(1000)
+    if solution_str == "die":
+        os.kill(os.getpid(), getattr(signal, ground_truth))
+    if solution_str == "exit":
+        os._exit(3)
+    if solution_str == "sys.exit":
+        sys.exit(3)
+    if solution_str == "pid":
+        return {"score": 1, "pid": os.getpid()}
+    return 1.0
+"""
+
+
+@pytest.fixture
+def function(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(FUNCTION)
+    return f"{tmp_path / 'mine.py'}:judge"
+
+
+def opened(function: str, **options: object) -> PooledRewardScorer:
+    config = RewardConfig.model_validate({"function": function, "timeout_seconds": TIMEOUT, **options})
+    made = build_verifier_scorer(config, 100)
+    assert isinstance(made, PooledRewardScorer)
+    return made
+
+
+def gone(pid: int, seconds: float = 5.0) -> bool:
+    """Whether a process has ended, or does so in time; one that only waits to be counted has."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_function_that_hangs_is_killed_with_all_that_it_started(function: str, tmp_path: Path) -> None:
+    judge = opened(function)
+    note = tmp_path / "pids"
+    judge.submit(answer(0, "hang with a child", str(note)))
+    judge.submit(answer(1, "fine"))
+    found = by_id(judge.drain())
+    judge.close()
+    assert (found[0].failure.kind, found[0].score, found[1].score) == ("Timeout", 0.0, 1.0)
+    assert all(gone(int(pid)) for pid in note.read_text().split())
+
+
+def test_a_process_that_dies_fails_its_own_answer(function: str) -> None:
+    judge = opened(function)
+    texts = ["fine", "die", "fine", "exit", "sys.exit", "die", "fine"]
+    for number, text in enumerate(texts):
+        judge.submit(answer(number, text, "SIGSEGV" if number == 1 else "SIGKILL"))
+    found = by_id(judge.drain())
+    judge.close()
+    assert [found[number].score for number in range(7)] == [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
+    assert kinds(list(found.values())) == {1: "ProcessDied", 3: "ProcessDied", 4: "SystemExit", 5: "ProcessDied"}
+    assert "SIGSEGV" in found[1].failure.message
+    assert "out of memory?" in found[5].failure.message
+    assert "status 3" in found[3].failure.message
+
+
+def test_naive_keeps_to_one_process_and_prime_does_not(function: str) -> None:
+    for options, most in (({"manager": "naive"}, 1), ({"manager": "prime", "workers": 3}, 3)):
+        judge = opened(function, **options)
+        for number in range(30):
+            judge.submit(answer(number, "pid"))
+        pids = {verdict.parts["pid"] for verdict in judge.drain()}
+        judge.close()
+        assert 1 <= len(pids) <= most
+
+
+def test_the_keeper_s_death_costs_what_was_being_judged_and_no_more(function: str) -> None:
+    judge = opened(function, manager="prime", workers=1)
+    judge.submit(answer(0, "pid"))
+    (first,) = judge.drain()
+    keeper = int(Path(f"/proc/{int(first.parts['pid'])}/stat").read_text().rpartition(")")[2].split()[1])
+    judge.submit(answer(1, "hang"))
+    time.sleep(0.2)
+    judge.submit(answer(2, "fine"))
+    os.kill(keeper, signal.SIGKILL)
+    found = by_id(judge.drain())
+    judge.close()
+    assert found[1].failure.kind == "ProcessDied"
+    assert found[2].score == 1.0
+    assert gone(int(first.parts["pid"]))
+
+
+def test_a_closed_judge_has_no_processes_left(function: str) -> None:
+    judge = opened(function)
+    judge.submit(answer(0, "pid"))
+    (found,) = judge.drain()
+    judge.submit(answer(1, "hang"))
+    judge.close()
+    judge.close()
+    assert gone(int(found.parts["pid"]))
+    with pytest.raises(RuntimeError, match="closed"):
+        judge.submit(answer(2, "fine"))
+
+
+def test_where_no_process_can_be_started_the_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    judge = build_verifier_scorer(RewardConfig(), 100)
+    judge.submit(answer(0, r"\boxed{7}"))
+    with pytest.raises(MachineError, match="cannot start verifier processes"):
+        judge.drain()
+    judge.close()
+
+
+RUN = """
+import sys, time
+from quintet.config.native.data import RewardConfig
+from quintet.records import Question, Response
+from quintet.rewards.factory import build_verifier_scorer
+
+judge = build_verifier_scorer(RewardConfig(function=sys.argv[1], timeout_seconds=600.0), 10)
+judge.submit(Response(0, Question(0, "", (), sys.argv[2]), "hang with a child", 1))
+{last}
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "end"),
+    [
+        ("judge.drain()", lambda run: run.send_signal(signal.SIGKILL)),
+        ("judge.drain()", lambda run: run.send_signal(signal.SIGTERM)),
+        ("judge.drain()", lambda run: run.send_signal(signal.SIGINT)),
+        ("time.sleep(1); raise SystemExit", lambda run: None),
+    ],
+    ids=["SIGKILL", "SIGTERM", "SIGINT", "no close"],
+)
+def test_nothing_outlives_the_run(
+    function: str, tmp_path: Path, last: str, end: Callable[[subprocess.Popen[bytes]], None]
+) -> None:
+    note = tmp_path / "pids"
+    command = [sys.executable, "-c", textwrap.dedent(RUN.format(last=last)), function, str(note)]
+    run = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    ends = time.monotonic() + 20
+    while not (note.exists() and " " in note.read_text()) and time.monotonic() < ends:
+        time.sleep(0.02)
+    end(run)
+    run.wait(10)
+    assert all(gone(int(pid)) for pid in note.read_text().split())

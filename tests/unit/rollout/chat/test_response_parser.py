@@ -1,0 +1,105 @@
+"""If these fail, responses are parsed wrongly: wrong actions, wrong penalties."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quintet.config.native.rollout import RolloutConfig
+from quintet.rollout.chat.response_parser import ResponseFormat
+
+MOVES = ("Left", "Down", "Right", "Up")
+THINKING = ResponseFormat(MOVES, think=True, separator="||", max_actions=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "actions", "valid"),
+    [
+        ("<think> a </think><answer> Right </answer>", ("Right",), True),
+        ("<think></think>\n<answer>right||UP</answer>\n", ("Right", "Up"), True),
+        ("<think>a</think><answer>Up || Up || Up</answer>", ("Up", "Up"), True),
+        ("<answer>Right</answer>", (), False),
+        ("<think>a</think><answer>Right", (), False),
+        ("<think>a</think><answer></answer>", (), False),
+        ("<think>a</think><answer>Jump</answer>", (), False),
+        ("<think>a</think><answer>Up || Jump || Left</answer>", ("Up",), False),
+        ("<think>a</think><answer>Up</answer> trailing", (), False),
+        ("<think>a</think><answer>Up</answer><answer>Down</answer>", (), False),
+        ("<think>a<think>b</think><answer>Up</answer>", (), False),
+    ],
+)
+def test_example_responses(text: str, actions: tuple[str, ...], valid: bool) -> None:
+    parsed = THINKING.parse(text)
+    assert (parsed.actions, parsed.valid) == (actions, valid)
+
+
+def test_without_thinking_only_the_answer_is_allowed() -> None:
+    plain = ResponseFormat(MOVES, think=False, separator="||", max_actions=1)
+    assert plain.parse("<answer>Up</answer>").valid
+    assert not plain.parse("<think>a</think><answer>Up</answer>").valid
+
+
+@given(st.lists(st.sampled_from(MOVES), min_size=1, max_size=2), st.text(alphabet="abc 12", max_size=20))
+def test_formatted_responses_are_parsed_back(actions: list[str], thought: str) -> None:
+    parsed = THINKING.parse(THINKING.format(thought, tuple(actions)))
+    assert parsed == type(parsed)(tuple(actions), valid=True)
+
+
+@given(st.text(max_size=200))
+def test_any_text_can_be_parsed(text: str) -> None:
+    assert all(action in MOVES for action in THINKING.parse(text).actions)
+
+
+def reads(**options: object) -> ResponseFormat:
+    return ResponseFormat.from_config(RolloutConfig.model_validate(options), MOVES, ("<|im_end|>", "<pad>"))
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "actions"),
+    [
+        ("whole", "<think>a</think><answer>Up</answer>", ("Up",)),
+        ("whole", "so <think>a</think><answer>Up</answer>", ()),
+        ("anywhere", "so <think>a</think> <answer>Up</answer> and <answer>Down</answer>", ("Up",)),
+        ("anywhere", "so <answer>Up</answer>", ()),
+        ("answer", "a</think> so <answer>Up</answer> and <answer>Down</answer>", ("Up",)),
+        ("answer", "Up", ()),
+    ],
+)
+def test_response_forms(form: str, text: str, actions: tuple[str, ...]) -> None:
+    parsed = reads(response_format=form).parse(text)
+    assert (parsed.actions, parsed.valid) == (actions, bool(actions))
+
+
+def test_letter_case_can_matter() -> None:
+    text = "<think></think><answer>uP</answer>"
+    assert reads().parse(text).actions == ("Up",)
+    assert reads(ignore_case=False).parse(text).actions == ()
+    assert reads(ignore_case=False).parse("<think></think><answer>Up</answer>").valid
+
+
+@pytest.mark.parametrize(
+    ("word", "action"),
+    [("1", "Left"), ("4", "Up"), ("2 (Down)", "Down"), ("2(down)", "Down"), ("Down", "Down")]
+    + [(word, None) for word in ("0", "5", "9" * 5000, "2 (Up)", "2 Down", "-1", "Up.", "[Up]", "1.0")],
+)
+def test_numbered_actions(word: str, action: str | None) -> None:
+    """RAGEN's grammar: a word, its number, or both."""
+    parsed = reads(numbered_actions=True, think=False).parse(f"<answer>{word}</answer>")
+    assert parsed.actions == (() if action is None else (action,))
+    assert parsed.valid == (action is not None)
+    assert not reads(think=False).parse("<answer>1</answer>").valid
+
+
+def test_an_unknown_action_ends_the_list_or_is_skipped() -> None:
+    text = "<think></think><answer>Up || Jump || Left</answer>"
+    many = {"max_actions_per_turn": 5}
+    assert reads(**many).parse(text).actions == ("Up",)
+    skipping = reads(**many, unknown_actions="skip").parse(text)
+    assert (skipping.actions, skipping.valid) == (("Up", "Left"), False)
+
+
+def test_special_tokens_can_be_removed_before_parsing() -> None:
+    text = "<think>a</think><|im_end|><answer>Up<pad></answer><|im_end|>"
+    assert not reads().parse(text).valid
+    assert reads(strip_special_tokens=True).parse(text).actions == ("Up",)

@@ -1,0 +1,215 @@
+"""If these fail, clients of one engine wait for each other, get each other's responses, or wait forever."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import pytest
+
+from quintet.records import Failure, Generation, Request, StopReason
+from quintet.rollout.engines.async_engine import AsyncEngine, EngineDeadError, PendingRequests, wait_for_generations
+from quintet.rollout.engines.engine import EngineError
+
+
+class Counting:
+    """An engine whose responses count up from the prompt's first token, one token per step."""
+
+    max_model_len = 100
+
+    def __init__(self) -> None:
+        self.weight_version = 3
+        self.running: dict[int, tuple[Request, list[int]]] = {}
+        self.together: list[int] = []
+        self.threads: set[int] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fault: Exception | None = None
+        self.closed = False
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running)
+
+    def add_request(self, request: Request) -> None:
+        self.threads.add(threading.get_ident())
+        if len(request.prompt) >= self.max_model_len:
+            raise ValueError("too long")
+        self.running[request.id] = (request, [])
+
+    def step(self) -> list[Generation]:
+        self.threads.add(threading.get_ident())
+        self.gate.wait(5)
+        if self.fault is not None:
+            raise self.fault
+        self.together.append(len(self.running))
+        done = []
+        for number, (request, tokens) in list(self.running.items()):
+            tokens.append(request.prompt[0] + len(tokens) + 1)
+            if len(tokens) >= request.max_tokens:
+                failure = Failure("engine", "NaN", "no number") if request.seed == 666 else None
+                stop = StopReason.FAILED if failure else StopReason.LENGTH
+                done.append(Generation(number, tuple(tokens), (-1.0,) * len(tokens), stop, 3, failure=failure))
+                del self.running[number]
+        return done
+
+    def abort(self, ids: Collection[int]) -> list[Generation]:
+        gone = [self.running.pop(number) for number in ids if number in self.running]
+        return [Generation(r.id, tuple(t), (-1.0,) * len(t), StopReason.ABORT, 3) for r, t in gone]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class StreamingCounting(Counting):
+    def partial_responses(self, ids: Collection[int]) -> Mapping[int, tuple[Sequence[int], Sequence[float]]]:
+        return {number: (self.running[number][1], [-1.0] * len(self.running[number][1])) for number in ids}
+
+
+@pytest.fixture
+def engine() -> Counting:
+    return Counting()
+
+
+@pytest.fixture
+def thread(engine: Counting) -> Iterator[AsyncEngine]:
+    made = AsyncEngine(engine)
+    yield made
+    engine.gate.set()
+    made.close()
+    assert engine.closed
+
+
+def request(first: int, length: int = 3, seed: int = 0) -> Request:
+    return Request(id=0, prompt=(first,), max_tokens=length, seed=seed)
+
+
+def responses(pending: PendingRequests) -> list[tuple[int, ...]]:
+    done = wait_for_generations(pending, lambda: False, 5)
+    assert done is not None
+    return [generation.tokens for generation in done]
+
+
+def test_callers_get_the_responses_to_their_own_requests(thread: AsyncEngine) -> None:
+    submitted = [thread.submit([request(10 * n), request(10 * n + 5, 2)]) for n in range(5)]
+    for n, pending in enumerate(submitted):
+        start = 10 * n
+        assert responses(pending) == [(start + 1, start + 2, start + 3), (start + 6, start + 7)]
+    stats = thread.stats()
+    assert (stats.num_unfinished, stats.num_finished, stats.num_tokens, stats.finish_reasons) == (
+        0,
+        10,
+        25,
+        {"length": 10},
+    )
+    assert stats.weight_version == 3
+
+
+def test_requests_of_several_callers_run_in_one_batch(engine: Counting, thread: AsyncEngine) -> None:
+    engine.gate.clear()
+    first = thread.submit([request(0, 4)])
+    while not engine.running:
+        time.sleep(0.001)
+    others = [thread.submit([request(n, 4)]) for n in (10, 20)]
+    engine.gate.set()
+    for pending in (first, *others):
+        responses(pending)
+    assert max(engine.together) == 3
+    assert thread.stats().max_batch_size == 3
+    assert len(engine.threads) == 1
+    assert threading.get_ident() not in engine.threads
+
+
+def test_a_rejected_request_fails_only_its_own_submission(engine: Counting, thread: AsyncEngine) -> None:
+    good = thread.submit([request(0)])
+    bad = thread.submit([request(1), Request(id=0, prompt=(1,) * 100, max_tokens=1, seed=0)])
+    with pytest.raises(ValueError, match="too long"):
+        responses(bad)
+    assert responses(good) == [(1, 2, 3)]
+    assert not engine.running
+
+
+def test_a_failed_request_is_returned_like_a_finished_one(thread: AsyncEngine) -> None:
+    done = wait_for_generations(thread.submit([request(0), request(5, seed=666)]), lambda: False, 5)
+    assert done is not None
+    assert [generation.stop for generation in done] == [StopReason.LENGTH, StopReason.FAILED]
+
+
+def test_cancelled_requests_are_aborted(engine: Counting, thread: AsyncEngine) -> None:
+    engine.gate.clear()
+    pending = thread.submit([request(0, 99), request(1, 99)])
+    assert wait_for_generations(pending, lambda: True, 0.01) is None
+    thread.abort(pending)
+    engine.gate.set()
+    while not pending.done:
+        pending.wait(1)
+    assert {generation.stop for generation in pending.generations if generation} == {StopReason.ABORT}
+    assert thread.stats().finish_reasons == {"abort": 2}
+    assert not engine.running
+
+
+def test_partial_responses_are_streamed() -> None:
+    engine = StreamingCounting()
+    thread = AsyncEngine(engine)
+    engine.gate.clear()
+    pending = thread.submit([request(0, 5)], streaming=True)
+    seen, lengths = 0, set[int]()
+    engine.gate.set()
+    while not pending.done:
+        seen = pending.wait(5, seen)
+        tokens, logprobs = pending.partial_response(0)
+        assert tokens == tuple(range(1, len(tokens) + 1))
+        assert len(logprobs) == len(tokens)
+        lengths.add(len(tokens))
+    assert pending.partial_response(0)[0] == (1, 2, 3, 4, 5)
+    assert max(lengths) == 5
+    thread.close()
+
+
+def test_a_dead_engine_fails_waiting_and_later_callers(engine: Counting, thread: AsyncEngine) -> None:
+    engine.gate.clear()
+    submitted = [thread.submit([request(0)]), thread.submit([request(1)])]
+    engine.fault = EngineError("out of memory")
+    engine.gate.set()
+    for pending in submitted:
+        with pytest.raises(EngineDeadError, match="out of memory"):
+            responses(pending)
+    with pytest.raises(EngineDeadError, match="out of memory"):
+        responses(thread.submit([request(2)]))
+    with pytest.raises(EngineDeadError):
+        thread.call(lambda _: None)
+    assert "out of memory" in str(thread.error)
+
+
+def test_calls_run_in_the_engine_thread_between_steps(engine: Counting, thread: AsyncEngine) -> None:
+    def renew(own: Counting) -> int:
+        own.weight_version = 4
+        return threading.get_ident()
+
+    assert {thread.call(renew)} == engine.threads | {thread._thread.ident}
+    assert thread.stats().weight_version == 4
+
+    def broken(_: object) -> None:
+        raise EngineError("no such weight")
+
+    with pytest.raises(EngineError, match="no such weight"):
+        thread.call(broken)
+    assert responses(thread.submit([request(0)])) == [(1, 2, 3)], "the engine continues"
+
+
+def test_close_aborts_running_requests(engine: Counting) -> None:
+    thread = AsyncEngine(engine)
+    engine.gate.clear()
+    pending = thread.submit([request(0, 99)])
+    while not engine.running:
+        time.sleep(0.001)
+    closing = threading.Thread(target=thread.close)
+    closing.start()
+    engine.gate.set()
+    closing.join(5)
+    assert engine.closed
+    assert [generation.stop for generation in pending.generations if generation] == [StopReason.ABORT]
+    assert thread.error is None, "nothing went wrong"
+    with pytest.raises(EngineDeadError, match="closed"):
+        responses(thread.submit([request(1)]))

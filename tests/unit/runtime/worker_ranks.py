@@ -1,0 +1,116 @@
+"""One of several ranks, as a program: rank 0 is the controller and prints the results, the others are workers.
+
+RANK=… WORLD_SIZE=… MASTER_ADDR=… MASTER_PORT=… python worker_ranks.py POLICY DIRECTORY [key=value …]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quintet.algorithms.aggregation import Aggregation
+from quintet.algorithms.objective import CriticObjective, CrossEntropyObjective, PolicyObjective
+from quintet.config.compose import load_experiment
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.learners import OptimizerConfig
+from quintet.config.torchrun import current_rank
+from quintet.records import Batch
+from quintet.runtime.controller import Controller
+from quintet.runtime.groups import LearnerGroup
+from quintet.runtime.worker import run_worker
+from quintet.training.checkpoint.async_save import AsyncCheckpointer
+from quintet.training.parallel.rendezvous import rendezvous
+
+WORDS = (
+    "training.micro_batch_tokens=40",
+    "training.threads=1",
+    "actor.balance_ranks=true",
+    "algorithm.kl={place: loss, coefficient: 0.1, estimator: full}",
+    "algorithm.advantage={name: gae}",
+)
+
+
+def experiment(*overrides: str) -> Experiment:
+    return load_experiment(None, [*WORDS, *overrides]).experiment
+
+
+def sequences() -> Batch:
+    """Seven sequences of different lengths, each a prompt of four tokens and own words."""
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.tensor([9, 14, 7, 21, 12, 17, 8])
+    size, starts = int(lengths.sum()), lengths.cumsum(0) - lengths
+    positions = torch.cat([torch.arange(n) for n in lengths.tolist()])
+    mask = positions >= 4
+    ends = torch.zeros(size, dtype=torch.bool)
+    ends[starts + lengths - 1] = True
+    noise = torch.randn(4, size, generator=generator) * 0.1
+    return Batch(
+        tokens=torch.randint(0, 300, (size,), generator=generator),
+        positions=positions,
+        lengths=lengths,
+        loss_mask=mask,
+        turn=torch.zeros(size, dtype=torch.long),
+        turn_end=ends,
+        trajectory=torch.arange(7),
+        group=torch.tensor([0, 0, 0, 1, 1, 1, 1]),
+        logprobs=(noise[0] - 6) * mask,
+        rewards=ends.float(),
+        ref_logprobs=(noise[1] - 6) * mask,
+        values=noise[2],
+        advantages=noise[3] * 10,
+        returns=noise[1] * 5,
+    )
+
+
+def work(learners: LearnerGroup, directory: Path, *overrides: str, others: int = 0) -> dict[str, Any]:
+    """Everything that a run asks of learners, and what came of it."""
+    config, batch = experiment(*overrides), sequences()
+    policy, aggregation = PolicyObjective(config.algorithm), Aggregation("seq-mean-token-mean")
+    practice = learners.actor_with_optimizer(OptimizerConfig(learning_rate=1e-2))
+    told: dict[str, Any] = {"practice": practice.update(batch, CrossEntropyObjective(), "token-mean", 1e-3)}
+    critic, reference = learners.create_critic(), learners.snapshot_reference()
+    batch = replace(
+        batch, ref_logprobs=reference.compute_log_probs(batch), logprobs=learners.actor.scorer.compute_log_probs(batch)
+    )
+    for number in range(2):
+        told[f"actor {number}"] = learners.actor.update(batch, policy, aggregation, 1e-3, reference=reference, seed=1)
+        told[f"critic {number}"] = critic.update(
+            batch, CriticObjective(config.critic), aggregation, 1e-3, batch.advantages > 0
+        )
+    told["divergence"] = learners.actor.scorer.compute_divergence(batch, reference).tolist()
+    told["squared_mass"] = learners.actor.scorer.compute_sum_squared_probs(batch).tolist()
+    told["values"] = critic.compute_values(batch).tolist()
+    told["weights"] = {name: float(tensor.double().square().sum()) for name, tensor in learners.actor.weights()}
+    next(iter(learners.actor.weights()))  # nobody takes the rest
+    saver = AsyncCheckpointer(directory, keep=1, num_other_ranks=others)
+    saver.save(1, {}, learners.save)
+    told["after saving"] = learners.actor.update(batch, policy, aggregation, 1e-3, reference=reference, seed=2)
+    saver.wait()
+    saver.close()
+    learners.load(directory / "global_step_1", ("model", "optimizer"), {})
+    reference = learners.reference
+    told["again"] = learners.actor.update(batch, policy, aggregation, 1e-3, reference=reference, seed=2)
+    return told
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    policy, directory, overrides, here = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:], current_rank()
+    meeting = rendezvous(here, "the same", 60.0)
+    if here.rank:
+        run_worker(meeting)
+    else:
+        controller = Controller.on_ranks(meeting)
+        learners = controller.build_learners(experiment(*overrides), policy)
+        print(json.dumps(work(learners, directory, *overrides, others=controller.world_size - 1)))
+        controller.close()
+    meeting.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""If these fail, ranks wait forever for one that is no more, end one that is well, or fight over a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from typing import Any, cast
+
+import pytest
+
+from quintet.config.torchrun import RankInfo
+from quintet.errors import MachineError
+from quintet.training.parallel import rendezvous as meeting
+from quintet.training.parallel.process_group import RankGroup
+from quintet.training.parallel.rendezvous import Peer, Rendezvous, _check_no_shared_gpus, _local_gpu, _process_namespace
+
+
+@pytest.mark.parametrize(("local_rank", "visible", "own"), [(0, 4, 0), (3, 4, 3), (3, 1, 0)])
+def test_each_rank_uses_the_gpu_of_its_local_rank_or_the_only_visible_one(
+    local_rank: int, visible: int, own: int
+) -> None:
+    assert _local_gpu(RankInfo(local_rank, 4, local_rank, 4), visible) == own
+
+
+def test_more_processes_than_gpus_is_an_error() -> None:
+    with pytest.raises(MachineError, match="rank 6 is process 2 of its machine, which has 2 GPUs"):
+        _local_gpu(RankInfo(6, 8, 2, 4), 2)
+
+
+def test_ranks_with_the_same_gpu_are_named() -> None:
+    _check_no_shared_gpus([{"gpu": None}, {"gpu": None}, {"gpu": "a"}, {"gpu": "b"}])
+    with pytest.raises(MachineError, match="ranks 1, 3 have the same GPU"):
+        _check_no_shared_gpus([{"gpu": "a"}, {"gpu": "b"}, {"gpu": "c"}, {"gpu": "b"}])
+
+
+@pytest.fixture
+def other() -> Any:
+    found = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield found
+    found.kill()
+    found.wait()
+
+
+def beside(process: int, host: str | None = None) -> Rendezvous:
+    """Rank 0 and a peer."""
+    peers = (Peer(0, _process_namespace(), os.getpid(), ""), Peer(1, host or _process_namespace(), process, ""))
+    return Rendezvous(RankGroup(0, 2), cast(Any, None), peers)
+
+
+def test_the_watchdog_reports_a_dead_rank(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(meeting, "GRACE_SECONDS", 0.3)
+    told: list[str] = []
+    heard = threading.Event()
+    with beside(other.pid).watchdog(lambda who: (told.append(who), heard.set())[0]):
+        assert not heard.wait(0.6)  # while the other is there nobody is disturbed
+        other.kill()
+        assert heard.wait(20)
+    assert told == ["rank 1 has ended"]
+
+
+def test_the_watchdog_does_not_interrupt_a_rank_that_ends_in_time(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(meeting, "GRACE_SECONDS", 0.5)
+    heard = threading.Event()
+    other.kill()
+    with beside(other.pid).watchdog(lambda who: heard.set()):
+        assert not heard.wait(0.2)
+    assert not heard.wait(1.0)
+
+
+def test_processes_on_other_machines_are_never_reported_dead(other: Any) -> None:
+    other.kill()
+    other.wait()
+    assert beside(other.pid).dead_ranks() == [1]
+    assert beside(other.pid, "localhost another-boot pid:[7]").dead_ranks() == []
