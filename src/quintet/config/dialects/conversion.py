@@ -20,20 +20,20 @@ from quintet.config.schema import format_value
 class ForeignValues:
     """Values of a foreign configuration over those of the framework's reference."""
 
-    written: MergedConfig
+    merged: MergedConfig
     dialect: Dialect
     """The dialect, with only the references that apply to this configuration."""
 
     def __getitem__(self, key: str) -> Any:
-        return self.written.value(key)
+        return self.merged.value(key)
 
     def is_set(self, key: str) -> bool:
         """Whether the user set the key, in a file or on the command line."""
-        return key in self.written.sources
+        return key in self.merged.sources
 
     def source(self, key: str) -> str:
         """Return the file and line of a value, or `reference` if the user did not set it."""
-        return self.written.sources.get(key, "reference")
+        return self.merged.sources.get(key, "reference")
 
     def describe(self, *keys: str) -> str:
         """Return each key with its value and source, joined by "and", for messages."""

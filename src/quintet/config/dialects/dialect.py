@@ -94,13 +94,3 @@ class Dialect:
 def key_files(framework: str, names: Iterable[str]) -> tuple[Reference, ...]:
     """Return a reference for each key file of a framework; it is loaded on first use."""
     return tuple(Reference(name, lambda name=name: load_keys(framework, name)) for name in names)  # type: ignore[misc]
-
-
-def tree_value(tree: Mapping[str, Any], key: str, missing: Any = None) -> Any:
-    """Return the value of a dotted key in a tree, or `missing`."""
-    node: Any = tree
-    for part in key.split("."):
-        if not isinstance(node, Mapping) or part not in node:
-            return missing
-        node = node[part]
-    return node

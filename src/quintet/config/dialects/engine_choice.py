@@ -117,9 +117,9 @@ def _oversized_parallelism(experiment: Experiment, native: NativeBuilder) -> Ite
 def arguments_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Pass on engine arguments that no reference lists; note those of engines that do not run."""
     engine = native.get(ENGINE)
-    for argument in unlisted_arguments(values.written, values.dialect, engine):
+    for argument in unlisted_arguments(values.merged, values.dialect, engine):
         native.set(f"{OPTIONS}.arguments.{argument.name}", values[argument.key], argument.source_key)
-    native.remarks += unused_arguments(values.written, values.dialect, engine)
+    native.remarks += unused_arguments(values.merged, values.dialect, engine)
 
 
 def arguments_from_native(foreign: ForeignBuilder, sections: Mapping[str, str]) -> None:

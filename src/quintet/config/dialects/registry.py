@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quintet.config.dialects.dialect import Dialect, tree_value
+from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.ragen.dialect import RAGEN
 from quintet.config.dialects.rlinf.dialect import RLINF
 from quintet.config.dialects.roll.dialect import ROLL
 from quintet.config.dialects.vagen.dialect import VAGEN
 from quintet.config.dialects.verl.dialect import VERL
+from quintet.config.dotted import has_key
 
 DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in (RAGEN, VAGEN, VERL, RLINF, ROLL)}
 FRAMEWORK_FILES: Mapping[str, Mapping[str, Any]] = {
@@ -21,9 +22,5 @@ FRAMEWORK_FILES: Mapping[str, Mapping[str, Any]] = {
 
 def detect(tree: Mapping[str, Any]) -> list[str]:
     """Return the dialects whose marks a configuration has, the one with the most first; none for a native one."""
-    missing = object()
-    counts = {
-        name: sum(tree_value(tree, mark, missing) is not missing for mark in dialect.marks)
-        for name, dialect in DIALECTS.items()
-    }
+    counts = {name: sum(has_key(tree, mark) for mark in dialect.marks) for name, dialect in DIALECTS.items()}
     return sorted((name for name, count in counts.items() if count), key=lambda name: -counts[name])

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quintet.config.dialects.dialect import Dialect, key_files, tree_value
+from quintet.config.dialects.dialect import Dialect, key_files
 from quintet.config.dialects.ledger import KeySpec
+from quintet.config.dotted import get_value
 
 
 def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     """With `training.use_sft`, the stages of `sft` run before reinforcement learning, so their keys have an effect."""
-    if tree_value(tree, "training.use_sft") is not True:
+    if get_value(tree, "training.use_sft") is not True:
         return dialect
     return dialect.with_references(dialect.reference("ragen").mapped(_without_sft_condition))
 

@@ -129,7 +129,7 @@ def _native_component(processes: tuple[Process, ...]) -> dict[str, Any]:
 
 def _placement_keys(values: ForeignValues) -> list[str]:
     """Return the placement keys that the user set, otherwise that of the reference."""
-    return [key for key in values.written.sources if key.startswith(f"{SECTION}.")] or [DOCUMENTED]
+    return [key for key in values.merged.sources if key.startswith(f"{SECTION}.")] or [DOCUMENTED]
 
 
 def _component_names(key: str) -> str:

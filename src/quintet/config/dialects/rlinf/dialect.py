@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from quintet.config.dialects.dialect import Dialect, Reference, key_files, tree_value
+from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.rlinf.value_maps import COMPONENTS
+from quintet.config.dotted import get_value
 
 _ENV_FILE_CONTEXT = {
     "algorithm": {"auto_reset": False, "ignore_terminations": False, "group_size": 1},
@@ -28,7 +29,7 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     basic, math, embodied, env = dialect.references
     if "runner" not in tree and "actor" not in tree and "env_type" in tree:
         return replace(dialect, references=(env,), shared_sections={}, name_lists={}, context=_ENV_FILE_CONTEXT)
-    if str(tree_value(tree, "runner.task_type")).startswith("embodied") or "env" in tree:
+    if str(get_value(tree, "runner.task_type")).startswith("embodied") or "env" in tree:
         backend = math.filtered(lambda spec: spec.key.startswith("actor.fsdp_config."))
         envs = Reference(
             env.name, lambda: tuple(_in_env(spec, side) for side in ("train", "eval") for spec in env.load())

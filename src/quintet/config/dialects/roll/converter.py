@@ -110,7 +110,7 @@ def _generation_to_native(engine: Worker, native: NativeBuilder) -> None:
 
 def _validation_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set how validation samples: greedily, unless the user wrote a section for it."""
-    is_configured = any(key.startswith("validation.") for key in values.written.sources)
+    is_configured = any(key.startswith("validation.") for key in values.merged.sources)
     switch, temperature, top_p, top_k = (f"{VALIDATION}{name}" for name in ("do_sample", *SAMPLING_KEYS))
     samples = is_configured and values[switch] and values[temperature] > 0
     native.set("validation.sampling.do_sample", samples, switch, temperature)

@@ -114,7 +114,7 @@ def _critic_to_native(critic: Worker, native: NativeBuilder, specs: Iterable[Key
         native.set_constants({f"actor.optimizer.{key}": value, f"critic.optimizer.{key}": value})
     native.set_constants({key: value for key, value in CRITIC_DEFAULTS.items() if key not in native.origins})
     if not trains_critic(values, critic.is_set):
-        unused = [values.describe(key) for key in values.written.leaves() if key.startswith("critic.")]
+        unused = [values.describe(key) for key in values.merged.leaves() if key.startswith("critic.")]
         estimator = values.describe("adv_estimator")
         native.remarks += [f"{setting} has no effect: {estimator} trains no critic" for setting in unused]
         return

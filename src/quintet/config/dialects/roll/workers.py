@@ -57,7 +57,7 @@ class Worker:
     @property
     def is_set(self) -> bool:
         """Whether the user wrote any of its keys."""
-        return any(key == self.name or key.startswith(f"{self.name}.") for key in self.values.written.sources)
+        return any(key == self.name or key.startswith(f"{self.name}.") for key in self.values.merged.sources)
 
     @property
     def strategy(self) -> str:

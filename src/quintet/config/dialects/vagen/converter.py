@@ -149,7 +149,7 @@ def _data_to_native(values: ForeignValues, native: NativeBuilder) -> None:
                 native.set(spec.native[0], value, spec.key)
     if values["data.image_key"] != "images":
         native.set("data.image_key", values["data.image_key"], "data.image_key")
-    if any(key.startswith(REWARD_SECTIONS) for key in values.written.sources):
+    if any(key.startswith(REWARD_SECTIONS) for key in values.merged.sources):
         rewards_to_native(values, native)
         native.set_from_keys(spec for spec in values.dialect.specs().values() if _sets(spec, "reward."))
 

@@ -72,7 +72,7 @@ class EnvSection:
 
 def env_sections(values: ForeignValues) -> list[EnvSection]:
     """Return the sections of environments that the user wrote, otherwise that of the reference."""
-    sections = [key.removesuffix(".env_name") for key in values.written.sources if key.endswith(".env_name")]
+    sections = [key.removesuffix(".env_name") for key in values.merged.sources if key.endswith(".env_name")]
     names = [name for name in sections if "." not in name] or [ENV]
     return [EnvSection(name, values, len(names) > 1) for name in names]
 
@@ -104,7 +104,7 @@ def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 def _unknown_options(values: ForeignValues, sections: list[EnvSection]) -> Iterator[ConfigProblem]:
     for section in sections:
         valid = _specs(section.env_name)
-        for key in values.written.sources:
+        for key in values.merged.sources:
             name, _, option = key.partition(".")
             if name == section.name and option.startswith("env_config.") and option not in valid:
                 yield values.problem(key, f"{section.env_name} has no such option", "leave it out")

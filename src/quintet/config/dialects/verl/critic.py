@@ -77,7 +77,7 @@ def critic_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 def critic_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems of the critic's keys: values that differ from the actor's and must not, and missing ones."""
     specs = values.dialect.specs()
-    for key in values.written.sources:
+    for key in values.merged.sources:
         shared = values.dialect.documented(key) if key.startswith("critic.") else key
         if shared == key or key in specs or shared not in specs:
             continue

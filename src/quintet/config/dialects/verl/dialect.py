@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quintet.config.dialects.dialect import Dialect, Reference, key_files, tree_value
+from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec
+from quintet.config.dotted import get_value
 
 CRITIC_SECTIONS = {
     "critic.model.fsdp_config": "actor_rollout_ref.actor.fsdp_config",
@@ -26,7 +27,7 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
         if isinstance(data, Mapping) and ("path" in data or "response_key" in data):
             return (dialect.reference("verl_evaluation"),)
     ppo, newer = dialect.reference("verl_ppo_trainer"), key_files("verl", ["verl_newer"])
-    if tree_value(tree, f"{_ACTOR}.strategy") == "megatron":
+    if get_value(tree, f"{_ACTOR}.strategy") == "megatron":
         return (*_with_megatron_optimizer(ppo, dialect.reference("verl_megatron_optim")), *newer)
     return (ppo, *newer)
 
