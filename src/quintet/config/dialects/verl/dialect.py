@@ -16,17 +16,27 @@ CRITIC_SECTIONS = {
 }
 """verl documents the critic's keys by reference to those of the actor."""
 _ACTOR = "actor_rollout_ref.actor"
+_SFT_KEYS = frozenset(
+    (
+        *(f"data.{key}" for key in ("train_files", "val_files", "prompt_key", "train_batch_size", "truncation")),
+        *("data.custom_cls.path", "data.custom_cls.name", "trainer.total_epochs", "trainer.project_name"),
+        *("trainer.experiment_name", "trainer.logger", "trainer.nnodes", "trainer.n_gpus_per_node"),
+        *("trainer.save_freq", "trainer.test_freq", "trainer.default_hdfs_dir", "trainer.default_local_dir"),
+        *("trainer.resume_mode", "trainer.resume_from_path"),
+    )
+)
+"""Keys of `ppo_trainer.yaml` that fine-tuning has too; `verl_sft_run.yaml` replaces some of them."""
 
 
 def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference, ...]:
     """Return the references of verl by which a file with these sections is written."""
+    ppo, newer = dialect.reference("verl_ppo_trainer"), key_files("verl", ["verl_newer"])
     if "actor_rollout_ref" not in tree:
         if "model" in tree or "optim" in tree:
-            return (dialect.reference("verl_sft_trainer"), *key_files("verl", ["verl_sft_run"]))
+            return (dialect.reference("verl_sft_trainer"), *_sft_run(ppo))
         data = tree.get("data")
         if isinstance(data, Mapping) and ("path" in data or "response_key" in data):
             return (dialect.reference("verl_evaluation"),)
-    ppo, newer = dialect.reference("verl_ppo_trainer"), key_files("verl", ["verl_newer"])
     if get_value(tree, f"{_ACTOR}.strategy") == "megatron":
         return (*_with_megatron_optimizer(ppo, dialect.reference("verl_megatron_optim")), *newer)
     return (ppo, *newer)
@@ -34,6 +44,16 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
 
 def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     return dialect.with_references(*references_for(dialect, tree))
+
+
+def _sft_run(ppo: Reference) -> tuple[Reference, Reference]:
+    """Return the keys of fine-tuning that its reference omits: those that it shares, then its own."""
+    (run,) = key_files("verl", ["verl_sft_run"])
+
+    def replaced(spec: KeySpec) -> KeySpec:
+        return next((other for other in run.load() if other.key == spec.key), spec)
+
+    return ppo.filtered(lambda spec: spec.key in _SFT_KEYS).mapped(replaced), run
 
 
 def _with_megatron_optimizer(ppo: Reference, megatron: Reference) -> tuple[Reference, Reference]:
