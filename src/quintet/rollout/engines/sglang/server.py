@@ -36,6 +36,8 @@ CALL_SECONDS = 900.0
 CHECK_SECONDS = 20.0
 """Time without a response after which the server is checked."""
 SHUTDOWN_SECONDS = 5.0
+EXIT_SECONDS = 2.0
+"""Time after a broken connection within which a dying server can be waited for."""
 STANDARD_ERROR = 2
 LOG_LINES = 12
 HTTP_ERROR = 400
@@ -145,10 +147,15 @@ class LaunchedServer:
         """Id of the process and of its process group."""
         return self._process.pid
 
-    def describe_exit(self) -> str | None:
-        """Return how the server ended, with the end of its log; None while it runs."""
-        status = self._process.poll()
-        if status is None:
+    def describe_exit(self, *, wait_seconds: float = 0) -> str | None:
+        """Return how the server ended, with the end of its log; None if it still runs after `wait_seconds`.
+
+        The sockets of a dying process close before its parent can wait for it: callers that saw a broken connection
+        pass `EXIT_SECONDS`.
+        """
+        try:
+            status = self._process.wait(wait_seconds)
+        except subprocess.TimeoutExpired:
             return None
         outcome = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         cause = ", probably because the machine ran out of memory" if -status == signal.SIGKILL else ""
@@ -277,12 +284,15 @@ class HttpTransport:
         try:
             self._address.request("/model_info", seconds=CHECK_SECONDS)
         except OSError as error:
-            message = self._launched.describe_exit() if self._launched is not None else None
+            message = self._exit_after_broken_connection()
             unreachable = f"the SGLang server at {self._address.url} cannot be reached: {error}"
             raise EngineError(message or unreachable) from error
         except RequestRejectedError:
             # the server is reachable
             return
+
+    def _exit_after_broken_connection(self) -> str | None:
+        return None if self._launched is None else self._launched.describe_exit(wait_seconds=EXIT_SECONDS)
 
     def call(self, name: str, **fields: Any) -> None:
         """Send a control request and wait until it is done.
@@ -293,7 +303,7 @@ class HttpTransport:
         try:
             self._address.request(f"/{name}", fields)
         except (RequestRejectedError, OSError) as error:
-            message = self._launched.describe_exit() if self._launched is not None else None
+            message = self._exit_after_broken_connection() if isinstance(error, OSError) else None
             raise EngineError(message or f"{name} failed in SGLang: {error}") from error
 
     def load(self, version: int, buckets: Iterable[Mapping[str, Tensor]]) -> None:
