@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from quintet.config.native.data import RewardConfig, RewardModelConfig
 from quintet.errors import ConfigError, MachineError
 from quintet.policies.model_loading import load_tokenizer
-from quintet.records import Failure, Question, Response, RewardResult
+from quintet.records import Failure, PromptRow, Response, RewardResult
 from quintet.rewards.format_check import has_format
 from quintet.rewards.reward_terms import overlong_penalty
 
@@ -30,11 +30,24 @@ MIN_BATCH_RESPONSES = 64
 """Minimum number of pending responses to score a batch while others are still being generated."""
 
 
+class ResponseScorer(Protocol):
+    """Interface of a reward model, which may run in another process."""
+
+    @property
+    def offloads(self) -> bool:
+        """Whether each call of `score` moves the weights to the device and back."""
+        ...
+
+    def score(self, prompt_rows: Sequence[PromptRow], responses: Sequence[str]) -> list[float]:
+        """Return the model's raw scores `[responses]`; they may be NaN."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class _SequenceEncoder:
-    """Encodes a question and a response for the reward model.
+    """Encodes a prompt and a response for the reward model.
 
-    `policy_end_token` is set if the policy has another tokenizer: then question and response are formatted with the
+    `policy_end_token` is set if the policy has another tokenizer: then prompt and response are formatted with the
     reward model's chat template. Otherwise the model gets the policy's prompt, response and end token.
     """
 
@@ -42,9 +55,9 @@ class _SequenceEncoder:
     max_tokens: int
     policy_end_token: str | None = None
 
-    def encode(self, question: Question, response: str) -> list[int]:
+    def encode(self, prompt_row: PromptRow, response: str) -> list[int]:
         """Return token ids, truncated at the end to `max_tokens`."""
-        messages: list[Mapping[str, Any]] = [*question.messages]
+        messages: list[Mapping[str, Any]] = [*prompt_row.messages]
         if self.policy_end_token is None:
             text = self._render(messages, prompt=True) + response + (self.tokenizer.eos_token or "")
         else:
@@ -121,9 +134,11 @@ class RewardModel:
         """Whether each call of `score` moves the weights to the device and back."""
         return self._offload
 
-    def score(self, questions: Sequence[Question], responses: Sequence[str]) -> list[float]:
+    def score(self, prompt_rows: Sequence[PromptRow], responses: Sequence[str]) -> list[float]:
         """Return the model's raw scores of the responses; they may be NaN."""
-        sequences = [self._encoder.encode(question, text) for question, text in zip(questions, responses, strict=True)]
+        sequences = [
+            self._encoder.encode(prompt_row, text) for prompt_row, text in zip(prompt_rows, responses, strict=True)
+        ]
         scores = [math.nan] * len(sequences)
         with self._on_device():
             for indices in self._batches(sequences):
@@ -261,7 +276,7 @@ class RewardModelScorer:
     the reward of a wrong response and a recorded failure.
     """
 
-    def __init__(self, model: RewardModel, config: RewardConfig, max_response_tokens: int) -> None:
+    def __init__(self, model: ResponseScorer, config: RewardConfig, max_response_tokens: int) -> None:
         self._model = model
         self._config = config
         self._max_response_tokens = max_response_tokens
@@ -294,7 +309,7 @@ class RewardModelScorer:
     def _score(self, responses: Sequence[Response]) -> list[float] | Failure:
         try:
             return self._model.score(
-                [response.question for response in responses], [response.text for response in responses]
+                [response.prompt_row for response in responses], [response.text for response in responses]
             )
         except Exception as error:  # noqa: BLE001 - a model's code may raise anything; the failure is recorded
             return Failure("reward", type(error).__name__, str(error))

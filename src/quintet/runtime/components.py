@@ -97,7 +97,7 @@ def build_components(
     if chat is not None:
         envs = AgentLoop.from_config(engines, chat, config)
     elif prompts is not None:
-        envs = _single_turn_loop(config, engines, tokenizer, model, prompts, policy)
+        envs = _single_turn_loop(config, engines, tokenizer, learners, prompts, policy)
     start_states = prompts or build_start_states(config)
     schedules = OptimizerSchedules(config)
     kl = KlControl.from_config(config.algorithm.kl) if config.algorithm.kl else None
@@ -146,11 +146,11 @@ def _single_turn_loop(
     config: Experiment,
     engines: EngineGroup,
     tokenizer: Any,
-    model: PreTrainedModel,
+    learners: LearnerGroup,
     prompts: PromptDataset,
     policy: Path,
 ) -> SingleTurnLoop:
-    scorer, stop_tokens = build_reward_scorer(config, policy, prompts.sources()), stop_token_ids(tokenizer, model)
+    scorer = build_reward_scorer(config, policy, prompts.sources(), learners.load_reward_model)
     reward = config.reward or RewardConfig(function_arguments={})
     return SingleTurnLoop(
         engines,
@@ -158,15 +158,15 @@ def _single_turn_loop(
         prompts,
         scorer,
         config.rollout,
-        end_ids=stop_tokens,
+        stop_token_ids=stop_token_ids(tokenizer, learners.actor.model),
         max_failed_share=reward.max_failed_share,
     )
 
 
 def _chat(config: Experiment, tokenizer: Any, model: PreTrainedModel) -> ChatFormat:
     end_token = config.rollout.end_token
-    end_ids = stop_token_ids(tokenizer, model) if end_token is None else (end_token,)
-    return ChatFormat.from_config(config.rollout, tokenizer, end_ids)
+    extra_ids = stop_token_ids(tokenizer, model) if end_token is None else (end_token,)
+    return ChatFormat.from_config(config.rollout, tokenizer, extra_ids)
 
 
 def stop_token_ids(tokenizer: Any, model: PreTrainedModel) -> tuple[int, ...]:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.learners import OptimizerConfig
+from quintet.policies.reward_model import ResponseScorer
 from quintet.records import Trajectory
 from quintet.rollout.engines.engine import Engine
 from quintet.rollout.episode import Episode
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LearnerGroup(Protocol):
-    """Actor, critic and reference, each on all ranks."""
+    """Actor, critic and reference, each on all ranks, and the reward model."""
 
     @property
     def world_size(self) -> int:
@@ -64,6 +66,15 @@ class LearnerGroup(Protocol):
 
     def snapshot_reference(self) -> LogProbScorer:
         """Make the current policy, or the model at `reference.path`, the reference."""
+        ...
+
+    def load_reward_model(self, config: RewardModelConfig, max_length: int) -> ResponseScorer:
+        """Load a reward model for up to `max_length` tokens of prompt and response.
+
+        Raises:
+            ConfigError: the directory contains no reward model, or one of its libraries cannot be imported.
+            MachineError: the model cannot be loaded.
+        """
         ...
 
     def perturb_actor(self, max_change: float, seed: int) -> None:

@@ -9,9 +9,11 @@ from typing import Any, cast
 
 import torch
 
+from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
 from quintet.policies.lora import ADAPTER_DIRECTORY, has_lora, read_base_model_path
+from quintet.policies.reward_model import ResponseScorer, RewardModel
 from quintet.runtime.learner_backends import load_backend
 from quintet.runtime.learner_checkpoint import (
     ACTOR,
@@ -47,6 +49,7 @@ class LocalLearners:
     actor: LocalActor
     critic: LocalCritic | None = None
     reference: LogProbScorer | None = None
+    reward_model: ResponseScorer | None = None
     warm_start_actor: LocalActor | None = None
     """The policy under the optimizer of the warm start."""
     sft: bool = False
@@ -101,6 +104,11 @@ class LocalLearners:
         backend = load_backend(config.reference.backend)
         self.reference = backend.build_reference(config, self.actor, self.policy, self.ranks)
         return self.reference
+
+    def load_reward_model(self, config: RewardModelConfig, max_length: int) -> ResponseScorer:
+        """See `LearnerGroup.load_reward_model`."""
+        self.reward_model = RewardModel.load(config, self.policy, max_length)
+        return self.reward_model
 
     @torch.no_grad()
     def perturb_actor(self, max_change: float, seed: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from quintet.config.native.experiment import Experiment
+from quintet.policies.reward_model import ResponseScorer
 from quintet.runtime.groups import LearnerGroup
 from quintet.training.protocols import Actor, Critic, DivergenceReference, LogProbScorer
 
@@ -16,6 +17,7 @@ WORKER: Final = "worker"
 LEARNERS: Final = "learners"
 ACTOR, WARM_START_ACTOR = f"{LEARNERS}.actor", f"{LEARNERS}.warm_start_actor"
 CRITIC, REFERENCE = f"{LEARNERS}.critic", f"{LEARNERS}.reference"
+REWARD_MODEL = f"{LEARNERS}.reward_model"
 
 
 class LearnerBuilder(Protocol):
@@ -35,6 +37,7 @@ REMOTE_OBJECTS: Final[Mapping[str, type]] = {
     f"{WARM_START_ACTOR}.scorer": LogProbScorer,
     CRITIC: Critic,
     REFERENCE: LogProbScorer,
+    REWARD_MODEL: ResponseScorer,
 }
 """Protocols of the remote objects by target: the attribute path that leads to them in a worker."""
 
@@ -66,5 +69,6 @@ def properties_of(protocol: type) -> Mapping[str, str]:
     }
 
 
-LOCAL_METHODS: Final = frozenset(remote_methods(DivergenceReference))
-"""Methods that run in the caller's process alone: a forward pass of another learner calls them on each rank."""
+LOCAL_METHODS: Final = frozenset([*remote_methods(DivergenceReference), *remote_methods(ResponseScorer)])
+"""Methods that run on one worker alone: a forward pass of another learner calls those of a `DivergenceReference` on
+each rank, and only rank 0 has a reward model."""

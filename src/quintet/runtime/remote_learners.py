@@ -8,7 +8,9 @@ from inspect import Signature
 from pathlib import Path
 from typing import Any
 
+from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.learners import OptimizerConfig
+from quintet.policies.reward_model import ResponseScorer
 from quintet.runtime.remote_call import RemoteCall, RemoteRef
 from quintet.runtime.remote_interface import (
     ACTOR,
@@ -17,6 +19,7 @@ from quintet.runtime.remote_interface import (
     LOCAL_METHODS,
     REFERENCE,
     REMOTE_OBJECTS,
+    REWARD_MODEL,
     WARM_START_ACTOR,
     properties_of,
     remote_methods,
@@ -121,6 +124,12 @@ class RemoteLearnerGroup:
         """See `LearnerGroup.snapshot_reference`."""
         self._broadcast("snapshot_reference")
         proxy: LogProbScorer = remote_proxy(self._transport, REFERENCE)
+        return proxy
+
+    def load_reward_model(self, config: RewardModelConfig, max_length: int) -> ResponseScorer:
+        """See `LearnerGroup.load_reward_model`; rank 0 loads and runs it."""
+        self._transport.call(RemoteCall(LEARNERS, "load_reward_model", {"config": config, "max_length": max_length}))
+        proxy: ResponseScorer = remote_proxy(self._transport, REWARD_MODEL)
         return proxy
 
     def perturb_actor(self, max_change: float, seed: int) -> None:

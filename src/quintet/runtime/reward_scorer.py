@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quintet.config.native.data import RewardConfig
+from quintet.config.native.data import RewardConfig, RewardModelConfig
 from quintet.config.native.experiment import Experiment
 
 if TYPE_CHECKING:
+    from quintet.policies.reward_model import ResponseScorer
     from quintet.rewards.reward_managers import RewardScorer
 
 
-def build_reward_scorer(config: Experiment, policy: Path, sources: Iterable[str] = ()) -> RewardScorer:
-    """Build the scorer that `config.reward` names; `policy` is the policy's model directory, and `sources` are the data
-    sources of the prompts.
+def build_reward_scorer(
+    config: Experiment,
+    policy: Path,
+    sources: Iterable[str] = (),
+    load_model: Callable[[RewardModelConfig, int], ResponseScorer] | None = None,
+) -> RewardScorer:
+    """Build the scorer that `config.reward` names.
+
+    `policy` is the policy's model directory, and `sources` are the data sources of the prompts. `load_model` loads the
+    reward model; by default it is loaded into this process.
 
     Raises:
         ConfigError: the reward function does not exist, or a user-defined one cannot be loaded.
@@ -25,8 +33,9 @@ def build_reward_scorer(config: Experiment, policy: Path, sources: Iterable[str]
     if reward.model is not None:
         from quintet.policies.reward_model import RewardModel, RewardModelScorer
 
-        context = config.rollout.max_prompt_tokens + max_tokens
-        return RewardModelScorer(RewardModel.load(reward.model, policy, context), reward, max_tokens)
+        load_model = load_model or (lambda model, max_length: RewardModel.load(model, policy, max_length))
+        model = load_model(reward.model, config.rollout.max_prompt_tokens + max_tokens)
+        return RewardModelScorer(model, reward, max_tokens)
     if reward.judge is not None:
         from quintet.rewards.llm_judge import LlmJudge
 

@@ -16,14 +16,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForSequenceClassification
 from worker_ranks import experiment, work
 
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.objective import CriticObjective, CrossEntropyObjective, PolicyObjective
+from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.torchrun import RankInfo, current_rank
 from quintet.errors import MachineError
-from quintet.records import Batch
+from quintet.policies.model_loading import load_tokenizer
+from quintet.records import Batch, PromptRow
+from quintet.runtime.controller import Controller
 from quintet.runtime.local_learners import LocalLearners
 from quintet.runtime.remote_call import RemoteCall, RemoteRef, decode_header, encode
 from quintet.runtime.remote_interface import (
@@ -73,10 +77,10 @@ def batches(draw: st.DrawFn) -> Batch:
         logprobs=torch.randn(size, generator=numbers),
         rewards=torch.randn(size, generator=numbers, dtype=torch.float64),
     )
-    optional = [each.name for each in fields(Batch) if each.default is None and each.name != "parts"]
+    optional = [each.name for each in fields(Batch) if each.default is None and each.name != "reward_components"]
     given_too = draw(st.sets(st.sampled_from(optional)))
     parts = draw(st.none() | st.dictionaries(st.text(max_size=5), st.just(torch.randn(episodes)), max_size=3))
-    return replace(batch, **{name: torch.randn(size, generator=numbers) for name in given_too}, parts=parts)
+    return replace(batch, **{name: torch.randn(size, generator=numbers) for name in given_too}, reward_components=parts)
 
 
 @given(batch=batches(), masked=st.booleans(), rate=st.floats(allow_nan=False), seed=st.integers(0, 2**64))
@@ -157,9 +161,31 @@ def test_calls_before_the_learners_are_built_are_refused(target: str) -> None:
             Worker().execute(RemoteCall(target, method))
 
 
-def test_learners_implement_every_remote_method(policy_directory: Path) -> None:
+@pytest.fixture
+def reward_model(policy_directory: Path, tmp_path: Path) -> RewardModelConfig:
+    """A classifier with the policy's layers and a random head."""
+    torch.manual_seed(0)
+    AutoModelForSequenceClassification.from_pretrained(policy_directory, num_labels=1).save_pretrained(tmp_path)
+    load_tokenizer(policy_directory).save_pretrained(tmp_path)
+    return RewardModelConfig(path=str(tmp_path))
+
+
+def test_a_reward_model_on_a_worker_gives_the_scores_of_a_local_one(
+    policy_directory: Path, reward_model: RewardModelConfig
+) -> None:
+    row = PromptRow(0, "s", ({"role": "user", "content": "Left or right?"},))
+    remote = Controller.in_process().build_learners(experiment(), policy_directory).load_reward_model(reward_model, 64)
+    local = LocalLearners.build(experiment(), policy_directory).load_reward_model(reward_model, 64)
+    scores = remote.score([row, row], ["Left", "Right"])
+    assert scores == local.score([row, row], ["Left", "Right"])
+    assert scores[0] != scores[1]
+    assert remote.offloads is False
+
+
+def test_learners_implement_every_remote_method(policy_directory: Path, reward_model: RewardModelConfig) -> None:
     """A name that can be sent and that the learners lack would be an AttributeError in the middle of a run."""
     learners = LocalLearners.build(experiment(), policy_directory)
+    learners.load_reward_model(reward_model, 64)
     learners.create_critic()
     learners.snapshot_reference()
     learners.actor_with_optimizer(OptimizerConfig())

@@ -1,0 +1,135 @@
+"""If these fail, several engines serve requests twice, lose them, or work with different weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+import pytest
+import torch
+
+from quintet.records import FinishReason, Generation, Request
+from quintet.rollout.engines.engine import EngineError
+from quintet.rollout.engines.restarting_engine import RestartingEngine
+from quintet.runtime.engine_group import RoutedEngines
+
+
+class ScriptedEngine:
+    """Finishes all of its requests in each step; the token that it samples is its own number."""
+
+    def __init__(self, number: int, max_model_len: int = 100) -> None:
+        self.number, self.max_model_len = number, max_model_len
+        self.running: list[Request] = []
+        self.weight_version = 0
+        self.loaded: dict[str, float] = {}
+        self.dies = False
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running)
+
+    def add_request(self, request: Request) -> None:
+        self.running.append(request)
+
+    def step(self) -> list[Generation]:
+        if self.dies:
+            self.dies, self.running = False, []
+            raise EngineError("device lost")
+        return self._finish(self.running, FinishReason.STOP)
+
+    def abort(self, ids: Collection[int]) -> list[Generation]:
+        return self._finish([request for request in self.running if request.id in ids], FinishReason.ABORT)
+
+    def _finish(self, requests: list[Request], reason: FinishReason) -> list[Generation]:
+        self.running = [request for request in self.running if request not in requests]
+        return [Generation(each.id, (self.number,), (0.0,), reason, self.weight_version) for each in requests]
+
+    def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.weight_version = version
+        self.loaded = {name: float(tensor) for name, tensor in weights}
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@pytest.fixture
+def engines() -> list[ScriptedEngine]:
+    return [ScriptedEngine(number, max_model_len=100 - number) for number in range(3)]
+
+
+@pytest.fixture
+def group(engines: list[ScriptedEngine]) -> RoutedEngines:
+    def weights() -> Iterable[tuple[str, torch.Tensor]]:
+        return [("w", torch.tensor(7.0))]
+
+    return RoutedEngines([RestartingEngine(lambda engine=engine: engine, weights) for engine in engines])
+
+
+def request(number: int, *, keep_kv_cache: bool = False) -> Request:
+    return Request(id=number, prompt=(1, 2), max_tokens=4, seed=number, keep_kv_cache=keep_kv_cache)
+
+
+def sampled_by(generations: list[Generation]) -> dict[int, int]:
+    return {generation.id: generation.tokens[0] for generation in generations}
+
+
+def test_every_engine_gets_the_same_share_of_requests(group: RoutedEngines, engines: list[ScriptedEngine]) -> None:
+    for number in range(7):
+        group.add_request(request(number))
+    assert sorted(len(engine.running) for engine in engines) == [2, 2, 3]
+    assert group.busy
+    generations = group.step()
+    assert sorted(generation.id for generation in generations) == list(range(7))
+    assert not group.busy
+
+
+def test_the_next_requests_go_to_engines_whose_requests_ended(
+    group: RoutedEngines, engines: list[ScriptedEngine]
+) -> None:
+    for number in range(3):
+        group.add_request(request(number))
+    group.abort([1])
+    group.add_request(request(3))
+    assert [[each.id for each in engine.running] for engine in engines] == [[0], [3], [2]]
+
+
+def test_the_turns_of_an_episode_stay_where_their_kv_cache_is(group: RoutedEngines) -> None:
+    for number in range(3):
+        group.add_request(request(number, keep_kv_cache=True))
+    first = sampled_by(group.step())
+    for number in (2, 0, 1):
+        group.add_request(request(number))
+    assert sampled_by(group.step()) == first
+    # the episodes are over: their ids are free, and go to whichever engine has the fewest requests
+    for number in (2, 0, 1):
+        group.add_request(request(number))
+    assert sampled_by(group.step()) == {2: 0, 0: 1, 1: 2}
+
+
+def test_a_dead_engine_costs_its_own_requests_only(group: RoutedEngines, engines: list[ScriptedEngine]) -> None:
+    for number in range(3):
+        group.add_request(request(number))
+    engines[1].dies = True
+    reasons = Counter(generation.finish_reason for generation in group.step() + group.step())
+    assert reasons == {FinishReason.STOP: 2, FinishReason.FAILED: 1}
+    assert engines[1].loaded == {"w": 7.0}
+    assert group.pop_metrics() == {"engine/restarts": 1}
+    assert group.pop_metrics() == {"engine/restarts": 0}
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["sync_weights", "load_weights"])
+def test_all_engines_get_all_new_weights(group: RoutedEngines, engines: list[ScriptedEngine], shared: bool) -> None:
+    def weights() -> Iterable[tuple[str, torch.Tensor]]:
+        yield "a", torch.tensor(1.0)
+        yield "b", torch.tensor(2.0)
+
+    if shared:
+        group.load_weights(5, weights())
+    else:
+        group.sync_weights(5, weights)
+    assert group.weight_version == 5
+    assert [(engine.weight_version, engine.loaded) for engine in engines] == [(5, {"a": 1.0, "b": 2.0})] * 3
+
+
+def test_prompts_must_fit_every_engine(group: RoutedEngines) -> None:
+    assert group.max_model_len == 98
