@@ -50,7 +50,7 @@ JOBS = {
     "fsdp2": Job(("train", "name=fsdp2", *SMALL), ranks=True),
     "sft": Job(("sft", "name=sft", "sft.games={games: 300}")),
 }
-RENAMED_METRICS: dict[str, str] = {}
+RENAMED_METRICS = {"rollout/games_played_anew": "rollout/episodes_restarted"}
 """Metric name in BASE to its name in NEW."""
 
 
