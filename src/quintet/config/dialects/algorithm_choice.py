@@ -33,11 +33,12 @@ def config_class(section: str, value: Any, names: Mapping[Any, str]) -> Any:
 
 
 def choose(native: NativeBuilder, section: str, value: str, names: Mapping[Any, str], *origins: str) -> None:
-    """Set an estimator or loss to the native name of a foreign value, or to the user's own function."""
-    config = {"name": names.get(value, value)}
-    if is_function_address(value):
-        config = {"name": "outside", "function": value}
-    native.set(section, config, *origins)
+    """Set an estimator or loss to the native name of a foreign value, or to the user's own function.
+
+    Options that are already set remain.
+    """
+    name = {"name": "outside", "function": value} if is_function_address(value) else {"name": names.get(value, value)}
+    native.set(section, native.get(section, {}) | name, *origins)
 
 
 def export_name(foreign: ForeignBuilder, section: str, key: str, names: Mapping[Any, str]) -> None:

@@ -3,7 +3,7 @@
     RULES = (
         Same("rollout.max_turns", "training.max_turns"),
         file_list("data.train_files", "data.train_files"),
-        OptionalSection("sft.lora", "model.lora_rank", (Same("sft.lora.rank", "model.lora_rank"),), off_value=0),
+        OptionalSection("sft.lora", "model.lora_rank", (Same("sft.lora.alpha", "model.lora_alpha"),), off_value=0),
     )
 
 Keys of the ledger with one native key and no conversion beyond `native_values` need no rule.
@@ -115,9 +115,10 @@ class OptionalSection:
 
     native: str
     switch: str
-    rules: tuple[ConversionRule, ...]
+    rules: tuple[ConversionRule, ...] = ()
+    """Rules for keys of the section that are not direct in the ledger."""
     on_value: Any = None
-    """Exported value of the switch; None if one of the rules exports it."""
+    """Exported value of the switch; None if a rule or the ledger exports it."""
     off_value: Any = False
 
     def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
@@ -188,6 +189,15 @@ def file_list(native: str, foreign: str, *, scalar: bool = True, empty: Any = ()
         return items[0] if scalar and len(items) == 1 else list(items) or _plain(empty)
 
     return Same(native, foreign, export_none=False, to_value=as_list, from_value=from_value)
+
+
+def lora_section(foreign: str, *, scalar: bool = True) -> OptionalSection:
+    """Return the rule for the LoRA adapters of fine-tuning, whose keys lie in a foreign section; rank 0 trains none."""
+    rules = (
+        Same("sft.lora.alpha", f"{foreign}.lora_alpha", from_value=int),
+        file_list("sft.lora.target_modules", f"{foreign}.target_modules", scalar=scalar),
+    )
+    return OptionalSection("sft.lora", f"{foreign}.lora_rank", rules, off_value=0)
 
 
 def loggers(

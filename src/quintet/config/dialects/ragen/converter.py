@@ -18,9 +18,8 @@ from quintet.config.dialects.conversion_rules import (
     Same,
     apply_from_native,
     apply_to_native,
-    file_list,
     loggers,
-    mapped,
+    lora_section,
 )
 from quintet.config.dialects.supported_runs import require_env
 from quintet.config.native.experiment import Experiment
@@ -34,12 +33,11 @@ STEPS, EPOCHS, START_STATES = (
 )
 VALIDATION_EPISODES, VALIDATION_BATCH = "training.val_data_num", "training.val_batch_size"
 START, RESPONSE, OBSERVATION = (f"training.max_{name}_length" for name in ("start", "response", "obs"))
-TURNS, ESTIMATOR, KL_COEFFICIENT = "training.max_turns", "optimization.adv_estimator", "optimization.kl_coef"
+TURNS, ESTIMATOR, PROJECT = "training.max_turns", "optimization.adv_estimator", "trainer.project_name"
 DEVICES = "system.cuda_visible_devices"
 ALONE, FIRST = "rl_or_sft", "training.use_sft"
 ESTIMATORS = {"gae": "gae", "masked_gae": "gae"}
 """RAGEN's `gae` skips observations, as `masked_gae` does."""
-KL_ESTIMATORS = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "k3"}
 CONSTANTS: dict[str, Any] = {
     "rollout.window_size": None,
     "rollout.top_p": 0.95,
@@ -88,6 +86,11 @@ def _parse_loggers(mode: str | list[str]) -> Any:
     return yaml.safe_load(mode) if isinstance(mode, str) else mode
 
 
+def _start_states(drawn: int | None) -> int:
+    """Return the number of start states: those of RAGEN's file, or fewer if only some are drawn."""
+    return min(drawn or DEFAULT_START_STATES, DEFAULT_START_STATES)
+
+
 RULES: tuple[ConversionRule, ...] = (
     Same("rollout.max_turns", TURNS),
     Same("rollout.max_start_tokens", START, fallback="rollout.max_prompt_tokens"),
@@ -118,37 +121,35 @@ RULES: tuple[ConversionRule, ...] = (
         lambda penalty: (penalty > 0,),
         import_none=False,
     ),
-    OptionalSection(
-        "algorithm.kl",
-        KL_COEFFICIENT,
-        (
-            Same("algorithm.kl.coefficient", KL_COEFFICIENT, to_value=float),
-            mapped("algorithm.kl.apply_to", "training.use_kl_loss", {True: "loss", False: "reward"}),
-            mapped("algorithm.kl.estimator", "optimization.kl_loss_type", KL_ESTIMATORS, fallback="low_var_kl"),
-            Same(
-                "algorithm.kl.refresh_every_steps",
-                "training.ref_update_steps",
-                to_value=lambda steps: steps or 0,
-                from_value=lambda steps: steps or None,
-            ),
-        ),
-        off_value=0,
+    OptionalSection("algorithm.kl", "optimization.kl_coef", off_value=0),
+    Derived(
+        "training.start_states",
+        (START_STATES,),
+        lambda states: states if 0 < (states or 0) < DEFAULT_START_STATES else None,
+        lambda states: (states,),
+        import_none=False,
+        export_none=False,
+    ),
+    # episodes that fill no whole batch are dropped
+    Derived(
+        "validation.episodes",
+        (VALIDATION_EPISODES, VALIDATION_BATCH),
+        lambda episodes, batch: _start_states(episodes) // batch * batch,
+        lambda episodes: (episodes, 1 if episodes % 10 else 10),
     ),
     loggers("tracking.loggers", "logging.mode", parse=_parse_loggers),
+    Derived(
+        "tracking.rendered_episodes",
+        ("logging.log_images", "logging.log_n_image_per_batch"),
+        lambda enabled, episodes: episodes if enabled else None,
+        lambda episodes: (True, episodes) if episodes else (False,),
+        import_none=False,
+    ),
     Derived("placement.visible_devices", (DEVICES,), _parse_devices, _format_devices, export_none=False),
 )
 SFT_RULES: tuple[ConversionRule, ...] = (
     loggers("sft.loggers", "sft.training.logger", parse=_parse_loggers),
-    OptionalSection(
-        "sft.lora",
-        "sft.training.lora_rank",
-        (
-            Same("sft.lora.rank", "sft.training.lora_rank"),
-            Same("sft.lora.alpha", "sft.training.lora_alpha", from_value=int),
-            file_list("sft.lora.target_modules", "sft.training.target_modules", scalar=False),
-        ),
-        off_value=0,
-    ),
+    lora_section("sft.training", scalar=False),
 )
 
 
@@ -157,7 +158,7 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     total = values[GROUPS] * values[SAMPLES]
     step = f"episodes of a step, from {values.describe(GROUPS, SAMPLES)}"
     yield from values.divisor_problems(BATCH, total, step)
-    states = _start_states(values)
+    states = _start_states(values[START_STATES])
     if values[STEPS] is None and values[GROUPS] > states:
         problem = f"there are only {states} start states, from {values.describe(START_STATES)}"
         yield values.problem(GROUPS, problem, f"at most: {GROUPS}={states}")
@@ -174,11 +175,6 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
         yield values.problem(DEVICES, "must be a device number, or several joined by commas such as 0,1,2,3")
 
 
-def _start_states(values: ForeignValues) -> int:
-    """Return the number of start states: those of the training file, or fewer if only some are drawn."""
-    return min(values[START_STATES] or DEFAULT_START_STATES, DEFAULT_START_STATES)
-
-
 def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Convert a RAGEN configuration."""
     native.set("policy.preset", None, "model.base_model")
@@ -193,34 +189,16 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     turns = values[TURNS]
     longest = values[START] + values[RESPONSE] * (turns - 1) + values[OBSERVATION] * turns
     native.set("rollout.max_prompt_tokens", longest, START, RESPONSE, OBSERVATION, TURNS)
-    _steps_to_native(values, native)
-    _tracking_to_native(values, native)
+    steps = values[STEPS] or _start_states(values[START_STATES]) // values[GROUPS] * values[EPOCHS]
+    native.set("training.steps", steps, STEPS, EPOCHS, GROUPS, START_STATES)
+    native.set("tracking.project", values[PROJECT], PROJECT)
+    native.set("output_dir", f"runs/{values[PROJECT]}", PROJECT)
     if values[ALONE] != "sft" and not values[FIRST]:
         native.set("sft", None, ALONE, FIRST)
         return
     native.set("sft.then_reinforce", values[ALONE] != "sft", FIRST, ALONE)
     native.set("sft.final_weights", "best")
     apply_to_native(SFT_RULES, values, native)
-
-
-def _steps_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    states = _start_states(values)
-    steps = values[STEPS] or states // values[GROUPS] * values[EPOCHS]
-    native.set("training.steps", steps, STEPS, EPOCHS, GROUPS, START_STATES)
-    if states < DEFAULT_START_STATES:
-        native.set("training.start_states", states, START_STATES)
-    episodes = min(values[VALIDATION_EPISODES] or DEFAULT_START_STATES, DEFAULT_START_STATES)
-    full_batches = episodes - episodes % values[VALIDATION_BATCH]
-    native.set("validation.episodes", full_batches, VALIDATION_EPISODES, VALIDATION_BATCH)
-
-
-def _tracking_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    project, images, count = "trainer.project_name", "logging.log_images", "logging.log_n_image_per_batch"
-    native.set("tracking.project", values[project], project)
-    native.set("output_dir", f"runs/{values[project]}", project)
-    if values[images]:
-        native.set("tracking.rendered_episodes", values[count], images, count)
-        native.set("tracking.rendered_episodes_dir", values["logging.log_image_dir"], "logging.log_image_dir")
 
 
 def base_tree(experiment: Experiment) -> dict[str, Any]:
@@ -242,16 +220,7 @@ def from_native(foreign: ForeignBuilder) -> None:
     export_name(foreign, ADVANTAGE, ESTIMATOR, ESTIMATORS)
     apply_from_native(RULES, foreign)
     foreign.set(STEPS, run.training.steps)
-    if run.training.start_states:
-        foreign.set(START_STATES, run.training.start_states)
-    foreign.set(VALIDATION_EPISODES, run.validation.episodes)
-    foreign.set(VALIDATION_BATCH, 1 if run.validation.episodes % 10 else 10)
-    foreign.set("trainer.project_name", run.tracking.project or run.output_dir.removeprefix("runs/"))
-    foreign.set("logging.log_images", run.tracking.rendered_episodes > 0)
-    if run.tracking.rendered_episodes:
-        foreign.set("logging.log_n_image_per_batch", run.tracking.rendered_episodes)
-    if run.tracking.rendered_episodes_dir:
-        foreign.set("logging.log_image_dir", run.tracking.rendered_episodes_dir)
+    foreign.set(PROJECT, run.tracking.project or run.output_dir.removeprefix("runs/"))
     foreign.set(ALONE, "sft" if sft and not sft.then_reinforce else "rl")
     foreign.set(FIRST, sft is not None and sft.then_reinforce)
     if sft is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.divisors import nearest_divisor
@@ -49,44 +50,31 @@ class StepSize:
     max_tokens_from: tuple[str, ...]
 
 
-def _log_prob_pass(native: str, section: str, ulysses: str) -> PassKeys:
-    names = ("micro_batch_size_per_gpu", "micro_batch_size", "use_dynamic_bsz", "max_token_len_per_gpu")
-    per_gpu, total, dynamic, tokens = (f"{section}.log_prob_{name}" for name in names)
-    return PassKeys((native,), per_gpu, total, dynamic, tokens, ulysses)
+def _pass_keys(
+    native: Sequence[str], section: str, trainer: str, prefix: str, *, has_backward: bool = False
+) -> PassKeys:
+    """Return the keys in `section` with that prefix; sequences are shared as in the section `trainer`."""
+    per_gpu, total = (f"{section}.{prefix}_{size}" for size in ("micro_batch_size_per_gpu", "micro_batch_size"))
+    dynamic = f"{section}.use_dynamic_bsz" if has_backward else f"{section}.{prefix}_use_dynamic_bsz"
+    tokens, ulysses = f"{section}.{prefix}_max_token_len_per_gpu", f"{trainer}.ulysses_sequence_parallel_size"
+    return PassKeys(tuple(native), per_gpu, total, dynamic, tokens, ulysses, has_backward=has_backward)
 
 
-_POLICY = PassKeys(
-    ("actor.budget",),
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu",
-    f"{ACTOR}.ppo_micro_batch_size",
-    f"{ACTOR}.use_dynamic_bsz",
-    f"{ACTOR}.ppo_max_token_len_per_gpu",
-    f"{ACTOR}.ulysses_sequence_parallel_size",
-    has_backward=True,
-)
-_POLICY_LOG_PROBS = _log_prob_pass("actor.inference_budget", ROLLOUT, _POLICY.ulysses)
-_REFERENCE = _log_prob_pass("reference.inference_budget", REF, f"{REF}.ulysses_sequence_parallel_size")
-
-
-def _critic_key(key: str) -> str:
-    return key.replace(ACTOR, "critic", 1)
+_POLICY = _pass_keys(["actor.budget"], ACTOR, ACTOR, "ppo", has_backward=True)
+_POLICY_LOG_PROBS = _pass_keys(["actor.inference_budget"], ROLLOUT, ACTOR, "log_prob")
+_REFERENCE = _pass_keys(["reference.inference_budget"], REF, REF, "log_prob")
+_CRITIC = _pass_keys(["critic.budget", "critic.inference_budget"], "critic", "critic", "ppo", has_backward=True)
 
 
 def _critic_pass(values: ForeignValues) -> PassKeys:
-    """Return the critic's own keys if they have values, otherwise the actor's."""
+    """Return the critic's keys; those without values are replaced by the actor's."""
 
-    def critic_or_policy(*keys: str) -> tuple[str, ...]:
-        critic_keys = tuple(map(_critic_key, keys))
-        return critic_keys if any(values.is_set(key) or values[key] is not None for key in critic_keys) else keys
+    def unset(*names: str) -> dict[str, Any]:
+        keys = [getattr(_CRITIC, name) for name in names]
+        has_value = any(values.is_set(key) or values[key] is not None for key in keys)
+        return {} if has_value else {name: getattr(_POLICY, name) for name in names}
 
-    return PassKeys(
-        ("critic.budget", "critic.inference_budget"),
-        *critic_or_policy(_POLICY.per_gpu, _POLICY.total),
-        *critic_or_policy(_POLICY.dynamic),
-        *critic_or_policy(_POLICY.tokens),
-        *critic_or_policy(_POLICY.ulysses),
-        has_backward=True,
-    )
+    return replace(_CRITIC, **unset("per_gpu", "total"), **unset("dynamic"), **unset("tokens"), **unset("ulysses"))
 
 
 def passes(values: ForeignValues, *, critic: bool, reference: bool) -> Iterator[PassKeys]:
@@ -129,18 +117,10 @@ def budgets_from_native(foreign: ForeignBuilder, documented: Container[str]) -> 
         _budget_from_native(foreign, keys)
     if not run.needs_critic:
         return
-    critic = replace(
-        _POLICY,
-        native=("critic.budget",),
-        per_gpu=_critic_key(_POLICY.per_gpu),
-        total=_critic_key(_POLICY.total),
-        dynamic=_critic_key(_POLICY.dynamic),
-        tokens=_critic_key(_POLICY.tokens),
-    )
     if run.critic.budget != run.actor.budget:
-        _budget_from_native(foreign, critic)
-    elif critic.per_gpu in documented and run.critic.budget.sequences is not None:
-        foreign.set(critic.per_gpu, run.critic.budget.sequences)
+        _budget_from_native(foreign, _CRITIC)
+    elif _CRITIC.per_gpu in documented and run.critic.budget.sequences is not None:
+        foreign.set(_CRITIC.per_gpu, run.critic.budget.sequences)
 
 
 def _budget_from_native(foreign: ForeignBuilder, keys: PassKeys) -> None:

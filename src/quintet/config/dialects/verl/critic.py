@@ -21,6 +21,8 @@ from quintet.config.problems import ConfigProblem
 DEFAULT_LEARNING_RATE = 1e-5
 DEFAULTS = {f"{ACTOR}.optim.lr": DEFAULT_LEARNING_RATE}
 """The critic's defaults by the actor's key, where they differ from the actor's."""
+NATIVE_DEFAULTS = {"critic": CriticConfig().model_dump()}
+OPTIMIZER = "critic.optimizer."
 INDEPENDENT_KEYS = (
     *("optim.", "fsdp_config.", "model.fsdp_config.", "grad_clip", "strategy", "use_torch_compile"),
     *("ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu", "ulysses_sequence_parallel_size"),
@@ -41,18 +43,26 @@ def critic_defaults(values: ForeignValues, native: NativeBuilder) -> None:
             "critic.optimizer.weight_decay": 0.01,
         }
     )
-    for spec in _optimizer_keys(values.dialect.specs()):
-        native.set(_native_critic_key(spec), to_native_value(spec, DEFAULTS.get(spec.key, spec.default)))
+    for spec in _critic_keys(values.dialect.specs()):
+        if spec.native[0].startswith(OPTIMIZER):
+            native.set(spec.native[0], to_native_value(spec, spec.default))
 
 
-def _optimizer_keys(specs: Mapping[str, KeySpec]) -> Iterator[KeySpec]:
+def _critic_keys(specs: Mapping[str, KeySpec]) -> Iterator[KeySpec]:
+    """Yield the critic's direct keys: those of the actor that have a native counterpart, with the critic's defaults."""
     for spec in specs.values():
-        if spec.direct and spec.key.startswith(f"{ACTOR}.") and spec.native[0].startswith("actor.optimizer."):
-            yield spec
+        if spec.direct and spec.key.startswith("actor_rollout_ref.") and spec.native[0].startswith("actor."):
+            native = spec.native[0].replace("actor", "critic", 1)
+            if has_key(NATIVE_DEFAULTS, native):
+                default = DEFAULTS.get(spec.key, spec.default)
+                yield spec.model_copy(update={"key": _critic_key(spec.key), "native": (native,), "default": default})
 
 
-def _native_critic_key(spec: KeySpec) -> str:
-    return "critic." + spec.native[0].removeprefix("actor.")
+def _critic_key(key: str) -> str:
+    """Return the critic's key for a documented key of the actor."""
+    sections = ((own, shared) for own, shared in CRITIC_SECTIONS.items() if key.startswith(f"{shared}."))
+    own, shared = next(sections)
+    return own + key.removeprefix(shared)
 
 
 def critic_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -96,32 +106,18 @@ def critic_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 def critic_from_native(foreign: ForeignBuilder, specs: Mapping[str, KeySpec]) -> None:
     """Set the critic's keys that differ from verl's defaults of a critic."""
-    critic, defaults = foreign.experiment.critic, {"critic": CriticConfig().model_dump()}
-    optimizer = {spec.key for spec in _optimizer_keys(specs)}
-    for spec in specs.values():
-        if not spec.direct or not spec.native[0].startswith("actor.") or not spec.key.startswith("actor_rollout_ref."):
-            continue
-        native = _native_critic_key(spec)
-        if not has_key(defaults, native) or native == "critic.gradient_checkpointing":
-            continue
-        default = get_value(defaults, native)
-        if spec.key in optimizer:
-            default = to_native_value(spec, DEFAULTS.get(spec.key, spec.default))
+    critic = foreign.experiment.critic
+    for spec in _critic_keys(specs):
+        (native,) = spec.native
+        is_optimizer = native.startswith(OPTIMIZER)
+        default = to_native_value(spec, spec.default) if is_optimizer else get_value(NATIVE_DEFAULTS, native)
         value = foreign.native_value(native)
-        if value != default and spec.value_type.accepts(to_foreign_value(spec, value)):
-            foreign.set(_critic_key(spec.key), to_foreign_value(spec, value))
+        exported = to_foreign_value(spec, value)
+        if value != default and spec.value_type.accepts(exported):
+            foreign.set(spec.key, exported)
     if critic.backend != foreign.experiment.actor.backend:
         foreign.set(STRATEGY, critic.backend)
     if critic.memory.remove_padding or PADDING in specs:
         foreign.set(PADDING, critic.memory.remove_padding)
     if critic.path is not None:
         foreign.set(PATH, critic.path)
-    if critic.gradient_checkpointing is not None:
-        foreign.set(CHECKPOINTING, critic.gradient_checkpointing)
-
-
-def _critic_key(key: str) -> str:
-    """Return the critic's key for a documented key of the actor."""
-    pairs = ((own, shared) for own, shared in CRITIC_SECTIONS.items() if key.startswith(f"{shared}."))
-    own, shared = next(pairs)
-    return own + key.removeprefix(shared)

@@ -30,7 +30,6 @@ RULES: tuple[ConversionRule, ...] = (
     Same("policy.overrides", f"{MODEL}.override_config.model_config", to_value=lambda overrides: overrides or {}),
     Same(("actor.backend", "reference.backend"), f"{ACTOR}.strategy"),
     Same(("actor.memory.remove_padding", "reference.memory.remove_padding"), f"{MODEL}.use_remove_padding"),
-    Same("rollout.async_ratio", STALENESS, to_value=float),
 )
 
 

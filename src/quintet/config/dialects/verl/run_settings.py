@@ -9,6 +9,8 @@ from quintet.config.dialects.conversion_rules import (
     ConversionRule,
     Derived,
     OptionalSection,
+    apply_from_native,
+    apply_to_native,
     file_list,
     function_address,
     inverted,
@@ -21,8 +23,17 @@ REWARD_SECTIONS = ("custom_reward_function.", "reward_model.")
 """Sections of keys that choose how responses are scored."""
 FUNCTION_ARGUMENTS, MANAGER = "custom_reward_function.reward_kwargs", "reward_model.reward_manager"
 MAX_RESPONSE, OVERLONG = "reward_model.reward_kwargs.max_resp_len", "reward_model.reward_kwargs.overlong_buffer_cfg"
-LOGGERS = loggers("tracking.loggers", "trainer.logger", names={"file": "jsonl", "tracking": "wandb"})
 RESUME_MODES = {"auto": "auto", "disable": "never"}
+RESUME_NAMES = inverted(RESUME_MODES)
+RUN_RULES: tuple[ConversionRule, ...] = (
+    loggers("tracking.loggers", "trainer.logger", names={"file": "jsonl", "tracking": "wandb"}),
+    Derived(
+        "resume",
+        ("trainer.resume_mode", "trainer.resume_from_path"),
+        lambda mode, path: RESUME_MODES.get(mode) or path,
+        lambda resume: (RESUME_NAMES.get(resume, "resume_path"), None if resume in RESUME_NAMES else resume),
+    ),
+)
 REMOTE_DIR = "trainer.default_hdfs_dir"
 
 DATA_RULES: tuple[ConversionRule, ...] = (
@@ -60,11 +71,10 @@ def rewards_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         native.set("reward.function_arguments", values[FUNCTION_ARGUMENTS] or {}, FUNCTION_ARGUMENTS)
     if values[MANAGER] == "dapo":
         # without the penalty on overlong responses, DAPO's manager scores like the naive one
-        enabled, buffer, penalty = (f"{OVERLONG}.{key}" for key in ("enable", "len", "penalty_factor"))
+        enabled, buffer = f"{OVERLONG}.enable", f"{OVERLONG}.len"
         native.set("reward.manager", "dapo" if values[enabled] else "naive", MANAGER, enabled)
         if values[enabled]:
             native.set("reward.overlong.buffer", values[buffer], buffer, MAX_RESPONSE)
-            native.set("reward.overlong.penalty", float(values[penalty]), penalty)
     REWARD_MODEL.to_native(values, native)
 
 
@@ -79,7 +89,6 @@ def rewards_from_native(foreign: ForeignBuilder) -> None:
         foreign.set(MANAGER, "dapo")
         foreign.set(f"{OVERLONG}.enable", True)
         foreign.set(f"{OVERLONG}.len", reward.overlong.buffer)
-        foreign.set(f"{OVERLONG}.penalty_factor", reward.overlong.penalty)
     REWARD_MODEL.from_native(foreign)
 
 
@@ -101,11 +110,8 @@ def overlong_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 def run_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set loggers, name and directories, and the checkpoint to resume from."""
-    LOGGERS.to_native(values, native)
+    apply_to_native(RUN_RULES, values, native)
     _directory_to_native(values, native)
-    mode, path = "trainer.resume_mode", "trainer.resume_from_path"
-    if values[mode] is not None:
-        native.set("resume", RESUME_MODES.get(values[mode]) or values[path], mode, path)
     if values.is_set(REMOTE_DIR):
         native.set("checkpoint.remote_dir", values[REMOTE_DIR], REMOTE_DIR)
 
@@ -129,11 +135,8 @@ def _directory_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 def run_from_native(foreign: ForeignBuilder) -> None:
     """Set verl's keys of loggers, directories and resumption."""
     run = foreign.experiment
-    LOGGERS.from_native(foreign)
+    apply_from_native(RUN_RULES, foreign)
     foreign.set("trainer.experiment_name", run.name)
     parent = "" if run.output_dir == "." else run.output_dir.rstrip("/") + "/"
     foreign.set("trainer.default_local_dir", f"{parent}{run.name}")
-    modes = inverted(RESUME_MODES)
-    foreign.set("trainer.resume_mode", modes.get(run.resume, "resume_path"))
-    foreign.set("trainer.resume_from_path", None if run.resume in modes else run.resume)
     foreign.set(REMOTE_DIR, run.checkpoint.remote_dir)

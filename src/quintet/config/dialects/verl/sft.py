@@ -6,11 +6,9 @@ from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, Na
 from quintet.config.dialects.conversion_rules import (
     ConversionRule,
     Derived,
-    OptionalSection,
-    Same,
     apply_from_native,
     apply_to_native,
-    file_list,
+    lora_section,
 )
 from quintet.config.dialects.verl.batches import GPUS, num_gpus
 from quintet.config.dialects.verl.run_settings import DATA_RULES, run_from_native, run_to_native
@@ -23,16 +21,7 @@ RULES: tuple[ConversionRule, ...] = (
         lambda offloads, parameters: offloads and parameters,
         lambda offloads: (offloads, offloads),
     ),
-    OptionalSection(
-        "sft.lora",
-        "model.lora_rank",
-        (
-            Same("sft.lora.rank", "model.lora_rank"),
-            Same("sft.lora.alpha", "model.lora_alpha", from_value=int),
-            file_list("sft.lora.target_modules", "model.target_modules"),
-        ),
-        off_value=0,
-    ),
+    lora_section("model"),
 )
 COLUMN_RULES: tuple[ConversionRule, ...] = (
     *(
