@@ -3,7 +3,7 @@
 A key is either honoured, or it requires a capability that this version does not have. Each honoured key is proved by a
 test, which names it by `@pytest.mark.proves`.
 
-A key file maps key names to entries:
+A key file maps key names to entries, and sections to the condition of all their keys (`only_if`):
 
     algorithm.use_kl_in_reward:
       effect: The KL divergence from the reference policy is subtracted from the reward of each token.
@@ -92,6 +92,10 @@ def load_keys(framework: str, name: str) -> tuple[KeySpec, ...]:
     types = dict(values.VALUE_TYPES)
     for type_name, expression in document.pop("types", {}).items():
         types[type_name] = parse_type(expression, types)
+    for section, condition in document.pop("only_if", {}).items():
+        for key, entry in document["keys"].items():
+            if key.startswith(f"{section}."):
+                entry.setdefault("only_if", condition)
     return tuple(_key_spec(key, entry, types, values.NATIVE_VALUES) for key, entry in document["keys"].items())
 
 
