@@ -90,7 +90,8 @@ def _named(key: Key, names: list[str]) -> Iterator[Key]:
 def chosen_name(tree: Mapping[str, Any], choice: str) -> str:
     """Return the `name` that a possibly invalid tree chooses for a section: `sokoban` for `env`."""
     name = get_value(tree, f"{choice}.name")
-    return name if isinstance(name, str) else str(_by_name()[documented_key(f"{choice}.name")][0].default)
+    documented = documented_key(f"{choice}.name")
+    return name if isinstance(name, str) else next(str(key.default) for key in keys() if key.name == documented)
 
 
 def valid_keys(tree: Mapping[str, Any]) -> list[Key]:
@@ -109,14 +110,6 @@ def format_value(value: object) -> str:
     plain = value is None or isinstance(value, bool | int | float | list | tuple | Mapping)
     text = json.dumps(value, ensure_ascii=False, default=str) if plain else repr(value)
     return text if len(text) <= 60 else f"{text[:59]}…"
-
-
-@cache
-def _by_name() -> Mapping[str, tuple[Key, ...]]:
-    names: dict[str, tuple[Key, ...]] = {}
-    for key in keys():
-        names[key.name] = (*names.get(key.name, ()), key)
-    return names
 
 
 def _walk(
@@ -188,11 +181,6 @@ def _type(field: JsonSchema) -> str:
         return f"{word} that matches {field['pattern']}"
     if field.get("minLength"):
         return f"{word} that is not empty"
-    return " ".join([word, *_range(field)])
-
-
-def _range(field: JsonSchema) -> list[str]:
     signs = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
-    bounds = [f"{sign} {field[name]:g}" for name, sign in signs.items() if name in field and abs(field[name]) < 1e6]
-    bounds += [f"{sign} {field[name]}" for name, sign in signs.items() if name in field and abs(field[name]) >= 1e6]
-    return [" and ".join(bounds)] if bounds else []
+    bounds = " and ".join(f"{sign} {field[bound]:.10g}" for bound, sign in signs.items() if bound in field)
+    return f"{word} {bounds}" if bounds else word

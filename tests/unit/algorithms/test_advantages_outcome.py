@@ -24,6 +24,7 @@ from quintet.algorithms.advantages.outcome import (
 from quintet.algorithms.advantages.returns import reinforce, remax
 from quintet.algorithms.advantages.token_baselines import optimal_token_baseline
 from quintet.config.native.advantages import (
+    ADVANTAGE_UNION,
     AdvantageSection,
     ArpoConfig,
     BrpoConfig,
@@ -34,7 +35,6 @@ from quintet.config.native.advantages import (
     ReinforceConfig,
     ReinforcePlusPlusBaselineConfig,
     TirOptimalTokenBaselineConfig,
-    advantage_class,
 )
 from quintet.errors import ConfigError
 from quintet.records import Batch
@@ -56,7 +56,7 @@ def close(found: torch.Tensor, expected: list[float]) -> None:
 
 
 def baseline(name: str) -> AdvantageSection:
-    return advantage_class(name)(name=name)
+    return ADVANTAGE_UNION.config_class(name)()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_gdpo_does_not_let_one_part_of_the_reward_drown_another(make_batch: Make
     """Both parts lie two apart, in other units: alike, they cancel each other; weighted, the first wins."""
     batch = dataclasses.replace(
         one_token_each(make_batch, [0.0, 0.0], [0, 0]),
-        parts={"right": torch.tensor([100.0, 0.0]), "form": torch.tensor([0.0, 2.0])},
+        reward_components={"right": torch.tensor([100.0, 0.0]), "form": torch.tensor([0.0, 2.0])},
     )
     close(gdpo(batch, GdpoConfig(name="gdpo", weights={}, whiten=False, normalize_by_std=False))[0], [49, -49])
     even, _ = gdpo(batch, GdpoConfig(name="gdpo", weights={}, whiten=False))
@@ -145,7 +145,7 @@ def test_gdpo_does_not_let_one_part_of_the_reward_drown_another(make_batch: Make
 def test_gdpo_without_its_parts_says_what_to_do(
     make_batch: MakeBatch, parts: Any, weights: dict[str, float], told: str
 ) -> None:
-    batch = dataclasses.replace(one_token_each(make_batch), parts=parts)
+    batch = dataclasses.replace(one_token_each(make_batch), reward_components=parts)
     with pytest.raises(ConfigError, match=told) as caught:
         gdpo(batch, GdpoConfig(name="gdpo", weights=weights))
     assert caught.value.key == "algorithm.advantage.weights"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, cast
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from quintet.config.capabilities import Capability, Requires
-from quintet.config.native.registry_union import RegistryUnion
-from quintet.config.native.section import Section, Share
+from quintet.config.native.registry_union import NamedSection, RegistryUnion, register
+from quintet.config.native.section import Share
 from quintet.registry import Registry
 
+ADVANTAGES: Registry[Any] = Registry("advantage estimator", entry_points="quintet.advantages")
+"""Estimators `(batch, config) -> (advantages [N], returns [N])`; see `quintet.algorithms.advantages`."""
+_register = partial(register, ADVANTAGES, "quintet.algorithms.advantages")
 
-class AdvantageSection(Section):
+
+class AdvantageSection(NamedSection):
     """Base class of the configuration of an advantage estimator."""
 
     uses_values: ClassVar[bool] = False
@@ -30,7 +35,7 @@ class AdvantageSection(Section):
     values_at_turn_ends_only: ClassVar[bool] = False
     """Returns are defined, and advantages whitened, at the last token of each turn only."""
 
-    name: str
+    name: str = ""
     """Advantage estimator."""
     whiten: bool = False
     """Normalize advantages to mean 0 and standard deviation 1 over the batch."""
@@ -41,131 +46,106 @@ class AdvantageSection(Section):
         return self.uses_values
 
 
-class GrpoConfig(AdvantageSection):
+@_register("outcome:grpo", "reward relative to the other episodes of the group")
+class GrpoConfig(AdvantageSection, name="grpo"):
     """Reward of an episode relative to the other episodes of its group (GRPO)."""
 
     needs_several_samples: ClassVar[bool] = True
     zero_for_equal_rewards: ClassVar[bool] = True
 
-    name: Literal["grpo"] = "grpo"
-    """Advantage estimator."""
     normalize_by_std: bool = True
     """Divide by the standard deviation of these rewards; false gives Dr. GRPO."""
 
 
-class BrpoConfig(AdvantageSection):
+@_register("outcome:brpo", "reward relative to all episodes of the step")
+class BrpoConfig(AdvantageSection, name="brpo"):
     """Reward of an episode relative to all episodes of the step (BRPO)."""
 
-    name: Literal["brpo"] = "brpo"
-    """Advantage estimator."""
     normalize_by_std: bool = True
     """Divide by the standard deviation of these rewards."""
 
 
-class ArpoConfig(AdvantageSection):
+@_register("outcome:arpo", "unchanged reward of the episode")
+class ArpoConfig(AdvantageSection, name="arpo"):
     """Unnormalized reward of an episode (RAGEN's ARPO)."""
 
-    name: Literal["arpo"] = "arpo"
-    """Advantage estimator."""
     normalize_by_std: bool = True
     """Has no effect: every episode is its own group, and a group of one is not normalized."""
 
 
-class PassKConfig(AdvantageSection):
+@_register("outcome:grpo_passk", "lead of the best response of a group over the second best")
+class PassKConfig(GrpoConfig, name="grpo_passk"):
     """Only the best response of a group is credited, by its lead over the second best (Pass@k GRPO)."""
 
-    needs_several_samples: ClassVar[bool] = True
-    zero_for_equal_rewards: ClassVar[bool] = True
-
-    name: Literal["grpo_passk"] = "grpo_passk"
-    """Advantage estimator."""
     normalize_by_std: bool = True
     """Divide by the standard deviation of the group's rewards."""
 
 
-class RlooConfig(AdvantageSection):
+@_register("outcome:rloo", "reward minus the mean of the other episodes of the group")
+class RlooConfig(AdvantageSection, name="rloo"):
     """Reward of an episode minus the mean reward of the other episodes of its group (RLOO)."""
 
     zero_for_equal_rewards: ClassVar[bool] = True
 
-    name: Literal["rloo"] = "rloo"
-    """Advantage estimator."""
 
-
-class OpoConfig(AdvantageSection):
+@_register("outcome:opo", "reward minus the length-weighted mean of the group")
+class OpoConfig(AdvantageSection, name="opo"):
     """Reward of an episode minus the length-weighted mean reward of its group (OPO)."""
 
     zero_for_equal_rewards: ClassVar[bool] = True
 
-    name: Literal["opo"] = "opo"
-    """Advantage estimator."""
 
-
-class RemaxConfig(AdvantageSection):
+@_register("returns:remax", "reward minus the reward of a greedy episode from the same start state")
+class RemaxConfig(AdvantageSection, name="remax"):
     """Reward of an episode minus the reward of a greedy episode from the same start state (ReMax)."""
 
     needs_greedy_baseline: ClassVar[bool] = True
 
-    name: Literal["remax"] = "remax"
-    """Advantage estimator."""
 
-
-class GpgConfig(AdvantageSection):
+@_register("outcome:gpg", "reward minus the group mean, scaled by the share of rewarded episodes")
+class GpgConfig(AdvantageSection, name="gpg"):
     """Reward of an episode minus the mean of its group, scaled by the share of rewarded episodes (GPG)."""
 
     zero_for_equal_rewards: ClassVar[bool] = True
 
-    name: Literal["gpg"] = "gpg"
-    """Advantage estimator."""
 
-
-class RawConfig(AdvantageSection):
+@_register("outcome:raw", "unchanged reward of the episode")
+class RawConfig(AdvantageSection, name="raw"):
     """Unchanged reward of an episode."""
 
-    name: Literal["raw"] = "raw"
-    """Advantage estimator."""
 
-
-class ReinforceConfig(AdvantageSection):
+@_register("returns:reinforce", "discounted return of each token")
+class ReinforceConfig(AdvantageSection, name="reinforce"):
     """Discounted return of each token, without a baseline (REINFORCE)."""
 
     recurses_over_tokens: ClassVar[bool] = True
 
-    name: Literal["reinforce"] = "reinforce"
-    """Advantage estimator."""
     gamma: Share = 1.0
     """Discount factor per token."""
 
 
-class ReinforcePlusPlusConfig(AdvantageSection):
+@_register("returns:reinforce", "discounted return of each token, whitened over the batch")
+class ReinforcePlusPlusConfig(ReinforceConfig, name="reinforce_plus_plus"):
     """Discounted return of each token, whitened over the batch (REINFORCE++)."""
 
-    recurses_over_tokens: ClassVar[bool] = True
-
-    name: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
-    """Advantage estimator."""
-    gamma: Share = 1.0
-    """Discount factor per token."""
     whiten: bool = True
     """Normalize advantages to mean 0 and standard deviation 1 over the batch, as published."""
 
 
-class ReinforcePlusPlusBaselineConfig(AdvantageSection):
+@_register("outcome:reinforce_plus_plus_baseline", "reward minus the group mean, whitened over the batch")
+class ReinforcePlusPlusBaselineConfig(AdvantageSection, name="reinforce_plus_plus_baseline"):
     """Reward of an episode minus the mean of its group, whitened over the batch (REINFORCE++ with baseline)."""
 
-    name: Literal["reinforce_plus_plus_baseline"] = "reinforce_plus_plus_baseline"
-    """Advantage estimator."""
     whiten: bool = True
     """Normalize advantages to mean 0 and standard deviation 1 over the batch, as published."""
 
 
-class GdpoConfig(AdvantageSection):
+@_register("outcome:gdpo", "weighted sum of the reward's parts, each normalized within its group")
+class GdpoConfig(AdvantageSection, name="gdpo"):
     """Each part of the reward normalized within its group, then their weighted sum whitened over the batch (GDPO)."""
 
     needs_several_samples: ClassVar[bool] = True
 
-    name: Literal["gdpo"] = "gdpo"
-    """Advantage estimator."""
     weights: Annotated[dict[str, float], Field(default_factory=dict)]
     """Weight of each part of the reward by the name that the reward function gives it; empty weighs all parts
     equally."""
@@ -175,14 +155,13 @@ class GdpoConfig(AdvantageSection):
     """Normalize the sum to mean 0 and standard deviation 1 over the batch, as published."""
 
 
-class GaeConfig(AdvantageSection):
+@_register("critics:gae", "generalized advantage estimation with a critic")
+class GaeConfig(AdvantageSection, name="gae"):
     """Generalized advantage estimation over response tokens, with a critic."""
 
     uses_values: ClassVar[bool] = True
     recurses_over_tokens: ClassVar[bool] = True
 
-    name: Literal["gae"] = "gae"
-    """Advantage estimator."""
     gamma: Share = 1.0
     """Discount factor per token."""
     lam: Share = 0.95
@@ -191,14 +170,10 @@ class GaeConfig(AdvantageSection):
     """Normalize advantages to mean 0 and standard deviation 1 over the batch."""
 
 
-class BiLevelGaeConfig(AdvantageSection):
+@_register("critics:bi_level_gae", "GAE over turns, then inside turns")
+class BiLevelGaeConfig(GaeConfig, name="bi_level_gae"):
     """GAE over turns with a separate discount, then over the tokens inside each turn."""
 
-    uses_values: ClassVar[bool] = True
-    recurses_over_tokens: ClassVar[bool] = True
-
-    name: Literal["bi_level_gae"] = "bi_level_gae"
-    """Advantage estimator."""
     gamma: Share = 1.0
     """Discount factor per token inside a turn."""
     lam: Share = 0.95
@@ -209,19 +184,14 @@ class BiLevelGaeConfig(AdvantageSection):
     """GAE λ over turns."""
     turn_ends: Literal["turns", "rewards"] = "turns"
     """A turn ends at its last token (`turns`) or, as in RAGEN's code, at each nonzero reward (`rewards`)."""
-    whiten: bool = True
-    """Normalize advantages to mean 0 and standard deviation 1 over the batch."""
 
 
-class TurnWiseGaeConfig(AdvantageSection):
+@_register("critics:turn_wise_gae", "GAE over turns, one advantage per turn")
+class TurnWiseGaeConfig(GaeConfig, name="turn_wise_gae"):
     """GAE over turns: all tokens of a turn share its advantage, and the critic learns at turn ends only."""
 
-    uses_values: ClassVar[bool] = True
-    recurses_over_tokens: ClassVar[bool] = True
     values_at_turn_ends_only: ClassVar[bool] = True
 
-    name: Literal["turn_wise_gae"] = "turn_wise_gae"
-    """Advantage estimator."""
     gamma: Share = 1.0
     """Discount factor per turn."""
     lam: Share = 0.95
@@ -242,41 +212,38 @@ class TokenBaselineSection(AdvantageSection):
     compare them with."""
 
 
-class OptimalTokenBaselineConfig(TokenBaselineSection):
+@_register(
+    "token_baselines:optimal_token_baseline",
+    "return minus the minimum-variance baseline at the token's position in the group",
+)
+class OptimalTokenBaselineConfig(TokenBaselineSection, name="optimal_token_baseline"):
     """Return of each token minus the minimum-variance baseline at its position, observations included (OTB)."""
 
-    name: Literal["optimal_token_baseline"] = "optimal_token_baseline"
-    """Advantage estimator."""
 
-
-class TirOptimalTokenBaselineConfig(TokenBaselineSection):
+@_register("token_baselines:optimal_token_baseline", "the same, with positions counted in response tokens only")
+class TirOptimalTokenBaselineConfig(TokenBaselineSection, name="tir_optimal_token_baseline"):
     """Return of each token minus the minimum-variance baseline at its position, observations not counted (OTB for
     tool-integrated reasoning)."""
 
     counts_response_tokens_only: ClassVar[bool] = True
 
-    name: Literal["tir_optimal_token_baseline"] = "tir_optimal_token_baseline"
-    """Advantage estimator."""
 
-
-class GrpoDynamicConfig(AdvantageSection):
+@_register("turns:grpo_dynamic", "GRPO over episodes or over turns")
+class GrpoDynamicConfig(AdvantageSection, name="grpo_dynamic"):
     """GRPO over whole episodes or over turns (RLinf)."""
 
     needs_several_samples: ClassVar[bool] = True
 
-    name: Literal["grpo_dynamic"] = "grpo_dynamic"
-    """Advantage estimator."""
     level: Literal["trajectory", "turn"] = "trajectory"
     """Compare episodes by their total reward, or turns by the reward of the turn, within a group."""
     normalize_by_std: bool = True
     """Divide by the standard deviation of these rewards."""
 
 
-class GigpoConfig(AdvantageSection):
+@_register("turns:gigpo", "GRPO over episodes, plus turns that saw the same observation")
+class GigpoConfig(AdvantageSection, name="gigpo"):
     """Episodes compared within their group, plus turns compared with turns that saw the same observation (GiGPO)."""
 
-    name: Literal["gigpo"] = "gigpo"
-    """Advantage estimator."""
     turn_gamma: Share = 0.95
     """Discount factor per turn."""
     episode_weight: float = 1.0
@@ -287,20 +254,16 @@ class GigpoConfig(AdvantageSection):
     """Divide by the standard deviations."""
 
 
-class NoAdvantageConfig(AdvantageSection):
+class NoAdvantageConfig(AdvantageSection, name="none"):
     """No advantages, for losses that need none."""
 
     requires: ClassVar = Requires(Capability.EMBODIED)
 
-    name: Literal["none"] = "none"
-    """Advantage estimator."""
 
-
-class OutsideAdvantageConfig(AdvantageSection):
+@_register("outside:outside", "a function of your own")
+class OutsideAdvantageConfig(AdvantageSection, name="outside"):
     """Custom function `(batch, options) -> (advantages, returns)`, both [N] like `batch.rewards`."""
 
-    name: Literal["outside"] = "outside"
-    """Advantage estimator."""
     function: str
     """`file.py:function`, `module:function`, or a name that another package registers."""
     options: Annotated[dict[str, Any], Field(default_factory=dict)]
@@ -313,62 +276,5 @@ class OutsideAdvantageConfig(AdvantageSection):
         return self.needs_critic
 
 
-ADVANTAGES: Registry[Any] = Registry("advantage estimator", entry_points="quintet.advantages")
-"""Estimators `(batch, config) -> (advantages [N], returns [N])`; see `quintet.algorithms.advantages`."""
-_HOME = "quintet.algorithms.advantages"
-for _name, _target, _config, _help in (
-    ("grpo", "outcome:grpo", GrpoConfig, "reward relative to the other episodes of the group"),
-    ("brpo", "outcome:brpo", BrpoConfig, "reward relative to all episodes of the step"),
-    ("arpo", "outcome:arpo", ArpoConfig, "unchanged reward of the episode"),
-    ("grpo_passk", "outcome:grpo_passk", PassKConfig, "lead of the best response of a group over the second best"),
-    ("rloo", "outcome:rloo", RlooConfig, "reward minus the mean of the other episodes of the group"),
-    ("opo", "outcome:opo", OpoConfig, "reward minus the length-weighted mean of the group"),
-    ("remax", "returns:remax", RemaxConfig, "reward minus the reward of a greedy episode from the same start state"),
-    ("gpg", "outcome:gpg", GpgConfig, "reward minus the group mean, scaled by the share of rewarded episodes"),
-    ("raw", "outcome:raw", RawConfig, "unchanged reward of the episode"),
-    ("reinforce", "returns:reinforce", ReinforceConfig, "discounted return of each token"),
-    (
-        "reinforce_plus_plus",
-        "returns:reinforce",
-        ReinforcePlusPlusConfig,
-        "discounted return of each token, whitened over the batch",
-    ),
-    (
-        "reinforce_plus_plus_baseline",
-        "outcome:reinforce_plus_plus_baseline",
-        ReinforcePlusPlusBaselineConfig,
-        "reward minus the group mean, whitened over the batch",
-    ),
-    ("gdpo", "outcome:gdpo", GdpoConfig, "weighted sum of the reward's parts, each normalized within its group"),
-    ("gae", "critics:gae", GaeConfig, "generalized advantage estimation with a critic"),
-    ("bi_level_gae", "critics:bi_level_gae", BiLevelGaeConfig, "GAE over turns, then inside turns"),
-    ("turn_wise_gae", "critics:turn_wise_gae", TurnWiseGaeConfig, "GAE over turns, one advantage per turn"),
-    (
-        "optimal_token_baseline",
-        "token_baselines:optimal_token_baseline",
-        OptimalTokenBaselineConfig,
-        "return minus the minimum-variance baseline at the token's position in the group",
-    ),
-    (
-        "tir_optimal_token_baseline",
-        "token_baselines:optimal_token_baseline",
-        TirOptimalTokenBaselineConfig,
-        "the same, with positions counted in response tokens only",
-    ),
-    ("grpo_dynamic", "turns:grpo_dynamic", GrpoDynamicConfig, "GRPO over episodes or over turns"),
-    ("gigpo", "turns:gigpo", GigpoConfig, "GRPO over episodes, plus turns that saw the same observation"),
-    ("outside", "outside:outside", OutsideAdvantageConfig, "a function of your own"),
-):
-    ADVANTAGES.add(_name, f"{_HOME}.{_target}", help=_help, config=_config)
-
 ADVANTAGE_UNION = RegistryUnion(ADVANTAGES, AdvantageSection, others=(NoAdvantageConfig,))
 AdvantageConfig = Annotated[AdvantageSection, ADVANTAGE_UNION]
-
-
-def advantage_class(name: str) -> type[AdvantageSection]:
-    """Return the config class of the estimator of that name, with its requirements as class attributes.
-
-    >>> advantage_class("bi_level_gae").uses_values
-    True
-    """
-    return cast("type[AdvantageSection]", ADVANTAGE_UNION.config_class(name))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import PositiveFloat, PositiveInt
 
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.advantages import AdvantageConfig, GrpoConfig
 from quintet.config.native.losses import LossConfig, PpoLossConfig
-from quintet.config.native.section import NonNegative, Section
-
-Ratio = Annotated[float, Field(gt=0.0, le=1.0)]
+from quintet.config.native.section import Count, ListOf, NonNegative, PositiveShare, Section
 
 
 class KlConfig(Section):
@@ -19,7 +18,7 @@ class KlConfig(Section):
 
     apply_to: Literal["loss", "reward"] = "loss"
     """Add the divergence to the loss, or subtract it from the reward of each token."""
-    coefficient: Annotated[float, Field(ge=0.0)] = 0.001
+    coefficient: NonNegative = 0.001
     """Weight of the divergence."""
     estimator: Literal["k1", "abs", "k2", "k3", "k1+", "abs+", "k3+", "full"] = "k3"
     """Estimator from the sampled tokens; with `+`, its gradient is that of `k2`. `full` sums over the whole
@@ -30,14 +29,12 @@ class KlConfig(Section):
     """Episodes over which the coefficient adapts."""
     swapped: bool = False
     """Swap policy and reference in the estimate, as in one of RLinf's learners."""
-    refresh_every_steps: Annotated[int, Field(ge=0)] = 0
+    refresh_every_steps: Count = 0
     """Replace the reference by the current policy every n-th step; 0 never does."""
 
-    @model_validator(mode="after")
-    def _check_target(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.target is not None and self.apply_to == "loss":
-            raise ValueError("`target` needs a reward penalty: set `apply_to` to reward, or leave `target` out")
-        return self
+            yield "`target` needs a reward penalty: set `apply_to` to reward, or leave `target` out"
 
 
 class ShapingConfig(Section):
@@ -58,13 +55,13 @@ class ShapingConfig(Section):
 class FilterConfig(Section):
     """Selection of the groups that are trained on."""
 
-    keep_share: Ratio = 1.0
+    keep_share: PositiveShare = 1.0
     """Share of groups to keep, those with the highest reward variance (RAGEN's uncertainty filter)."""
     min_mean: float | None = None
     """Drop groups with a lower mean reward; null keeps them."""
     max_mean: float | None = None
     """Drop groups with a higher mean reward; null keeps them."""
-    refill_rounds: Annotated[int, Field(ge=0)] = 0
+    refill_rounds: Count = 0
     """Additional rollouts that replace groups without a learning signal (DAPO's dynamic sampling)."""
 
 
@@ -92,7 +89,7 @@ class CorrectionConfig(Section):
     """If set, weights outside `lower` … `upper` become 0 instead of being clipped."""
     normalize: bool = False
     """Normalize weights to mean 1 over the batch."""
-    reject: Annotated[tuple[RejectionConfig, ...], Field(strict=False)] = ()
+    reject: ListOf[RejectionConfig] = ()
     """Rejection rules; all of them apply."""
 
 
@@ -103,7 +100,7 @@ class AlgorithmConfig(Section):
     """Advantage estimator."""
     loss: LossConfig = PpoLossConfig()
     """Policy loss."""
-    entropy_coefficient: Annotated[float, Field(ge=0.0)] = 0.0
+    entropy_coefficient: NonNegative = 0.0
     """Weight of the entropy bonus."""
     kl: KlConfig | None = None
     """KL divergence from a reference; null uses no reference."""
@@ -129,7 +126,7 @@ class AlgorithmConfig(Section):
     """Leave groups with equal rewards out of the update: they have no gradient under `grpo`, `grpo_passk`, `rloo`,
     `opo` and `gpg`. Has no effect if such groups still have a learning signal: with whitening, a teacher, a KL
     divergence, or a length penalty."""
-    signal_threshold: Annotated[float, Field(ge=0.0)] = 0.0
+    signal_threshold: NonNegative = 0.0
     """Standard deviation of rewards up to which a group counts as without signal. With a small cost per action, the
     rewards of failed episodes differ slightly, and `grpo` would amplify the difference."""
     train_on_observations: bool = False
@@ -146,11 +143,9 @@ class AlgorithmConfig(Section):
     reward_level: Annotated[Literal["turn", "action", "chunk"], Requires(Capability.EMBODIED)] = "turn"
     """Unit of one reward."""
 
-    @model_validator(mode="after")
-    def _check_loss_and_correction(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.loss.weighs_rollout_gap and self.correction is not None and self.correction.level is not None:
-            raise ValueError(f"`{self.loss.name}` weighs the gap to the engine itself: set correction.level to null")
+            yield f"`{self.loss.name}` weighs the gap to the engine itself: set correction.level to null"
         if self.advantage.needs_greedy_baseline and self.shaping != ShapingConfig():
             problem = f"`{self.advantage.name}` compares with greedy episodes, whose rewards are not shaped"
-            raise ValueError(f"{problem}: leave out shaping")
-        return self
+            yield f"{problem}: leave out shaping"

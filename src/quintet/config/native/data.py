@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from quintet.config.capabilities import Capability, Requires
-from quintet.config.native.section import Count, NonNegative, Section, Share, Texts
-
-Weights = Annotated[tuple[PositiveFloat, ...], Field(strict=False)]
-Counts = Annotated[tuple[PositiveInt, ...], Field(strict=False)]
+from quintet.config.native.section import Count, ListOf, NonNegative, Section, Share, Texts, UnitInterval
 
 
 class DataConfig(Section):
@@ -26,7 +24,7 @@ class DataConfig(Section):
     `hdfs://…`."""
     validation_files: Texts = ()
     """Held-out files; an empty list uses the training files."""
-    weights: Weights = ()
+    weights: ListOf[PositiveFloat] = ()
     """Sampling weight of each training file, in their order; an empty list samples all rows equally."""
     prompt_key: str = "prompt"
     """Column of the prompt: chat messages, or text. Dots select inside a mapping: `extra_info.question`."""
@@ -106,7 +104,7 @@ class RewardModelConfig(Section):
     min_sharded_parameters: Annotated[Count, Requires(Capability.CLUSTER)] = 0
     """Minimum parameters of a module to be a sharding unit."""
     offload_parameters: bool = False
-    """Offload weights to main memory while other components compute."""
+    """Offload weights to host memory while other components compute."""
 
 
 class JudgeConfig(Section):
@@ -183,22 +181,15 @@ class RewardConfig(Section):
     judge: JudgeConfig | None = None
     """LLM judge, whose score replaces that of the verifier; null uses none."""
 
-    @model_validator(mode="after")
-    def _check_single_scorer(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.model is not None and self.judge is not None:
-            raise ValueError("`model` and `judge` exclude each other: set one of them to null")
-        return self
-
-    @model_validator(mode="after")
-    def _check_effect(self) -> Self:
-        """Refuse settings that would have no effect."""
+            yield "`model` and `judge` exclude each other: set one of them to null"
         if self.format_reward and self.format is None:
-            raise ValueError("`format_reward` needs `format`")
+            yield "`format_reward` needs `format`"
         if self.requests_per_minute and self.manager != "rate_limited":
-            raise ValueError("`requests_per_minute` needs `manager: rate_limited`")
+            yield "`requests_per_minute` needs `manager: rate_limited`"
         if self.function_arguments and self.function is None and self.kind == "rules":
-            raise ValueError("`function_arguments` needs `function`, or a `kind` with options")
-        return self
+            yield "`function_arguments` needs `function`, or a `kind` with options"
 
 
 class EvaluationConfig(Section):
@@ -216,9 +207,9 @@ class EvaluationConfig(Section):
     """Column of the ground truth."""
     function: str | None = None
     """Custom reward function, `file.py:function`; null uses the verifier of each row's data source."""
-    samples: Counts = (1, 2, 4, 8)
+    samples: ListOf[PositiveInt] = (1, 2, 4, 8)
     """Values of k for pass@k and maj@k; those above the number of responses are left out."""
     pass_threshold: float = 1.0
     """Minimum `acc`, or score if there is none, of a correct response for pass@k."""
-    confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
+    confidence: UnitInterval = 0.95
     """Confidence level of intervals around means."""

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from quintet.config.capabilities import Capability, Requires
-from quintet.config.native.registry_union import RegistryUnion
-from quintet.config.native.section import Section, Share
+from quintet.config.native.registry_union import NamedSection, RegistryUnion, register
+from quintet.config.native.section import NotEmpty, PositiveShare, Section, Seed, Share
 from quintet.registry import Registry
 
 Observed = Literal["grid", "grid_neighbors"]
 Rendered = Annotated[Literal["text", "vision"], Requires(Capability.VISION)]
 
 
-class EnvSection(Section):
+ENVS: Registry[Any] = Registry("env", entry_points="quintet.envs", old_entry_points="quintet.worlds")
+"""Env classes or factories called with the config; see `quintet.envs.env.Env`."""
+_register = partial(register, ENVS, "quintet.envs")
+
+
+class EnvSection(NamedSection):
     """Base class of the configuration of an environment."""
 
     reads_prompts: ClassVar[bool] = False
@@ -25,7 +31,7 @@ class EnvSection(Section):
     has_expert: ClassVar[bool] = False
     """The env class has `expert_action` and `expert_thought`, which demonstrations are made with."""
 
-    name: str
+    name: str = ""
     """Environment."""
 
 
@@ -72,20 +78,19 @@ class InteractiveEnvSection(EnvSection):
     out of the update."""
 
 
-class FrozenLakeConfig(InteractiveEnvSection):
+@_register("frozenlake:FrozenLake", "cross the ice to the goal")
+class FrozenLakeConfig(InteractiveEnvSection, name="frozenlake"):
     """Cross a frozen lake from a random start to a random goal without falling into a hole."""
 
     has_expert: ClassVar[bool] = True
 
-    name: Literal["frozenlake"] = "frozenlake"
-    """Environment."""
     size: Annotated[int, Field(ge=2, le=32)] = 4
     """Cells per side."""
-    floor_density: Annotated[float, Field(gt=0.0, le=1.0)] = 0.8
+    floor_density: PositiveShare = 0.8
     """Probability that a cell is frozen rather than a hole (RAGEN's `p`)."""
     slippery: bool = False
     """The ice sometimes moves the agent sideways."""
-    success_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0 / 3.0
+    success_rate: PositiveShare = 1.0 / 3.0
     """Probability on slippery ice that a move has the intended direction; the rest is split between the two sides."""
     max_steps: PositiveInt = 100
     """Actions after which the env truncates the episode."""
@@ -95,13 +100,12 @@ class FrozenLakeConfig(InteractiveEnvSection):
     """`vision` shows an image instead of text."""
 
 
-class SokobanConfig(InteractiveEnvSection):
+@_register("sokoban:Sokoban", "push boxes onto targets")
+class SokobanConfig(InteractiveEnvSection, name="sokoban"):
     """Push every box onto a target."""
 
     has_expert: ClassVar[bool] = True
 
-    name: Literal["sokoban"] = "sokoban"
-    """Environment."""
     width: Annotated[int, Field(ge=4, le=16)] = 6
     """Cells, including walls."""
     height: Annotated[int, Field(ge=4, le=16)] = 6
@@ -120,11 +124,10 @@ class SokobanConfig(InteractiveEnvSection):
     """`vision` shows an image instead of text."""
 
 
-class CustomEnvConfig(InteractiveEnvSection):
+@_register("custom_env:build_custom_env", "your own env class")
+class CustomEnvConfig(InteractiveEnvSection, name="custom"):
     """Custom env class."""
 
-    name: Literal["custom"] = "custom"
-    """Environment."""
     path: str
     """Env class or factory: `file.py:Class`, `module:Class`, or a name that a package registers as `quintet.envs`. See
     `docs/faults.md` for its methods."""
@@ -135,56 +138,45 @@ class CustomEnvConfig(InteractiveEnvSection):
     the main process, where an env that hangs or dies stops the run."""
 
 
-class PromptsConfig(EnvSection):
+class PromptsConfig(EnvSection, name="prompts"):
     """Prompt from a data file and one response, which a reward function scores."""
 
     reads_prompts: ClassVar[bool] = True
 
-    name: Literal["prompts"] = "prompts"
-    """Environment."""
 
-
-class SvgConfig(EnvSection):
+class SvgConfig(EnvSection, name="svg"):
     """Draw an image as SVG code."""
 
     requires: ClassVar = Requires(Capability.ENVS)
 
-    name: Literal["svg"] = "svg"
-    """Environment."""
     render: Literal["text", "vision"] = "vision"
     """`vision` shows the target as an image."""
 
 
-class NavigationConfig(EnvSection):
+class NavigationConfig(EnvSection, name="navigation"):
     """Find an object in a house."""
 
     requires: ClassVar = Requires(Capability.ENVS)
 
-    name: Literal["navigation"] = "navigation"
-    """Environment."""
     render: Literal["text", "vision"] = "vision"
     """`vision` shows the agent's view."""
 
 
-class PrimitiveSkillConfig(EnvSection):
+class PrimitiveSkillConfig(EnvSection, name="primitive_skill"):
     """Move objects on a table by pick, place and push."""
 
     requires: ClassVar = Requires(Capability.ENVS)
 
-    name: Literal["primitive_skill"] = "primitive_skill"
-    """Environment."""
     render: Literal["text", "vision"] = "vision"
     """`vision` shows the table."""
 
 
-class SimulatorConfig(EnvSection):
+class SimulatorConfig(EnvSection, name="simulator"):
     """Robot in a vectorized simulator, controlled in chunks of continuous actions."""
 
     requires: ClassVar = Requires(Capability.EMBODIED)
     is_simulator: ClassVar[bool] = True
 
-    name: Literal["simulator"] = "simulator"
-    """Environment."""
     simulator: str = "libero"
     """Simulator: `libero`, `maniskill`, `robotwin`."""
     task_suite: str | None = None
@@ -203,7 +195,7 @@ class SimulatorConfig(EnvSection):
     """Use the same start states in every step."""
     environments: PositiveInt | None = None
     """Number of parallel episodes; null uses the number of episodes of a step."""
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    seed: Seed = 0
     """Random seed of the simulator."""
     camera_height: PositiveInt = 256
     """Rendered height, pixels."""
@@ -215,18 +207,16 @@ class SimulatorConfig(EnvSection):
     """Number of passes over all environments in a step."""
 
 
-ENVS: Registry[Any] = Registry("env", entry_points="quintet.envs", old_entry_points="quintet.worlds")
-"""Env classes or factories called with the config; see `quintet.envs.env.Env`."""
-ENVS.add("frozenlake", "quintet.envs.frozenlake:FrozenLake", help="cross the ice to the goal", config=FrozenLakeConfig)
-ENVS.add("sokoban", "quintet.envs.sokoban:Sokoban", help="push boxes onto targets", config=SokobanConfig)
-ENVS.add("custom", "quintet.envs.custom_env:build_custom_env", help="your own env class", config=CustomEnvConfig)
-
 ENV_UNION = RegistryUnion(
     ENVS,
     EnvSection,
     others=(PromptsConfig, SvgConfig, NavigationConfig, PrimitiveSkillConfig, SimulatorConfig),
 )
 EnvConfig = Annotated[EnvSection, ENV_UNION]
+
+
+ROLLOUT_OVERRIDES = ("think", "max_actions_per_turn", "action_separator")
+"""Keys of `rollout` that an entry of `envs` may replace."""
 
 
 class MixedEnvConfig(Section):
@@ -245,5 +235,9 @@ class MixedEnvConfig(Section):
     """Replaces `rollout.think` for this env; null keeps it."""
     max_actions_per_turn: PositiveInt | None = None
     """Replaces `rollout.max_actions_per_turn` for this env; null keeps it."""
-    action_separator: Annotated[str, Field(min_length=1)] | None = None
+    action_separator: NotEmpty | None = None
     """Replaces `rollout.action_separator` for this env; null keeps it."""
+
+    def rollout_overrides(self) -> dict[str, Any]:
+        """Return the keys of `rollout` that this env replaces."""
+        return self.model_dump(include=set(ROLLOUT_OVERRIDES), exclude_none=True)

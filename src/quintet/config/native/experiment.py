@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from collections.abc import Iterator
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.data import DataConfig, EvaluationConfig, RewardConfig
 from quintet.config.native.envs import EnvConfig, FrozenLakeConfig, MixedEnvConfig
 from quintet.config.native.learners import ActorConfig, CriticConfig, ReferenceConfig
-from quintet.config.native.mixture import RunEnv, run_envs
+from quintet.config.native.mixture import RunEnv, apportion
 from quintet.config.native.placement import PlacementConfig
 from quintet.config.native.policy import PolicyConfig
 from quintet.config.native.rollout import RolloutConfig, ValidationConfig
-from quintet.config.native.section import Section, Texts
+from quintet.config.native.section import Section, Seed, Texts
 from quintet.config.native.tracking import CheckpointConfig, TrackingConfig
 from quintet.config.native.training import SftConfig, TrainingConfig, WarmStartConfig
 
@@ -24,7 +25,7 @@ class Experiment(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "frozenlake"
     """Name of the run, and of its directory under `output_dir`."""
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    seed: Seed = 0
     """Seed of all random numbers of the run."""
     output_dir: str = "runs"
     """Parent directory of run directories."""
@@ -75,9 +76,28 @@ class Experiment(Section):
         return self.algorithm.advantage.trains_critic
 
     @property
+    def needs_reference(self) -> bool:
+        return self.algorithm.kl is not None or self.algorithm.loss.needs_teacher
+
+    @property
     def played(self) -> tuple[RunEnv, ...]:
-        """All envs of the run with their settings."""
-        return run_envs(self.env, self.envs, self.rollout, self.training.start_states, self.validation.episodes)
+        """All envs of the run with their settings: the entries of `envs` in their order, or `env` if there are none."""
+        start_states, episodes = self.training.start_states, self.validation.episodes
+        if not self.envs:
+            return (RunEnv(self.env.name, "env", self.env, self.rollout, 1.0, start_states, episodes),)
+        parts = apportion(episodes, [entry.share for entry in self.envs.values()])
+        return tuple(
+            RunEnv(
+                name,
+                f"envs.{name}.env",
+                entry.env,
+                self.rollout.model_copy(update=entry.rollout_overrides()),
+                entry.share,
+                entry.start_states or start_states,
+                entry.validation_episodes or max(1, part),
+            )
+            for (name, entry), part in zip(self.envs.items(), parts, strict=True)
+        )
 
     @property
     def validation_start_states(self) -> int:
@@ -90,12 +110,6 @@ class Experiment(Section):
         turns = 1 if self.env.reads_prompts else self.rollout.max_turns
         return turns * self.rollout.max_response_tokens
 
-    @model_validator(mode="after")
-    def _check_reference(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.reference.path is not None and self.algorithm.kl and self.algorithm.kl.refresh_every_steps:
-            raise ValueError("a reference from `reference.path` cannot be refreshed: leave out kl.refresh_every_steps")
-        return self
-
-    @property
-    def needs_reference(self) -> bool:
-        return self.algorithm.kl is not None or self.algorithm.loss.needs_teacher
+            yield "a reference from `reference.path` cannot be refreshed: leave out kl.refresh_every_steps"

@@ -24,7 +24,7 @@ class OptimizerConfig(Section):
     scaled for AdamW's learning rates; other weights use AdamW."""
     learning_rate: PositiveFloat = 1e-4
     """Peak learning rate."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 5
+    warmup_steps: Count = 5
     """Steps from `warmup_start` to `learning_rate`: training steps in reinforcement learning, whose updates within a
     step have the same rate, otherwise optimizer steps."""
     warmup_ratio: Share = 0.0
@@ -47,7 +47,7 @@ class OptimizerConfig(Section):
     """AdamW's decay rates of the two moments."""
     epsilon: PositiveFloat = 1e-8
     """AdamW's epsilon."""
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    weight_decay: NonNegative = 0.0
     """Decoupled weight decay."""
     weight_decay_start: NonNegative | None = None
     """Weight decay at the first step; null uses `weight_decay`."""
@@ -130,18 +130,18 @@ class MemoryConfig(Section):
     """Offloading, compilation and other memory options."""
 
     offload_parameters: bool = False
-    """Offload weights to main memory while other components compute. Has no effect on a CPU, or on weights shared with
+    """Offload weights to host memory while other components compute. Has no effect on a CPU, or on weights shared with
     the embedded engine."""
     offload_optimizer: bool = False
-    """Offload optimizer states to main memory while other components compute."""
+    """Offload optimizer states to host memory while other components compute."""
     offload_gradients: bool = False
     """Offload gradients. Has no effect: gradients are freed after every optimizer step."""
     offload_activations: bool = False
     """Offload activations until the backward pass. Has no effect on a CPU."""
     sharded_offload: bool = False
-    """Keep FSDP shards in main memory at all times and load them layer by layer."""
+    """Keep FSDP shards in host memory at all times and load them layer by layer."""
     pin: bool = False
-    """Pin main memory of offloaded tensors for faster copies; needs CUDA."""
+    """Pin host memory of offloaded tensors for faster copies; needs CUDA."""
     liger: bool = False
     """Use fused kernels of Liger; needs the package `liger-kernel` and a GPU."""
     remove_padding: bool = True
@@ -207,7 +207,7 @@ class CriticConfig(LearnerConfig):
     """Use a value head on the hidden states of the policy instead of a separate model."""
     value_clip: PositiveFloat | None = 0.5
     """Maximum distance between new and old values in the loss; null does not clip."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: Count = 0
     """Training steps in which only the critic is updated."""
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
 
 from quintet.config.capabilities import Capability, Requires
-from quintet.config.native.registry_union import RegistryUnion
-from quintet.config.native.section import NonNegative, Section, Share
+from quintet.config.native.registry_union import NamedSection, RegistryUnion, register
+from quintet.config.native.section import NonNegative, Share, UnitInterval
 from quintet.registry import Registry
 
 DualClipBound = Annotated[float, Field(gt=1.0)] | None
-UnitInterval = Annotated[float, Field(gt=0.0, lt=1.0)]
+
+LOSSES: Registry[Any] = Registry("policy loss", entry_points="quintet.losses")
+"""Losses `(logprobs [M], targets, config) -> PolicyLoss`; see `quintet.algorithms.losses`."""
+_register = partial(register, LOSSES, "quintet.algorithms.losses")
 
 
-class LossSection(Section):
+class LossSection(NamedSection):
     """Base class of the configuration of a policy loss."""
 
     needs_teacher: ClassVar[bool] = False
@@ -24,52 +28,53 @@ class LossSection(Section):
     """Weighs tokens by the gap between learner and engine: log-probs are recomputed by the learner, and
     `algorithm.correction.level` must be null."""
 
-    name: str
+    name: str = ""
     """Policy loss."""
 
 
-class PpoLossConfig(LossSection):
-    """Clipped policy gradient, as in PPO, GRPO and DAPO."""
+class ClippedRatioSection(LossSection):
+    """Base class of losses that clip the probability ratio."""
 
-    name: Literal["ppo"] = "ppo"
-    """Policy loss."""
     clip_low: UnitInterval = 0.2
     """The probability ratio is clipped below 1 - clip_low."""
+    clip_high: PositiveFloat = 0.2
+    """The probability ratio is clipped above 1 + clip_high."""
+
+
+@_register("clipping:ppo", "clipped ratio with separate bounds and dual clip")
+class PpoLossConfig(ClippedRatioSection, name="ppo"):
+    """Clipped policy gradient, as in PPO, GRPO and DAPO."""
+
     clip_high: PositiveFloat = 0.28
     """The probability ratio is clipped above 1 + clip_high."""
     clip_dual: DualClipBound = 3.0
     """Bound on ratio × advantage for negative advantages; null for none."""
 
 
-class DecoupledPpoLossConfig(LossSection):
+@_register("clipping:decoupled_ppo", "PPO relative to the learner's policy, weighted by its ratio to the engine's")
+class DecoupledPpoLossConfig(ClippedRatioSection, name="decoupled_ppo"):
     """PPO relative to the learner's log-probs before the update, weighted by their ratio to the engine's log-probs
     (decoupled PPO)."""
 
     weighs_rollout_gap: ClassVar[bool] = True
 
-    name: Literal["decoupled_ppo"] = "decoupled_ppo"
-    """Policy loss."""
-    clip_low: UnitInterval = 0.2
-    """The probability ratio is clipped below 1 - clip_low."""
-    clip_high: PositiveFloat = 0.2
-    """The probability ratio is clipped above 1 + clip_high."""
     clip_dual: DualClipBound = None
     """Bound on ratio × advantage for negative advantages; null for none."""
     max_weight: PositiveFloat | None = None
     """Tokens with a larger weight are masked out; null masks none."""
 
 
-class GspoLossConfig(LossSection):
+@_register("clipping:gspo", "one clipped ratio per sequence")
+class GspoLossConfig(LossSection, name="gspo"):
     """One clipped ratio per response, the geometric mean of its tokens' ratios (GSPO)."""
 
-    name: Literal["gspo"] = "gspo"
-    """Policy loss."""
     clip_low: UnitInterval = 3e-4
     """The response's ratio is clipped below 1 - clip_low."""
     clip_high: PositiveFloat = 4e-4
     """The response's ratio is clipped above 1 + clip_high."""
 
 
+@_register("clipping:gmpo", "geometric mean of a sequence's clipped ratios")
 class GmpoLossConfig(LossSection):
     """Geometric mean of a response's token ratios, each clipped in log space (GMPO)."""
 
@@ -81,17 +86,17 @@ class GmpoLossConfig(LossSection):
     """Upper bound on a token's log-ratio if its advantage is positive."""
 
 
-class CispoLossConfig(LossSection):
+@_register("scores:cispo", "log-probs weighted by the clipped ratio")
+class CispoLossConfig(LossSection, name="cispo"):
     """Policy gradient weighted by the clipped ratio, through which no gradient flows (CISPO)."""
 
-    name: Literal["cispo"] = "cispo"
-    """Policy loss."""
     clip_low: UnitInterval = 0.2
     """The weight is at least 1 - clip_low."""
     clip_high: PositiveFloat = 0.28
     """The weight is at most 1 + clip_high."""
 
 
+@_register("scores:sapo", "soft gate in place of the clip")
 class SapoLossConfig(LossSection):
     """Soft gate in place of the clip (SAPO)."""
 
@@ -103,6 +108,8 @@ class SapoLossConfig(LossSection):
     """Steepness of the gate for negative advantages."""
 
 
+@_register("scores:dppo_kl", "masks tokens whose KL divergence is large", name="dppo_kl")
+@_register("scores:dppo_tv", "masks tokens whose probability changed much", name="dppo_tv")
 class DppoLossConfig(LossSection):
     """Masks tokens on which old and new policy diverge too much, by total variation (`dppo_tv`) or KL divergence
     (`dppo_kl`)."""
@@ -117,24 +124,18 @@ class DppoLossConfig(LossSection):
     """Bound on the probability ratio."""
 
 
-class DroLossConfig(LossSection):
+@_register("scores:dro", "policy gradient with a quadratic pull toward the old policy")
+class DroLossConfig(LossSection, name="dro"):
     """Policy gradient with a quadratic pull toward the old policy (DRO)."""
 
-    name: Literal["dro"] = "dro"
-    """Policy loss."""
     beta: PositiveFloat = 0.1
     """Weight of the pull."""
 
 
-class ClipCovLossConfig(LossSection):
+@_register("covariance:clip_cov", "PPO that masks a few tokens of high covariance")
+class ClipCovLossConfig(ClippedRatioSection, name="clip_cov"):
     """PPO that masks a few random tokens with a high covariance between log-prob and advantage (Clip-Cov)."""
 
-    name: Literal["clip_cov"] = "clip_cov"
-    """Policy loss."""
-    clip_low: UnitInterval = 0.2
-    """The probability ratio is clipped below 1 - clip_low."""
-    clip_high: PositiveFloat = 0.2
-    """The probability ratio is clipped above 1 + clip_high."""
     share: Share = 2e-4
     """Share of the tokens that is masked."""
     min_covariance: float = 1.0
@@ -143,17 +144,18 @@ class ClipCovLossConfig(LossSection):
     """Masked tokens have a covariance below this bound."""
 
 
-class KlCovLossConfig(LossSection):
+@_register("covariance:kl_cov", "policy gradient with a penalty on tokens of highest covariance")
+class KlCovLossConfig(LossSection, name="kl_cov"):
     """Policy gradient with a penalty on the tokens with the highest covariance of log-prob and advantage (KL-Cov)."""
 
-    name: Literal["kl_cov"] = "kl_cov"
-    """Policy loss."""
     share: Share = 2e-4
     """Share of the tokens that is penalized."""
     coefficient: NonNegative = 1.0
     """Weight of the penalty, |log-ratio|."""
 
 
+@_register("scores:reinforce", "plain policy gradient, verl's name", name="gpg")
+@_register("scores:reinforce", "plain policy gradient", name="reinforce")
 class ReinforceLossConfig(LossSection):
     """Policy gradient without ratio or clip; both names mean the same."""
 
@@ -161,38 +163,30 @@ class ReinforceLossConfig(LossSection):
     """Policy loss."""
 
 
-class KimiLossConfig(LossSection):
+@_register("scores:kimi", "policy gradient with a quadratic pull, as in Kimi k1.5")
+class KimiLossConfig(LossSection, name="kimi"):
     """Policy gradient with a quadratic pull of the log-ratio toward 0, as in Kimi k1.5."""
 
-    name: Literal["kimi"] = "kimi"
-    """Policy loss."""
     tau: PositiveFloat = 0.1
     """Weight of the pull."""
 
 
-class ToprLossConfig(LossSection):
+@_register("scores:topr", "imitates good responses, unlearns bad ones within bounds")
+class ToprLossConfig(LossSection, name="topr"):
     """Imitation of good responses, and unlearning of bad ones weighted by their ratio, at most 1 (TOPR)."""
 
-    name: Literal["topr"] = "topr"
-    """Policy loss."""
     positive_weight: NonNegative = 1.0
     """Weight of tokens with a positive advantage."""
     negative_weight: NonNegative = 1.0
     """Weight of tokens with a negative advantage."""
 
 
-class DistillationLossConfig(LossSection):
+@_register("clipping:distillation", "policy gradient toward a teacher's log-probs")
+class DistillationLossConfig(ClippedRatioSection, name="distillation"):
     """On-policy distillation from a teacher, `reference.path`: a token's advantage is its log-prob under the teacher
     minus its log-prob under the policy."""
 
     needs_teacher: ClassVar[bool] = True
-
-    name: Literal["distillation"] = "distillation"
-    """Policy loss."""
-    clip_low: UnitInterval = 0.2
-    """The probability ratio is clipped below 1 - clip_low."""
-    clip_high: PositiveFloat = 0.2
-    """The probability ratio is clipped above 1 + clip_high."""
 
 
 class EmbodiedLossConfig(LossSection):
@@ -204,44 +198,14 @@ class EmbodiedLossConfig(LossSection):
     """Policy loss."""
 
 
-class OutsideLossConfig(LossSection):
+class OutsideLossConfig(LossSection, name="outside"):
     """Custom function `(logprobs, targets, options) -> PolicyLoss`, one loss per token, all [M]."""
 
-    name: Literal["outside"] = "outside"
-    """Policy loss."""
     function: str
     """`file.py:function`, `module:function`, or a name that another package registers."""
     options: Annotated[dict[str, Any], Field(default_factory=dict)]
     """Third argument of the function; validated by the function's `config_class`, if it has one."""
 
-
-LOSSES: Registry[Any] = Registry("policy loss", entry_points="quintet.losses")
-"""Losses `(logprobs [M], targets, config) -> PolicyLoss`; see `quintet.algorithms.losses`."""
-_HOME = "quintet.algorithms.losses"
-for _name, _target, _config, _help in (
-    ("ppo", "clipping:ppo", PpoLossConfig, "clipped ratio with separate bounds and dual clip"),
-    (
-        "decoupled_ppo",
-        "clipping:decoupled_ppo",
-        DecoupledPpoLossConfig,
-        "PPO relative to the learner's policy, weighted by its ratio to the engine's",
-    ),
-    ("gspo", "clipping:gspo", GspoLossConfig, "one clipped ratio per sequence"),
-    ("gmpo", "clipping:gmpo", GmpoLossConfig, "geometric mean of a sequence's clipped ratios"),
-    ("cispo", "scores:cispo", CispoLossConfig, "log-probs weighted by the clipped ratio"),
-    ("sapo", "scores:sapo", SapoLossConfig, "soft gate in place of the clip"),
-    ("dppo_tv", "scores:dppo_tv", DppoLossConfig, "masks tokens whose probability changed much"),
-    ("dppo_kl", "scores:dppo_kl", DppoLossConfig, "masks tokens whose KL divergence is large"),
-    ("dro", "scores:dro", DroLossConfig, "policy gradient with a quadratic pull toward the old policy"),
-    ("clip_cov", "covariance:clip_cov", ClipCovLossConfig, "PPO that masks a few tokens of high covariance"),
-    ("kl_cov", "covariance:kl_cov", KlCovLossConfig, "policy gradient with a penalty on tokens of highest covariance"),
-    ("reinforce", "scores:reinforce", ReinforceLossConfig, "plain policy gradient"),
-    ("gpg", "scores:reinforce", ReinforceLossConfig, "plain policy gradient, verl's name"),
-    ("kimi", "scores:kimi", KimiLossConfig, "policy gradient with a quadratic pull, as in Kimi k1.5"),
-    ("topr", "scores:topr", ToprLossConfig, "imitates good responses, unlearns bad ones within bounds"),
-    ("distillation", "clipping:distillation", DistillationLossConfig, "policy gradient toward a teacher's log-probs"),
-):
-    LOSSES.add(_name, f"{_HOME}.{_target}", help=_help, config=_config)
 
 LOSS_UNION = RegistryUnion(LOSSES, LossSection, others=(EmbodiedLossConfig, OutsideLossConfig))
 LossConfig = Annotated[LossSection, LOSS_UNION]

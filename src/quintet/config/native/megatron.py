@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 
-from quintet.config.native.section import Count, Section
+from quintet.config.native.section import Count, ListOf, Section
 
 
 class ConversionConfig(Section):
@@ -20,7 +20,7 @@ class ConversionConfig(Section):
     """Directory of the converted weights; null does not store them."""
     devices: Count | None = 0
     """Number of devices for the conversion; 0 converts on the CPU, null uses all."""
-    device_ranks: Annotated[tuple[Count, ...] | None, Field(strict=False)] = None
+    device_ranks: ListOf[Count] | None = None
     """Device numbers; null uses the first ones."""
     processes: PositiveInt = 1
     """Number of conversion processes."""

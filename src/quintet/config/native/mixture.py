@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from quintet.config.native.envs import EnvConfig, MixedEnvConfig
+from quintet.config.native.envs import EnvConfig
 from quintet.config.native.rollout import RolloutConfig
 
 ALL_ENVS = "all"
 """Stands for all envs together in metric names."""
-ROLLOUT_OVERRIDES = ("think", "max_actions_per_turn", "action_separator")
-"""Keys of `rollout` that an entry of `envs` may override."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,36 +27,6 @@ class RunEnv:
     share: float
     start_states: int | None
     validation_episodes: int
-
-
-def run_envs(
-    env: EnvConfig,
-    envs: Mapping[str, MixedEnvConfig],
-    rollout: RolloutConfig,
-    start_states: int | None,
-    validation_episodes: int,
-) -> tuple[RunEnv, ...]:
-    """Return the entries of `envs` in their order, or `env` alone if there are none."""
-    if not envs:
-        return (RunEnv(env.name, "env", env, rollout, 1.0, start_states, validation_episodes),)
-    parts = apportion(validation_episodes, [entry.share for entry in envs.values()])
-    return tuple(
-        RunEnv(
-            name,
-            f"envs.{name}.env",
-            entry.env,
-            _override(rollout, entry),
-            entry.share,
-            entry.start_states or start_states,
-            entry.validation_episodes or max(1, part),
-        )
-        for (name, entry), part in zip(envs.items(), parts, strict=True)
-    )
-
-
-def _override(rollout: RolloutConfig, entry: MixedEnvConfig) -> RolloutConfig:
-    values = {key: getattr(entry, key) for key in ROLLOUT_OVERRIDES if getattr(entry, key) is not None}
-    return rollout.model_copy(update=values) if values else rollout
 
 
 def apportion(total: int, shares: Sequence[float]) -> list[int]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 
 from quintet.config.capabilities import Capability, Requires
-from quintet.config.native.section import Count, Section
+from quintet.config.native.section import Count, ListOf, Section
 
 REQUIRES_CLUSTER = Requires(Capability.CLUSTER)
 
@@ -26,7 +26,7 @@ class ChannelConfig(Section):
 class ComponentConfig(Section):
     """Devices and processes of one component."""
 
-    devices: Annotated[tuple[Count, ...] | None, Field(strict=False), Requires(Capability.CLUSTER, ((0,), ()))] = None
+    devices: Annotated[ListOf[Count] | None, Requires(Capability.CLUSTER, ((0,), ()))] = None
     """Global device number of each process; null uses all devices, an empty list the CPU."""
     devices_per_worker: Annotated[PositiveInt, REQUIRES_CLUSTER] = 1
     """Devices of one process."""
@@ -45,9 +45,7 @@ class PlacementConfig(Section):
     """Number of nodes."""
     devices_per_node: Annotated[PositiveInt, REQUIRES_CLUSTER] = 1
     """Devices per node."""
-    visible_devices: Annotated[tuple[Count, ...] | None, Field(strict=False), Requires(Capability.CLUSTER, ((0,),))] = (
-        None
-    )
+    visible_devices: Annotated[ListOf[Count] | None, Requires(Capability.CLUSTER, ((0,),))] = None
     """Devices of a node that the run may use; null uses all."""
     colocated: Annotated[bool, REQUIRES_CLUSTER] = True
     """Engine and learners share devices and take turns."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.section import Count, Section, Texts
@@ -91,8 +92,6 @@ class PolicyConfig(Section):
     vla: Annotated[VlaConfig | None, Requires(Capability.EMBODIED)] = None
     """Vision-language-action heads; null for a text policy."""
 
-    @model_validator(mode="after")
-    def _check_single_source(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if (self.path is None) == (self.preset is None):
-            raise ValueError("set either `preset` or `path`, and the other to null")
-        return self
+            yield "set either `preset` or `path`, and the other to null"

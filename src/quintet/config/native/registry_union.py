@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, Literal, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 from pydantic_core import CoreSchema, core_schema
@@ -13,6 +13,33 @@ from pydantic_core import CoreSchema, core_schema
 from quintet.config.native.section import Section
 from quintet.errors import ConfigError
 from quintet.registry import Registry
+
+T = TypeVar("T", bound=type[Section])
+
+
+class NamedSection(Section):
+    """Section that a `name` selects: `class GrpoConfig(AdvantageSection, name="grpo")`."""
+
+    name: str = ""
+    """Name of the entry."""
+
+    def __init_subclass__(cls, name: str | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if name is not None:
+            cls.__annotations__ = cls.__annotations__ | {"name": Literal[name]}
+            cls.name = Field(name, description=cls.model_fields["name"].description)
+
+
+def register(
+    registry: Registry[Any], package: str, target: str, summary: str, name: str | None = None
+) -> Callable[[T], T]:
+    """Return a decorator that registers a config class with `module:function` of a package, under the class's name."""
+
+    def decorate(config: T) -> T:
+        registry.add(name or _names(config)[0], f"{package}.{target}", help=summary, config=config)
+        return config
+
+    return decorate
 
 
 class RegistryUnion:
@@ -59,7 +86,7 @@ class RegistryUnion:
             if entry.config is not None:
                 yield entry.name, self._with_name(entry.name, entry.config)
         for other in self._others:
-            yield from ((name, other) for name in _literals(other))
+            yield from ((name, other) for name in _names(other))
 
     def _with_name(self, name: str, config: type) -> type[Section]:
         if not issubclass(config, self._section):
@@ -67,11 +94,14 @@ class RegistryUnion:
                 f"the config class of {self._registry.kind} {name!r}, {config.__module__}.{config.__qualname__}, "
                 f"is not a subclass of {self._section.__module__}.{self._section.__qualname__}"
             )
-        if name in _literals(config):
+        if name in _names(config):
             return config
-        field: Any = (Literal[name], Field(name, description=f"Name of the {self._registry.kind}."))
         named: Any = create_model(
-            config.__name__, __base__=config, __module__=config.__module__, __doc__=config.__doc__, name=field
+            config.__name__,
+            __base__=config,
+            __module__=config.__module__,
+            __doc__=config.__doc__,
+            __cls_kwargs__={"name": name},
         )
         return cast("type[Section]", named)
 
@@ -83,10 +113,10 @@ class RegistryUnion:
         return json_schema
 
 
-def _literals(config: type[Section]) -> tuple[str, ...]:
-    field = config.model_fields.get("name")
-    is_literal = field is not None and get_origin(field.annotation) is Literal
-    return get_args(field.annotation) if field and is_literal else ()
+def _names(config: type[Section]) -> tuple[str, ...]:
+    """Return the values of `name` that select a class; none for a plugin's class, which is registered without."""
+    annotation = config.model_fields["name"].annotation
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def validate_options(function: Callable[..., Any], options: Mapping[str, Any], key: str) -> Any:
@@ -100,8 +130,8 @@ def validate_options(function: Callable[..., Any], options: Mapping[str, Any], k
     config_class: Any = function if is_config else getattr(function, "config_class", None)
     if config_class is None:
         return options
-    name_field = config_class.model_fields.get("name")
-    name = {"name": function.__name__} if name_field is not None and name_field.is_required() else {}
+    is_unnamed = issubclass(config_class, NamedSection) and not _names(config_class)
+    name = {"name": function.__name__} if is_unnamed else {}
     try:
         return config_class.model_validate(name | dict(options))
     except ValidationError as error:

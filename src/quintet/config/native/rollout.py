@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.envs import SimulatorConfig
-from quintet.config.native.section import Count, NonNegative, Section, Share, Texts
+from quintet.config.native.section import Count, NonNegative, NotEmpty, PositiveShare, Section, Share, Texts
 
 Thoughts = Literal[
     "grounding",
@@ -21,14 +22,13 @@ Thoughts = Literal[
     "worldmodeling_symbolic",
     "grounding_worldmodeling_symbolic",
 ]
-Ratio = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class EngineConfig(Section):
     """Options of the generation engine. `config/checks/engines.py` lists which engine supports which; an unsupported
     option is refused."""
 
-    memory_share: Ratio | None = None
+    memory_share: PositiveShare | None = None
     """Share of device memory for weights and KV cache; fewer requests run concurrently if they do not fit. null sets no
     limit."""
     tensor_parallel: PositiveInt = 1
@@ -51,7 +51,7 @@ class EngineConfig(Section):
     sleep_between_steps: bool = False
     """Free the KV cache during policy updates."""
     offload: bool = False
-    """Offload the engine's weights to main memory and free its KV cache during policy updates. Has no effect on a CPU,
+    """Offload the engine's weights to host memory and free its KV cache during policy updates. Has no effect on a CPU,
     or on weights that the embedded engine shares with the learner."""
     load_format: str | None = None
     """Format of the engine's initial weights: `auto`, `safetensors`, `dummy`, …; the learner's weights replace them
@@ -100,11 +100,9 @@ class EngineConfig(Section):
     executor: Annotated[Literal["mp", "ray"], Requires(Capability.CLUSTER)] = "mp"
     """Executor that starts the processes of an engine on several devices."""
 
-    @model_validator(mode="after")
-    def _check_validate_weights(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.validate_weights_dir is not None and not self.validate_weights:
-            raise ValueError("`validate_weights_dir` needs validate_weights=true")
-        return self
+            yield "`validate_weights_dir` needs validate_weights=true"
 
 
 class SamplingConfig(Section):
@@ -114,7 +112,7 @@ class SamplingConfig(Section):
     """Sample; otherwise decode greedily."""
     temperature: NonNegative = 0.0
     """Sampling temperature; 0 is greedy."""
-    top_p: Ratio = 1.0
+    top_p: PositiveShare = 1.0
     """Sample from the most likely tokens with this cumulative probability."""
     top_k: Count = 0
     """Sample from this number of most likely tokens; 0 keeps the whole vocabulary."""
@@ -141,7 +139,7 @@ class RolloutConfig(Section):
     """Observations in the context, including the current one; null keeps the whole history."""
     max_actions_per_turn: PositiveInt = 1
     """Maximum actions executed from one response; the rest is dropped."""
-    action_separator: Annotated[str, Field(min_length=1)] = "||"
+    action_separator: NotEmpty = "||"
     """Separator between the actions of one response."""
     think: bool = True
     """The policy writes `<think>…</think>` before `<answer>…</answer>`."""
@@ -181,9 +179,9 @@ class RolloutConfig(Section):
     """Sample; otherwise decode greedily, and the episodes of a group only differ by randomness of the env."""
     temperature: Annotated[float, Field(gt=0.0, le=10.0)] = 1.0
     """Temperature of sampling, and of log-probs in training."""
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    top_p: PositiveShare = 1.0
     """Sample from the most likely tokens with this cumulative probability."""
-    top_k: Annotated[int, Field(ge=0)] = 0
+    top_k: Count = 0
     """Sample from this number of most likely tokens; 0 keeps the whole vocabulary."""
     min_p: Share = 0.0
     """Do not sample tokens with a smaller share of the probability of the most likely token."""
@@ -211,29 +209,21 @@ class RolloutConfig(Section):
     """Maximum weight updates between the start of an episode and its training; groups of older episodes are restarted.
     null sets no limit. Needs `async_ratio`."""
 
-    @model_validator(mode="after")
-    def _check_async(self) -> Self:
+    def conflicts(self) -> Iterator[str]:
         if self.async_ratio == 0 and (self.partial or self.max_staleness is not None):
             key = "partial" if self.partial else "max_staleness"
-            raise ValueError(f"`{key}` needs async_ratio > 0: otherwise no episode outlasts its step")
+            yield f"`{key}` needs async_ratio > 0: otherwise no episode outlasts its step"
         if self.async_ratio > 0 and self.engine_options.sleep_between_steps:
-            raise ValueError(
-                "`engine_options.sleep_between_steps` excludes async_ratio > 0: episodes continue during updates"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_sampling(self) -> Self:
+            yield "`engine_options.sleep_between_steps` excludes async_ratio > 0: episodes continue during updates"
         if not self.do_sample and self.temperature != 1.0 and not self.recompute_logprobs:
-            raise ValueError(
+            yield (
                 "`do_sample` = false with a temperature other than 1: an engine's log-probs of greedy "
                 "tokens ignore the temperature; set recompute_logprobs=true, or temperature=1"
             )
         if self.min_response_tokens > self.max_response_tokens:
-            raise ValueError("`min_response_tokens` is more than max_response_tokens")
+            yield "`min_response_tokens` is more than max_response_tokens"
         if self.ignore_end and self.end_token is not None:
-            raise ValueError("`end_token` has no effect with ignore_end=true: leave it out")
-        return self
+            yield "`end_token` has no effect with ignore_end=true: leave it out"
 
 
 class ValidationConfig(Section):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from quintet.config.capabilities import Requires
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
 DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
+UnitInterval = Annotated[float, Field(gt=0.0, lt=1.0)]
 Count = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 NonNegative = Annotated[float, Field(ge=0.0)]
+NotEmpty = Annotated[str, Field(min_length=1)]
 
 
 def _as_list(value: Any) -> Any:
@@ -19,7 +24,9 @@ def _as_list(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-Texts = Annotated[tuple[str, ...], Field(strict=False), BeforeValidator(_as_list)]
+T = TypeVar("T")
+ListOf = Annotated[tuple[T, ...], Field(strict=False)]
+Texts = Annotated[ListOf[str], BeforeValidator(_as_list)]
 
 
 class Section(BaseModel):
@@ -48,6 +55,16 @@ class Section(BaseModel):
             return values
         defaults = {name: info.default for name, info in cls.model_fields.items()}
         return {name: _merge(defaults.get(name), value) for name, value in values.items()}
+
+    def conflicts(self) -> Iterator[str]:
+        """Yield what is wrong with values that are each valid on their own."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _refuse_conflicts(self) -> Self:
+        if problem := next(self.conflicts(), None):
+            raise ValueError(problem)
+        return self
 
 
 def _merge(default: Any, value: Any) -> Any:

@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from quintet.config.capabilities import Capability, Requires
-from quintet.config.native.section import Count, Section, Texts
+from quintet.config.native.section import Count, ListOf, Section, Texts
 
 Content = Literal["model", "optimizer", "extra", "hf_model"]
-Contents = Annotated[tuple[Content, ...], Field(strict=False)]
 UNSUPPORTED_LOGGERS = ("mlflow", "swanlab", "vemlp_wandb", "clearml", "trackio", "file")
 """Loggers of the five frameworks that this version does not support yet."""
 ALL: tuple[Content, ...] = ("model", "optimizer", "extra")
@@ -40,7 +39,7 @@ class TrackingConfig(Section):
     """Name of the run in loggers; null uses `name`."""
     log_dir: Annotated[str | None, Requires(Capability.LOGGERS)] = None
     """Directory of the files of loggers; null uses the run directory."""
-    trajectories_every_steps: Annotated[int, Field(ge=0)] = 10
+    trajectories_every_steps: Count = 10
     """Store the episodes of every n-th step; 0 only stores validation episodes."""
     validation_generations: Annotated[Count, Requires(Capability.LOGGERS)] = 0
     """Number of episodes per validation whose text is sent to the loggers."""
@@ -63,15 +62,15 @@ class TrackingConfig(Section):
 class CheckpointConfig(Section):
     """Checkpoints to resume from."""
 
-    every_steps: Annotated[int, Field(ge=0)] = 10
+    every_steps: Count = 10
     """Save every n-th step; 0 only saves the last."""
     keep: PositiveInt = 2
     """Number of newest checkpoints to keep; older ones are removed."""
-    contents: Contents = ALL
+    contents: ListOf[Content] = ALL
     """Parts to save besides `hf/`, the model in Hugging Face format, and the weights of critic and reference, which are
     always saved: the policy's weights as the learner holds them (`model`), the optimizer state (`optimizer`), and the
     state of data and schedules (`extra`). `hf_model` links `hf/` under verl's name `actor/huggingface`."""
-    load_contents: Contents | None = None
+    load_contents: ListOf[Content] | None = None
     """Parts to load on resume; null loads all that were saved. Without `optimizer` its state starts from zero, without
     `extra` schedules and data order do; without `model` the weights come from `hf/` if `hf_model` is listed, otherwise
     from `policy.path`."""

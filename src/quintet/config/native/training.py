@@ -14,7 +14,7 @@ from quintet.config.native.section import Count, Section, Share, Texts
 class TrainingConfig(Section):
     """Training loop and batch sizes: a step collects groups_per_step × samples_per_group episodes."""
 
-    steps: Annotated[int, Field(ge=0)] = 70
+    steps: Count = 70
     """Number of steps, each a rollout and its updates."""
     groups_per_step: PositiveInt = 32
     """Groups per step, each with one start state or prompt."""
@@ -39,7 +39,7 @@ class WarmStartConfig(Section):
 
     episodes: PositiveInt = 400
     """Number of demonstrations."""
-    updates: Annotated[int, Field(ge=0)] = 250
+    updates: Count = 250
     """Maximum number of optimizer steps."""
     until_success: Share | None = 0.5
     """Stop once the greedy policy succeeds in this share of training episodes. null makes all updates."""

@@ -19,8 +19,9 @@ from quintet.config.dialects.conversion import (
 from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.vagen.dialect import env_keys
 from quintet.config.dialects.vagen.key_values import ENV
+from quintet.config.native.envs import ROLLOUT_OVERRIDES
 from quintet.config.native.experiment import Experiment
-from quintet.config.native.mixture import ROLLOUT_OVERRIDES, RunEnv
+from quintet.config.native.mixture import RunEnv
 from quintet.config.problems import ConfigProblem
 from quintet.errors import ConfigError
 
