@@ -10,6 +10,7 @@ from foreign import changed, converted, natively, translated
 
 from quintet.config.dialects.dialect import Reference
 from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dialects.value_types import ValueType
 from quintet.errors import ConfigError
 
 PPO = {"actor_rollout_ref": {"model": {"path": "some/model"}}}
@@ -21,15 +22,12 @@ ACTOR, MODEL, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", 
 OPTIM = f"{ACTOR}.optim"
 ENGINE = "rollout.engine_options"
 FSDP = f"{ACTOR}.fsdp_config"
-JUDGE = {"reward_model.enable": True}
 OVERLONG = {
     f"reward_model.reward_kwargs.overlong_buffer_cfg.{key}": value for key, value in {"enable": True, "len": 64}.items()
 }
 IN_LOSS = {f"{ACTOR}.use_kl_loss": True}
 IN_REWARD = {"algorithm.use_kl_in_reward": True}
-STEERED = {**IN_REWARD, "algorithm.kl_ctrl.type": "adaptive"}
 DYNAMIC = {f"{ACTOR}.use_dynamic_bsz": True}
-SAMPLED = {f"{ROLLOUT}.val_kwargs.do_sample": True}
 PACKED = {f"{MODEL}.use_remove_padding": True}
 
 Row = tuple[str, Any, Any, str, Any]
@@ -174,29 +172,15 @@ PLAYED: list[Row] = [
     (f"{ROLLOUT}.val_kwargs.n", 4, 0, "validation.sampling.samples", 4),
     (f"{ROLLOUT}.val_kwargs.do_sample", True, 1, "validation.sampling.do_sample", True),
 ]
-WITH: dict[str, dict[str, Any]] = {
+OTHERS: dict[str, dict[str, Any]] = {
     "data.custom_cls.path": {"data.custom_cls.name": "Mine"},
     "data.custom_cls.name": {"data.custom_cls.path": "mine.py"},
-    **{
-        f"reward_model.{key}": JUDGE
-        for key in (
-            *(f"model.{name}" for name in ("input_tokenizer", "path", "external_lib", "trust_remote_code")),
-            *("model.fsdp_config.min_num_params", "model.fsdp_config.param_offload"),
-            *("micro_batch_size_per_gpu", "max_length"),
-        )
-    },
     "reward_model.reward_manager": OVERLONG,
     "custom_reward_function.name": {"custom_reward_function.path": "rules.py"},
     "algorithm.adv_estimator": {f"{ROLLOUT}.n": 8},
-    "algorithm.kl_penalty": IN_REWARD,
-    "algorithm.kl_ctrl.type": IN_REWARD,
-    "algorithm.kl_ctrl.kl_coef": IN_REWARD,
-    "algorithm.kl_ctrl.horizon": STEERED,
-    "algorithm.kl_ctrl.target_kl": STEERED,
+    "algorithm.kl_ctrl.target_kl": {"algorithm.kl_ctrl.type": "adaptive"},
     "trainer.resume_from_path": {"trainer.resume_mode": "resume_path"},
     f"{ACTOR}.ppo_max_token_len_per_gpu": DYNAMIC,
-    f"{ACTOR}.kl_loss_coef": IN_LOSS,
-    f"{ACTOR}.kl_loss_type": IN_LOSS,
     f"{ACTOR}.ulysses_sequence_parallel_size": PACKED,
     f"{REF}.log_prob_micro_batch_size": IN_LOSS,
     f"{REF}.log_prob_micro_batch_size_per_gpu": IN_LOSS,
@@ -206,10 +190,12 @@ WITH: dict[str, dict[str, Any]] = {
     f"{ROLLOUT}.prompt_length": {"data.max_prompt_length": 1024},
     f"{ROLLOUT}.enforce_eager": {f"{ROLLOUT}.free_cache_engine": False},
     f"{ROLLOUT}.log_prob_max_token_len_per_gpu": {f"{ROLLOUT}.log_prob_use_dynamic_bsz": True},
-    f"{ROLLOUT}.engine_kwargs.sglang.attention_backend": {f"{ROLLOUT}.name": "sglang"},
-    **{f"{ROLLOUT}.val_kwargs.{key}": SAMPLED for key in ("top_k", "top_p", "temperature")},
+    "model.fsdp_config.cpu_offload": {"model.fsdp_config.offload_params": True},
+    "model.lora_alpha": {"model.lora_rank": 8},
+    "model.target_modules": {"model.lora_rank": 8},
+    "data.response_dict_keys": {"data.response_key": "answer"},
 }
-"""What a key needs to count."""
+"""Other keys that a key needs, in addition to its condition in the ledger."""
 OF_MEGATRON: list[Row] = [
     ("optimizer", "sgd", "lion", "actor.optimizer.kind", "sgd"),
     ("lr", 3e-6, 0, "actor.optimizer.learning_rate", 3e-6),
@@ -255,28 +241,43 @@ OF_EVALUATION: list[Row] = [
     ("custom_reward_function.path", "rules.py", 1, "evaluation.function", "rules.py:compute_score"),
     ("custom_reward_function.name", "mine", None, "evaluation.function", "rules.py:mine"),
 ]
-NEEDED: dict[str, dict[str, Any]] = {
-    "model.fsdp_config.cpu_offload": {"model.fsdp_config.offload_params": True},
-    "model.fsdp_config.offload_params": {"model.fsdp_config.cpu_offload": True},
-    "model.lora_alpha": {"model.lora_rank": 8},
-    "model.target_modules": {"model.lora_rank": 8},
-    "lr_wsd_decay_style": {f"{OPTIM}.lr_decay_style": "WSD"},
-    "lr_wsd_decay_steps": {f"{OPTIM}.lr_decay_style": "WSD"},
-}
-JUDGED = {"custom_reward_function.name": {"custom_reward_function.path": "rules.py"}}
-CASES = [
-    *((PPO, WITH.get(row[0], {}), row) for row in (*DATA, *TRAINER, *POLICY, *PLAYED)),
-    *((MEGATRON, NEEDED.get(row[0], {}), (f"{OPTIM}.{row[0]}", *row[1:])) for row in OF_MEGATRON),
-    *((SFT, NEEDED.get(row[0], {}), row) for row in OF_SFT),
-    *((EVALUATION, JUDGED.get(row[0], {}), row) for row in OF_EVALUATION),
+OF_AN_SFT_RUN: list[Row] = [
+    ("data.prompt_dict_keys", ["question"], "question", "data.prompt_key", "prompt.question"),
+    ("data.response_key", "answer", 1, "data.response_key", "answer"),
+    ("data.response_dict_keys", ["text"], 1, "data.response_key", "answer.text"),
+    ("data.multiturn.enable", True, 1, "data.messages_key", "messages"),
+    ("data.multiturn.messages_key", "chat", 1, "data.messages_key", "chat"),
+    ("data.max_length", 512, 0, "sft.max_tokens", 512),
+    ("data.micro_batch_size_per_gpu", 2, 0, "sft.sequences_per_pass", 2),
+    ("data.micro_batch_size", 2, 0, "sft.sequences_per_pass", 2),
+    ("optim.betas", [0.8, 0.9], 1, "sft.optimizer.betas", (0.8, 0.9)),
+    ("model.strategy", "fsdp", "ddp", "actor.backend", "fsdp"),
+    ("trainer.total_training_steps", 20, 0, "data.max_steps", 20),
+    ("trainer.seed", 7, -1, "seed", 7),
 ]
-NAMES = [f"{next(iter(plain))}:{row[0]}" for plain, _, row in CASES]
+CASES: list[tuple[dict[str, Any], Row]] = [
+    *((PPO, row) for row in (*DATA, *TRAINER, *POLICY, *PLAYED)),
+    *((MEGATRON, (f"{OPTIM}.{row[0]}", *row[1:])) for row in OF_MEGATRON),
+    *((SFT, row) for row in (*OF_SFT, *OF_AN_SFT_RUN)),
+    *((EVALUATION, row) for row in OF_EVALUATION),
+]
+NAMES = [f"{next(iter(plain))}:{row[0]}" for plain, row in CASES]
 
 
-@pytest.mark.proves("verl", *(case[2][0] for case in CASES), *(f"optim.{case[0]}" for case in OF_MEGATRON))
-@pytest.mark.parametrize(("plain", "others", "row"), CASES, ids=NAMES)
-def test_a_key_reaches_the_run(tmp_path: Path, plain: dict[str, Any], others: dict[str, Any], row: Row) -> None:
+def needed(plain: dict[str, Any], key: str) -> dict[str, Any]:
+    """Values of other keys with which a key has an effect."""
+    specs, values = DIALECTS["verl"].narrowed(plain).specs(), dict(OTHERS.get(key, {}))
+    while key in specs and (condition := specs[key].only_if):
+        key, value = condition
+        values.setdefault(key, value.choices[0] if isinstance(value, ValueType) else value)
+    return values
+
+
+@pytest.mark.proves("verl", *(row[0] for _, row in CASES), *(f"optim.{case[0]}" for case in OF_MEGATRON))
+@pytest.mark.parametrize(("plain", "row"), CASES, ids=NAMES)
+def test_a_key_reaches_the_run(tmp_path: Path, plain: dict[str, Any], row: Row) -> None:
     key, value, illegal, native, expected = row
+    others = needed(plain, key)
     found = converted(tmp_path, "verl", changed(plain, {**others, key: value}))
     assert natively(found, native) == expected
     places = found.composed.provenance
@@ -479,12 +480,12 @@ def test_a_run_lies_where_its_checkpoints_are_wanted(
 def test_other_spellings_are_read_as_the_documented_key(tmp_path: Path, reference: Reference) -> None:
     plain: dict[str, dict[str, Any]] = {"verl_ppo_trainer": PPO, "verl_megatron_optim": MEGATRON}
     inside = f"{ACTOR}." if reference.name == "verl_megatron_optim" else ""
-    values = {row[0]: row[1] for _, _, row in CASES}
+    values = {row[0]: row[1] for _, row in CASES}
     for row in reference.load():
         for alias in row.aliases:
             spelt = f"{inside}{alias}" if alias.startswith("optim.") else alias
-            others = WITH.get(row.key, {}) if reference.name == "verl_ppo_trainer" else {}
-            tree = changed(plain.get(reference.name, {}), {**others, spelt: values[f"{inside}{row.key}"]})
+            base = plain.get(reference.name, {})
+            tree = changed(base, {**needed(base, row.key), spelt: values[f"{inside}{row.key}"]})
             remarks = converted(tmp_path, "verl", tree).composed.remarks
             assert any(remark.startswith(f"{spelt} (") for remark in remarks)
 
@@ -498,36 +499,6 @@ def test_supervised_fine_tuning_takes_its_data_and_its_trainers_keys(tmp_path: P
     assert natively(found, "name") == "gsm8k"
     assert found.composed.experiment.policy.preset is None
     assert translated(found, "verl").lost == {}
-
-
-OF_AN_SFT_RUN: list[tuple[str, Any, Any, str, Any, dict[str, Any]]] = [
-    ("data.prompt_dict_keys", ["question"], "question", "data.prompt_key", "prompt.question", {}),
-    ("data.response_key", "answer", 1, "data.response_key", "answer", {}),
-    ("data.response_dict_keys", ["text"], 1, "data.response_key", "answer.text", {"data.response_key": "answer"}),
-    ("data.multiturn.enable", True, 1, "data.messages_key", "messages", {}),
-    ("data.multiturn.messages_key", "chat", 1, "data.messages_key", "chat", {"data.multiturn.enable": True}),
-    ("data.max_length", 512, 0, "sft.max_tokens", 512, {}),
-    ("data.micro_batch_size_per_gpu", 2, 0, "sft.sequences_per_pass", 2, {}),
-    ("data.micro_batch_size", 2, 0, "sft.sequences_per_pass", 2, {}),
-    ("optim.betas", [0.8, 0.9], 1, "sft.optimizer.betas", (0.8, 0.9), {}),
-    ("model.strategy", "fsdp", "ddp", "actor.backend", "fsdp", {}),
-    ("trainer.total_training_steps", 20, 0, "data.max_steps", 20, {}),
-    ("trainer.seed", 7, -1, "seed", 7, {}),
-]
-
-
-@pytest.mark.proves("verl", *(case[0] for case in OF_AN_SFT_RUN))
-@pytest.mark.parametrize(
-    ("key", "value", "illegal", "native", "expected", "others"), OF_AN_SFT_RUN, ids=[one[0] for one in OF_AN_SFT_RUN]
-)
-def test_a_key_of_an_sft_run_reaches_it(
-    tmp_path: Path, key: str, value: Any, illegal: Any, native: str, expected: Any, others: dict[str, Any]
-) -> None:
-    found = converted(tmp_path, "verl", changed(SFT, {**others, key: value}))
-    assert natively(found, native) == expected
-    assert translated(found, "verl").lost == {}
-    with pytest.raises(ConfigError):
-        converted(tmp_path, "verl", changed(SFT, {**others, key: illegal}))
 
 
 ESTIMATORS: list[tuple[str, dict[str, Any]]] = [
