@@ -95,16 +95,12 @@ def num_gpus(values: ForeignValues) -> int:
 def budgets_to_native(values: ForeignValues, native: NativeBuilder, kinds: Iterable[PassKeys]) -> None:
     """Set the native micro-batch budgets."""
     for keys in kinds:
-        sequences, tokens = None, None
-        if values[keys.dynamic]:
-            tokens, key = values[keys.tokens], keys.tokens
-        elif _uses_total(values, keys):
-            sequences, key = values[keys.total] // _num_replicas(values, keys), keys.total
-        else:
-            sequences, key = values[keys.per_gpu], keys.per_gpu
+        is_dynamic = values[keys.dynamic]
+        key = keys.tokens if is_dynamic else _sequences_key(values, keys)
+        size = values[key] // _num_replicas(values, keys) if key == keys.total else values[key]
         for budget in keys.native:
-            native.set(f"{budget}.sequences", sequences, key, keys.dynamic)
-            native.set(f"{budget}.tokens", tokens, key, keys.dynamic)
+            native.set(f"{budget}.sequences", None if is_dynamic else size, key, keys.dynamic)
+            native.set(f"{budget}.tokens", size if is_dynamic else None, key, keys.dynamic)
 
 
 def budgets_from_native(foreign: ForeignBuilder, documented: Container[str]) -> None:
@@ -135,9 +131,10 @@ def _budget_from_native(foreign: ForeignBuilder, keys: PassKeys) -> None:
         foreign.set(keys.per_gpu, budget.sequences)
 
 
-def _uses_total(values: ForeignValues, keys: PassKeys) -> bool:
-    """Whether the older key, for all GPUs, sets the number of sequences."""
-    return values[keys.total] is not None and not _is_set_to_value(values, keys.per_gpu)
+def _sequences_key(values: ForeignValues, keys: PassKeys) -> str:
+    """Return the key of the number of sequences: the older one, for all GPUs, if only that one is set."""
+    uses_total = values[keys.total] is not None and not _is_set_to_value(values, keys.per_gpu)
+    return keys.total if uses_total else keys.per_gpu
 
 
 def _is_set_to_value(values: ForeignValues, key: str) -> bool:
@@ -177,9 +174,9 @@ def _sequence_problems(values: ForeignValues, step: StepSize, keys: PassKeys) ->
         problem = f"neither it nor {keys.total} sets the number of sequences in one forward pass"
         yield values.problem(keys.per_gpu, problem, f"set it to a number, or {keys.dynamic}=true")
         return
-    key, size = keys.per_gpu, values[keys.per_gpu]
-    if _uses_total(values, keys):
-        key, size = keys.total, values[keys.total]
+    key = _sequences_key(values, keys)
+    size = values[key]
+    if key == keys.total:
         if size % replicas:
             nearest = max(1, round(size / replicas)) * replicas
             problem = f"must be a multiple of {replicas}, from {values.describe(*GPUS)}"
