@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from foreign import changed, converted, natively, translated
 
 from quintet.config.compose import load_experiment
-from quintet.config.dialects.loader import load_foreign
+from quintet.config.dialects.composition.foreign_config import config_from_tree
+from quintet.config.dialects.loader import load_config
 from quintet.config.dialects.registry import DIALECTS
-from quintet.config.dialects.vagen.dialect import ENVS as ENVS_WITH_KEYS
-from quintet.config.dialects.vagen.dialect import env_keys
+from quintet.config.dialects.vagen.dialect import ENVS_WITH_KEYS, env_keys
 from quintet.config.schema import keys
 from quintet.config.translate import translate
 from quintet.errors import ConfigError
@@ -229,9 +228,7 @@ def test_a_run_in_text_that_this_version_can_do_waits_for_nothing(tmp_path: Path
     if env == "sokoban":
         tree["env1"]["env_config"] = {"render_mode": "text", "dim_room": [6, 6], "num_boxes": 1}
     assert converted(tmp_path, "vagen", tree).unsupported == ()
-    path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump(tree))
-    run = load_foreign(path, [], DIALECTS["vagen"]).experiment
+    run = load_config(config_from_tree(tree), DIALECTS["vagen"]).experiment
     assert (run.env.name, run.training.steps, run.training.mini_batches, run.data) == (env, 60, 2, None)
 
 

@@ -14,7 +14,14 @@ from quintet.config.dialects.algorithm_choice import (
     set_options,
 )
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, to_native_value
-from quintet.config.dialects.conversion_rules import Derived, MiniBatches, apply_from_native, apply_to_native, inverted
+from quintet.config.dialects.conversion_rules import (
+    Derived,
+    MiniBatches,
+    Same,
+    apply_from_native,
+    apply_to_native,
+    mapped,
+)
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.supported_runs import require_no_stages
 from quintet.config.dialects.vagen.dialect import VAGEN
@@ -56,6 +63,16 @@ KL_REWARD_COEFFICIENT, KL_CONTROL, KL_TARGET, KL_HORIZON = (
     f"algorithm.kl_ctrl.{key}" for key in ("kl_coef", "type", "target_kl", "horizon")
 )
 MASKED_GAE = {"masked_gae": "gae"}
+KL_IN_REWARD_RULES = (
+    mapped("algorithm.kl.estimator", KL_PENALTY, KL_ESTIMATORS),
+    Same("algorithm.kl.horizon", KL_HORIZON),
+    Derived(
+        "algorithm.kl.target",
+        (KL_TARGET, KL_CONTROL),
+        lambda target, control: target if control == "adaptive" else None,
+        lambda target: (0.1, "fixed") if target is None else (target, "adaptive"),
+    ),
+)
 RULES = (
     MiniBatches(MINI_BATCH, (GROUPS, SAMPLES), ("training.groups_per_step", "training.samples_per_group")),
     # VAGEN counts past turns, the native window the current one, too
@@ -205,10 +222,7 @@ def _kl_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set("algorithm.kl.coefficient", float(values[coefficient]), coefficient)
     native.set("algorithm.kl.apply_to", place, KL_IN_LOSS, KL_IN_REWARD, coefficient)
     if place == "reward":
-        native.set("algorithm.kl.estimator", KL_ESTIMATORS.get(values[KL_PENALTY], values[KL_PENALTY]), KL_PENALTY)
-        native.set("algorithm.kl.horizon", values[KL_HORIZON], KL_HORIZON)
-        target = values[KL_TARGET] if values[KL_CONTROL] == "adaptive" else None
-        native.set("algorithm.kl.target", target, KL_TARGET, KL_CONTROL)
+        apply_to_native(KL_IN_REWARD_RULES, values, native)
 
 
 def base_tree(experiment: Experiment) -> dict[str, Any]:
@@ -257,7 +271,4 @@ def _algorithm_from_native(foreign: ForeignBuilder) -> None:
     foreign.set(KL_REWARD_COEFFICIENT, kl.coefficient)
     if kl.coefficient == 0:
         foreign.set(KL_IN_REWARD, True)
-    foreign.set(KL_PENALTY, inverted(KL_ESTIMATORS).get(kl.estimator, kl.estimator))
-    foreign.set(KL_HORIZON, kl.horizon)
-    foreign.set(KL_CONTROL, "fixed" if kl.target is None else "adaptive")
-    foreign.set(KL_TARGET, 0.1 if kl.target is None else kl.target)
+    apply_from_native(KL_IN_REWARD_RULES, foreign)

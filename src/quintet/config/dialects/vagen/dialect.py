@@ -12,15 +12,15 @@ from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.vagen.key_values import ENV
 from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for
 
-ENVS = ("frozenlake", "sokoban")
+ENVS_WITH_KEYS = ("frozenlake", "sokoban")
 """Environments with keys beyond those in the reference."""
 _PROMPT_SECTIONS = ("data.", "reward_model.", "custom_reward_function.")
 
 
 def env_keys(names: Iterable[str]) -> tuple[KeySpec, ...]:
     """Return the keys of the named environments, and the keys of verl that mean something else with environments."""
-    own = (spec for name in dict.fromkeys(names) if name in ENVS for spec in load_keys("vagen", f"vagen_{name}"))
-    return (*load_keys("vagen", "vagen_any_env"), *own, *load_keys("vagen", "vagen_verl_overrides"))
+    files = ("any_env", *(name for name in dict.fromkeys(names) if name in ENVS_WITH_KEYS), "verl_overrides")
+    return tuple(spec for file in files for spec in load_keys("vagen", f"vagen_{file}"))
 
 
 def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:

@@ -17,7 +17,7 @@ from quintet.config.dialects.conversion import (
     to_native_value,
 )
 from quintet.config.dialects.ledger import KeySpec, load_keys
-from quintet.config.dialects.vagen.dialect import env_keys
+from quintet.config.dialects.vagen.dialect import ENVS_WITH_KEYS, env_keys
 from quintet.config.dialects.vagen.key_values import ENV
 from quintet.config.native.envs import ROLLOUT_OVERRIDES
 from quintet.config.native.experiment import Experiment
@@ -30,12 +30,9 @@ ENVS = ("frozenlake", "sokoban", "svg", "navigation", "primitive_skill")
 """VAGEN's environments with a native counterpart."""
 DEFAULT_START_STATES = 10_000
 """Training start states of the reference."""
-PROMPT_FORMAT, RENDER_MODE, ROOM = (f"env_config.{key}" for key in ("prompt_format", "render_mode", "dim_room"))
+PROMPT_FORMAT, ROOM = "env_config.prompt_format", "env_config.dim_room"
 THINKING_FORMATS = ("free_think", "no_think")
 """Prompt formats that each environment of a run may choose."""
-
-_RolloutValues = dict[str, dict[str, tuple[Any, str]]]
-"""Value and foreign key, by native key of `rollout` and section name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +78,7 @@ def env_sections(values: ForeignValues) -> list[EnvSection]:
 def _specs(env_name: str) -> dict[str, KeySpec]:
     """Return the keys of an environment's section by their name in the section."""
     prefix = f"{ENV}."
-    specs = (*load_keys("vagen", "vagen_env_config"), *env_keys([env_name]))
+    specs = (*env_keys([env_name]), *load_keys("vagen", "vagen_env_config"))
     return {spec.key.removeprefix(prefix): spec for spec in specs if spec.key.startswith(prefix)}
 
 
@@ -128,9 +125,14 @@ def _shared_setting(key: str, value: Any) -> Any:
 def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the run's environment, or several with their shares of the start states."""
     sections = env_sections(values)
-    rollout_values: _RolloutValues = {}
+    rollout_values: dict[str, dict[str, tuple[Any, str]]] = {}
     for section in sections:
-        _env_to_native(section, native, rollout_values)
+        native.set(section.native, {"name": section.env_name}, section.key("env_name"), *FILES)
+        for key, value, *origins in _section_values(section):
+            if key.startswith("env."):
+                native.set(section.native + key.removeprefix("env"), value, *origins)
+            else:
+                rollout_values.setdefault(key, {})[section.name] = (value, *origins)
     for key, by_section in rollout_values.items():
         _rollout_to_native(key, by_section, native)
     sizes = {section.name: section["train_size"] for section in sections}
@@ -146,25 +148,20 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     )
 
 
-def _env_to_native(section: EnvSection, native: NativeBuilder, rollout_values: _RolloutValues) -> None:
-    """Set the native environment of a section, and collect its values of `rollout` keys."""
-    native.set(section.native, {"name": section.env_name}, section.key("env_name"), *FILES)
-    native.set(f"{section.native}.render", section[RENDER_MODE], section.key(RENDER_MODE))
+def _section_values(section: EnvSection) -> Iterator[tuple[str, Any, str] | tuple[str, Any]]:
+    """Yield the keys of `env` and `rollout` that a section sets, with value and foreign key."""
     for option, spec in _specs(section.env_name).items():
-        key, value = spec.native[0], to_native_value(spec, section[option])
-        if spec.direct and key.startswith("env."):
-            native.set(section.native + key.removeprefix("env"), value, section.key(option))
-        elif spec.direct:
-            rollout_values.setdefault(key, {})[section.name] = (value, section.key(option))
+        if spec.direct:
+            yield spec.native[0], to_native_value(spec, section[option]), section.key(option)
     form, origin = section[PROMPT_FORMAT], section.key(PROMPT_FORMAT)
-    thoughts = None if form in THINKING_FORMATS else form
-    rollout_values.setdefault("rollout.think", {})[section.name] = (form != "no_think", origin)
-    rollout_values.setdefault("rollout.thoughts", {})[section.name] = (thoughts, origin)
+    yield "rollout.think", form != "no_think", origin
+    yield "rollout.thoughts", None if form in THINKING_FORMATS else form, origin
     if section.env_name == "sokoban":
-        for side, cells in zip(("height", "width"), section[ROOM], strict=True):
-            native.set(f"{section.native}.{side}", cells, section.key(ROOM))
-    if section.env_name in ("frozenlake", "sokoban"):
-        native.set(f"{section.native}.observation", "grid")
+        height, width = section[ROOM]
+        yield "env.height", height, section.key(ROOM)
+        yield "env.width", width, section.key(ROOM)
+    if section.env_name in ENVS_WITH_KEYS:
+        yield "env.observation", "grid"
 
 
 def _rollout_to_native(key: str, by_section: Mapping[str, tuple[Any, str]], native: NativeBuilder) -> None:
@@ -210,7 +207,6 @@ def envs_from_native(foreign: ForeignBuilder) -> None:
             value = to_foreign_value(spec, getattr(env.config if section == "env" else env.rollout, field, None))
             if spec.direct and spec.value_type.accepts(value):
                 foreign.set(f"{name}.{option}", value)
-        foreign.set(f"{name}.{RENDER_MODE}", getattr(env.config, "render", "text"))
         form = env.rollout.thoughts or ("free_think" if env.rollout.think else "no_think")
         foreign.set(f"{name}.{PROMPT_FORMAT}", form)
         if env.config.name == "sokoban":
@@ -225,10 +221,9 @@ def _train_sizes(run: Experiment) -> list[int]:
     In total they are at least as many as in the reference.
     """
     shares = [Fraction(env.share).limit_denominator(DEFAULT_START_STATES) for env in run.played]
-    unit = math.lcm(*(share.denominator for share in shares))
-    parts = [int(share * unit) for share in shares]
-    common = math.gcd(*parts)
-    parts = [part // common for part in parts]
+    numerators, denominators = zip(*(share.as_integer_ratio() for share in shares), strict=True)
+    unit = Fraction(math.gcd(*numerators), math.lcm(*denominators))
+    parts = [int(share / unit) for share in shares]
     total = max(DEFAULT_START_STATES, run.training.steps * run.training.groups_per_step)
     repeats = -(-total // sum(parts))
     return [env.start_states or part * repeats for env, part in zip(run.played, parts, strict=True)]
