@@ -71,7 +71,7 @@ class GenerateEngine:
         self._waiting.append(request)
 
     def step(self) -> list[Generation]:
-        from quintet.records import Generation, StopReason
+        from quintet.records import FinishReason, Generation
 
         torch, asked = self._torch, self._waiting
         self._waiting = []
@@ -82,7 +82,7 @@ class GenerateEngine:
             ids[row, width - len(request.prompt) :] = torch.tensor(request.prompt)
             mask[row, width - len(request.prompt) :] = 1
         first = asked[0]
-        ends = list(first.stop_ids) or None
+        ends = list(first.stop_token_ids) or None
         with torch.inference_mode():
             out = self._model.generate(
                 ids.to(self._model.device),
@@ -98,9 +98,9 @@ class GenerateEngine:
             )
         answers = []
         for request, row in zip(asked, out[:, width:].tolist(), strict=True):
-            end = next((i for i, token in enumerate(row) if token in request.stop_ids), len(row) - 1)
+            end = next((i for i, token in enumerate(row) if token in request.stop_token_ids), len(row) - 1)
             tokens = tuple(row[: min(end + 1, request.max_tokens)])
-            reason = StopReason.STOP if tokens[-1] in request.stop_ids else StopReason.LENGTH
+            reason = FinishReason.STOP if tokens[-1] in request.stop_token_ids else FinishReason.LENGTH
             answers.append(Generation(request.id, tokens, (0.0,) * len(tokens), reason, 0))
         return answers
 

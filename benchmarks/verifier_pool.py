@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quintet.config.native.data import RewardConfig
-from quintet.records import Question, Response, RewardResult
+from quintet.records import PromptRow, Response, RewardResult
 from quintet.rewards.factory import RewardScorer, build_verifier_scorer
 
 SOURCE = "lighteval/MATH"
@@ -49,7 +49,7 @@ def judged(judge: RewardScorer, rows: list[tuple[str, str]]) -> tuple[float, lis
     """Return the seconds from the first answer to the last score."""
     started = time.perf_counter()
     for number, (content, truth) in enumerate(rows):
-        question = Question(number, SOURCE, (), truth)
+        question = PromptRow(number, SOURCE, (), truth)
         judge.submit(Response(number, question, f"Step by step, so the answer is $\\boxed{{{content}}}$.", 12))
     verdicts = judge.drain()
     return time.perf_counter() - started, verdicts

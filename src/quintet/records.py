@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class StopReason(StrEnum):
+class FinishReason(StrEnum):
     """Why generation of a response ended; counted under `response/stop_reason/<value>`."""
 
     STOP = "stop"
@@ -78,28 +78,29 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Error recorded as data: where it happened (`reset`, `step`, `engine`, `reward`), type and message."""
+    """Error recorded as data: where it happened (`reset`, `step`, `engine`, `reward`), error type and message."""
 
     where: str
-    kind: str
+    error_type: str
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PromptRow:
     """Row of a data file: the prompt, and the fields to verify responses with.
 
-    >>> Question(id=7, source="openai/gsm8k", messages=({"role": "user", "content": "2 + 3 = ?"},), truth="5").truth
+    >>> messages = ({"role": "user", "content": "2 + 3 = ?"},)
+    >>> PromptRow(id=7, data_source="openai/gsm8k", messages=messages, ground_truth="5").ground_truth
     '5'
     """
 
     id: int
     """Number of the row over all files."""
-    source: str
+    data_source: str
     """Data source, which selects the verifier; empty if the row has none."""
     messages: tuple[Mapping[str, Any], ...]
     """Chat messages, each with `role` and `content`."""
-    truth: Any = None
+    ground_truth: Any = None
     """Ground truth."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further fields for the reward function."""
@@ -112,7 +113,7 @@ class Response:
     """Response of the policy to be scored. `tokens` is its length; the caller chooses `id`."""
 
     id: int
-    question: Question
+    prompt_row: PromptRow
     text: str
     tokens: int
 
@@ -123,9 +124,9 @@ class RewardResult:
 
     id: int
     score: float
-    parts: Mapping[str, float] = field(default_factory=dict)
-    """Parts of the reward and further metrics by name; `acc` is the correctness, 0 to 1."""
-    predicted: str | None = None
+    reward_components: Mapping[str, float] = field(default_factory=dict)
+    """Components of the reward and further metrics by name; `acc` is the correctness, 0 to 1."""
+    extracted_answer: str | None = None
     """Extracted answer, for majority votes."""
     failure: Failure | None = None
     """Why scoring failed; `score` is then that of a wrong response."""
@@ -154,12 +155,12 @@ class Request:
     """Divides positive and multiplies negative logits of tokens in the prompt or response so far (Keskar et al. 2019,
     arXiv:1909.05858)."""
     min_tokens: int = 0
-    """Minimum length of the response: `stop_ids` are not sampled before."""
-    stop_ids: tuple[int, ...] = ()
+    """Minimum length of the response: `stop_token_ids` are not sampled before."""
+    stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the response and are its last token; empty continues to `max_tokens`."""
-    stop_texts: tuple[str, ...] = ()
+    stop_strings: tuple[str, ...] = ()
     """Texts that end the response wherever they occur, also across token boundaries."""
-    keep: bool = False
+    keep_kv_cache: bool = False
     """The conversation continues: keep the KV cache for the next request with this `id`."""
 
 
@@ -174,13 +175,13 @@ class Generation:
     id: int
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    stop: StopReason
+    finish_reason: FinishReason
     weight_version: int
     """Version of the weights that generated the first token."""
-    switches: tuple[tuple[int, int], ...] = ()
+    version_changes: tuple[tuple[int, int], ...] = ()
     """`(index, version)` per weight update during generation: newer weights from this token on."""
     failure: Failure | None = None
-    """Why the engine failed, for `StopReason.FAILED`."""
+    """Why the engine failed, for `FinishReason.FAILED`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ class Turn:
 
     >>> Turn(observation="_ P G", prompt=(1, 2), continues=False, tokens=(7, 3), logprobs=(-0.1, -0.2),
     ...      weight_version=4, text="<answer> Right </answer>", actions=("Right",), valid_format=True,
-    ...      reward=1.0, stop=StopReason.STOP).actions
+    ...      reward=1.0, finish_reason=FinishReason.STOP).actions
     ('Right',)
     """
 
@@ -210,12 +211,12 @@ class Turn:
     valid_format: bool
     reward: float
     """Sum of the env's rewards in this turn and the format penalty."""
-    stop: StopReason
+    finish_reason: FinishReason
     frames: tuple[str, ...] = ()
     """Text of the env after each executed action."""
     images: tuple[np.ndarray, ...] = ()
-    switches: tuple[tuple[int, int], ...] = ()
-    """See `Generation.switches`."""
+    version_changes: tuple[tuple[int, int], ...] = ()
+    """See `Generation.version_changes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,11 +230,11 @@ class Trajectory:
     turns: tuple[Turn, ...]
     outcome: Outcome
     failure: Failure | None = None
-    parts: Mapping[str, float] = field(default_factory=dict)
-    """Parts of the reward by name, if the reward function returns them."""
-    predicted: str | None = None
+    reward_components: Mapping[str, float] = field(default_factory=dict)
+    """Components of the reward by name, if the reward function returns them."""
+    extracted_answer: str | None = None
     """Answer that a verifier extracted from the response."""
-    kind: str | None = None
+    env_type: str | None = None
     """Type of the env, if `env` is a user-defined name."""
 
     @property
@@ -294,8 +295,8 @@ class Batch:
     """int64 [N], the same number for turns of a group with the same observation."""
     baseline: torch.Tensor | None = None
     """float32 [R], reward of a greedy episode from the same start state."""
-    parts: Mapping[str, torch.Tensor] | None = None
-    """Parts of the rewards by name, each float32 [R]."""
+    reward_components: Mapping[str, torch.Tensor] | None = None
+    """Components of the rewards by name, each float32 [R]."""
     values: torch.Tensor | None = None
     """float32 [N], value estimate of the critic before each token."""
     advantages: torch.Tensor | None = None

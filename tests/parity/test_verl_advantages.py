@@ -79,7 +79,7 @@ class PackedBatch:
             rewards=self.pack(given(self.kind, "rewards")),
             sum_squared_probs=self.pack(given(self.kind, "squared_mass")),
             baseline=given(self.kind, "baseline"),
-            parts={part: given(self.kind, part) for part in ("part_right", "part_form")},
+            reward_components={part: given(self.kind, part) for part in ("part_right", "part_form")},
             values=self.pack(given(self.kind, "values")),
         )
 

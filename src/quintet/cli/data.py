@@ -194,10 +194,17 @@ def _cells(rows: Any, count: int, config: Any, model: str | None) -> Iterator[li
 
         form = PromptFormat(load_tokenizer(model), config.template, max_tokens=1)
     for number in range(count):
-        question = reader.read(rows[number], number, rows.describe_row(number))
-        tokens = [] if form is None else [str(len(form.untruncated_tokens(question)))]
-        prompt = "\n".join(f"{message['role']}: {_short(message['content'])}" for message in question.messages)
-        yield [str(number), *tokens, question.source, prompt, _short(question.truth), _short(question.response)]
+        prompt_row = reader.read(rows[number], number, rows.describe_row(number))
+        tokens = [] if form is None else [str(len(form.untruncated_tokens(prompt_row)))]
+        prompt = "\n".join(f"{message['role']}: {_short(message['content'])}" for message in prompt_row.messages)
+        yield [
+            str(number),
+            *tokens,
+            prompt_row.data_source,
+            prompt,
+            _short(prompt_row.ground_truth),
+            _short(prompt_row.response),
+        ]
 
 
 def _short(value: object) -> str:

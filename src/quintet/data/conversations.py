@@ -72,15 +72,15 @@ def parse_conversation(
     """
     if config.messages_key is not None:
         return Conversation(_with_system_prompt(_messages(row, config.messages_key, row_name), config.system_prompt))
-    question = RowReader(config).read(row, number, row_name)
-    if question.response is None:
+    prompt_row = RowReader(config).read(row, number, row_name)
+    if prompt_row.response is None:
         message = f"{row_name} has no response to train on"
         hint = f"set data.response_key to its column; columns: {', '.join(row)}"
         raise ConfigError(message, key="data.response_key", value=config.response_key, source=row_name, hint=hint)
     if rendered:
-        return Conversation(prompt=str(question.messages[-1]["content"]), answer=question.response)
-    answer = {"role": ASSISTANT, "content": question.response}
-    return Conversation((*question.messages, answer), first_trained=len(question.messages))
+        return Conversation(prompt=str(prompt_row.messages[-1]["content"]), answer=prompt_row.response)
+    answer = {"role": ASSISTANT, "content": prompt_row.response}
+    return Conversation((*prompt_row.messages, answer), first_trained=len(prompt_row.messages))
 
 
 def _messages(row: Mapping[str, Any], column: str, row_name: str) -> tuple[Message, ...]:

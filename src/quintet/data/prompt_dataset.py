@@ -11,7 +11,7 @@ from quintet.data.prompt_source import open_rows
 from quintet.data.prompt_split import PromptSplit
 from quintet.data.row_reader import RowReader
 from quintet.errors import ConfigError
-from quintet.records import Question
+from quintet.records import PromptRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -21,7 +21,7 @@ MAX_CHECKED_ROWS = 1000
 
 
 class PromptDataset:
-    """Questions by number, training rows before validation rows; `prompt(number)` returns their tokens.
+    """Prompts by number, training rows before validation rows; `prompt(number)` returns their tokens.
 
     Numbers are also the start states of episodes, see `quintet.envs.start_states`.
     """
@@ -34,7 +34,7 @@ class PromptDataset:
 
     @classmethod
     def from_config(cls, config: Experiment, tokenizer: PreTrainedTokenizerFast) -> PromptDataset:
-        """Read the questions of a run.
+        """Read the prompts of a run.
 
         Raises:
             ConfigError: files, columns, templates or lengths do not match the configuration.
@@ -52,7 +52,7 @@ class PromptDataset:
         )
         return cls(train, validation)
 
-    def __getitem__(self, number: int) -> Question:
+    def __getitem__(self, number: int) -> PromptRow:
         return self._validation[number - len(self.train)] if number >= len(self.train) else self.train[number]
 
     def prompt(self, number: int) -> tuple[int, ...]:
@@ -62,31 +62,31 @@ class PromptDataset:
 
     def sources(self) -> set[str]:
         """Return the sources of the first rows of each split, to detect missing reward functions early."""
-        questions_to_check = (
-            questions[row]
-            for questions in (self.train, self._validation)
-            for row in range(min(MAX_CHECKED_ROWS, len(questions)))
+        checked_rows = (
+            prompt_rows[row]
+            for prompt_rows in (self.train, self._validation)
+            for row in range(min(MAX_CHECKED_ROWS, len(prompt_rows)))
         )
-        return {question.source for question in questions_to_check}
+        return {prompt_row.data_source for prompt_row in checked_rows}
 
     def take(self, count: int) -> list[int]:
-        """Return the next training questions, and start tokenizing those after them."""
+        """Return the next training prompts, and start tokenizing those after them."""
         rows = self._sampler.take(count)
         self.train.prepare(self._sampler.peek(count))
         return rows
 
     def held_out(self) -> list[int]:
-        """Return all validation questions, each time in another order if `data.validation_shuffle` is set."""
+        """Return all validation prompts, each time in another order if `data.validation_shuffle` is set."""
         rows = [row for batch in self._validation.batches(self._validations) for row in batch]
         self._validations += 1
         return [len(self.train) + row for row in rows]
 
     def demonstrated(self, count: int) -> list[int]:
-        """Return the first training questions, from which a warm start learns."""
+        """Return the first training prompts, from which a warm start learns."""
         return list(range(min(count, len(self.train))))
 
     def warm_start_check_starts(self, count: int) -> list[int]:
-        """Return the last training questions, the last ones from which a warm start learns."""
+        """Return the last training prompts, the last ones from which a warm start learns."""
         return list(range(max(0, len(self.train) - count), len(self.train)))
 
     def state(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def iter_training_texts(config: DataConfig) -> Iterator[str]:
     rows, _ = open_rows(config.train_files, "data.train_files", config.cache_dir)
     reader = RowReader(config)
     for number in range(len(rows)):
-        question = reader.read(rows[number], number, rows.describe_row(number))
-        for message in question.messages:
+        prompt_row = reader.read(rows[number], number, rows.describe_row(number))
+        for message in prompt_row.messages:
             yield f"{message['role']}\n{message['content']}\n"
-        yield f"assistant\n{question.response or ''}"
+        yield f"assistant\n{prompt_row.response or ''}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from quintet.data.chat_templates import KEY, chat_template
 from quintet.errors import ConfigError
-from quintet.records import Question
+from quintet.records import PromptRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -69,7 +69,7 @@ class PromptFormat:
                 hint=f"set {KEY} to a template such as chatml, or to none for plain text",
             )
 
-    def text(self, question: Question) -> str:
+    def text(self, prompt_row: PromptRow) -> str:
         """Return the prompt as text, including the beginning of the response.
 
         Raises:
@@ -80,27 +80,27 @@ class PromptFormat:
         template_arguments = {} if self._template.thinking is None else {"enable_thinking": self._template.thinking}
         try:
             text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in question.messages],
+                [dict(message) for message in prompt_row.messages],
                 chat_template=self._template.text,
                 tokenize=False,
                 add_generation_prompt=True,
                 **template_arguments,
             )
         except (TemplateError, TypeError, KeyError) as error:
-            message = f"{KEY}: the chat template cannot be applied to row {question.id}: {error}"
+            message = f"{KEY}: the chat template cannot be applied to row {prompt_row.id}: {error}"
             raise ConfigError(
                 message, key=KEY, hint="use roles that the template supports, or another template"
             ) from error
         return f"{text}{self._template.response_prefix}"
 
-    def untruncated_tokens(self, question: Question) -> tuple[int, ...]:
+    def untruncated_tokens(self, prompt_row: PromptRow) -> tuple[int, ...]:
         """Return all tokens of a prompt."""
-        return tuple(self._tokenizer.encode(self.text(question), add_special_tokens=False))
+        return tuple(self._tokenizer.encode(self.text(prompt_row), add_special_tokens=False))
 
-    def tokens(self, question: Question, place: str) -> tuple[int, ...]:
+    def tokens(self, prompt_row: PromptRow, place: str) -> tuple[int, ...]:
         """Return the tokens of a prompt, truncated if necessary; `place` names the row in errors.
 
         Raises:
             ConfigError: the prompt is too long and `data.truncation` is `error`.
         """
-        return truncate(self.untruncated_tokens(question), self._limit, self._truncation, place)
+        return truncate(self.untruncated_tokens(prompt_row), self._limit, self._truncation, place)

@@ -1,4 +1,4 @@
-"""All rows of a split as questions and prompts, before filtering."""
+"""All rows of a split as prompts, before filtering."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quintet.data.prompt_format import PromptFormat
 from quintet.data.row_reader import RowReader
 from quintet.data.tables import ConcatenatedRows, open_table
 from quintet.errors import ConfigError
-from quintet.records import Question
+from quintet.records import PromptRow
 from quintet.registry import load_user_object
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class _CustomRows:
 
 
 class PromptRows:
-    """Questions by row number over all files."""
+    """Prompts by row number over all files."""
 
     def __init__(
         self, config: DataConfig, tokenizer: PreTrainedTokenizerFast, max_prompt_tokens: int, split: SplitName
@@ -90,24 +90,24 @@ class PromptRows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, number: int) -> Question:
+    def __getitem__(self, number: int) -> PromptRow:
         """
         Raises:
             ConfigError: the row cannot be read, or a column is missing.
         """
         return self._reader.read(self._rows[number], number, self._rows.describe_row(number))
 
-    def text(self, question: Question) -> str:
+    def text(self, prompt_row: PromptRow) -> str:
         """Return a prompt as text, with the chat template applied."""
-        return self._prompt_format.text(question)
+        return self._prompt_format.text(prompt_row)
 
-    def tokens(self, question: Question) -> tuple[int, ...]:
+    def tokens(self, prompt_row: PromptRow) -> tuple[int, ...]:
         """Return a prompt's tokens, truncated according to `data.truncation`.
 
         Raises:
             ConfigError: the prompt is too long and `data.truncation` is `error`.
         """
-        return self._prompt_format.tokens(question, self._rows.describe_row(question.id))
+        return self._prompt_format.tokens(prompt_row, self._rows.describe_row(prompt_row.id))
 
     def num_tokens(self, number: int) -> int:
         """Return the number of tokens of a row's untruncated prompt."""

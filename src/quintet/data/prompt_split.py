@@ -1,4 +1,4 @@
-"""Questions and prompts of one split: filtered, sampled, tokenized and cached."""
+"""Prompts of one split: filtered, sampled, tokenized and cached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quintet.data.prompt_source import PromptRows, SplitName
 from quintet.data.prompt_workers import PromptWorkers
 from quintet.data.row_order import RowOrder, RowSampler, sample_rows
 from quintet.errors import ConfigError
-from quintet.records import Question
+from quintet.records import PromptRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -29,9 +29,9 @@ CreateWorkers = Callable[[int], PromptWorkers]
 
 
 class PromptSplit:
-    """The used rows of a split: `split[row]` is a `Question`, `split.prompt(row)` its tokens.
+    """The used rows of a split: `split[row]` is a `PromptRow`, `split.prompt(row)` its tokens.
 
-    Rows are numbered from 0 without filtered ones; `Question.id` is the row number over all files. Create it with
+    Rows are numbered from 0 without filtered ones; `PromptRow.id` is the row number over all files. Create it with
     `PromptSplit.from_config`.
     """
 
@@ -91,23 +91,23 @@ class PromptSplit:
     def __len__(self) -> int:
         return len(self._row_numbers)
 
-    def __getitem__(self, row: int) -> Question:
-        """Return a row as a question; `data.keep_*` add entries to its `extra`, under verl's names.
+    def __getitem__(self, row: int) -> PromptRow:
+        """Return a row; `data.keep_*` add entries to its `extra`, under verl's names.
 
         Raises:
             ConfigError: the row cannot be read, or a column is missing.
         """
-        config, question = self._config, self._source[int(self._row_numbers[row])]
+        config, prompt_row = self._config, self._source[int(self._row_numbers[row])]
         extra: dict[str, Any] = {}
         if config.keep_raw_tokens:
-            extra["raw_prompt_ids"] = list(self._tokens(row, question))
+            extra["raw_prompt_ids"] = list(self._tokens(row, prompt_row))
         if config.keep_messages:
-            extra["raw_prompt"] = [dict(message) for message in question.messages]
+            extra["raw_prompt"] = [dict(message) for message in prompt_row.messages]
         if config.keep_text:
-            extra["full_prompts"] = self._source.text(question)
-        return replace(question, extra={**question.extra, **extra}) if extra else question
+            extra["full_prompts"] = self._source.text(prompt_row)
+        return replace(prompt_row, extra={**prompt_row.extra, **extra}) if extra else prompt_row
 
-    def __iter__(self) -> Iterator[Question]:
+    def __iter__(self) -> Iterator[PromptRow]:
         return (self[row] for row in range(len(self)))
 
     @property
@@ -163,12 +163,12 @@ class PromptSplit:
             self._workers.close()
         self._workers = None
 
-    def _tokens(self, row: int, question: Question | None) -> tuple[int, ...]:
+    def _tokens(self, row: int, prompt_row: PromptRow | None) -> tuple[int, ...]:
         while row not in self._prompts and self._workers is not None and self._workers.is_pending(row):
             for received_row, tokens in self._workers.receive_tokens():
                 self._cache(received_row, tokens)
         if row not in self._prompts:
-            self._cache(row, self._source.tokens(question or self._source[int(self._row_numbers[row])]))
+            self._cache(row, self._source.tokens(prompt_row or self._source[int(self._row_numbers[row])]))
         self._prompts.move_to_end(row)
         return self._prompts[row]
 

@@ -1,4 +1,4 @@
-"""Conversion of data rows to `Question`.
+"""Conversion of data rows to `PromptRow`.
 
 Supported are the rows of verl (`data_source`, `prompt` as chat messages, `reward_model` with `ground_truth`,
 `extra_info`), RLinf (`prompt` with `answer` or `solutions`), ROLL (`instruction`, `prompt` or `messages` with
@@ -13,7 +13,7 @@ from typing import Any
 
 from quintet.config.native.data import DataConfig
 from quintet.errors import ConfigError, nearest
-from quintet.records import Question
+from quintet.records import PromptRow
 
 Message = Mapping[str, Any]
 TRUTH_COLUMNS = ("ground_truth", "answer", "solution", "solutions", "target", "label")
@@ -28,8 +28,8 @@ class RowReader:
     def __init__(self, config: DataConfig) -> None:
         self._config = config
 
-    def read(self, row: Mapping[str, Any], number: int, row_name: str) -> Question:
-        """Return the question of a row; `number` is the row number over all files, `row_name` names it in errors.
+    def read(self, row: Mapping[str, Any], number: int, row_name: str) -> PromptRow:
+        """Convert a row; `number` is the row number over all files, `row_name` names it in errors.
 
         Raises:
             ConfigError: a column is missing, or has an unexpected type.
@@ -40,11 +40,11 @@ class RowReader:
                 "data.image_key", image_column, row_name, "contains images, which are not supported", "remove them"
             )
         messages, response = self._conversation(row, row_name)
-        return Question(
+        return PromptRow(
             id=number,
-            source=self._source(row),
+            data_source=self._source(row),
             messages=messages,
-            truth=self._truth(row, row_name),
+            ground_truth=self._truth(row, row_name),
             extra=self._extra(row),
             response=self._response(row, row_name) or response,
         )
@@ -80,10 +80,10 @@ class RowReader:
             mapping = _mapping(value)
             return mapping["ground_truth"] if mapping is not None and "ground_truth" in mapping else value
         candidates = (row[name] for name in TRUTH_COLUMNS if row.get(name) is not None)
-        truth = next(candidates, MISSING)
-        if truth is MISSING and value is MISSING and self._config.truth_key != DEFAULT_TRUTH_COLUMN:
+        ground_truth = next(candidates, MISSING)
+        if ground_truth is MISSING and value is MISSING and self._config.truth_key != DEFAULT_TRUTH_COLUMN:
             raise _missing_column(row, self._config.truth_key, "data.truth_key", row_name)
-        return None if truth is MISSING else truth
+        return None if ground_truth is MISSING else ground_truth
 
     def _extra(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the mapping in the column, or without this column all columns that are not used otherwise."""

@@ -116,4 +116,4 @@ class _EnvWorker:
 
 
 def _failure_message(failure: Failure) -> Message:
-    return {"where": failure.where, "kind": failure.kind, "message": failure.message}
+    return {"where": failure.where, "kind": failure.error_type, "message": failure.message}

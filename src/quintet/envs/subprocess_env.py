@@ -112,7 +112,9 @@ class SubprocessVectorEnv:
             self._process_io(math.inf)
         if self._start_failure is not None:
             failure, self._start_failure = self._start_failure, None
-            message = failure.message if failure.kind == "ConfigError" else f"{failure.kind}: {failure.message}"
+            message = (
+                failure.message if failure.error_type == "ConfigError" else f"{failure.error_type}: {failure.message}"
+            )
             raise ConfigError(message, key="env.path", value=getattr(self._config, "path", None))
 
     def close(self) -> None:

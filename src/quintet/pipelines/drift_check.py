@@ -278,7 +278,7 @@ def _run_episodes(components: Components, count: int) -> list[Trajectory]:
     ]
     if not completed:
         failure = next((episode.failure for episode in trajectories if episode.failure is not None), None)
-        cause = f"{failure.where}: {failure.kind}: {failure.message}" if failure else "no prompt fits"
+        cause = f"{failure.where}: {failure.error_type}: {failure.message}" if failure else "no prompt fits"
         raise MachineError(f"no episode could be run ({cause})", "fix that, then check again")
     return completed
 

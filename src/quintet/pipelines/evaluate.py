@@ -117,7 +117,7 @@ class _ResultWriter:
     def add(self, number: int, sample: Sample, failure: Failure | None, shown: Mapping[str, Any]) -> None:
         """Add the result of that number; `shown` are further values of its line."""
         if failure is not None:
-            self.failures[sample.source][failure.kind] += 1
+            self.failures[sample.source][failure.error_type] += 1
         line = json.dumps({**_line(sample, failure), **shown}, ensure_ascii=False)
         heapq.heappush(self._queue, (number, sample, line))
         while self._queue and self._queue[0][0] == len(self.samples):
@@ -132,8 +132,10 @@ def _line(sample: Sample, failure: Failure | None) -> dict[str, Any]:
         "source": sample.source,
         "prompt": sample.prompt,
         "score": sample.score,
-        "parts": {name: value if math.isfinite(value) else None for name, value in sample.parts.items()},
-        "predicted": sample.predicted,
+        "reward_components": {
+            name: value if math.isfinite(value) else None for name, value in sample.reward_components.items()
+        },
+        "extracted_answer": sample.extracted_answer,
         "failure": None if failure is None else asdict(failure),
     }
 
@@ -220,9 +222,13 @@ def evaluate_stored(composed: ComposedConfig, console: Console) -> Evaluation:
 
 
 def _add_stored(writer: _ResultWriter, answer: Response, verdict: RewardResult) -> None:
-    question = answer.question
+    prompt_row = answer.prompt_row
     sample = Sample(
-        question.source or "prompts", str(question.id), verdict.score, dict(verdict.parts), verdict.predicted
+        prompt_row.data_source or "prompts",
+        str(prompt_row.id),
+        verdict.score,
+        dict(verdict.reward_components),
+        verdict.extracted_answer,
     )
     writer.add(answer.id, sample, verdict.failure, {"response": answer.text})
 
@@ -297,8 +303,8 @@ def check_for_endpoint(config: Experiment) -> None:
 def _add_played(
     writer: _ResultWriter, trajectory: Trajectory, number: int, *, endpoint: EndpointSettings | None = None
 ) -> None:
-    parts = dict(trajectory.parts) or {"acc": float(trajectory.success)}
-    sample = Sample(trajectory.env, str(trajectory.seed), trajectory.reward, parts, trajectory.predicted)
+    parts = dict(trajectory.reward_components) or {"acc": float(trajectory.success)}
+    sample = Sample(trajectory.env, str(trajectory.seed), trajectory.reward, parts, trajectory.extracted_answer)
     shown = {
         "response": trajectory.turns[-1].text if trajectory.turns else "",
         "sample": trajectory.sample,
@@ -412,12 +418,18 @@ def _prompt_evaluator(config: Experiment, policy: _Policy, sampling: SamplingPar
     if config.data is None:
         raise ConfigError("no prompts to evaluate on", key="data", hint="set files: data.validation_files")
     limit = config.rollout.max_prompt_tokens
-    questions = PromptSplit.from_config(config.data, policy.tokenizer, limit, "validation", config.seed)
-    rows = range(len(questions))
-    engine = policy.open(max(len(questions.prompt(row)) for row in rows))
+    prompts = PromptSplit.from_config(config.data, policy.tokenizer, limit, "validation", config.seed)
+    rows = range(len(prompts))
+    engine = policy.open(max(len(prompts.prompt(row)) for row in rows))
     scorer = build_reward_scorer(config, policy.directory)
     # failures are part of the results and do not end an evaluation
     loop = SingleTurnLoop(
-        engine, policy.tokenizer, questions, scorer, config.rollout, end_ids=policy.stop_token_ids, max_failed_share=1.0
+        engine,
+        policy.tokenizer,
+        prompts,
+        scorer,
+        config.rollout,
+        stop_token_ids=policy.stop_token_ids,
+        max_failed_share=1.0,
     )
     return _Evaluator(loop, rows, sampling, engine, validation_prompts(config, len(rows)))

@@ -49,7 +49,7 @@ def _no_episodes(rollout: Rollout, config: Experiment) -> MachineError:
     if failure is None:
         message = f"no episode started: every first prompt is longer than {config.rollout.max_prompt_tokens} tokens"
         return MachineError(message, "raise rollout.max_prompt_tokens")
-    message = f"every episode of the step failed (first, in {failure.where}: {failure.kind}: {failure.message})"
+    message = f"every episode of the step failed (first, in {failure.where}: {failure.error_type}: {failure.message})"
     return MachineError(message, "fix the environment, or its options")
 
 

@@ -150,7 +150,11 @@ def _summary(config: Experiment, trajectories: list[Trajectory]) -> dict[str, fl
 
 def _sample(trajectory: Trajectory) -> Sample:
     return Sample(
-        trajectory.env, str(trajectory.group), trajectory.reward, dict(trajectory.parts), trajectory.predicted
+        trajectory.env,
+        str(trajectory.group),
+        trajectory.reward,
+        dict(trajectory.reward_components),
+        trajectory.extracted_answer,
     )
 
 

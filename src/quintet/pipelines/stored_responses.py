@@ -38,9 +38,9 @@ class StoredResponses:
         texts = self._texts(row.pop(self._column, None), row, place)
         if self._prompt is not None and row.get(self._prompt) is None:
             row[self._prompt] = ""
-        question = self._reader.read(row, index, place)
+        prompt_row = self._reader.read(row, index, place)
         for text in texts:
-            yield Response(self._num_responses, question, text, tokens=0)
+            yield Response(self._num_responses, prompt_row, text, tokens=0)
             self._num_responses += 1
 
     def _texts(self, value: object, row: Mapping[str, Any], place: str) -> Sequence[str]:

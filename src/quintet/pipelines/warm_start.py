@@ -18,7 +18,7 @@ from quintet.data.prompt_dataset import PromptDataset
 from quintet.envs.factory import build_env, env_errors_under_key
 from quintet.envs.start_states import Split
 from quintet.errors import ConfigError
-from quintet.records import Batch, Outcome, Question, StopReason, Trajectory, Turn
+from quintet.records import Batch, FinishReason, Outcome, PromptRow, Trajectory, Turn
 from quintet.rollout.chat.chat_format import ChatFormat, Dialogue
 from quintet.rollout.chat.response_parser import ResponseFormat
 from quintet.rollout.collate import collate
@@ -116,7 +116,7 @@ def _expert_turn(
         actions=actions,
         valid_format=True,
         reward=0.0,
-        stop=StopReason.STOP,
+        finish_reason=FinishReason.STOP,
     )
 
 
@@ -138,7 +138,7 @@ def response_batch(prompts: PromptDataset, num_rows: int, tokenizer: Any, rollou
 
 
 def _as_response(
-    prompts: PromptDataset, index: int, row: Question, tokenizer: Any, rollout: RolloutConfig
+    prompts: PromptDataset, index: int, row: PromptRow, tokenizer: Any, rollout: RolloutConfig
 ) -> Trajectory:
     tokens = tokenizer.encode(row.response, add_special_tokens=False)[: rollout.max_response_tokens - 1]
     turn = _expert_turn(prompts.prompt(index), (*tokens, tokenizer.eos_token_id), str(row.response))

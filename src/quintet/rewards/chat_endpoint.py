@@ -41,9 +41,9 @@ class EndpointError(Exception):
     """Error of the endpoint, or a reply that violates the protocol. If `retryable`, a request after `retry_after`
     seconds may succeed."""
 
-    def __init__(self, kind: str, message: str, *, retryable: bool, retry_after: float = 0.0) -> None:
+    def __init__(self, error_type: str, message: str, *, retryable: bool, retry_after: float = 0.0) -> None:
         super().__init__(message)
-        self.kind = kind
+        self.error_type = error_type
         self.retryable = retryable
         self.retry_after = retry_after
 

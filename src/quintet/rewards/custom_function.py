@@ -15,7 +15,7 @@ from quintet.registry import load_user_object
 from quintet.sandbox.json_lines import encode
 
 ScoreMessage = Mapping[str, Any]
-"""`score`, and optionally `predicted` and numbers under `parts`."""
+"""`score`, and optionally `extracted_answer` and numbers under `reward_components`."""
 KEY = "reward.function"
 SINGLE = ("data_source", "solution_str", "ground_truth", "extra_info")
 BATCHED = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
@@ -65,7 +65,7 @@ def _post(url: str, message: Mapping[str, Any], timeout: float) -> Any:
 def parse_result(result: Any) -> ScoreMessage:
     """Parse the result of a function: a number, a mapping with `score`, or a sequence that begins with the score.
 
-    Other numbers of a mapping become parts; its `pred` is the extracted answer.
+    Other numbers of a mapping become reward components; its `pred` is the extracted answer.
 
     Raises:
         TypeError: it is none of these.
@@ -81,10 +81,13 @@ def _parse_mapping(result: Mapping[str, Any]) -> ScoreMessage:
     if "score" not in result:
         raise TypeError(f"a reward function returned a mapping without `score`: {sorted(map(str, result))}")
     others = {str(name): float(value) for name, value in result.items() if name != "score" and _is_number(value)}
-    predicted = result.get("pred", result.get("predicted"))
-    answer = None if predicted is None else str(predicted)
+    answer = result.get("pred", result.get("predicted"))
     finite = {name: value for name, value in others.items() if math.isfinite(value)}
-    return {"score": _number(result["score"]), "predicted": answer, "parts": finite}
+    return {
+        "score": _number(result["score"]),
+        "extracted_answer": None if answer is None else str(answer),
+        "reward_components": finite,
+    }
 
 
 def _number(value: Any) -> float:

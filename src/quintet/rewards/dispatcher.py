@@ -302,11 +302,11 @@ class Dispatcher:
         if self._was_ready and not is_final and self._num_failed_starts < MAX_FAILED_STARTS:
             return
         function = self._config.setup.function
-        is_known = failure.kind in ("ConfigError", "ProcessDied")
-        message = failure.message if is_known else f"{failure.kind}: {failure.message}"
+        is_known = failure.error_type in ("ConfigError", "ProcessDied")
+        message = failure.message if is_known else f"{failure.error_type}: {failure.message}"
         if function is None:
             self._report(MachineError(f"verifier processes do not start: {message}"))
-        elif failure.kind == "ConfigError":
+        elif failure.error_type == "ConfigError":
             self._report(ConfigError(message, key="reward.function", value=function, hint=hint))
         else:
             message = f"reward.function = {function!r} cannot be loaded: {message}"

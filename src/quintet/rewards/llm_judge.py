@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from quintet.config.native.data import RewardConfig
-from quintet.records import Failure, Question, Response, RewardResult
+from quintet.records import Failure, PromptRow, Response, RewardResult
 from quintet.rewards.chat_endpoint import ChatEndpoint, EndpointError, shortened, with_retries
 from quintet.rewards.reward_terms import RewardComputation
 
@@ -100,10 +100,10 @@ class LlmJudge:
 
     def _outcome(self, response: Response) -> Mapping[str, Any] | Failure:
         try:
-            prompt = fill_prompt(self._config.prompt or PROMPT, response.question, response.text)
+            prompt = fill_prompt(self._config.prompt or PROMPT, response.prompt_row, response.text)
             return {"score": self._value(prompt)}
         except EndpointError as error:
-            return Failure("reward", error.kind, str(error))
+            return Failure("reward", error.error_type, str(error))
         except Exception as error:  # noqa: BLE001 - a response that cannot be judged only costs itself
             return Failure("reward", type(error).__name__, str(error))
 
@@ -124,23 +124,27 @@ class LlmJudge:
         return text
 
 
-def fill_prompt(template: str, question: Question, answer: str) -> str:
+def fill_prompt(template: str, prompt_row: PromptRow, answer: str) -> str:
     """Return the prompt. Only `{question}`, `{answer}` and `{truth}` of the template are replaced, not braces in the
     inserted texts.
 
-    >>> question = Question(0, "", ({"role": "user", "content": "2+2?"},), truth="4")
-    >>> fill_prompt("{question} {answer}", question, "{truth}")
+    >>> prompt_row = PromptRow(0, "", ({"role": "user", "content": "2+2?"},), ground_truth="4")
+    >>> fill_prompt("{question} {answer}", prompt_row, "{truth}")
     '2+2? {truth}'
     """
-    values = {"question": _question_text(question), "answer": answer, "truth": _truth(question.truth)}
+    values = {
+        "question": _question_text(prompt_row),
+        "answer": answer,
+        "truth": _ground_truth_text(prompt_row.ground_truth),
+    }
     return re.sub(r"\{(question|answer|truth)\}", lambda match: values[match[1]], template)
 
 
-def _question_text(question: Question) -> str:
+def _question_text(prompt_row: PromptRow) -> str:
     """Return the text of a single message, or the whole conversation."""
-    if len(question.messages) == 1:
-        return _text(question.messages[0])
-    return "\n".join(f"{message['role']}: {_text(message)}" for message in question.messages)
+    if len(prompt_row.messages) == 1:
+        return _text(prompt_row.messages[0])
+    return "\n".join(f"{message['role']}: {_text(message)}" for message in prompt_row.messages)
 
 
 def _text(message: Mapping[str, Any]) -> str:
@@ -150,10 +154,10 @@ def _text(message: Mapping[str, Any]) -> str:
     return "\n".join(str(part.get("text", "")) for part in content if part.get("type") == "text")
 
 
-def _truth(truth: object) -> str:
-    if truth is None:
+def _ground_truth_text(ground_truth: object) -> str:
+    if ground_truth is None:
         return ""
-    return truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False, default=str)
+    return ground_truth if isinstance(ground_truth, str) else json.dumps(ground_truth, ensure_ascii=False, default=str)
 
 
 def parse_verdict(reply: str) -> float | None:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from quintet.records import Failure, Question, Response, RewardResult
+from quintet.records import Failure, PromptRow, Response, RewardResult
 from quintet.rewards.data_sources import Route, route
 from quintet.rewards.dispatcher import VerifierResult
 from quintet.rewards.reward_terms import RewardComputation
@@ -60,13 +60,13 @@ def strip_end_marks(text: str) -> str:
     return text
 
 
-def _function_arguments(source: str, text: str, question: Question) -> dict[str, Any]:
+def _function_arguments(source: str, text: str, prompt_row: PromptRow) -> dict[str, Any]:
     """Return the arguments of a user's function, by verl's names."""
     return {
         "data_source": source,
         "solution_str": text,
-        "ground_truth": question.truth,
-        "extra_info": dict(question.extra),
+        "ground_truth": prompt_row.ground_truth,
+        "extra_info": dict(prompt_row.extra),
     }
 
 
@@ -83,7 +83,7 @@ class PooledRewardScorer:
 
     def submit(self, response: Response) -> None:
         text = strip_end_marks(response.text) if self._strips else response.text
-        process_kind, message = self._message(text, response.question)
+        process_kind, message = self._message(text, response.prompt_row)
         number = next(self._numbers)
         self._pending[number] = response
         self._pool.submit(VerifierJob(number, process_kind, message, self._config.timeout_seconds))
@@ -97,14 +97,14 @@ class PooledRewardScorer:
     def close(self) -> None:
         self._pool.close()
 
-    def _message(self, text: str, question: Question) -> tuple[ProcessKind, Mapping[str, Any]]:
+    def _message(self, text: str, prompt_row: PromptRow) -> tuple[ProcessKind, Mapping[str, Any]]:
         if self._config.function is not None:
-            return FUNCTION_PROCESS, {"arguments": _function_arguments(question.source, text, question)}
-        if question.source not in self._routes:
-            self._routes[question.source] = route(question.source, self._config.kind)
-        chosen = self._routes[question.source]
-        extra = {**question.extra, **chosen.extra}
-        message = {"verifier": chosen.verifier, "text": text, "truth": question.truth, "extra": extra}
+            return FUNCTION_PROCESS, {"arguments": _function_arguments(prompt_row.data_source, text, prompt_row)}
+        if prompt_row.data_source not in self._routes:
+            self._routes[prompt_row.data_source] = route(prompt_row.data_source, self._config.kind)
+        chosen = self._routes[prompt_row.data_source]
+        extra = {**prompt_row.extra, **chosen.extra}
+        message = {"verifier": chosen.verifier, "text": text, "ground_truth": prompt_row.ground_truth, "extra": extra}
         return chosen.process_kind, message | {"options": self._config.function_arguments}
 
     def _reward(self, result: VerifierResult) -> RewardResult:
@@ -143,7 +143,10 @@ class BatchRewardScorer:
 
 
 def _batch_arguments(responses: Sequence[Response]) -> dict[str, list[Any]]:
-    rows = [_function_arguments(response.question.source, response.text, response.question) for response in responses]
+    rows = [
+        _function_arguments(response.prompt_row.data_source, response.text, response.prompt_row)
+        for response in responses
+    ]
     return {f"{name}s": [row[name] for row in rows] for name in rows[0]}
 
 

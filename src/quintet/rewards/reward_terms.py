@@ -41,25 +41,29 @@ class RewardComputation:
         score = float(outcome["score"])
         if not math.isfinite(score):
             return self._failed(response, Failure("reward", "ValueError", f"the score is {score}"))
-        parts = {"acc": min(max(score, 0.0), 1.0), **(outcome.get("parts") or {}), **self._extra_parts(response)}
+        components = {
+            "acc": min(max(score, 0.0), 1.0),
+            **(outcome.get("reward_components") or {}),
+            **self._extra_components(response),
+        }
         wrong = self.config.wrong_reward
         base = wrong + score * (1.0 - wrong) if self.config.function is None else score
-        return RewardResult(response.id, self._total(base, parts), parts, outcome.get("predicted"))
+        return RewardResult(response.id, self._total(base, components), components, outcome.get("extracted_answer"))
 
     def _failed(self, response: Response, failure: Failure) -> RewardResult:
-        parts = {"acc": 0.0, **self._extra_parts(response)}
-        return RewardResult(response.id, self._total(self.config.wrong_reward, parts), parts, None, failure)
+        components = {"acc": 0.0, **self._extra_components(response)}
+        return RewardResult(response.id, self._total(self.config.wrong_reward, components), components, None, failure)
 
-    def _extra_parts(self, response: Response) -> dict[str, float]:
+    def _extra_components(self, response: Response) -> dict[str, float]:
         """Return `format`, 1 if the response has the required format, and `overlong`, at most 0."""
-        parts = {}
+        components = {}
         if self.config.format is not None:
-            parts["format"] = float(has_format(self.config.format, response.text))
+            components["format"] = float(has_format(self.config.format, response.text))
         if self.config.overlong is not None:
-            parts["overlong"] = overlong_penalty(response.tokens, self.max_response_tokens, self.config.overlong)
-        return parts
+            components["overlong"] = overlong_penalty(response.tokens, self.max_response_tokens, self.config.overlong)
+        return components
 
-    def _total(self, base: float, parts: Mapping[str, float]) -> float:
-        format_reward = self.config.format_reward * parts["format"] if self.config.format is not None else 0.0
-        penalty = parts["overlong"] if self.config.overlong is not None else 0.0
+    def _total(self, base: float, components: Mapping[str, float]) -> float:
+        format_reward = self.config.format_reward * components["format"] if self.config.format is not None else 0.0
+        penalty = components["overlong"] if self.config.overlong is not None else 0.0
         return base * self.config.scale + format_reward + penalty

@@ -9,15 +9,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Correctness of a response: `score` between 0 and 1, `predicted` the extracted answer, `parts` further metrics."""
+    """Correctness of a response: `score` between 0 and 1, and further metrics as `reward_components`."""
 
     score: float
-    predicted: str | None = None
-    parts: Mapping[str, float] = field(default_factory=dict)
+    extracted_answer: str | None = None
+    reward_components: Mapping[str, float] = field(default_factory=dict)
 
 
 Verifier = Callable[..., Score]
-"""`(text, truth, extra) -> Score`: response, ground truth, and the extra fields of the row. A verifier with a
+"""`(text, ground_truth, extra) -> Score`: response, ground truth, and the extra fields of the row. A verifier with a
 `config_class` also takes `options`, an instance of it."""
 
 WRONG = 0.0
@@ -29,15 +29,15 @@ def binary_score(correct: bool, predicted: str | None) -> Score:
     return Score(CORRECT if correct else WRONG, predicted)
 
 
-def accepted_answers(truth: Any) -> list[str]:
+def accepted_answers(ground_truth: Any) -> list[str]:
     """Return the correct answers of a ground truth: one, a list of them, or a mapping with `target`.
 
     Raises:
         ValueError: there is none.
     """
-    if isinstance(truth, dict):
-        truth = truth.get("target", truth.get("answer"))
-    answers = truth if isinstance(truth, list | tuple) else [truth]
+    if isinstance(ground_truth, dict):
+        ground_truth = ground_truth.get("target", ground_truth.get("answer"))
+    answers = ground_truth if isinstance(ground_truth, list | tuple) else [ground_truth]
     if not answers or any(answer is None for answer in answers):
         raise ValueError("the row has no ground truth")
     return [str(answer) for answer in answers]

@@ -90,10 +90,14 @@ def _verify(message: Message) -> Message:
     options = (
         {} if entry.config is None else {"options": _options_from_json(entry.config, json.dumps(message["options"]))}
     )
-    score = entry.load()(message["text"], message["truth"], message["extra"], **options)
+    score = entry.load()(message["text"], message["ground_truth"], message["extra"], **options)
     if not math.isfinite(score.score):
         raise ValueError(f"{message['verifier']} returned {score.score}")
-    return {"score": score.score, "predicted": score.predicted, "parts": dict(score.parts)}
+    return {
+        "score": score.score,
+        "extracted_answer": score.extracted_answer,
+        "reward_components": dict(score.reward_components),
+    }
 
 
 @lru_cache(maxsize=1)

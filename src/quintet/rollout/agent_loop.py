@@ -16,7 +16,7 @@ from quintet.envs.env import Env
 from quintet.envs.mixed_env import build_run_envs
 from quintet.envs.start_states import env_index
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeStarted, LocalVectorEnv, VectorEnv
-from quintet.records import Failure, Generation, Observation, Outcome, Step, StopReason, Trajectory
+from quintet.records import Failure, FinishReason, Generation, Observation, Outcome, Step, Trajectory
 from quintet.rollout.chat.chat_format import ChatFormat, Dialogue, PromptChange
 from quintet.rollout.chat.response_parser import ParsedResponse, ResponseFormat
 from quintet.rollout.engines.engine import Engine
@@ -189,12 +189,12 @@ class AgentLoop:
             return
         running.is_generating = False
         running.num_tokens += len(generation.tokens)
-        if generation.stop is StopReason.FAILED:
+        if generation.finish_reason is FinishReason.FAILED:
             self._end_mid_turn(running, generation, Outcome.FAILED, generation.failure or UNEXPLAINED)
-        elif generation.stop is StopReason.ABORT:
+        elif generation.finish_reason is FinishReason.ABORT:
             self._end_mid_turn(running, generation, Outcome.ABORTED)
         elif not generation.tokens:
-            full = generation.stop is StopReason.CONTEXT
+            full = generation.finish_reason is FinishReason.CONTEXT
             self._end(running, *((Outcome.CONTEXT, None) if full else (Outcome.FAILED, EMPTY)))
         else:
             self._execute_response(running, generation)
@@ -268,9 +268,11 @@ class AgentLoop:
     def _add_request(self, running: RunningEpisode, prompt: tuple[int, ...], max_tokens: int) -> None:
         turn = len(running.turns)
         window, max_turns = running.rules.config.window_size, running.rules.config.max_turns
-        keep = turn + 1 < max_turns and (window is None or turn + 1 < window)
-        seed, end_ids = running.episode.sampling_seed(running.sampling, turn), self.chat.end_ids
-        request = running.sampling.request(running.id, prompt, max_tokens, seed, end_ids, keep=keep)
+        continues = turn + 1 < max_turns and (window is None or turn + 1 < window)
+        seed, stop_token_ids = running.episode.sampling_seed(running.sampling, turn), self.chat.stop_token_ids
+        request = running.sampling.request(
+            running.id, prompt, max_tokens, seed, stop_token_ids, keep_kv_cache=continues
+        )
         started = time.perf_counter()
         try:
             self._engine.add_request(request)

@@ -167,4 +167,4 @@ def _tokens_before(turn: Turn, version: int) -> int:
     """Number of tokens of a turn that weights older than `version` generated."""
     if turn.weight_version >= version:
         return 0
-    return next((index for index, newer in turn.switches if newer >= version), len(turn.tokens))
+    return next((index for index, newer in turn.version_changes if newer >= version), len(turn.tokens))

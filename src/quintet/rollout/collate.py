@@ -96,11 +96,11 @@ def collate(trajectories: Iterable[Trajectory]) -> Batch:
         logprobs=torch.tensor(columns.logprobs, dtype=torch.float32),
         rewards=torch.tensor(columns.rewards, dtype=torch.float32),
         observation_group=torch.tensor(columns.saw),
-        parts=_reward_parts(completed),
+        reward_components=_reward_parts(completed),
     )
 
 
 def _reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, Tensor] | None:
     """Reward components by name, [R] each; 0 for trajectories without the component."""
-    names = sorted({name for trajectory in trajectories for name in trajectory.parts})
-    return {name: torch.tensor([t.parts.get(name, 0.0) for t in trajectories]) for name in names} or None
+    names = sorted({name for trajectory in trajectories for name in trajectory.reward_components})
+    return {name: torch.tensor([t.reward_components.get(name, 0.0) for t in trajectories]) for name in names} or None

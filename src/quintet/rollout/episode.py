@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quintet.envs.start_states import env_seed
-from quintet.records import Failure, Generation, Observation, Outcome, Step, StopReason, Trajectory, Turn
+from quintet.records import Failure, FinishReason, Generation, Observation, Outcome, Step, Trajectory, Turn
 from quintet.rollout.chat.chat_format import Dialogue
 from quintet.rollout.chat.response_parser import ParsedResponse, ResponseFormat
 from quintet.rollout.episode_limits import EpisodeRules
@@ -47,7 +47,7 @@ class PolicyResponse:
     @property
     def valid(self) -> bool:
         """Whether it ended with an end token and its format is valid."""
-        return self.parsed.valid and self.generation.stop is StopReason.STOP
+        return self.parsed.valid and self.generation.finish_reason is FinishReason.STOP
 
 
 @dataclass(slots=True)
@@ -96,10 +96,10 @@ class RunningEpisode:
             actions=response.parsed.actions[: len(steps)],
             valid_format=response.valid,
             reward=reward,
-            stop=generation.stop,
+            finish_reason=generation.finish_reason,
             frames=tuple(step.observation.text for step in steps),
             images=self.observation.images,
-            switches=generation.switches,
+            version_changes=generation.version_changes,
         )
         self.turns.append(turn)
 
@@ -113,5 +113,5 @@ class RunningEpisode:
             turns=tuple(self.turns),
             outcome=outcome,
             failure=failure,
-            kind=self.rules.kind,
+            env_type=self.rules.env_type,
         )

@@ -43,7 +43,7 @@ class EpisodeRules:
     limits: EpisodeLimits = EpisodeLimits()
     key: str = "env"
     """Config section of the env."""
-    kind: str | None = None
+    env_type: str | None = None
     """Registered name of the env if it differs from `name`."""
 
     @classmethod
@@ -97,7 +97,7 @@ class FailureMonitor:
 
     def _error(self) -> MachineError:
         first = next(failure for failure in self._last if failure is not None)
-        cause = f"first, in {first.where}: {first.kind}: {first.message}"
+        cause = f"first, in {first.where}: {first.error_type}: {first.message}"
         source = "engine" if first.where == "engine" else "environment"
         return MachineError(
             f"{self._num_failed} of {self._window} episodes failed ({cause})",

@@ -13,4 +13,4 @@ def response_lines(trajectories: Iterable[Trajectory], *, step: int) -> Iterator
         for number, turn in enumerate(trajectory.turns):
             label = f"step {step}, group {trajectory.group}, sample {trajectory.sample}, turn {number}"
             ids = " ".join(map(str, turn.tokens))
-            yield f"{label}: {len(turn.tokens)} tokens, {turn.stop}: [{ids}] {turn.text!r}"
+            yield f"{label}: {len(turn.tokens)} tokens, {turn.finish_reason}: [{ids}] {turn.text!r}"

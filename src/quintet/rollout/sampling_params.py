@@ -22,10 +22,10 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     min_tokens: int = 0
     ignore_end: bool = False
-    """Whether responses continue to their maximum length despite end tokens; `stop_texts` still end them."""
-    end_ids: tuple[int, ...] | None = None
+    """Whether responses continue to their maximum length despite end tokens; `stop_strings` still end them."""
+    stop_token_ids: tuple[int, ...] | None = None
     """Tokens that end a response instead of those of the chat format (None: those)."""
-    stop_texts: tuple[str, ...] = ()
+    stop_strings: tuple[str, ...] = ()
 
     def request(
         self,
@@ -33,13 +33,13 @@ class SamplingParams:
         prompt: tuple[int, ...],
         max_tokens: int,
         seed: int,
-        end_ids: Sequence[int],
+        stop_token_ids: Sequence[int],
         *,
-        keep: bool = False,
+        keep_kv_cache: bool = False,
     ) -> Request:
-        """Build the request for a turn. `end_ids` are the end tokens of the chat format; `keep` says that the dialogue
-        may continue."""
-        stop_ids = tuple(end_ids) if self.end_ids is None else self.end_ids
+        """Build the request for a turn. `stop_token_ids` are those of the chat format; `keep_kv_cache` says that the
+        dialogue may continue."""
+        stop_token_ids = tuple(stop_token_ids) if self.stop_token_ids is None else self.stop_token_ids
         return Request(
             id=number,
             prompt=prompt,
@@ -51,9 +51,9 @@ class SamplingParams:
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
             min_tokens=min(self.min_tokens, max_tokens),
-            stop_ids=() if self.ignore_end else stop_ids,
-            stop_texts=self.stop_texts,
-            keep=keep,
+            stop_token_ids=() if self.ignore_end else stop_token_ids,
+            stop_strings=self.stop_strings,
+            keep_kv_cache=keep_kv_cache,
         )
 
 
@@ -80,8 +80,8 @@ def greedy_sampling(config: Experiment, seed: int = 0) -> SamplingParams:
         repetition_penalty=rollout.repetition_penalty,
         min_tokens=rollout.min_response_tokens,
         ignore_end=rollout.ignore_end,
-        end_ids=None if rollout.end_token is None else (rollout.end_token,),
-        stop_texts=rollout.stop,
+        stop_token_ids=None if rollout.end_token is None else (rollout.end_token,),
+        stop_strings=rollout.stop,
     )
 
 

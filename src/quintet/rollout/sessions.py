@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quintet.records import StopReason, Turn
+from quintet.records import FinishReason, Turn
+
+FORMER_KEYS = {"stop": "finish_reason", "switches": "version_changes"}
+"""Keys of exchanges that earlier versions wrote, and their names now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +48,9 @@ class Exchange:
     """Text of `tokens` without the end token."""
     closed: bool
     """Whether the last token is an end token, which is not in `text`."""
-    stop: StopReason
+    finish_reason: FinishReason
     weight_version: int
-    switches: tuple[tuple[int, int], ...] = ()
+    version_changes: tuple[tuple[int, int], ...] = ()
     reward: float = 0.0
     notes: Mapping[str, Any] = field(default_factory=dict)
     """`user` and `metadata` of the request."""
@@ -71,9 +74,9 @@ class Exchange:
                 "logprobs": self.logprobs,
                 "text": self.text,
                 "closed": self.closed,
-                "stop": self.stop.value,
+                "finish_reason": self.finish_reason.value,
                 "weight_version": self.weight_version,
-                "switches": self.switches,
+                "version_changes": self.version_changes,
                 "reward": self.reward,
                 "notes": dict(self.notes),
             }
@@ -87,9 +90,13 @@ def read_session(lines: str) -> tuple[Exchange, ...]:
         ValueError: a line has another format.
     """
     try:
-        return tuple(_parse_exchange(json.loads(line)) for line in lines.splitlines() if line)
+        return tuple(_parse_exchange(_rename_former_keys(json.loads(line))) for line in lines.splitlines() if line)
     except (KeyError, TypeError) as error:
         raise ValueError(f"not an exchange of a session: {error!r}") from error
+
+
+def _rename_former_keys(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {FORMER_KEYS.get(name, name): value for name, value in fields.items()}
 
 
 def _parse_exchange(fields: Mapping[str, Any]) -> Exchange:
@@ -101,9 +108,9 @@ def _parse_exchange(fields: Mapping[str, Any]) -> Exchange:
         logprobs=tuple(fields["logprobs"]),
         text=fields["text"],
         closed=fields["closed"],
-        stop=StopReason(fields["stop"]),
+        finish_reason=FinishReason(fields["finish_reason"]),
         weight_version=fields["weight_version"],
-        switches=tuple((index, version) for index, version in fields["switches"]),
+        version_changes=tuple((index, version) for index, version in fields["version_changes"]),
         reward=fields["reward"],
         notes=fields["notes"],
     )
@@ -239,8 +246,8 @@ def _turn(exchange: Exchange, prompt: tuple[int, ...], *, continues: bool) -> Tu
         weight_version=exchange.weight_version,
         text=exchange.text,
         actions=(),
-        valid_format=exchange.stop is StopReason.STOP,
+        valid_format=exchange.finish_reason is FinishReason.STOP,
         reward=exchange.reward,
-        stop=exchange.stop,
-        switches=exchange.switches,
+        finish_reason=exchange.finish_reason,
+        version_changes=exchange.version_changes,
     )

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quintet.config.native.rollout import RolloutConfig
 from quintet.errors import MachineError
-from quintet.records import Failure, Generation, Outcome, Question, Response, RewardResult, StopReason, Trajectory, Turn
+from quintet.records import (
+    Failure,
+    FinishReason,
+    Generation,
+    Outcome,
+    PromptRow,
+    Response,
+    RewardResult,
+    Trajectory,
+    Turn,
+)
 from quintet.rollout.engines.engine import Engine
 from quintet.rollout.episode import EMPTY, LOST, UNEXPLAINED, Episode
 from quintet.rollout.sampling_params import SamplingParams
@@ -20,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class PromptSource(Protocol):
-    """Questions by row number, and their prompts as token ids."""
+    """Rows by number, and their prompts as token ids."""
 
-    def __getitem__(self, number: int) -> Question: ...
+    def __getitem__(self, number: int) -> PromptRow: ...
 
     def prompt(self, number: int) -> tuple[int, ...]:
         """Return the token ids of a prompt, truncated as configured."""
@@ -34,41 +44,41 @@ class _RunningPrompt:
     """A prompt whose response is being generated or scored."""
 
     episode: Episode
-    question: Question
+    prompt_row: PromptRow
     prompt: tuple[int, ...]
-    end_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...]
     generation: Generation | None = None
     text: str = ""
 
     def finish(self, outcome: Outcome, result: RewardResult) -> Trajectory:
         """The record of the episode; without a response it has no turn."""
         return Trajectory(
-            env=self.question.source or "prompts",
+            env=self.prompt_row.data_source or "prompts",
             seed=self.episode.seed,
             group=self.episode.group,
             sample=self.episode.sample,
             turns=() if self.generation is None else (self._turn(self.generation, result),),
             outcome=outcome,
             failure=result.failure,
-            parts=result.parts,
-            predicted=result.predicted,
+            reward_components=result.reward_components,
+            extracted_answer=result.extracted_answer,
         )
 
     def _turn(self, generation: Generation, result: RewardResult) -> Turn:
-        ended = generation.stop is StopReason.STOP
+        ended = generation.finish_reason is FinishReason.STOP
         return Turn(
-            observation=format_messages(self.question.messages),
+            observation=format_messages(self.prompt_row.messages),
             prompt=self.prompt,
             continues=False,
             tokens=generation.tokens,
             logprobs=generation.logprobs,
             weight_version=generation.weight_version,
             text=self.text,
-            actions=() if result.predicted is None else (result.predicted,),
-            valid_format=ended and result.parts.get("format", 1.0) > 0,
+            actions=() if result.extracted_answer is None else (result.extracted_answer,),
+            valid_format=ended and result.reward_components.get("format", 1.0) > 0,
             reward=result.score,
-            stop=generation.stop,
-            switches=generation.switches,
+            finish_reason=generation.finish_reason,
+            version_changes=generation.version_changes,
         )
 
 
@@ -87,16 +97,16 @@ class SingleTurnLoop:
         scorer: RewardScorer,
         config: RolloutConfig,
         *,
-        end_ids: tuple[int, ...],
+        stop_token_ids: tuple[int, ...],
         max_failed_share: float,
     ) -> None:
-        """`end_ids` are the tokens that end a response, unless the sampling parameters have others."""
+        """`stop_token_ids` are the tokens that end a response, unless the sampling parameters have others."""
         self._engine = engine
         self._tokenizer = tokenizer
         self._prompts = prompts
         self._scorer = scorer
         self._config = config
-        self._end_ids = end_ids
+        self._stop_token_ids = stop_token_ids
         self._ids = count()
         self._running: dict[int, _RunningPrompt] = {}
         self._finished: list[tuple[int, Trajectory]] = []
@@ -173,16 +183,16 @@ class SingleTurnLoop:
             self._engine.reset_prefix_cache()
             self._failures.reset()
         self._failures.add_episodes(len(episodes))
-        end_ids = self._end_ids if sampling.end_ids is None else sampling.end_ids
+        stop_token_ids = self._stop_token_ids if sampling.stop_token_ids is None else sampling.stop_token_ids
         started = set()
         for episode in episodes:
             number = next(self._ids)
             started.add(number)
             prompt = self._prompts.prompt(episode.seed)
-            self._running[number] = _RunningPrompt(episode, self._prompts[episode.seed], prompt, end_ids)
+            self._running[number] = _RunningPrompt(episode, self._prompts[episode.seed], prompt, stop_token_ids)
             max_tokens, seed = self._config.max_response_tokens, episode.sampling_seed(sampling, 0)
             try:
-                self._engine.add_request(sampling.request(number, prompt, max_tokens, seed, self._end_ids))
+                self._engine.add_request(sampling.request(number, prompt, max_tokens, seed, self._stop_token_ids))
             except ValueError:
                 # the prompt is longer than the engine's context: only its own episode ends
                 self._end(number, Outcome.CONTEXT)
@@ -211,23 +221,23 @@ class SingleTurnLoop:
         if running is None:
             return
         running.generation = generation if generation.tokens else None
-        running.text = response_text(self._tokenizer, generation.tokens, running.end_ids)
-        if generation.stop is StopReason.FAILED:
+        running.text = response_text(self._tokenizer, generation.tokens, running.stop_token_ids)
+        if generation.finish_reason is FinishReason.FAILED:
             self._end(generation.id, Outcome.FAILED, generation.failure or UNEXPLAINED)
-        elif generation.stop is StopReason.ABORT:
+        elif generation.finish_reason is FinishReason.ABORT:
             self._end(generation.id, Outcome.ABORTED)
         elif not generation.tokens:
-            full = generation.stop is StopReason.CONTEXT
+            full = generation.finish_reason is FinishReason.CONTEXT
             self._end(generation.id, *((Outcome.CONTEXT, None) if full else (Outcome.FAILED, EMPTY)))
         else:
-            self._scorer.submit(Response(generation.id, running.question, running.text, len(generation.tokens)))
+            self._scorer.submit(Response(generation.id, running.prompt_row, running.text, len(generation.tokens)))
 
     def _handle_reward(self, result: RewardResult) -> None:
         running = self._running.pop(result.id)
         self._failures.record(result.failure)
         generation = running.generation
-        ended = generation is not None and generation.stop is StopReason.STOP
-        correct = result.failure is None and result.parts.get("acc", result.score) >= 1.0
+        ended = generation is not None and generation.finish_reason is FinishReason.STOP
+        correct = result.failure is None and result.reward_components.get("acc", result.score) >= 1.0
         outcome = Outcome.SUCCESS if correct else Outcome.TERMINATED if ended else Outcome.TRUNCATED
         self._finished.append((result.id, running.finish(outcome, result)))
 
@@ -276,9 +286,9 @@ class _FailureLimit:
             raise _too_many_failures(self._failures, self._num_episodes, self._max_failed_share)
 
 
-def response_text(tokenizer: Any, tokens: Sequence[int], end_ids: Sequence[int]) -> str:
+def response_text(tokenizer: Any, tokens: Sequence[int], stop_token_ids: Sequence[int]) -> str:
     """Decode a response without its end token."""
-    without_end = tokens[:-1] if tokens and tokens[-1] in end_ids else tokens
+    without_end = tokens[:-1] if tokens and tokens[-1] in stop_token_ids else tokens
     return str(tokenizer.decode(list(without_end), skip_special_tokens=False))
 
 
@@ -289,7 +299,7 @@ def format_messages(messages: Iterable[Any]) -> str:
 
 def _too_many_failures(failures: Sequence[Failure], num_episodes: int, limit: float) -> MachineError:
     first = failures[0]
-    cause = f"(first: {first.kind}: {first.message})"
+    cause = f"(first: {first.error_type}: {first.message})"
     if first.where == "engine":
         return MachineError(
             f"{len(failures)} of {num_episodes} responses could not be generated {cause}",

@@ -47,7 +47,7 @@ class RoutedEngines:
         self._engines[index].add_request(request)
         self._engine_by_id[request.id] = index
         self._num_running[index] += 1
-        if request.keep:
+        if request.keep_kv_cache:
             self._continued.add(request.id)
         else:
             self._continued.discard(request.id)

@@ -55,8 +55,8 @@ def _identity(episode: Episode) -> tuple[object, ...]:
 
 
 def _kind(episode: Episode) -> str:
-    """Return the environment kind, if it differs from the configured name."""
-    return str(episode.get("kind") or episode["env"])
+    """Return the environment type, if it differs from the configured name."""
+    return str(episode.get("env_type") or episode["env"])
 
 
 def episodes_html(episodes: Sequence[EpisodePair], boards: GridSheet) -> str:
@@ -117,7 +117,7 @@ def _failure(episode: Episode) -> str:
     failure = episode.get("failure")
     if not failure:
         return ""
-    text = f"{failure.get('where')}: {failure.get('kind')}: {failure.get('message')}"
+    text = f"{failure.get('where')}: {failure.get('error_type')}: {failure.get('message')}"
     return f'<p class="failure">{visible(text)}</p>'
 
 
@@ -152,7 +152,7 @@ def _facts(turn: Mapping[str, Any]) -> str:
         "Action": actions,
         "Reward": number_text(turn["reward"]),
         "Format": form,
-        "Stop reason": visible(str(turn["stop"])),
+        "Stop reason": visible(str(turn["finish_reason"])),
         "Tokens": number_text(turn.get("response_tokens")),
     }
     return "<dl>" + "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts.items()) + "</dl>"

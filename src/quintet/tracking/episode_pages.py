@@ -30,7 +30,7 @@ def write_episode_pages(directory: Path, step: int, trajectories: Sequence[Traje
 def _page(episode: Trajectory, title: str) -> str:
     boards = GridSheet()
     turns = "\n".join(
-        f"<li>{boards.show(episode.kind or episode.env, turn.observation)}<pre>{visible(turn.text)}</pre></li>"
+        f"<li>{boards.show(episode.env_type or episode.env, turn.observation)}<pre>{visible(turn.text)}</pre></li>"
         for turn in episode.turns
     )
     outcome = OUTCOMES.get(episode.outcome.value, episode.outcome.value)

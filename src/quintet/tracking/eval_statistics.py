@@ -33,15 +33,15 @@ class Sample:
     source: str
     prompt: str
     score: float
-    parts: Mapping[str, float] = field(default_factory=dict)
-    """Score components; `acc` is the accuracy, 0 to 1."""
-    predicted: str | None = None
+    reward_components: Mapping[str, float] = field(default_factory=dict)
+    """Components of the score; `acc` is the accuracy, 0 to 1."""
+    extracted_answer: str | None = None
     """Extracted answer, for majority votes."""
 
     @property
     def accuracy(self) -> float:
         """`acc`, or the score if there is none."""
-        return self.parts.get("acc", self.score)
+        return self.reward_components.get("acc", self.score)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ def estimates(
     """
     prompts = list(_by_prompt(samples).values())
     several = [pstdev(sample.score for sample in group) for group in prompts if len(group) > 1]
-    voted = any(sample.predicted is not None for sample in samples)
+    voted = any(sample.extracted_answer is not None for sample in samples)
     return Estimates(
         prompts=len(prompts),
         answers=len(samples),
@@ -259,9 +259,11 @@ def _by_prompt(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
 
 def _accuracy(prompts: list[list[Sample]], answers: int, confidence: float) -> Estimate | None:
     """Return the accuracy; an answer without `acc` among others with one could not be scored and counts as 0."""
-    if not any("acc" in sample.parts for group in prompts for sample in group):
+    if not any("acc" in sample.reward_components for group in prompts for sample in group):
         return None
-    return estimate([fmean(s.parts.get("acc", 0.0) for s in group) for group in prompts], answers, confidence)
+    return estimate(
+        [fmean(s.reward_components.get("acc", 0.0) for s in group) for group in prompts], answers, confidence
+    )
 
 
 def _pass_at_k(prompts: list[list[Sample]], k: int, confidence: float, pass_threshold: float) -> Estimate | None:
@@ -272,7 +274,7 @@ def _pass_at_k(prompts: list[list[Sample]], k: int, confidence: float, pass_thre
 
 def _majority_at_k(prompts: list[list[Sample]], k: int, confidence: float) -> Estimate | None:
     enough = [group for group in prompts if len(group) >= k]
-    values = [majority_at_k([(s.predicted, s.accuracy) for s in group], k) for group in enough]
+    values = [majority_at_k([(s.extracted_answer, s.accuracy) for s in group], k) for group in enough]
     return estimate(values, sum(map(len, enough)), confidence) if values else None
 
 
@@ -300,8 +302,8 @@ def validation_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def _score_components(samples: Sequence[Sample]) -> dict[str, list[float]]:
-    names = dict.fromkeys(name for sample in samples for name in sample.parts)
-    return {name: [_finite(sample.parts.get(name, 0.0)) for sample in samples] for name in names}
+    names = dict.fromkeys(name for sample in samples for name in sample.reward_components)
+    return {name: [_finite(sample.reward_components.get(name, 0.0)) for sample in samples] for name in names}
 
 
 def _finite(value: float) -> float:
@@ -316,8 +318,8 @@ def _variable_metrics(samples: Sequence[Sample], values: Sequence[float], *, mai
     """Return the metrics of one variable, averaged over the prompts that have them."""
     groups: dict[str, list[tuple[str | None, float]]] = defaultdict(list)
     for sample, value in zip(samples, values, strict=True):
-        groups[sample.prompt].append((sample.predicted, value))
-    voted = any(sample.predicted is not None for sample in samples)
+        groups[sample.prompt].append((sample.extracted_answer, value))
+    voted = any(sample.extracted_answer is not None for sample in samples)
     passes = main and all(0.0 <= value <= 1.0 for value in values)
     per_prompt: dict[str, list[float]] = defaultdict(list)
     for votes in groups.values():

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from quintet.records import Batch, Outcome, StopReason, Trajectory, Turn
+from quintet.records import Batch, FinishReason, Outcome, Trajectory, Turn
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
@@ -39,13 +39,16 @@ def summarize_episodes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         **_spread("num_turns", [len(trajectory.turns) for trajectory in trajectories]),
         **_spread("response_length", [len(turn.tokens) for turn in turns]),
         **_spread("prompt_length", [n for trajectory in trajectories for n in _prompt_lengths(trajectory)]),
-        "response_length/clip_ratio": _share(turn.stop is StopReason.LENGTH for turn in turns),
+        "response_length/clip_ratio": _share(turn.finish_reason is FinishReason.LENGTH for turn in turns),
         "response/valid_format": _share(turn.valid_format for turn in turns),
         "response/empty": _share(_is_empty(turn) for turn in turns),
         "trajectory/success_rate": _share(trajectory.success for trajectory in trajectories),
         "trajectory/failed": sum(trajectory.outcome is Outcome.FAILED for trajectory in trajectories),
         **{f"trajectory/outcome/{kind}": _share(t.outcome is kind for t in trajectories) for kind in Outcome},
-        **{f"response/stop_reason/{kind}": _share(turn.stop is kind for turn in turns) for kind in StopReason},
+        **{
+            f"response/stop_reason/{kind}": _share(turn.finish_reason is kind for turn in turns)
+            for kind in FinishReason
+        },
         **_failures(trajectories),
         **_reward_components(trajectories),
     }
@@ -53,7 +56,7 @@ def summarize_episodes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 def _is_empty(turn: Turn) -> bool:
     """Return whether the policy ended its turn without any text."""
-    return turn.stop is StopReason.STOP and not turn.text.strip()
+    return turn.finish_reason is FinishReason.STOP and not turn.text.strip()
 
 
 def _failures(trajectories: Iterable[Trajectory]) -> dict[str, float]:
@@ -61,7 +64,7 @@ def _failures(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     failures = [trajectory.failure for trajectory in trajectories if trajectory.failure is not None]
     return dict(
         Counter(
-            f"trajectory/failures/{_metric_component(failure.where)}/{_metric_component(failure.kind)}"
+            f"trajectory/failures/{_metric_component(failure.where)}/{_metric_component(failure.error_type)}"
             for failure in failures
         )
     )
@@ -74,11 +77,13 @@ def _metric_component(text: str) -> str:
 
 def _reward_components(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return the mean of each reward component and the number of answers that could not be scored."""
-    names = sorted({name for trajectory in trajectories for name in trajectory.parts})
+    names = sorted({name for trajectory in trajectories for name in trajectory.reward_components})
     if not names:
         return {}
     count = len(trajectories)
-    means = {f"reward/{name}/mean": sum(t.parts.get(name, 0.0) for t in trajectories) / count for name in names}
+    means = {
+        f"reward/{name}/mean": sum(t.reward_components.get(name, 0.0) for t in trajectories) / count for name in names
+    }
     failed = sum(t.failure is not None and t.failure.where == "reward" for t in trajectories)
     return means | {"reward/failed": failed}
 

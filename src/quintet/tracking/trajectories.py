@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 from quintet.errors import MachineError
-from quintet.records import Failure, Trajectory, Turn
+from quintet.records import Trajectory, Turn
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
+
+FORMER_KEYS = {"world": "env", "kind": "env_type", "parts": "reward_components", "predicted": "extracted_answer"}
+"""Keys of trajectories in files of earlier versions, and their names now."""
+FORMER_TURN_KEYS = {"stop": "finish_reason"}
+"""The same for turns."""
 
 
 def write_trajectories(
@@ -56,29 +62,38 @@ def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
         raise MachineError(f"{path}:{number} is not JSON: {error}", hint="the file was changed or cut") from None
     if not isinstance(episode, dict) or not isinstance(episode.get("turns"), list):
         raise MachineError(f"{path}:{number} is not a trajectory", hint="the file was changed or cut")
-    if "world" in episode:  # written before environments were called `env`
-        episode["env"] = episode.pop("world")
+    _rename_former_keys(episode)
     return episode
+
+
+def _rename_former_keys(episode: dict[str, Any]) -> None:
+    """Replace keys of files of earlier versions, in place."""
+    for record, names in ((episode, FORMER_KEYS), *((turn, FORMER_TURN_KEYS) for turn in episode["turns"])):
+        for former, name in names.items():
+            if former in record:
+                record[name] = record.pop(former)
+    if episode.get("failure") and "kind" in episode["failure"]:
+        episode["failure"]["error_type"] = episode["failure"].pop("kind")
 
 
 def _trajectory(item: Trajectory, tokens: bool) -> dict[str, Any]:
     return {
         "env": item.env,
-        **({} if item.kind is None else {"kind": item.kind}),
+        **({} if item.env_type is None else {"env_type": item.env_type}),
         "seed": item.seed,
         "group": item.group,
         "sample": item.sample,
         "outcome": item.outcome.value,
         "success": item.success,
         "reward": item.reward,
-        "failure": None if item.failure is None else _failure(item.failure),
-        **({"parts": dict(item.parts), "predicted": item.predicted} if item.parts else {}),
+        "failure": None if item.failure is None else asdict(item.failure),
+        **(
+            {"reward_components": dict(item.reward_components), "extracted_answer": item.extracted_answer}
+            if item.reward_components
+            else {}
+        ),
         "turns": [_turn(turn, tokens) for turn in item.turns],
     }
-
-
-def _failure(failure: Failure) -> dict[str, str]:
-    return {"where": failure.where, "kind": failure.kind, "message": failure.message}
 
 
 def _turn(turn: Turn, tokens: bool) -> dict[str, Any]:
@@ -88,7 +103,7 @@ def _turn(turn: Turn, tokens: bool) -> dict[str, Any]:
         "actions": [_action(action) for action in turn.actions],
         "valid_format": turn.valid_format,
         "reward": turn.reward,
-        "stop": turn.stop.value,
+        "finish_reason": turn.finish_reason.value,
         "prompt_tokens": len(turn.prompt),
         "response_tokens": len(turn.tokens),
         "images": len(turn.images),

@@ -42,7 +42,7 @@ def make(make_batch: MakeBatch, rows: list[int], dtype: torch.dtype = torch.floa
         observation_group=sizes[:, 1] % 2 + 10 * torch.tensor([GROUPS[int(row)] for row in sizes[:, 0]]),
         turn=torch.cat([torch.tensor(mask).eq(0).cumsum(0) for mask in masks]),
         baseline=torch.tensor(pick([0.5, 0.1, 0.2, 0.3, 0.4, 0.6])).to(dtype),
-        parts={"right": torch.tensor(pick([1.0, 0.0, 1.0, 0.5, 0.0, 2.0])).to(dtype)},
+        reward_components={"right": torch.tensor(pick([1.0, 0.0, 1.0, 0.5, 0.0, 2.0])).to(dtype)},
     )
 
 

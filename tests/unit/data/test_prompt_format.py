@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quintet.data.prompt_format import PromptFormat, Truncation, truncate
 from quintet.errors import ConfigError
 from quintet.policies.tiny_models import train_tokenizer
-from quintet.records import Question
+from quintet.records import PromptRow
 
 
 @cache
@@ -21,8 +21,8 @@ def tokenizer() -> Any:
     return train_tokenizer(320, ["user 2 + 3 = 5", "assistant"])
 
 
-def ask(*messages: tuple[str, str]) -> Question:
-    return Question(3, "", tuple({"role": role, "content": content} for role, content in messages))
+def ask(*messages: tuple[str, str]) -> PromptRow:
+    return PromptRow(3, "", tuple({"role": role, "content": content} for role, content in messages))
 
 
 def text(template: str | None, *messages: tuple[str, str]) -> str:

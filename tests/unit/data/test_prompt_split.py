@@ -34,7 +34,7 @@ def questions(*files: str, limit: int = 200, split: Any = "train", seed: int = 5
 
 
 def truths(found: PromptSplit) -> list[Any]:
-    return [question.truth for question in found]
+    return [question.ground_truth for question in found]
 
 
 def test_rows_as_questions_and_prompts(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 from quintet.config.native.data import DataConfig
 from quintet.data.row_reader import RowReader
 from quintet.errors import ConfigError
-from quintet.records import Question
+from quintet.records import PromptRow
 
 
-def read(row: dict[str, Any], **config: Any) -> Question:
+def read(row: dict[str, Any], **config: Any) -> PromptRow:
     return RowReader(DataConfig(**config)).read(row, 7, "rows.jsonl, row 7")
 
 
@@ -31,11 +31,11 @@ VERL = {
 
 
 def test_a_row_of_verl() -> None:
-    assert read(VERL) == Question(
+    assert read(VERL) == PromptRow(
         id=7,
-        source="openai/gsm8k",
+        data_source="openai/gsm8k",
         messages=(user("2 + 3 = ?"),),
-        truth="5",
+        ground_truth="5",
         extra={"split": "train", "index": 3},
     )
 
@@ -53,7 +53,7 @@ def test_a_row_of_verl() -> None:
 )
 def test_a_row_of_rlinf(row: dict[str, Any], truth: Any, extra: dict[str, Any]) -> None:
     question = read(row)
-    assert (question.messages, question.truth, question.source) == ((user("2 + 3 = ?"),), truth, "")
+    assert (question.messages, question.ground_truth, question.data_source) == ((user("2 + 3 = ?"),), truth, "")
     assert question.extra == extra
 
 
@@ -61,9 +61,9 @@ def test_a_row_of_roll() -> None:
     row = {"id": "1", "tag": "gsm8k", "messages": json.dumps([user("2 + 3 = ?")]), "ground_truth": "5"}
     question = read(row, messages_key="messages", source_key="tag")
     assert question.messages == (user("2 + 3 = ?"),)
-    assert (question.truth, question.source) == ("5", "gsm8k")
+    assert (question.ground_truth, question.data_source) == ("5", "gsm8k")
     plain = read({"instruction": "2 + 3 = ?", "solution": "5", "tag": "x"}, prompt_key="instruction")
-    assert (plain.messages, plain.truth, plain.extra["tag"]) == ((user("2 + 3 = ?"),), "5", "x")
+    assert (plain.messages, plain.ground_truth, plain.extra["tag"]) == ((user("2 + 3 = ?"),), "5", "x")
 
 
 def test_a_conversation_that_ends_with_an_answer_shows_it() -> None:
@@ -81,25 +81,29 @@ def test_a_conversation_that_ends_with_an_answer_shows_it() -> None:
 def test_dots_lead_into_mappings_and_into_json() -> None:
     row = {"extra_info": {"q": "2 + 3 = ?", "a": {"text": "five"}}, "meta": '{"truth": {"ground_truth": 5}}'}
     question = read(row, prompt_key="extra_info.q", truth_key="meta.truth", response_key="extra_info.a.text")
-    assert (question.messages, question.truth, question.response) == ((user("2 + 3 = ?"),), 5, "five")
+    assert (question.messages, question.ground_truth, question.response) == ((user("2 + 3 = ?"),), 5, "five")
     assert read({"a.b": "dotted name"}, prompt_key="a.b").messages == (user("dotted name"),)
 
 
 def test_cells_of_csv_may_hold_json() -> None:
     row = {"prompt": "?", "reward_model": '{"style": "rule", "ground_truth": "5"}', "extra_info": '{"index": 3}'}
     question = read(row)
-    assert (question.truth, question.extra) == ("5", {"index": 3})
+    assert (question.ground_truth, question.extra) == ("5", {"index": 3})
 
 
 def test_a_truth_that_is_json_stays_text() -> None:
     entry = json.dumps({"answer": "5", "metadata": {}})
-    assert read({"prompt": "?", "reward_model": {"ground_truth": entry}}).truth == entry
-    assert read({"prompt": "?", "truth": entry}, truth_key="truth").truth == entry
-    assert read({"prompt": "?"}).truth is None
+    assert read({"prompt": "?", "reward_model": {"ground_truth": entry}}).ground_truth == entry
+    assert read({"prompt": "?", "truth": entry}, truth_key="truth").ground_truth == entry
+    assert read({"prompt": "?"}).ground_truth is None
 
 
 def test_a_column_of_pictures_that_is_empty_or_not_there_is_no_fault() -> None:
-    assert read(VERL | {"images": None}, image_key="images").truth == read(VERL, image_key="images").truth == "5"
+    assert (
+        read(VERL | {"images": None}, image_key="images").ground_truth
+        == read(VERL, image_key="images").ground_truth
+        == "5"
+    )
 
 
 def test_the_demonstrated_answer() -> None:

@@ -207,7 +207,7 @@ def test_a_episode_is_played_in_a_process_of_its_own(envs: VectorEnv) -> None:
 )
 def test_a_fault_costs_its_own_episode(envs: VectorEnv, action: str, kind: str, told: str) -> None:
     found = failure(envs, action)
-    assert (found.where, found.kind) == ("step", kind)
+    assert (found.where, found.error_type) == ("step", kind)
     assert re.match(told, found.message), found.message
 
 
@@ -234,7 +234,7 @@ def test_rubbish_is_named(envs: VectorEnv, file: str, action: str, told: str, he
 def test_a_start_that_fails_costs_its_own_episode(envs: VectorEnv) -> None:
     answers = opened(envs, {1: 13, 2: 14, 3: 15, 4: 16, 5: 17})
     found = {episode: answer.failure for episode, answer in answers.items() if isinstance(answer, EpisodeFailed)}
-    assert {episode: (one.where, one.kind) for episode, one in found.items()} == {
+    assert {episode: (one.where, one.error_type) for episode, one in found.items()} == {
         1: ("reset", "ValueError"),
         2: ("reset", "Timeout"),
         3: ("reset", "Rubbish"),
@@ -253,13 +253,13 @@ def test_a_env_that_cannot_be_made_fails_every_episode(file: str, option: str, k
     found = opened(played, {1: 1, 2: 2})
     played.close()
     failures = [answer.failure for answer in found.values() if isinstance(answer, EpisodeFailed)]
-    assert [(one.where, one.kind) for one in failures] == [("start", kind)] * 2
+    assert [(one.where, one.error_type) for one in failures] == [("start", kind)] * 2
 
 
 def test_what_hangs_is_killed_with_all_that_it_started(file: str, tmp_path: Path) -> None:
     note = tmp_path / "pids"
     played = build_vector_env(trouble(file, note=str(note)))
-    assert failure(played, "hang with a child").kind == "Timeout"
+    assert failure(played, "hang with a child").error_type == "Timeout"
     assert all(gone(int(pid)) for pid in note.read_text().split())
     played.close()
 
@@ -278,7 +278,7 @@ def test_a_process_that_dies_while_the_policy_writes_is_told_at_the_next_move(fi
     played.step(1, ["go"])
     (broke,) = heard(played, 1).values()
     assert isinstance(broke, EpisodeFailed)
-    assert broke.failure.kind == "ProcessDied"
+    assert broke.failure.error_type == "ProcessDied"
     played.close()
 
 
@@ -385,7 +385,7 @@ def test_the_keeper_s_death_costs_the_episodes_that_are_played_and_no_more(file:
     played.step(1, ["hang"])
     (broke,) = heard(played, 1).values()
     assert isinstance(broke, EpisodeFailed)
-    assert broke.failure.kind == "ProcessDied"
+    assert broke.failure.error_type == "ProcessDied"
     played.drop(1)
     assert isinstance(opened(played, {2: 2})[2], EpisodeStarted)
     played.close()

@@ -62,7 +62,7 @@ class Judge:
         text = answer.text.strip()
         if text == "crash":
             return RewardResult(answer.id, 0.0, failure=Failure("reward", "Crashed", "signal 11"))
-        right = float(text == str(answer.question.truth))
+        right = float(text == str(answer.prompt_row.ground_truth))
         return RewardResult(answer.id, right, {"acc": right, "chars": float("inf")}, text)
 
 
@@ -107,8 +107,8 @@ def test_results_lie_in_the_runs_directory_in_the_order_of_the_file() -> None:
     assert found.directory == Path("runs/e")
     told = lines(found)
     assert [line["response"] for line in told] == ["4", "5", "4", "4", "4", "5", "6", "7", "crash"]
-    assert told[0]["parts"] == {"acc": 1.0, "chars": None}, "JSON knows no infinity"
-    assert told[8]["failure"] == {"where": "reward", "kind": "Crashed", "message": "signal 11"}
+    assert told[0]["reward_components"] == {"acc": 1.0, "chars": None}, "JSON knows no infinity"
+    assert told[8]["failure"] == {"where": "reward", "error_type": "Crashed", "message": "signal 11"}
     assert json.loads((found.directory / "results.json").read_text()) == json.loads(json.dumps(found.as_json()))
     assert sorted(path.name for path in found.directory.iterdir()) == [
         ".lock",

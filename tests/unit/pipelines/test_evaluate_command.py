@@ -40,7 +40,7 @@ class Judge:
     def _judge(self, answer: Response) -> RewardResult:
         if answer.text == "crash":
             return RewardResult(answer.id, 0.0, failure=Failure("reward", "Crashed", "signal 11"))
-        return RewardResult(answer.id, float(answer.text == answer.question.truth))
+        return RewardResult(answer.id, float(answer.text == answer.prompt_row.ground_truth))
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from quintet.envs.start_states import SeedStartStates, env_index, env_seed
 from quintet.errors import MachineError
 from quintet.pipelines.experience import collate_rollout
 from quintet.pipelines.rollout_step import Rollout, collect_rollouts
-from quintet.records import Failure, Outcome, StopReason, Trajectory, Turn
+from quintet.records import Failure, FinishReason, Outcome, Trajectory, Turn
 from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import SamplingParams
 
@@ -37,7 +37,7 @@ class Table:
         for episode in reversed(episodes):
             differs = (episode.seed // 3) % self.telling == 0
             reward = float(episode.sample) if differs and sampling.temperature else 0.25
-            turn = Turn("start", (1, 2), False, (3, 4), (-0.1, -0.2), 0, "", (), True, reward, StopReason.STOP)
+            turn = Turn("start", (1, 2), False, (3, 4), (-0.1, -0.2), 0, "", (), True, reward, FinishReason.STOP)
             yield Trajectory("table", episode.seed, episode.group, episode.sample, (turn,), Outcome.TERMINATED)
 
 

@@ -44,7 +44,7 @@ def test_a_row_is_what_the_policy_would_have_seen(tmp_path: Path, policy_directo
             dialogue = Dialogue.from_config(config.rollout, chat, build_env(config.env).instruction())
         moves += row["extra_info"]["turn"] > 1
         prompt, _, _ = dialogue.observe(row["prompt"][-1]["content"])
-        reply = (*chat.encode(row["response"]), chat.end_id)
+        reply = (*chat.encode(row["response"]), chat.end_token_id)
         dialogue.add_response(reply)
         (passage,) = encode(number)
         assert passage.tokens == prompt + reply
@@ -96,7 +96,7 @@ def test_a_env_with_too_few_episodes_is_refused_by_our_key(tmp_path: Path) -> No
 def test_what_several_processes_taught_plays_held_out_episodes_in_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone it has no layers to split, and on a GPU is refused shards in main memory: after all the training."""
+    """Alone it has no layers to split, and on a GPU is refused shards in host memory: after all the training."""
     given: list[Experiment] = []
 
     def build(config: Experiment, model: Path) -> None:

@@ -26,7 +26,7 @@ from quintet.config.native.data import OverlongConfig, RewardConfig, RewardModel
 from quintet.errors import ConfigError, MachineError
 from quintet.policies import reward_model, tiny_models
 from quintet.policies.reward_model import RewardModel, RewardModelScorer
-from quintet.records import Question, Response
+from quintet.records import PromptRow, Response
 
 WORDS = ["ice", "goal", "hole", "left", "right", "up", "down", "wall"]
 
@@ -40,7 +40,7 @@ def answers(count: int, seed: int = 0) -> list[str]:
     return [" ".join(words) for words in drawn]
 
 
-QUESTION = Question(0, "s", ({"role": "user", "content": "go to the goal"},))
+QUESTION = PromptRow(0, "s", ({"role": "user", "content": "go to the goal"},))
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +249,7 @@ class Stub:
     def __init__(self, score: Callable[[str], float]) -> None:
         self.tell, self.calls = score, 0
 
-    def score(self, questions: list[Question], texts: list[str]) -> list[float]:
+    def score(self, questions: list[PromptRow], texts: list[str]) -> list[float]:
         self.calls += 1
         return [self.tell(text) for text in texts]
 
@@ -258,14 +258,14 @@ def test_scores_become_verdicts(trained: Path) -> None:
     model = load(trained)
     plain = model.score([QUESTION] * 3, answers(3))
     verdicts = judge(model, answers(3), scale=2.0)
-    assert [verdicts[i].parts["model_score"] for i in range(3)] == pytest.approx(plain)
+    assert [verdicts[i].reward_components["model_score"] for i in range(3)] == pytest.approx(plain)
     assert [verdicts[i].score for i in range(3)] == pytest.approx([2 * score for score in plain])
 
 
 def test_form_and_length_count_on_top() -> None:
     extras = {"format": "boxed", "format_reward": 0.25, "overlong": OverlongConfig(buffer=50), "scale": 2.0}
     verdicts = judge(Stub(lambda _: 3.0), [r"\boxed{1}", "1"], **extras)
-    assert verdicts[0].parts == {"model_score": 3.0, "format": 1.0, "overlong": -0.5}
+    assert verdicts[0].reward_components == {"model_score": 3.0, "format": 1.0, "overlong": -0.5}
     assert (verdicts[0].score, verdicts[1].score) == (5.75, 5.5)
 
 
@@ -273,7 +273,7 @@ def test_form_and_length_count_on_top() -> None:
 def test_a_score_that_is_no_number_is_a_failure(bad: float) -> None:
     verdicts = judge(Stub(lambda text: bad if text == "b" else 1.0), ["a", "b"], wrong_reward=-1.0, scale=3.0)
     assert (verdicts[0].failure, verdicts[0].score) == (None, 3.0)
-    assert verdicts[1].failure.kind == "NotFinite"
+    assert verdicts[1].failure.error_type == "NotFinite"
     assert verdicts[1].score == -3.0
 
 

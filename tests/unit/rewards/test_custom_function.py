@@ -15,7 +15,7 @@ import pytest
 
 from quintet.config.native.data import RewardConfig
 from quintet.errors import ConfigError
-from quintet.records import Question, Response, RewardResult
+from quintet.records import PromptRow, Response, RewardResult
 from quintet.rewards.factory import RewardScorer, build_verifier_scorer
 
 TOLD = """
@@ -40,8 +40,8 @@ def judge(data_source, solution_str, ground_truth, extra_info, bonus=0.0):
 """
 
 
-def question(truth: object = "7", **extra: object) -> Question:
-    return Question(0, "mine", (), truth, extra)
+def question(truth: object = "7", **extra: object) -> PromptRow:
+    return PromptRow(0, "mine", (), truth, extra)
 
 
 def opened(tmp_path: Path, source: str, name: str = "judge", **options: object) -> RewardScorer:
@@ -50,7 +50,7 @@ def opened(tmp_path: Path, source: str, name: str = "judge", **options: object) 
     return build_verifier_scorer(RewardConfig.model_validate(given), 100)
 
 
-def verdicts(judge: RewardScorer, *texts: str, asked: Question | None = None) -> list[RewardResult]:
+def verdicts(judge: RewardScorer, *texts: str, asked: PromptRow | None = None) -> list[RewardResult]:
     try:
         for number, text in enumerate(texts):
             judge.submit(Response(number, asked or question(), text, 5))
@@ -62,8 +62,8 @@ def verdicts(judge: RewardScorer, *texts: str, asked: Question | None = None) ->
 def test_what_a_function_gives_is_the_reward(tmp_path: Path) -> None:
     found = verdicts(opened(tmp_path, TOLD, scale=2.0), "7", "8", "several", "sequence")
     assert [verdict.score for verdict in found] == [2.0, 0.0, 1.0, 1.5]
-    assert found[2].parts == {"acc": 1.0, "pred": 3.0, "style": 0.25}
-    assert found[2].predicted == "3"
+    assert found[2].reward_components == {"acc": 1.0, "pred": 3.0, "style": 0.25}
+    assert found[2].extracted_answer == "3"
     assert all(verdict.failure is None for verdict in found)
 
 
@@ -80,7 +80,7 @@ def test_a_row_arrives_as_it_is(tmp_path: Path) -> None:
 
 def test_faults_of_a_function_are_kept_with_their_cause(tmp_path: Path) -> None:
     found = verdicts(opened(tmp_path, TOLD, wrong_reward=-1.0), "raise", "nan", "words", "nothing", "7")
-    kinds = [verdict.failure and verdict.failure.kind for verdict in found]
+    kinds = [verdict.failure and verdict.failure.error_type for verdict in found]
     assert kinds == ["ValueError", "ValueError", "TypeError", "TypeError", None]
     assert "no such unit" in found[0].failure.message
     assert "mine.py:6" in found[0].failure.message
@@ -129,10 +129,14 @@ def test_batch_calls_once_for_all(tmp_path: Path) -> None:
         judge.submit(Response(number, question(), text, 5))
     assert judge.ready() == []
     found = judge.drain()
-    assert [(verdict.score, verdict.parts["of"]) for verdict in found] == [(1.0, 3.0), (0.0, 3.0), (1.0, 3.0)]
+    assert [(verdict.score, verdict.reward_components["of"]) for verdict in found] == [
+        (1.0, 3.0),
+        (0.0, 3.0),
+        (1.0, 3.0),
+    ]
     assert judge.drain() == []
     (again,) = verdicts(judge, "7")
-    assert again.parts["of"] == 1.0
+    assert again.reward_components["of"] == 1.0
 
 
 @pytest.mark.parametrize("text", ["raise", "short"])
@@ -146,7 +150,7 @@ def test_dapo_takes_marks_of_the_end_off_and_a_penalty(tmp_path: Path) -> None:
     judge.submit(Response(0, question(), "7<|im_end|>", 95))
     (found,) = judge.drain()
     judge.close()
-    assert (found.score, found.parts) == (0.5, {"acc": 1.0, "overlong": -0.5})
+    assert (found.score, found.reward_components) == (0.5, {"acc": 1.0, "overlong": -0.5})
 
 
 def test_rate_limited_spaces_calls(tmp_path: Path) -> None:
@@ -196,14 +200,14 @@ def test_remote_asks_an_address(address: str) -> None:
     )
     found = verdicts(build_verifier_scorer(config, 100), "7", "8", "error", "nonsense", "slow", asked=question(a=1))
     assert [verdict.score for verdict in found] == [1.0, 0.0, 0.0, 0.0, 0.0]
-    assert found[0].parts == {"acc": 1.0, "by": 9.0}
-    assert [verdict.failure and verdict.failure.kind for verdict in found[:4]] == [
+    assert found[0].reward_components == {"acc": 1.0, "by": 9.0}
+    assert [verdict.failure and verdict.failure.error_type for verdict in found[:4]] == [
         None,
         None,
         "HTTPError",
         "JSONDecodeError",
     ]
-    assert found[4].failure.kind in ("Timeout", "TimeoutError")
+    assert found[4].failure.error_type in ("Timeout", "TimeoutError")
     told = {"data_source": "mine", "solution_str": "7", "ground_truth": "7", "extra_info": {"a": 1}, "strict": True}
     assert told in Address.seen
 

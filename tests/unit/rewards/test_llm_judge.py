@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from quintet.config.native.data import JudgeConfig, OverlongConfig, RewardConfig
-from quintet.records import Question, Response, RewardResult
+from quintet.records import PromptRow, Response, RewardResult
 from quintet.rewards import chat_endpoint
 from quintet.rewards.llm_judge import LlmJudge, fill_prompt, parse_verdict
 
@@ -77,8 +77,8 @@ def endpoint(reply: Callable[[str], str | bytes | tuple[int, bytes]]) -> Iterato
         thread.join()
 
 
-def question(text: str = "2 + 2 = ?", truth: object = "4") -> Question:
-    return Question(0, "math", ({"role": "user", "content": text},), truth)
+def question(text: str = "2 + 2 = ?", truth: object = "4") -> PromptRow:
+    return PromptRow(0, "math", ({"role": "user", "content": text},), truth)
 
 
 def reward(known: Endpoint, wrong_reward: float = 0.0, scale: float = 1.0, **options: object) -> RewardConfig:
@@ -105,7 +105,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_answers_get_their_verdicts_in_the_units_of_rewards() -> None:
     with endpoint(lambda prompt: "Fine. [[10]]" if "four" in prompt else "Half. [[5]]") as known:
         verdicts = judged(known, ["four", "five", "four"])
-    assert [verdicts[i].parts["acc"] for i in range(3)] == [1.0, 0.5, 1.0]
+    assert [verdicts[i].reward_components["acc"] for i in range(3)] == [1.0, 0.5, 1.0]
     assert [verdicts[i].score for i in range(3)] == [2.0, 0.0, 2.0]
     asked = known.seen[0]
     assert (asked["model"], asked["max_tokens"], asked["temperature"]) == ("judge", 512, 0.0)
@@ -119,7 +119,7 @@ def test_form_and_length_count_as_they_do_with_rules() -> None:
         judge.submit(Response(0, question(), r"\boxed{4}", 75))
         verdict = judge.drain()[0]
         judge.close()
-    assert verdict.parts == {"acc": 0.5, "format": 1.0, "overlong": -0.5}
+    assert verdict.reward_components == {"acc": 0.5, "format": 1.0, "overlong": -0.5}
     assert verdict.score == 0.25
 
 
@@ -142,7 +142,7 @@ def test_a_request_that_fails_is_made_again() -> None:
     with endpoint(reply) as known:
         verdict = judged(known, ["a"], retries=4)[0]
     assert verdict.failure is None
-    assert verdict.parts["acc"] == 0.8
+    assert verdict.reward_components["acc"] == 0.8
     assert len(known.seen) == 5
 
 
@@ -166,7 +166,7 @@ def test_what_is_no_verdict_is_a_failure_with_its_cause(
     with endpoint(lambda _: reply) as known:
         verdict = judged(known, ["a"])[0]
     assert verdict.failure is not None
-    assert verdict.failure.kind == kind
+    assert verdict.failure.error_type == kind
     assert told in verdict.failure.message
     assert verdict.score == -2.0
     assert len(known.seen) == requests
@@ -184,7 +184,7 @@ def test_a_slow_endpoint_costs_its_time_and_no_more() -> None:
         assert known.together == 2, "neither request has been answered"
         release.set()
     assert verdict.failure is not None
-    assert verdict.failure.kind == "Timeout"
+    assert verdict.failure.error_type == "Timeout"
 
 
 def test_nobody_there_is_a_failure() -> None:
@@ -192,7 +192,7 @@ def test_nobody_there_is_a_failure() -> None:
         pass
     verdict = judged(known, ["a"], timeout_seconds=1.0)[0]
     assert verdict.failure is not None
-    assert verdict.failure.kind == "ConnectionError"
+    assert verdict.failure.error_type == "ConnectionError"
 
 
 def test_so_many_requests_are_under_way_and_no_more() -> None:
@@ -253,11 +253,11 @@ def test_questions_of_several_messages_and_truths_of_any_kind() -> None:
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "What is this?"}, {"type": "image"}]},
     )
-    asked = Question(0, "s", talk, {"target": [1, 2]})
+    asked = PromptRow(0, "s", talk, {"target": [1, 2]})
     assert (
         fill_prompt("{question} | {truth}", asked, "") == 'system: Be brief.\nuser: What is this? | {"target": [1, 2]}'
     )
-    assert fill_prompt("{truth}|", Question(0, "s", ({"role": "user", "content": "a"},)), "") == "|"
+    assert fill_prompt("{truth}|", PromptRow(0, "s", ({"role": "user", "content": "a"},)), "") == "|"
 
 
 def test_a_lone_surrogate_in_an_answer_is_sent() -> None:

@@ -139,7 +139,7 @@ def test_geometry_weighs_value_and_form() -> None:
     assert math.verify_geometry3k(r"<think>hm</think>\boxed{4}", "4", {}).score == 1.0
     assert math.verify_geometry3k(r"\boxed{4}", "4", {}).score == pytest.approx(0.9)
     assert math.verify_geometry3k(r"<think>hm</think>\boxed{5}", "4", {}).score == pytest.approx(0.1)
-    assert math.verify_geometry3k(r"\boxed{4}", "4", {}).parts["acc"] == 1.0
+    assert math.verify_geometry3k(r"\boxed{4}", "4", {}).reward_components["acc"] == 1.0
 
 
 def test_each_of_several_truths_counts() -> None:
@@ -158,6 +158,7 @@ def test_a_row_without_truth_is_a_fault_of_the_row() -> None:
 
 def test_equal_numbers_have_one_vote() -> None:
     votes = {
-        math.verify_boxed(f"\\boxed{{{text}}}", "1", {}).predicted for text in ("0.5", "1/2", r"\frac{2}{4}", "50%")
+        math.verify_boxed(f"\\boxed{{{text}}}", "1", {}).extracted_answer
+        for text in ("0.5", "1/2", r"\frac{2}{4}", "50%")
     }
     assert votes == {"1/2"}

@@ -6,13 +6,13 @@ import pytest
 from pydantic import ValidationError
 
 from quintet.config.native.data import OverlongConfig, RewardConfig
-from quintet.records import Failure, Question, Response
+from quintet.records import Failure, PromptRow, Response
 from quintet.rewards.reward_managers import strip_end_marks
 from quintet.rewards.reward_terms import RewardComputation, overlong_penalty
 
 
 def answer(text: str = "", tokens: int = 1) -> Response:
-    return Response(3, Question(0, "", ()), text, tokens)
+    return Response(3, PromptRow(0, "", ()), text, tokens)
 
 
 def reward(config: RewardConfig, score: float, text: str = "", tokens: int = 1) -> float:
@@ -46,22 +46,28 @@ def test_a_function_s_own_scores_are_scaled_but_not_mapped() -> None:
 def test_the_form_is_worth_what_it_says_whatever_the_scale() -> None:
     config = RewardConfig(format="boxed", format_reward=0.1, scale=2.0)
     judged = RewardComputation(config, 100).reward(answer(r"\boxed{3}"), {"score": 1.0})
-    assert (judged.score, judged.parts) == (pytest.approx(2.1), {"acc": 1.0, "format": 1.0})
+    assert (judged.score, judged.reward_components) == (pytest.approx(2.1), {"acc": 1.0, "format": 1.0})
     assert reward(config, 1.0, "3") == 2.0
 
 
 def test_length_counts_whatever_the_scale() -> None:
     config = RewardConfig(manager="dapo", overlong=OverlongConfig(buffer=20), scale=2.0)
-    judged = RewardComputation(config, 100).reward(answer(tokens=90), {"score": 1.0, "predicted": "3"})
-    assert (judged.score, judged.parts, judged.predicted) == (1.5, {"acc": 1.0, "overlong": -0.5}, "3")
+    judged = RewardComputation(config, 100).reward(answer(tokens=90), {"score": 1.0, "extracted_answer": "3"})
+    assert (judged.score, judged.reward_components, judged.extracted_answer) == (
+        1.5,
+        {"acc": 1.0, "overlong": -0.5},
+        "3",
+    )
 
 
 def test_what_a_verifier_or_function_adds_is_kept() -> None:
     config = RewardConfig(function="a.py:f")
-    judged = RewardComputation(config, 100).reward(answer(), {"score": 2.0, "parts": {"acc": 0.0, "style": 0.7}})
-    assert (judged.score, judged.parts) == (2.0, {"acc": 0.0, "style": 0.7})
-    assert RewardComputation(config, 100).reward(answer(), {"score": 2.0}).parts == {"acc": 1.0}
-    assert RewardComputation(config, 100).reward(answer(), {"score": -2.0}).parts == {"acc": 0.0}
+    judged = RewardComputation(config, 100).reward(
+        answer(), {"score": 2.0, "reward_components": {"acc": 0.0, "style": 0.7}}
+    )
+    assert (judged.score, judged.reward_components) == (2.0, {"acc": 0.0, "style": 0.7})
+    assert RewardComputation(config, 100).reward(answer(), {"score": 2.0}).reward_components == {"acc": 1.0}
+    assert RewardComputation(config, 100).reward(answer(), {"score": -2.0}).reward_components == {"acc": 0.0}
 
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf"), float("-inf")])
@@ -69,7 +75,11 @@ def test_a_score_that_is_no_number_has_failed_and_counts_as_quite_wrong(score: f
     judged = RewardComputation(RewardConfig(wrong_reward=-1.0, scale=5.0), 100).reward(answer(), {"score": score})
     assert judged.score == -5.0
     assert judged.failure is not None
-    assert (judged.failure.where, judged.failure.kind, judged.parts) == ("reward", "ValueError", {"acc": 0.0})
+    assert (judged.failure.where, judged.failure.error_type, judged.reward_components) == (
+        "reward",
+        "ValueError",
+        {"acc": 0.0},
+    )
 
 
 def test_a_failure_is_kept_with_its_cause() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from quintet.config.native.data import RewardConfig
 from quintet.errors import MachineError
-from quintet.records import Question, Response, RewardResult
+from quintet.records import PromptRow, Response, RewardResult
 from quintet.rewards.factory import build_verifier_scorer
 from quintet.rewards.reward_managers import PooledRewardScorer
 
@@ -24,7 +24,7 @@ TIMEOUT = 1.0
 
 
 def answer(number: int, text: str, truth: object = "7", source: str = "lighteval/MATH") -> Response:
-    return Response(number, Question(number, source, (), truth), text, 5)
+    return Response(number, PromptRow(number, source, (), truth), text, 5)
 
 
 def by_id(verdicts: list[RewardResult]) -> dict[int, RewardResult]:
@@ -34,7 +34,7 @@ def by_id(verdicts: list[RewardResult]) -> dict[int, RewardResult]:
 
 
 def kinds(verdicts: list[RewardResult]) -> dict[int, str]:
-    return {verdict.id: verdict.failure.kind for verdict in verdicts if verdict.failure is not None}
+    return {verdict.id: verdict.failure.error_type for verdict in verdicts if verdict.failure is not None}
 
 
 @pytest.fixture(scope="module", params=[TIMEOUT])
@@ -171,7 +171,7 @@ def test_a_function_that_hangs_is_killed_with_all_that_it_started(function: str,
     judge.submit(answer(1, "fine"))
     found = by_id(judge.drain())
     judge.close()
-    assert (found[0].failure.kind, found[0].score, found[1].score) == ("Timeout", 0.0, 1.0)
+    assert (found[0].failure.error_type, found[0].score, found[1].score) == ("Timeout", 0.0, 1.0)
     assert all(gone(int(pid)) for pid in note.read_text().split())
 
 
@@ -194,7 +194,7 @@ def test_naive_keeps_to_one_process_and_prime_does_not(function: str) -> None:
         judge = opened(function, **options)
         for number in range(30):
             judge.submit(answer(number, "pid"))
-        pids = {verdict.parts["pid"] for verdict in judge.drain()}
+        pids = {verdict.reward_components["pid"] for verdict in judge.drain()}
         judge.close()
         assert 1 <= len(pids) <= most
 
@@ -203,16 +203,16 @@ def test_the_keeper_s_death_costs_what_was_being_judged_and_no_more(function: st
     judge = opened(function, manager="prime", workers=1)
     judge.submit(answer(0, "pid"))
     (first,) = judge.drain()
-    keeper = int(Path(f"/proc/{int(first.parts['pid'])}/stat").read_text().rpartition(")")[2].split()[1])
+    keeper = int(Path(f"/proc/{int(first.reward_components['pid'])}/stat").read_text().rpartition(")")[2].split()[1])
     judge.submit(answer(1, "hang"))
     time.sleep(0.2)
     judge.submit(answer(2, "fine"))
     os.kill(keeper, signal.SIGKILL)
     found = by_id(judge.drain())
     judge.close()
-    assert found[1].failure.kind == "ProcessDied"
+    assert found[1].failure.error_type == "ProcessDied"
     assert found[2].score == 1.0
-    assert gone(int(first.parts["pid"]))
+    assert gone(int(first.reward_components["pid"]))
 
 
 def test_a_closed_judge_has_no_processes_left(function: str) -> None:
@@ -222,7 +222,7 @@ def test_a_closed_judge_has_no_processes_left(function: str) -> None:
     judge.submit(answer(1, "hang"))
     judge.close()
     judge.close()
-    assert gone(int(found.parts["pid"]))
+    assert gone(int(found.reward_components["pid"]))
     with pytest.raises(RuntimeError, match="closed"):
         judge.submit(answer(2, "fine"))
 
@@ -239,11 +239,11 @@ def test_where_no_process_can_be_started_the_run_is_told(monkeypatch: pytest.Mon
 RUN = """
 import sys, time
 from quintet.config.native.data import RewardConfig
-from quintet.records import Question, Response
+from quintet.records import PromptRow, Response
 from quintet.rewards.factory import build_verifier_scorer
 
 judge = build_verifier_scorer(RewardConfig(function=sys.argv[1], timeout_seconds=600.0), 10)
-judge.submit(Response(0, Question(0, "", (), sys.argv[2]), "hang with a child", 1))
+judge.submit(Response(0, PromptRow(0, "", (), sys.argv[2]), "hang with a child", 1))
 {last}
 """
 

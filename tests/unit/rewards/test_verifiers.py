@@ -60,7 +60,7 @@ def test_flexible_gsm8k_reads_the_last_number(text: str, score: float) -> None:
     ],
 )
 def test_a_choice_is_read(text: str, letter: str | None) -> None:
-    assert choice.verify(text, "B", {}).predicted == letter
+    assert choice.verify(text, "B", {}).extracted_answer == letter
     assert choice.verify(text, "(B)", {}).score == float(letter == "B")
 
 
@@ -166,7 +166,7 @@ ROW = {"target": 24, "numbers": [3, 5, 2, 4]}
 )
 def test_countdown(text: str, score: float, used: float) -> None:
     judged = countdown.verify(text, ROW, {})
-    assert (judged.score, judged.parts["numbers"]) == (score, used)
+    assert (judged.score, judged.reward_components["numbers"]) == (score, used)
 
 
 def test_countdown_works_with_exact_fractions() -> None:

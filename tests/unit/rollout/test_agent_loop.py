@@ -13,7 +13,7 @@ from quintet.config.native.rollout import RolloutConfig
 from quintet.envs.env import Env
 from quintet.errors import ConfigError
 from quintet.policies.model_loading import load_tokenizer
-from quintet.records import Generation, Observation, Outcome, Request, Step, StopReason, Trajectory
+from quintet.records import FinishReason, Generation, Observation, Outcome, Request, Step, Trajectory
 from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.chat.chat_format import ChatFormat, Dialogue
 from quintet.rollout.collate import collate
@@ -58,7 +58,7 @@ class Script:
 
     weight_version = 3
 
-    def __init__(self, chat: ChatFormat, words: list[str], stop: StopReason = StopReason.STOP) -> None:
+    def __init__(self, chat: ChatFormat, words: list[str], stop: FinishReason = FinishReason.STOP) -> None:
         self.chat, self.words, self.stop = chat, words, stop
         self.waiting: list[Request] = []
         self.prompts: list[tuple[int, ...]] = []
@@ -76,7 +76,7 @@ class Script:
         request = self.waiting.pop()
         turn = self.turns.get(request.id, 0)
         self.turns[request.id] = turn + 1
-        ending = (self.chat.end_id,) if self.stop is StopReason.STOP else ()
+        ending = (self.chat.end_token_id,) if self.stop is FinishReason.STOP else ()
         tokens = (*self.chat.encode(self.words[turn % len(self.words)]), *ending)
         return [Generation(request.id, tokens, (-0.5,) * len(tokens), self.stop, 3)]
 
@@ -132,7 +132,7 @@ def test_unparsable_responses_get_the_format_penalty(chat: ChatFormat) -> None:
 
 def test_a_truncated_response_is_invalid(chat: ChatFormat) -> None:
     config = RolloutConfig(max_turns=1)
-    loop = AgentLoop(Script(chat, [RIGHT], StopReason.LENGTH), chat, make_corridor, config, "corridor")
+    loop = AgentLoop(Script(chat, [RIGHT], FinishReason.LENGTH), chat, make_corridor, config, "corridor")
     (episode,) = loop.collect_rollouts([Episode(1, 0, 0)], GREEDY)
     assert not episode.turns[0].valid_format
 
@@ -142,7 +142,7 @@ def test_an_env_error_fails_only_its_own_episode(chat: ChatFormat) -> None:
     failed = [episode for episode in episodes if episode.outcome is Outcome.FAILED]
     assert [episode.seed for episode in failed] == [13]
     assert failed[0].failure is not None
-    assert (failed[0].failure.where, failed[0].failure.kind) == ("reset", "OSError")
+    assert (failed[0].failure.where, failed[0].failure.error_type) == ("reset", "OSError")
     assert sum(episode.success for episode in episodes) == 5
     (fallen,), _ = play(chat, [RIGHT, RIGHT.replace("Right", "Down")])
     assert fallen.failure is not None
@@ -192,7 +192,7 @@ def test_an_incremental_dialogue_equals_the_rendered_template(
         messages = [{"role": "system", "content": "Walk."}, *kept]
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert prompt == tuple(tokenizer.encode(text, add_special_tokens=False))
-        dialogue.add_response((*chat.encode(RIGHT), chat.end_id))
+        dialogue.add_response((*chat.encode(RIGHT), chat.end_token_id))
         history.append({"role": "assistant", "content": RIGHT})
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quintet.config.native.experiment import Experiment
-from quintet.records import Outcome, StopReason, Trajectory, Turn
+from quintet.records import FinishReason, Outcome, Trajectory, Turn
 from quintet.rollout.async_rollout import AsyncRollout
 from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import SamplingParams
@@ -60,7 +60,7 @@ class Slow:
 
 
 def played(episode: Episode, outcome: Outcome, version: int) -> Trajectory:
-    turn = Turn("", (1,), False, (2, 3), (0.0, 0.0), version, "", (), True, float(episode.sample), StopReason.STOP)
+    turn = Turn("", (1,), False, (2, 3), (0.0, 0.0), version, "", (), True, float(episode.sample), FinishReason.STOP)
     return Trajectory("slow", episode.seed, episode.group, episode.sample, (turn,), outcome)
 
 

@@ -15,7 +15,7 @@ from quintet.config.native.rollout import RolloutConfig
 from quintet.envs.factory import build_vector_env
 from quintet.errors import MachineError
 from quintet.policies.model_loading import load_model, load_tokenizer
-from quintet.records import Failure, Generation, Observation, Outcome, Request, Step, StopReason, Trajectory
+from quintet.records import Failure, FinishReason, Generation, Observation, Outcome, Request, Step, Trajectory
 from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.chat.chat_format import ChatFormat
 from quintet.rollout.episode import Episode
@@ -91,7 +91,7 @@ class Desk:
         self.aborted += ids
         gone = [request for request in self.waiting if request.id in ids]
         self.waiting = [request for request in self.waiting if request.id not in ids]
-        return [Generation(request.id, (5, 6), (-1.0, -1.0), StopReason.ABORT, 3) for request in gone]
+        return [Generation(request.id, (5, 6), (-1.0, -1.0), FinishReason.ABORT, 3) for request in gone]
 
     def load_weights(self, version: int, weights: object) -> None: ...
     def reset_prefix_cache(self) -> None:
@@ -109,11 +109,11 @@ def chat(policy_directory: Path) -> ChatFormat:
 
 def saying(chat: ChatFormat, *words: str) -> Reply:
     """Always the same response; with several, the request's seed selects one."""
-    replies = [(*chat.encode(f"<think> go </think><answer> {word} </answer>"), chat.end_id) for word in words]
+    replies = [(*chat.encode(f"<think> go </think><answer> {word} </answer>"), chat.end_token_id) for word in words]
 
     def reply(request: Request, _: int) -> Generation:
         tokens = replies[request.seed % len(replies)]
-        return Generation(request.id, tokens, (-0.5,) * len(tokens), StopReason.STOP, 3)
+        return Generation(request.id, tokens, (-0.5,) * len(tokens), FinishReason.STOP, 3)
 
     return reply
 
@@ -139,18 +139,18 @@ def test_a_failed_request_fails_only_its_own_episode(chat: ChatFormat) -> None:
 
     def reply(request: Request, step: int) -> Generation:
         if request.id == 1 and step == 2:
-            return Generation(1, (7,), (-0.1,), StopReason.FAILED, 3, failure=CAUSE)
+            return Generation(1, (7,), (-0.1,), FinishReason.FAILED, 3, failure=CAUSE)
         if request.id == 2:
-            return Generation(2, (), (), StopReason.FAILED, 3)
+            return Generation(2, (), (), FinishReason.FAILED, 3)
         return good(request, step)
 
     loop, _ = looped(chat, reply)
     played = by_place(list(loop.collect_rollouts(episodes(4), GREEDY)))
     assert [episode.outcome for episode in played] == [Outcome.SUCCESS, Outcome.FAILED, Outcome.FAILED, Outcome.SUCCESS]
     assert played[1].failure == CAUSE
-    assert [turn.stop for turn in played[1].turns] == [StopReason.STOP, StopReason.FAILED]
+    assert [turn.finish_reason for turn in played[1].turns] == [FinishReason.STOP, FinishReason.FAILED]
     assert played[2].failure is not None
-    assert played[2].failure.kind == "Unexplained"
+    assert played[2].failure.error_type == "Unexplained"
     metrics = summarize_episodes(played)
     assert metrics["trajectory/failures/engine/OutOfMemoryError"] == 1
     assert metrics["trajectory/failures/engine/Unexplained"] == 1
@@ -175,13 +175,13 @@ def test_failure_metrics_have_valid_names_for_any_error_class(chat: ChatFormat) 
 
 def test_an_empty_response_is_a_failure_but_an_end_token_is_not(chat: ChatFormat) -> None:
     def reply(request: Request, _: int) -> Generation:
-        tokens = () if request.id == 0 else (chat.end_id,)
-        return Generation(request.id, tokens, (-0.5,) * len(tokens), StopReason.STOP, 3)
+        tokens = () if request.id == 0 else (chat.end_token_id,)
+        return Generation(request.id, tokens, (-0.5,) * len(tokens), FinishReason.STOP, 3)
 
     loop, _ = looped(chat, reply, max_turns=2)
     nothing, word = by_place(list(loop.collect_rollouts(episodes(2), GREEDY)))
     assert nothing.failure is not None
-    assert nothing.failure.kind == "EmptyResponse"
+    assert nothing.failure.error_type == "EmptyResponse"
     assert (word.outcome, [turn.reward for turn in word.turns]) == (Outcome.MAX_TURNS, [-0.1, -0.1])
     assert summarize_episodes([word])["response/empty"] == 1.0
 
@@ -195,7 +195,7 @@ def test_a_prompt_beyond_the_engines_context_ends_its_episode(chat: ChatFormat) 
     assert max(len(request.prompt) for request in engine.seen) < 70
 
     def full(request: Request, _: int) -> Generation:
-        return Generation(request.id, (), (), StopReason.CONTEXT, 3)
+        return Generation(request.id, (), (), FinishReason.CONTEXT, 3)
 
     loop, _ = looped(chat, full)
     (episode,) = loop.collect_rollouts([Episode(100, 0, 0)], GREEDY)
@@ -209,7 +209,7 @@ def test_requests_that_the_engine_loses_fail(chat: ChatFormat) -> None:
     played = by_place(list(loop.collect_rollouts(episodes(2), GREEDY)))
     assert [episode.success for episode in played] == [True, False]
     assert played[1].failure is not None
-    assert played[1].failure.kind == "Lost"
+    assert played[1].failure.error_type == "Lost"
 
 
 def test_a_response_ended_by_a_stop_string_is_parsed_and_closed(chat: ChatFormat) -> None:
@@ -217,25 +217,25 @@ def test_a_response_ended_by_a_stop_string_is_parsed_and_closed(chat: ChatFormat
 
     def reply(request: Request, _: int) -> Generation:
         tokens = chat.encode(words)
-        return Generation(request.id, tokens, (-0.5,) * len(tokens), StopReason.STOP, 3)
+        return Generation(request.id, tokens, (-0.5,) * len(tokens), FinishReason.STOP, 3)
 
     loop, engine = looped(chat, reply)
-    (episode,) = loop.collect_rollouts([Episode(100, 0, 0)], replace(GREEDY, stop_texts=("</answer>",)))
+    (episode,) = loop.collect_rollouts([Episode(100, 0, 0)], replace(GREEDY, stop_strings=("</answer>",)))
     assert episode.success
     assert all(turn.valid_format for turn in episode.turns)
-    assert engine.seen[0].stop_texts == ("</answer>",)
+    assert engine.seen[0].stop_strings == ("</answer>",)
     seen = engine.seen[1].prompt
     before = (*engine.seen[0].prompt, *chat.encode(words))
     assert seen[: len(before)] == before
-    assert seen[len(before)] == chat.end_id
+    assert seen[len(before)] == chat.end_token_id
     assert loop.pop_metrics()["prompt/reply_closed"] == 2
 
 
 def test_weight_versions_of_tokens_are_recorded(chat: ChatFormat) -> None:
     good = saying(chat, "Go")
-    loop, _ = looped(chat, lambda request, step: replace(good(request, step), switches=((2, 4),)))
+    loop, _ = looped(chat, lambda request, step: replace(good(request, step), version_changes=((2, 4),)))
     (episode,) = loop.collect_rollouts([Episode(100, 0, 0)], GREEDY)
-    assert {turn.switches for turn in episode.turns} == {((2, 4),)}
+    assert {turn.version_changes for turn in episode.turns} == {((2, 4),)}
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_weight_versions_of_tokens_are_recorded(chat: ChatFormat) -> None:
 def test_requests_say_whether_their_dialogue_continues(chat: ChatFormat, window: int | None, kept: list[bool]) -> None:
     loop, engine = looped(chat, saying(chat, "Stay"), window_size=window)
     list(loop.collect_rollouts([Episode(100, 0, 0)], GREEDY))
-    assert [request.keep for request in engine.seen] == kept
+    assert [request.keep_kv_cache for request in engine.seen] == kept
 
 
 def test_max_actions_ends_an_episode(chat: ChatFormat) -> None:
@@ -326,7 +326,7 @@ def test_abort_returns_unfinished_episodes(chat: ChatFormat) -> None:
     gone = loop.abort({0, 2})
     assert sorted((episode.group, episode.sample) for episode in gone) == [(0, 0), (0, 1), (2, 0), (2, 1)]
     assert {episode.outcome for episode in gone} == {Outcome.ABORTED}
-    assert [turn.stop for turn in gone[0].turns] == [StopReason.STOP, StopReason.ABORT]
+    assert [turn.finish_reason for turn in gone[0].turns] == [FinishReason.STOP, FinishReason.ABORT]
     assert sorted(engine.aborted) == [0, 1, 4, 5]
     rest: list[Trajectory] = []
     while loop.busy:

@@ -68,7 +68,7 @@ def test_each_env_has_its_own_rules_and_name(chat: ChatFormat) -> None:
     assert {len(episode.turns) for episode in found["slow"]} == {3}
     assert {len(episode.turns) for episode in found["quick"]} == {2}
     assert sorted(episode.seed for episode in found["quick"]) == [21, 23, 25, 27], "the env's own seeds"
-    assert {episode.kind for episodes in found.values() for episode in episodes} == {"corridor"}
+    assert {episode.env_type for episodes in found.values() for episode in episodes} == {"corridor"}
 
 
 def test_each_env_has_its_own_limits(chat: ChatFormat) -> None:

@@ -9,7 +9,7 @@ import pytest
 from quintet.config.compose import load_experiment
 from quintet.config.native.experiment import Experiment
 from quintet.errors import ConfigError
-from quintet.records import Outcome, StopReason, Trajectory, Turn
+from quintet.records import FinishReason, Outcome, Trajectory, Turn
 from quintet.rollout.response_log import response_lines
 from quintet.rollout.sampling_params import (
     SamplingParams,
@@ -23,7 +23,7 @@ from quintet.rollout.sampling_params import (
 )
 
 ENDS = ("rollout.repetition_penalty=1.1", "rollout.min_response_tokens=3", "rollout.end_token=9", "rollout.stop=['.']")
-ENDED: dict[str, Any] = {"repetition_penalty": 1.1, "min_tokens": 3, "end_ids": (9,), "stop_texts": (".",)}
+ENDED: dict[str, Any] = {"repetition_penalty": 1.1, "min_tokens": 3, "stop_token_ids": (9,), "stop_strings": (".",)}
 
 
 def experiment(*words: str) -> Experiment:
@@ -55,10 +55,10 @@ def test_a_request_has_all_sampling_parameters() -> None:
     request = sampling.request(7, (1, 2), 16, 5, (3, 4))
     assert (request.id, request.prompt, request.max_tokens, request.seed) == (7, (1, 2), 16, 5)
     assert (request.temperature, request.top_k, request.top_p, request.min_p) == (0.6, 3, 0.9, 0.2)
-    assert (request.repetition_penalty, request.min_tokens, request.stop_texts) == (1.1, 3, (".",))
-    assert request.stop_ids == (9,)
-    assert SamplingParams(1.0, 0, 1.0, 0).request(7, (1,), 16, 5, (3, 4)).stop_ids == (3, 4)
-    assert SamplingParams(1.0, 0, 1.0, 0, ignore_end=True).request(7, (1,), 16, 5, (3, 4)).stop_ids == ()
+    assert (request.repetition_penalty, request.min_tokens, request.stop_strings) == (1.1, 3, (".",))
+    assert request.stop_token_ids == (9,)
+    assert SamplingParams(1.0, 0, 1.0, 0).request(7, (1,), 16, 5, (3, 4)).stop_token_ids == (3, 4)
+    assert SamplingParams(1.0, 0, 1.0, 0, ignore_end=True).request(7, (1,), 16, 5, (3, 4)).stop_token_ids == ()
     assert sampling.request(7, (1,), 2, 5, ()).min_tokens == 2, "a reply can't be longer than its longest"
 
 
@@ -91,7 +91,7 @@ def test_a_token_beyond_the_vocabulary_is_a_config_error(name: str) -> None:
 
 
 def test_printed_responses_name_their_turn() -> None:
-    turn = Turn("seen", (1,), False, (5, 6), (-0.1, -0.2), 3, "Up\n", ("Up",), True, 1.0, StopReason.STOP)
+    turn = Turn("seen", (1,), False, (5, 6), (-0.1, -0.2), 3, "Up\n", ("Up",), True, 1.0, FinishReason.STOP)
     episode = Trajectory("lake", 11, group=2, sample=1, turns=(turn, turn), outcome=Outcome.SUCCESS)
     first, second = response_lines([episode], step=4)
     assert first == "step 4, group 2, sample 1, turn 0: 2 tokens, stop: [5 6] 'Up\\n'"

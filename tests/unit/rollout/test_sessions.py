@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quintet.records import Outcome, StopReason, Trajectory
+from quintet.records import FinishReason, Outcome, Trajectory
 from quintet.rollout.collate import collate
 from quintet.rollout.sessions import Exchange, Prompt, Session, build_turns, read_session
 
@@ -35,7 +35,7 @@ def exchange(asked: str, tokens: tuple[int, ...], number: int = 0, choice: int =
         "logprobs": tuple(-0.5 - place for place in range(len(tokens))),
         "text": text,
         "closed": closed,
-        "stop": StopReason.STOP if closed else StopReason.LENGTH,
+        "finish_reason": FinishReason.STOP if closed else FinishReason.LENGTH,
         "weight_version": 7,
     }
     return Exchange(**(fields | changes))
@@ -127,10 +127,10 @@ def test_continuing_a_truncated_completion_adds_no_tokens() -> None:
 
 
 def test_turns_have_the_fields_that_training_needs() -> None:
-    one = exchange("p:", (5, 6), reward=0.5, switches=((1, 8),))
+    one = exchange("p:", (5, 6), reward=0.5, version_changes=((1, 8),))
     (turn,) = build_turns([one, exchange("p:", (), 1)])
-    assert (turn.logprobs, turn.weight_version, turn.switches) == ((-0.5, -1.5), 7, ((1, 8),))
-    assert (turn.reward, turn.stop, turn.valid_format) == (0.5, StopReason.LENGTH, False)
+    assert (turn.logprobs, turn.weight_version, turn.version_changes) == ((-0.5, -1.5), 7, ((1, 8),))
+    assert (turn.reward, turn.finish_reason, turn.valid_format) == (0.5, FinishReason.LENGTH, False)
     assert (turn.observation, turn.text) == ("p:", "\x05\x06")
 
 
@@ -154,9 +154,13 @@ def test_rewards_are_added_to_the_latest_exchange() -> None:
 
 def test_a_session_round_trips_through_json() -> None:
     kept = [
-        exchange("p:é\n", (5, END), switches=((1, 2),), notes={"user": "me"}),
+        exchange("p:é\n", (5, END), version_changes=((1, 2),), notes={"user": "me"}),
         replace(exchange("", (6, 9), 1), prompt=Prompt((1, 2, 3))),
     ]
-    assert list(read_session("".join(f"{one.to_json()}\n" for one in kept))) == kept
+    assert list(read_session("".join(f"{exchange.to_json()}\n" for exchange in kept))) == kept
+    former = "".join(f"{exchange.to_json()}\n" for exchange in kept)
+    for name, former_name in (("finish_reason", "stop"), ("version_changes", "switches")):
+        former = former.replace(f'"{name}"', f'"{former_name}"')
+    assert list(read_session(former)) == kept, "sessions that an earlier version recorded"
     with pytest.raises(ValueError, match="not an exchange of a session"):
         read_session('{"request": 0}')

@@ -12,7 +12,7 @@ import pytest
 from quintet.config.native.rollout import RolloutConfig
 from quintet.errors import MachineError
 from quintet.policies.model_loading import load_tokenizer
-from quintet.records import Failure, Generation, Outcome, Question, Request, Response, RewardResult, StopReason
+from quintet.records import Failure, FinishReason, Generation, Outcome, PromptRow, Request, Response, RewardResult
 from quintet.rollout.collate import collate
 from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import SamplingParams
@@ -24,8 +24,8 @@ GREEDY = SamplingParams(0.0, 0, 1.0, 0)
 class Book:
     """Question n asks for n."""
 
-    def __getitem__(self, number: int) -> Question:
-        return Question(number, "sums", ({"role": "user", "content": f"say {number}"},), truth=str(number))
+    def __getitem__(self, number: int) -> PromptRow:
+        return PromptRow(number, "sums", ({"role": "user", "content": f"say {number}"},), ground_truth=str(number))
 
     def prompt(self, number: int) -> tuple[int, ...]:
         return (5, 6, number)
@@ -56,13 +56,13 @@ class Echo:
         words = tuple(self.tokenizer.encode(f"it is {number}", add_special_tokens=False))
         cut = number % 2 == 1
         tokens = words if cut else (*words, self.tokenizer.eos_token_id)
-        stop = StopReason.LENGTH if cut else StopReason.STOP
+        stop = FinishReason.LENGTH if cut else FinishReason.STOP
         return [Generation(request.id, tokens, (-0.5,) * len(tokens), stop, 1)]
 
     def abort(self, ids: Collection[int]) -> list[Generation]:
         dropped = [request for request in self.waiting if request.id in ids]
         self.waiting = [request for request in self.waiting if request.id not in ids]
-        return [Generation(one.id, (5, 6), (-0.5, -0.5), StopReason.ABORT, 1) for one in dropped]
+        return [Generation(one.id, (5, 6), (-0.5, -0.5), FinishReason.ABORT, 1) for one in dropped]
 
     def load_weights(self, version: int, weights: object) -> None: ...
     def reset_prefix_cache(self) -> None:
@@ -91,11 +91,11 @@ class Late:
         return [self._verdict(answer) for answer in answers]
 
     def _verdict(self, answer: Response) -> RewardResult:
-        truth = str(answer.question.truth)
+        truth = str(answer.prompt_row.ground_truth)
         if truth in self.fails:
             return RewardResult(answer.id, -1.0, {"acc": 0.0}, failure=Failure("reward", "Timeout", "10 s"))
         right = float(answer.text == f"it is {truth}")
-        return RewardResult(answer.id, 5 * right, {"acc": right}, predicted=truth)
+        return RewardResult(answer.id, 5 * right, {"acc": right}, extracted_answer=truth)
 
     def close(self) -> None:
         self.closed = True
@@ -105,7 +105,7 @@ def loop(policy_directory: Path, judge: Late, limit: float = 0.5, engine: type[E
     tokenizer = load_tokenizer(policy_directory)
     ends = (tokenizer.eos_token_id,)
     return SingleTurnLoop(
-        engine(tokenizer), tokenizer, Book(), judge, RolloutConfig(), end_ids=ends, max_failed_share=limit
+        engine(tokenizer), tokenizer, Book(), judge, RolloutConfig(), stop_token_ids=ends, max_failed_share=limit
     )
 
 
@@ -122,11 +122,11 @@ class Odd(Echo):
         (whole,) = super().step()
         failure = Failure("engine", "OutOfMemory", "no cache left")
         if number == 1:
-            return [replace(whole, tokens=whole.tokens[:2], stop=StopReason.FAILED, failure=failure)]
+            return [replace(whole, tokens=whole.tokens[:2], finish_reason=FinishReason.FAILED, failure=failure)]
         if number == 5:
             return [replace(whole, tokens=(), logprobs=())]
         if number == 9:
-            return [replace(whole, switches=((2, 4),))]
+            return [replace(whole, version_changes=((2, 4),))]
         return [] if number == 7 else [whole]
 
 
@@ -139,8 +139,8 @@ def test_each_response_is_scored_with_its_own_question(policy_directory: Path) -
     assert {t.seed: t.turns[0].valid_format for t in played} == {4: True, 7: False, 2: True}
     batch = collate(sorted(played, key=lambda t: (t.group, t.sample)))
     assert batch.rewards[batch.turn_end].tolist() == [5.0] * 6
-    assert batch.parts is not None
-    assert batch.parts["acc"].tolist() == [1.0] * 6
+    assert batch.reward_components is not None
+    assert batch.reward_components["acc"].tolist() == [1.0] * 6
 
 
 def test_samples_of_a_prompt_have_different_seeds(policy_directory: Path) -> None:
@@ -176,11 +176,11 @@ def test_engine_failures_affect_only_their_own_responses(policy_directory: Path)
         7: Outcome.FAILED,
         9: Outcome.SUCCESS,
     }
-    kinds = {number: t.failure.kind for number, t in played.items() if t.failure}
+    kinds = {number: t.failure.error_type for number, t in played.items() if t.failure}
     assert kinds == {1: "OutOfMemory", 5: "EmptyResponse", 7: "Lost"}
     assert [len(played[number].turns) for number in (1, 3, 5, 7)] == [1, 0, 0, 0]
     assert played[1].reward == 0.0
-    assert played[9].turns[0].switches == ((2, 4),)
+    assert played[9].turns[0].version_changes == ((2, 4),)
 
 
 def test_too_many_engine_failures_end_the_run(policy_directory: Path) -> None:
@@ -220,7 +220,7 @@ def test_abort_returns_partial_groups(policy_directory: Path) -> None:
     asking = loop(policy_directory, judge)
     asking.start([Episode(2, 0, 0), Episode(4, 1, 0), Episode(6, 2, 0)], GREEDY)
     asking.step()
-    assert [answer.question.id for answer in judge.answers] == [6]
+    assert [answer.prompt_row.id for answer in judge.answers] == [6]
     gone = {t.seed: t for t in asking.abort([1, 2])}
     assert {t.outcome for t in gone.values()} == {Outcome.ABORTED}
     assert gone[4].turns[0].tokens == (5, 6)
@@ -235,8 +235,8 @@ def test_abort_returns_partial_groups(policy_directory: Path) -> None:
 
 def test_a_configured_end_token_ends_a_response(policy_directory: Path) -> None:
     asking = loop(policy_directory, Late())
-    own = replace(GREEDY, end_ids=(9,), stop_texts=("!",), min_tokens=2)
+    own = replace(GREEDY, stop_token_ids=(9,), stop_strings=("!",), min_tokens=2)
     (played,) = asking.collect_rollouts([Episode(2, 0, 0)], own)
     (request,) = asking._engine.seen
-    assert (request.stop_ids, request.stop_texts, request.min_tokens) == ((9,), ("!",), 2)
+    assert (request.stop_token_ids, request.stop_strings, request.min_tokens) == ((9,), ("!",), 2)
     assert played.turns[0].text != "it is 2", "the tokenizer's end token is a word like any other then"

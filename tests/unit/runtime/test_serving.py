@@ -64,8 +64,8 @@ def test_the_same_seed_gives_the_tokens_of_the_engine_itself(
     client: Client, policy_directory: Path, tokenizer: Any, drawn: dict[str, float]
 ) -> None:
     told = client.ask(GENERATE, {"prompt_token_ids": PROMPT, "max_tokens": 12, "seed": 5, **drawn})
-    wanted = directly(policy_directory, stop_ids=(tokenizer.eos_token_id,), **drawn)
-    assert (tuple(told["token_ids"]), told["stop"]) == (wanted.tokens, wanted.stop)
+    wanted = directly(policy_directory, stop_token_ids=(tokenizer.eos_token_id,), **drawn)
+    assert (tuple(told["token_ids"]), told["stop"]) == (wanted.tokens, wanted.finish_reason)
     assert told["logprobs"] == list(wanted.logprobs)
     assert told["weight_version"] == 0
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintet.policies.model_loading import load_tokenizer
-from quintet.records import Generation, Request, StopReason
+from quintet.records import FinishReason, Generation, Request
 from quintet.runtime.serving.request_schema import (
     UNSUPPORTED_FIELDS,
     ChatBody,
@@ -62,10 +62,10 @@ def streamed(
     tokenizer: ChatTokenizer, tokens: list[int], request: Request, cuts: list[int], *, skip: bool
 ) -> tuple[str, str]:
     """What a stream shows, and what the whole answer does."""
-    stop = StopReason.STOP if tokens[-1] in request.stop_ids or request.stop_texts else StopReason.LENGTH
+    stop = FinishReason.STOP if tokens[-1] in request.stop_token_ids or request.stop_strings else FinishReason.LENGTH
     generation = Generation(0, tuple(tokens), (0.0,) * len(tokens), stop, 0)
     answer = tokenizer.answer(request, generation, include_stop_text=False, skip_special_tokens=skip)
-    writing = StreamingText(tokenizer, request.stop_texts, skip_special_tokens=skip)
+    writing = StreamingText(tokenizer, request.stop_strings, skip_special_tokens=skip)
     pieces = [writing.update(tokens[:cut]) for cut in sorted(set(cuts)) if cut < len(tokens)]
     return "".join(pieces) + writing.remaining(answer.returned_text), answer.returned_text
 
@@ -78,7 +78,7 @@ def streamed(
 def test_pieces_come_to_the_whole(tokenizer: ChatTokenizer, tokens: list[int], cuts: list[int], skip: bool) -> None:
     """Tokens of a random policy: halves of letters, special ones in the middle."""
     own = [token for token in tokens if token not in tokenizer.stop_token_ids] or [40]
-    request = Request(id=0, prompt=(1,), max_tokens=30, seed=0, stop_ids=tokenizer.stop_token_ids)
+    request = Request(id=0, prompt=(1,), max_tokens=30, seed=0, stop_token_ids=tokenizer.stop_token_ids)
     assert len(set(streamed(tokenizer, own, request, cuts, skip=skip))) == 1
     assert len(set(streamed(tokenizer, [*own, tokenizer.stop_token_ids[0]], request, cuts, skip=skip))) == 1
 
@@ -90,19 +90,19 @@ def test_pieces_come_to_the_whole_with_stops(tokenizer: ChatTokenizer, text: str
         return
     text = text[: text.index(stop) + len(stop)]
     tokens = [token for letter in text for token in tokenizer.encode(letter)]
-    request = Request(id=0, prompt=(1,), max_tokens=30, seed=0, stop_texts=("nowhere", stop))
+    request = Request(id=0, prompt=(1,), max_tokens=30, seed=0, stop_strings=("nowhere", stop))
     shown, whole = streamed(tokenizer, tokens, request, cuts, skip=False)
     assert shown == whole == text[: -len(stop)]
     for cut in range(len(tokens)):
-        writing = StreamingText(tokenizer, request.stop_texts, skip_special_tokens=False)
+        writing = StreamingText(tokenizer, request.stop_strings, skip_special_tokens=False)
         assert whole.startswith(writing.update(tokens[:cut]))
 
 
 def test_the_stop_that_ended_an_answer_is_cut_off_and_no_earlier_one(tokenizer: ChatTokenizer) -> None:
     """`min_tokens` let the first one pass."""
     tokens = tokenizer.encode("ab|cd|")
-    request = Request(id=0, prompt=(1,), max_tokens=30, seed=0, stop_texts=("|",), min_tokens=4)
-    generation = Generation(0, tokens, (0.0,) * len(tokens), StopReason.STOP, 0)
+    request = Request(id=0, prompt=(1,), max_tokens=30, seed=0, stop_strings=("|",), min_tokens=4)
+    generation = Generation(0, tokens, (0.0,) * len(tokens), FinishReason.STOP, 0)
     answer = tokenizer.answer(request, generation, include_stop_text=False, skip_special_tokens=False)
     assert (answer.returned_text, answer.stopped_by, answer.text) == ("ab|cd", "|", "ab|cd|")
     kept = tokenizer.answer(request, generation, include_stop_text=True, skip_special_tokens=False)
@@ -112,7 +112,7 @@ def test_the_stop_that_ended_an_answer_is_cut_off_and_no_earlier_one(tokenizer: 
 def test_special_tokens_are_shown_unless_they_are_unwanted(tokenizer: ChatTokenizer) -> None:
     tokens = (*tokenizer.encode("a"), *tokenizer.encode("<|im_start|>"), *tokenizer.encode("b"))
     request = Request(id=0, prompt=(1,), max_tokens=30, seed=0)
-    generation = Generation(0, tokens, (0.0,) * 3, StopReason.LENGTH, 0)
+    generation = Generation(0, tokens, (0.0,) * 3, FinishReason.LENGTH, 0)
     for skip, shown in ((False, "a<|im_start|>b"), (True, "ab")):
         answer = tokenizer.answer(request, generation, include_stop_text=False, skip_special_tokens=skip)
         assert (answer.returned_text, answer.text) == (shown, "a<|im_start|>b")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quintet.records import Outcome, StopReason, Trajectory, Turn
+from quintet.records import FinishReason, Outcome, Trajectory, Turn
 from quintet.tracking.episode_pages import write_episode_pages
 
 
@@ -13,7 +13,7 @@ def test_a_episode_is_drawn_turn_by_turn(tmp_path: Path) -> None:
         prompt=(1,),
         tokens=(2,),
         logprobs=(-0.5,),
-        stop=StopReason.STOP,
+        finish_reason=FinishReason.STOP,
         weight_version=0,
         text="<answer> Right </answer><script>",
         observation=" P _\n O G",

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from quintet.config.compose import load_experiment
 from quintet.errors import MachineError
-from quintet.records import Outcome, StopReason, Trajectory, Turn
+from quintet.records import FinishReason, Outcome, Trajectory, Turn
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
 from quintet.tracking.logger import LoggerContext
 from quintet.tracking.loggers import build_loggers, read_metrics, truncate
@@ -38,7 +38,7 @@ def turn(text: str = "<answer> Right </answer>", **changes: object) -> Turn:
         "actions": ("Right",),
         "valid_format": True,
         "reward": 1.0,
-        "stop": StopReason.STOP,
+        "finish_reason": FinishReason.STOP,
         "frames": (" _ √\n _ O",),
         **changes,
     }
@@ -117,10 +117,33 @@ def test_episodes_survive_the_disk(tmp_path: Path) -> None:
     assert first["turns"][0]["text"] == "<answer> Right </answer>"
 
 
+def test_trajectory_files_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    former = {
+        "world": "lake",
+        "kind": "frozenlake",
+        "parts": {"acc": 1.0},
+        "predicted": "7",
+        "failure": {"where": "step", "kind": "ValueError", "message": "m"},
+        "turns": [{"text": "a", "stop": "length"}],
+    }
+    path = tmp_path / "former.jsonl"
+    path.write_text(json.dumps(former) + "\n")
+    assert read_trajectories(path) == [
+        {
+            "env": "lake",
+            "env_type": "frozenlake",
+            "reward_components": {"acc": 1.0},
+            "extracted_answer": "7",
+            "failure": {"where": "step", "error_type": "ValueError", "message": "m"},
+            "turns": [{"text": "a", "finish_reason": "length"}],
+        }
+    ]
+
+
 def test_summaries_by_hand() -> None:
     episodes = [
         episode(0, turn(reward=0.0, tokens=(1, 2, 3, 4)), turn(prompt=(9,), continues=True)),
-        episode(1, turn(reward=-0.1, valid_format=False, stop=StopReason.LENGTH), outcome=Outcome.MAX_TURNS),
+        episode(1, turn(reward=-0.1, valid_format=False, finish_reason=FinishReason.LENGTH), outcome=Outcome.MAX_TURNS),
     ]
     metrics = summarize_episodes(episodes)
     assert metrics["critic/score/mean"] == pytest.approx(0.45)
@@ -153,7 +176,7 @@ def test_a_env_of_another_name_is_still_drawn_as_what_it_is(tmp_path: Path) -> N
     shown = " P _\n _ G"
     lake = replace(episode(3, replace(turn(), observation=shown)), env="lake")
     for kind, boards in ((None, 0), ("frozenlake", 1)):
-        write_trajectories(run.trajectories("validation", 1), 1, "validation", [replace(lake, kind=kind)])
+        write_trajectories(run.trajectories("validation", 1), 1, "validation", [replace(lake, env_type=kind)])
         (stored,) = read_trajectories(run.trajectories("validation", 1))
         assert stored.get("kind") == kind
         page = write_report(tmp_path, "mixed", {}, []).read_text()

@@ -142,7 +142,7 @@ def gdpo(batch: Batch, config: GdpoConfig) -> tuple[Tensor, Tensor]:
     Raises:
         ConfigError: the reward has no parts, or lacks one that `weights` names.
     """
-    groups, parts = _groups(batch), batch.parts or {}
+    groups, parts = _groups(batch), batch.reward_components or {}
     weights = config.weights or dict.fromkeys(parts, 1.0)
     total = batch.rewards.new_zeros(len(batch.group))
     for name, weight in weights.items():

@@ -67,7 +67,7 @@ class Addition:
         working = " , ".join(_column_sums(terms)) if options.style == "worked" else None
         return Problem(
             question=options.add_instruction(f"{' + '.join(map(str, terms))} = ?"),
-            truth=str(sum(terms)),
+            ground_truth=str(sum(terms)),
             key=" ".join(map(str, sorted(terms))),
             response=format_response(str(sum(terms)), working),
             extra_info={"digits": options.digits, "terms": options.terms},
@@ -107,7 +107,7 @@ class Arithmetic:
         working = " , ".join(f"{left} {operator} {right} = {out}" for left, operator, right, out in operations)
         return Problem(
             question=options.add_instruction(f"{text} = ?"),
-            truth=result,
+            ground_truth=result,
             key=text,
             response=format_response(result, working if options.style == "worked" else None),
             extra_info={"digits": options.digits, "terms": options.terms, "operators": options.operators},

@@ -67,7 +67,7 @@ class Countdown:
         rules = f"with {' '.join(options.operators)}, using each number once."
         return Problem(
             question=options.add_instruction(f"Make {target} from {numbers_text} {rules}"),
-            truth={"target": target, "numbers": numbers},
+            ground_truth={"target": target, "numbers": numbers},
             key=f"{target}: {numbers_text}",
             response=format_response(to_text(tree), working if options.style == "worked" else None),
             extra_info={"count": len(numbers)},

@@ -100,7 +100,7 @@ def _row(task: Task, problem: Problem, split: str, index: int) -> Row:
         "data_source": task.source,
         "prompt": [{"role": "user", "content": problem.question}],
         "ability": task.ability,
-        "reward_model": {"style": "rule", "ground_truth": problem.truth},
+        "reward_model": {"style": "rule", "ground_truth": problem.ground_truth},
         "extra_info": {"split": split, "index": index, **problem.extra_info},
     }
     return row if problem.response is None else {**row, "response": problem.response}

@@ -42,14 +42,14 @@ class ReasoningGymTask:
         """See `Task.problem`."""
         dataset_index, index = divmod(number, PROBLEMS_PER_DATASET)
         entry = self._dataset(seed, dataset_index)[index]
-        truth = json.dumps(entry, default=_to_json)
+        ground_truth = json.dumps(entry, default=_to_json)
         if number == 0:
-            self._check_serializable(entry, truth)
+            self._check_serializable(entry, ground_truth)
         answer = entry["answer"]
         working = entry["metadata"].get("answer_cot") if self._options.style == "worked" else None
         return Problem(
             question=f"{entry['question'].rstrip()}\n{self._options.instruction}".rstrip(),
-            truth=truth,
+            ground_truth=ground_truth,
             key=entry["question"],
             response=None if answer is None else format_response(str(answer), working),
             extra_info={"generator": self._name},
@@ -83,12 +83,14 @@ class ReasoningGymTask:
         message = str(error) if unknown is None else f"unknown option {unknown}"
         return ConfigError(f"{REASONING_GYM}:{self._name}: {message}", key=unknown, hint=hint)
 
-    def _check_serializable(self, entry: Mapping[str, Any], truth: str) -> None:
+    def _check_serializable(self, entry: Mapping[str, Any], ground_truth: str) -> None:
         """Raise if the score of the answer changes when the entry is stored as JSON."""
         import reasoning_gym
 
         score_answer = reasoning_gym.get_score_answer_fn(self._name)
-        before, after = (score_answer(entry["answer"], stored_entry) for stored_entry in (entry, json.loads(truth)))
+        before, after = (
+            score_answer(entry["answer"], stored_entry) for stored_entry in (entry, json.loads(ground_truth))
+        )
         if before != after:
             message = f"{REASONING_GYM}:{self._name}: the data for its scoring cannot be stored as JSON"
             raise ConfigError(message, value=self._name, hint="choose another generator")

@@ -21,7 +21,7 @@ class Problem:
     """A question with its ground truth."""
 
     question: str
-    truth: Any
+    ground_truth: Any
     """JSON data: text or a mapping."""
     key: str
     """Equal for equivalent problems, such as 3 + 4 and 4 + 3, which must be in the same split."""

@@ -15,14 +15,14 @@ CHOSEN = re.compile(r"\b(?:option|choice)\s*\(?([A-Z])\b", re.IGNORECASE)
 BRACKETED = re.compile(r"\(([A-Z])\)")
 
 
-def verify(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     """Compare the letter of the extracted answer; with `extra["choices"]`, the text of a choice counts, too."""
     letter, choices = find_letter(extract_answer(text)), extra.get("choices")
     if letter is None and isinstance(choices, Sequence) and not isinstance(choices, str):
         letter = _letter_of_choice(extract_answer(text), choices)
     if letter is None:
         return Score(WRONG)
-    return binary_score(any(letter == parse_letter(answer) for answer in accepted_answers(truth)), letter)
+    return binary_score(any(letter == parse_letter(answer) for answer in accepted_answers(ground_truth)), letter)
 
 
 def parse_letter(text: str) -> str | None:

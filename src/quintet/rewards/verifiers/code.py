@@ -43,7 +43,7 @@ class Run:
     output: str
 
 
-def verify(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     """Score the share of tests that the last code block passes; without a block the whole text is the program.
 
     A program that hangs, dies or exceeds its limits fails the test; the verification itself does not fail.
@@ -52,13 +52,13 @@ def verify(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
         ValueError: the row has no tests.
         ConfinementError: programs cannot be confined on this machine.
     """
-    cases = parse_tests(truth, extra)[:MAX_TESTS]
+    cases = parse_tests(ground_truth, extra)[:MAX_TESTS]
     _check_confinement()
     program, left = extract_program(text), time_budget.seconds_left(math.inf)
     reserved = 0.0 if math.isinf(left) else left * RESERVED_SHARE
     passed = sum(_passes(case, program, time_budget.seconds_left(math.inf) - reserved) for case in cases)
     score = passed / len(cases) if program.strip() else WRONG
-    return Score(score, parts={"tests": float(len(cases)), "passed": float(passed)})
+    return Score(score, reward_components={"tests": float(len(cases)), "passed": float(passed)})
 
 
 def extract_program(text: str) -> str:

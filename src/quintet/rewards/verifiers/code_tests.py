@@ -111,29 +111,30 @@ class Assertion:
         return output.rstrip().endswith(self.token)
 
 
-def parse_tests(truth: Any, extra: Mapping[str, Any]) -> list[Case]:
+def parse_tests(ground_truth: Any, extra: Mapping[str, Any]) -> list[Case]:
     """Return the tests of a row.
 
-    `truth` (a mapping, a list, or JSON of either) has `inputs` and `outputs`, with `fn_name` for a function call; or
-    is a list of `{"input": …, "output": …}`; or of assertions, directly or under `asserts`, `assert_case` or
-    `test_list`; or is text with assertions, like HumanEval's `check` with its `entry_point` in the truth or `extra`.
+    `ground_truth` (a mapping, a list, or JSON of either) has `inputs` and `outputs`, with `fn_name` for a function
+    call; or is a list of `{"input": …, "output": …}`; or of assertions, directly or under `asserts`, `assert_case` or
+    `test_list`; or is text with assertions, like HumanEval's `check` with its `entry_point` in the ground truth or
+    `extra`.
 
     Raises:
-        ValueError: the truth has another form.
+        ValueError: the ground truth has another form.
     """
-    cases = list(_cases(_parse_json(truth), extra))
+    cases = list(_cases(_parse_json(ground_truth), extra))
     if not cases:
         raise ValueError("the row has no tests: inputs and outputs, or assertions")
     return cases
 
 
-def _parse_json(truth: Any) -> Any:
-    if isinstance(truth, str) and truth.lstrip()[:1] in ("{", "["):
+def _parse_json(ground_truth: Any) -> Any:
+    if isinstance(ground_truth, str) and ground_truth.lstrip()[:1] in ("{", "["):
         try:
-            return json.loads(truth)
+            return json.loads(ground_truth)
         except ValueError:
-            return truth
-    return truth
+            return ground_truth
+    return ground_truth
 
 
 def _cases(tests: Any, extra: Mapping[str, Any]) -> Iterator[Case]:

@@ -24,27 +24,27 @@ class ExpressionError(ValueError):
     """The text is not an expression of + - * / and integers, or divides by 0."""
 
 
-def verify(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     """Score 1 if the expression uses each number once and reaches the target; `parts["numbers"]` is 1 if it uses the
     right numbers.
 
-    `truth` has `target` and `numbers` (or `nums`), or is the target, with the numbers in `extra`.
+    `ground_truth` has `target` and `numbers` (or `nums`), or is the target, with the numbers in `extra`.
 
     Raises:
         ValueError: the row lacks target or numbers.
     """
-    target, numbers = _task(truth, extra)
+    target, numbers = _task(ground_truth, extra)
     expression = _expression(extract_answer(text), target)
     try:
         value, used = evaluate(expression)
     except ExpressionError:
-        return Score(WRONG, parts={"numbers": 0.0})
+        return Score(WRONG, reward_components={"numbers": 0.0})
     uses_each_once = Counter(used) == Counter(numbers)
     return Score(float(uses_each_once and value == target), expression, {"numbers": float(uses_each_once)})
 
 
-def _task(truth: Any, extra: Mapping[str, Any]) -> tuple[Fraction, list[int]]:
-    row = {**extra, **truth} if isinstance(truth, dict) else {**extra, "target": truth}
+def _task(ground_truth: Any, extra: Mapping[str, Any]) -> tuple[Fraction, list[int]]:
+    row = {**extra, **ground_truth} if isinstance(ground_truth, dict) else {**extra, "target": ground_truth}
     numbers = row.get("numbers", row.get("nums"))
     if row.get("target") is None or not isinstance(numbers, list | tuple):
         raise ValueError("the row lacks target or numbers")

@@ -12,25 +12,25 @@ from quintet.rewards.score import WRONG, Score, accepted_answers, binary_score
 MARKED = re.compile(r"#### (-?[0-9.,]+)")
 
 
-def verify_strict(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+def verify_strict(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     """Compare the first `#### <number>`; a text without one is wrong, which also rewards the format."""
     marked = MARKED.search(text)
-    return Score(WRONG) if marked is None else _compare(_bare(marked[1]), truth)
+    return Score(WRONG) if marked is None else _compare(_bare(marked[1]), ground_truth)
 
 
-def verify_flexible(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+def verify_flexible(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     """Compare the last number of the text."""
     numbers = find_numbers(text)
-    return _compare(numbers[-1], truth) if numbers else Score(WRONG)
+    return _compare(numbers[-1], ground_truth) if numbers else Score(WRONG)
 
 
-def _compare(number: str, truth: Any) -> Score:
-    return binary_score(any(number == _solution(answer) for answer in accepted_answers(truth)), number)
+def _compare(number: str, ground_truth: Any) -> Score:
+    return binary_score(any(number == _solution(answer) for answer in accepted_answers(ground_truth)), number)
 
 
-def _solution(truth: str) -> str:
+def _solution(ground_truth: str) -> str:
     """Return the number of a ground truth, which may be a full GSM8K solution."""
-    return _bare(truth.rpartition("####")[2])
+    return _bare(ground_truth.rpartition("####")[2])
 
 
 def _bare(number: str) -> str:

@@ -17,11 +17,11 @@ from quintet.rewards.score import Score
 from quintet.sandbox.seccomp import is_confined
 
 
-def verify(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     """Return the generator's score, 0 to 1.
 
-    `truth` is the generated entry (`question`, `answer`, `metadata`), as JSON or a mapping, or only its answer, with
-    the rest in `extra`. The generator is `extra["generator"]` or the entry's `metadata["source_dataset"]`.
+    `ground_truth` is the generated entry (`question`, `answer`, `metadata`), as JSON or a mapping, or only its answer,
+    with the rest in `extra`. The generator is `extra["generator"]` or the entry's `metadata["source_dataset"]`.
 
     Raises:
         ValueError: the row does not name its generator.
@@ -31,7 +31,7 @@ def verify(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
         raise RuntimeError(
             "scoring functions of reasoning-gym may evaluate responses as code: they only run in confined processes"
         )
-    entry = _entry(truth, extra)
+    entry = _entry(ground_truth, extra)
     name = extra.get("generator") or entry["metadata"].get("source_dataset")
     if not name:
         raise ValueError("the row does not name its generator")
@@ -40,13 +40,13 @@ def verify(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
     return Score(min(max(score, 0.0), 1.0) if math.isfinite(score) else score, answer)
 
 
-def _entry(truth: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
-    entry = extra.get("entry", truth)
+def _entry(ground_truth: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
+    entry = extra.get("entry", ground_truth)
     if isinstance(entry, str) and entry.lstrip().startswith("{"):
         entry = json.loads(entry)
     if isinstance(entry, dict) and "answer" in entry:
         return {"question": "", **entry, "metadata": entry.get("metadata") or {}}
-    return {"question": extra.get("question", ""), "answer": truth, "metadata": extra.get("metadata") or {}}
+    return {"question": extra.get("question", ""), "answer": ground_truth, "metadata": extra.get("metadata") or {}}
 
 
 @lru_cache(maxsize=256)

@@ -43,59 +43,59 @@ DAPO_SEARCHED_CHARS = 300
 """Characters at the end of a text that are searched for `Answer:`, as in DAPO."""
 
 
-def verify_anywhere(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+def verify_anywhere(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     r"""Compare the last `\boxed{}`, or else what math-verify finds at the end of the text."""
     answer = extract_boxed(text)
     if answer is None:
         end = _end_of(text)
-        predicted = extract_stated(end) or next(reversed(find_numbers(end)), None)
-        return binary_score(_contains_correct(end, truth), _canonical(predicted))
-    return _compare(answer, truth)
+        extracted = extract_stated(end) or next(reversed(find_numbers(end)), None)
+        return binary_score(_contains_correct(end, ground_truth), _canonical(extracted))
+    return _compare(answer, ground_truth)
 
 
-def verify_boxed(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+def verify_boxed(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     r"""Compare the last `\boxed{}`; a text without one is wrong."""
-    return _compare(extract_boxed(text), truth)
+    return _compare(extract_boxed(text), ground_truth)
 
 
-def verify_answer_line(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+def verify_answer_line(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     """Compare the rest of the line after the last `Answer:` in the last 300 characters (Yu et al. 2025, DAPO)."""
     answer = extract_stated(text[-DAPO_SEARCHED_CHARS:])
-    return _compare((extract_boxed(answer) or answer) if answer else None, truth)
+    return _compare((extract_boxed(answer) or answer) if answer else None, ground_truth)
 
 
-def verify_geometry3k(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+def verify_geometry3k(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     r"""Score 0.9 for the value in `\boxed{}`, 0.1 for `<think>…</think>` before it, as in verl."""
-    value = verify_boxed(text, truth, extra)
+    value = verify_boxed(text, ground_truth, extra)
     form = float("</think>" in text and has_format("boxed", text.partition("</think>")[2]) and "<think>" in text)
-    return Score(0.9 * value.score + 0.1 * form, value.predicted, {"acc": value.score, "form": form})
+    return Score(0.9 * value.score + 0.1 * form, value.extracted_answer, {"acc": value.score, "form": form})
 
 
-def _compare(answer: str | None, truth: Any) -> Score:
+def _compare(answer: str | None, ground_truth: Any) -> Score:
     if not answer or len(answer) > MAX_ANSWER_CHARS:
         return Score(WRONG)
-    correct = any(equal_value(answer, accepted) for accepted in accepted_answers(truth))
+    correct = any(equal_value(answer, accepted) for accepted in accepted_answers(ground_truth))
     return binary_score(correct, _canonical(answer))
 
 
-def equal_value(answer: str, truth: str) -> bool:
+def equal_value(answer: str, ground_truth: str) -> bool:
     """Return whether two answers have the same value."""
-    truth = extract_boxed(truth) or truth
-    mine, theirs = strip_formatting(answer), strip_formatting(truth)
-    if mine == theirs:
+    ground_truth = extract_boxed(ground_truth) or ground_truth
+    given, correct = strip_formatting(answer), strip_formatting(ground_truth)
+    if given == correct:
         return True
-    a, b = parse_number(mine), parse_number(theirs)
+    a, b = parse_number(given), parse_number(correct)
     if a is not None and b is not None:
         return a == b
-    return _verify(f"\\boxed{{{answer}}}", truth)
+    return _verify(f"\\boxed{{{answer}}}", ground_truth)
 
 
-def _contains_correct(text: str, truth: Any) -> bool:
+def _contains_correct(text: str, ground_truth: Any) -> bool:
     """Return whether math-verify finds a correct answer in a text without a box."""
     if not any(sign.isdigit() for sign in text) and "$" not in text and "\\" not in text:
         answer = strip_formatting(extract_stated(text) or text)
-        return any(answer == strip_formatting(accepted) for accepted in accepted_answers(truth))
-    return any(_verify(text, extract_boxed(accepted) or accepted) for accepted in accepted_answers(truth))
+        return any(answer == strip_formatting(accepted) for accepted in accepted_answers(ground_truth))
+    return any(_verify(text, extract_boxed(accepted) or accepted) for accepted in accepted_answers(ground_truth))
 
 
 def _end_of(text: str) -> str:
@@ -105,18 +105,18 @@ def _end_of(text: str) -> str:
     return text[-MAX_SEARCHED_CHARS:].partition(" ")[2]
 
 
-def _verify(text: str, truth: str) -> bool:
+def _verify(text: str, ground_truth: str) -> bool:
     from math_verify import parse, verify
 
-    return bool(verify(_parse_truth(truth), parse(text, parsing_timeout=None), timeout_seconds=None))
+    return bool(verify(_parse_truth(ground_truth), parse(text, parsing_timeout=None), timeout_seconds=None))
 
 
 @lru_cache(maxsize=1024)
-def _parse_truth(truth: str) -> Any:
+def _parse_truth(ground_truth: str) -> Any:
     """Parse the ground truth, once for all responses of a group."""
     from math_verify import parse
 
-    return parse(f"\\boxed{{{truth}}}", parsing_timeout=None) or parse(truth, parsing_timeout=None)
+    return parse(f"\\boxed{{{ground_truth}}}", parsing_timeout=None) or parse(ground_truth, parsing_timeout=None)
 
 
 def _canonical(answer: str | None) -> str | None:
@@ -135,5 +135,5 @@ def preload() -> None:
     """Load before forking everything that is slow to load."""
     # math-verify warns in each process that its timeouts are disabled
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    for answer, truth in EXAMPLES:
-        equal_value(answer, truth)
+    for answer, ground_truth in EXAMPLES:
+        equal_value(answer, ground_truth)

@@ -10,7 +10,7 @@ from quintet.rewards.answer_extraction import extract_answer, find_numbers, pars
 from quintet.rewards.score import WRONG, Score, accepted_answers, binary_score
 
 
-def verify(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     """Compare the extracted answer if it is a number, or else its last number.
 
     `extra["absolute_tolerance"]` and `extra["relative_tolerance"]` (a share of the correct number) allow a difference;
@@ -22,7 +22,7 @@ def verify(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
     value = _answer_value(extract_answer(text))
     if value is None:
         return Score(WRONG)
-    correct = any(_is_close(value, _true_value(answer), extra) for answer in accepted_answers(truth))
+    correct = any(_is_close(value, _true_value(answer), extra) for answer in accepted_answers(ground_truth))
     return binary_score(correct, str(value))
 
 
@@ -34,10 +34,10 @@ def _answer_value(answer: str) -> Fraction | None:
     return None
 
 
-def _true_value(truth: str) -> Fraction:
-    value = parse_number(strip_formatting(truth))
+def _true_value(ground_truth: str) -> Fraction:
+    value = parse_number(strip_formatting(ground_truth))
     if value is None:
-        raise ValueError(f"the ground truth is not a number: {truth[:80]!r}")
+        raise ValueError(f"the ground truth is not a number: {ground_truth[:80]!r}")
     return value
 
 

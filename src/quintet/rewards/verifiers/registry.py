@@ -6,7 +6,7 @@ from quintet.registry import Registry
 from quintet.rewards.score import Score
 
 VERIFIERS: Registry[Score] = Registry("verifier", entry_points="quintet.verifiers")
-"""Functions `(text, truth, extra) -> Score`, run in worker processes; see `quintet.rewards.score.Verifier`."""
+"""Functions `(text, ground_truth, extra) -> Score`, run in worker processes; see `quintet.rewards.score.Verifier`."""
 
 _HOME = "quintet.rewards.verifiers"
 _MATH = ("math_verify",)

@@ -17,42 +17,43 @@ MAX_TAGS = 10
 """With more answer tags, a correct answer scores 0.25 because it may be a guess, as in Search-R1."""
 
 
-def verify_exact(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+def verify_exact(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     """Compare the extracted answer, ignoring case and spacing."""
     answer = " ".join(extract_answer(text).split())
     return binary_score(
-        any(answer.casefold() == " ".join(correct.split()).casefold() for correct in accepted_answers(truth)), answer
+        any(answer.casefold() == " ".join(correct.split()).casefold() for correct in accepted_answers(ground_truth)),
+        answer,
     )
 
 
-def verify_tagged(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+def verify_tagged(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     """Compare the words of the last `<answer>` (Jin et al. 2025, Search-R1)."""
     answer = extract_tagged(text)
-    if answer is None or not any(same_words(answer, correct) for correct in accepted_answers(truth)):
+    if answer is None or not any(same_words(answer, correct) for correct in accepted_answers(ground_truth)):
         return Score(WRONG, answer)
     guesses = max(text.count("<answer>"), text.count("</answer>"))
     return Score(0.25 if guesses > MAX_TAGS else 1.0, answer)
 
 
-def same_words(answer: str, truth: str) -> bool:
+def same_words(answer: str, ground_truth: str) -> bool:
     """Return whether two answers agree except for case, punctuation and articles (Rajpurkar et al. 2016, SQuAD)."""
-    return _words(answer) == _words(truth)
+    return _words(answer) == _words(ground_truth)
 
 
 def _words(text: str) -> list[str]:
     return ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split()
 
 
-def verify_visual(text: str, truth: Any, extra: Mapping[str, Any]) -> Score:
+def verify_visual(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     """Compare the letter, the number, or the words of the extracted answer, depending on the ground truth."""
     answer = extract_answer(text)
-    return binary_score(any(_agree(answer, correct) for correct in accepted_answers(truth)), answer)
+    return binary_score(any(_agree(answer, correct) for correct in accepted_answers(ground_truth)), answer)
 
 
-def _agree(answer: str, truth: str) -> bool:
-    if choice.parse_letter(truth):
-        return choice.find_letter(answer) == choice.parse_letter(truth)
-    value, correct = parse_number(strip_formatting(answer)), parse_number(strip_formatting(truth))
+def _agree(answer: str, ground_truth: str) -> bool:
+    if choice.parse_letter(ground_truth):
+        return choice.find_letter(answer) == choice.parse_letter(ground_truth)
+    value, correct = parse_number(strip_formatting(answer)), parse_number(strip_formatting(ground_truth))
     if value is not None and correct is not None:
         return value == correct
-    return same_words(answer, truth)
+    return same_words(answer, ground_truth)

@@ -29,10 +29,10 @@ class ChatFormat:
         *,
         template: str | None = None,
         thinking: bool | None = None,
-        extra_end_ids: Sequence[int] = (),
+        extra_stop_token_ids: Sequence[int] = (),
     ) -> None:
         """`template` names a chat template (default: the tokenizer's); `thinking` is passed to templates with that
-        option (Qwen3's `enable_thinking`); `extra_end_ids` end a response besides the end tokens of template and
+        option (Qwen3's `enable_thinking`); `extra_stop_token_ids` end a response besides the end tokens of template and
         tokenizer.
 
         Raises:
@@ -44,9 +44,9 @@ class ChatFormat:
         parts = analyze_template(self._render, special_tokens, added_tokens, tokenizer.eos_token)
         self.template_parts: TemplateParts = parts
         self._encoder = TextEncoder(tokenizer, parts.control)
-        self.end_id: int = tokenizer.convert_tokens_to_ids(parts.end)
+        self.end_token_id: int = tokenizer.convert_tokens_to_ids(parts.end)
         eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-        self.end_ids: tuple[int, ...] = tuple(dict.fromkeys((self.end_id, *eos, *extra_end_ids)))
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys((self.end_token_id, *eos, *extra_stop_token_ids)))
         """Tokens that end a response, the template's first."""
         self._first = MessageFrame(self._encoder, parts.first, first=True)
         self._closed = MessageFrame(self._encoder, (parts.end + parts.after_end, parts.header))
@@ -54,16 +54,16 @@ class ChatFormat:
 
     @classmethod
     def from_config(
-        cls, config: RolloutConfig, tokenizer: PreTrainedTokenizerFast, extra_end_ids: Sequence[int] = ()
+        cls, config: RolloutConfig, tokenizer: PreTrainedTokenizerFast, extra_stop_token_ids: Sequence[int] = ()
     ) -> ChatFormat:
         """Build the format with `rollout.think` as the template's thinking option."""
-        return cls(tokenizer, thinking=config.think, extra_end_ids=extra_end_ids)
+        return cls(tokenizer, thinking=config.think, extra_stop_token_ids=extra_stop_token_ids)
 
     @property
     def report(self) -> TemplateReport:
         """The template's end tokens and differences."""
-        ends = tuple(map(str, self._tokenizer.convert_ids_to_tokens(list(self.end_ids))))
-        return TemplateReport(self.template_parts.end, ends, self.template_parts.differences)
+        stop_tokens = tuple(map(str, self._tokenizer.convert_ids_to_tokens(list(self.stop_token_ids))))
+        return TemplateReport(self.template_parts.end, stop_tokens, self.template_parts.differences)
 
     @property
     def response_prefix(self) -> str:
@@ -96,11 +96,11 @@ class ChatFormat:
         template would strip is kept."""
         prefix = self.response_prefix
         text = text.removeprefix(prefix) if text.startswith(prefix) else text.removeprefix(prefix.strip())
-        return (*self.encode(self.template_parts.history_only + text), self.end_id)
+        return (*self.encode(self.template_parts.history_only + text), self.end_token_id)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode a response without its end token."""
-        return self._decode(tokens[:-1] if tokens and tokens[-1] in self.end_ids else tokens)
+        return self._decode(tokens[:-1] if tokens and tokens[-1] in self.stop_token_ids else tokens)
 
     def truncate(self, text: str, max_tokens: int) -> str:
         """Return the longest prefix of the text with at most `max_tokens` tokens, without splitting a character."""
@@ -116,7 +116,7 @@ class ChatFormat:
 
     def response_text(self, tokens: Sequence[int]) -> ResponseText:
         """Decode a response as part of a dialogue."""
-        if tokens and tokens[-1] in self.end_ids:
+        if tokens and tokens[-1] in self.stop_token_ids:
             end_token = str(self._tokenizer.convert_ids_to_tokens(tokens[-1]))
             return ResponseText(self._encoder.decode(tokens[:-1]), end_token)
         return ResponseText(self._encoder.decode(tokens), "")
@@ -245,7 +245,7 @@ class Dialogue:
         return self._chat.next_prompt(observation, closed=self._is_closed(response))
 
     def _is_closed(self, response: tuple[int, ...]) -> bool:
-        return response[-1:] == (self._chat.end_id,)
+        return response[-1:] == (self._chat.end_token_id,)
 
     def _truncate(self, text: str) -> str:
         if self._chat.contains_control_token(text):

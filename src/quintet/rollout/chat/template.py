@@ -75,9 +75,9 @@ class TemplateReport:
     """End tokens of a chat template, and its differences from token-exact prompts. Without `differences`, and as long
     as responses are tokenized canonically, a dialogue's tokens are those of its template over the whole dialogue."""
 
-    end: str
+    end_token: str
     """The token that ends a response in the template."""
-    ends: tuple[str, ...]
+    stop_tokens: tuple[str, ...]
     """All tokens that end a response, that one first."""
     differences: tuple[TemplateDifference, ...]
 

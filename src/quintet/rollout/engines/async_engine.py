@@ -45,7 +45,7 @@ class EngineStats:
     num_tokens: int
     """Response tokens of finished requests."""
     finish_reasons: Mapping[str, int]
-    """Number of finished requests by `StopReason`."""
+    """Number of finished requests by `FinishReason`."""
     weight_version: int
 
 
@@ -162,7 +162,7 @@ class AsyncEngine:
         """Submit requests under new ids. `streaming` publishes responses while they are generated. A single request may
         have the `request_id` of its dialogue, see `Request.keep`, if no unfinished request has it."""
         if request_id is not None and len(requests) == 1:
-            numbered = [replace(requests[0], id=request_id, keep=True)]
+            numbered = [replace(requests[0], id=request_id, keep_kv_cache=True)]
         else:
             numbered = [replace(request, id=self.new_request_id()) for request in requests]
         pending = PendingRequests(numbered, streaming=streaming)
@@ -170,7 +170,7 @@ class AsyncEngine:
         return pending
 
     def abort(self, pending: PendingRequests) -> None:
-        """Abort unfinished requests; they finish as `StopReason.ABORT`."""
+        """Abort unfinished requests; they finish as `FinishReason.ABORT`."""
         self._enqueue(_Command(lambda: self._abort(pending), lambda _: None))
 
     def call(self, function: Callable[[Engine], T]) -> T:
@@ -270,7 +270,7 @@ class AsyncEngine:
     def _finish(self, generation: Generation) -> None:
         pending, index = self._unfinished.pop(generation.id)
         self._totals.num_tokens += len(generation.tokens)
-        self._totals.finish_reasons[generation.stop.value] += 1
+        self._totals.finish_reasons[generation.finish_reason.value] += 1
         pending.finish(index, generation)
 
     def _publish_partial_responses(self) -> None:

@@ -41,7 +41,7 @@ class Engine(Protocol):
 
     def step(self) -> list[Generation]:
         """Advance the running requests and return those that finished since the last call. A request that cannot
-        continue finishes as `StopReason.FAILED` without affecting the others.
+        continue finishes as `FinishReason.FAILED` without affecting the others.
 
         Raises:
             EngineError: the engine itself died, together with all its requests.
@@ -54,7 +54,7 @@ class Engine(Protocol):
         ...
 
     def abort(self, ids: Collection[int]) -> list[Generation]:
-        """Abort requests and return their partial responses as `StopReason.ABORT`. Unknown ids are ignored."""
+        """Abort requests and return their partial responses as `FinishReason.ABORT`. Unknown ids are ignored."""
         ...
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:

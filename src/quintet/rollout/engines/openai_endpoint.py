@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from quintet.errors import ConfigError
-from quintet.records import Failure, Generation, Request, StopReason, Trajectory
+from quintet.records import Failure, FinishReason, Generation, Request, Trajectory
 from quintet.rewards.chat_endpoint import ChatEndpoint, EndpointError, with_retries
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ UNLIMITED = 2**31 - 1
 """The endpoint's limits are unknown."""
 STEP_SECONDS = 0.05
 """Maximum time that a step waits for responses."""
-STOP_REASONS: Mapping[str | None, StopReason] = {
-    None: StopReason.STOP,
-    "stop": StopReason.STOP,
-    "eos": StopReason.STOP,
-    "length": StopReason.LENGTH,
-    "max_tokens": StopReason.LENGTH,
+STOP_REASONS: Mapping[str | None, FinishReason] = {
+    None: FinishReason.STOP,
+    "stop": FinishReason.STOP,
+    "eos": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "max_tokens": FinishReason.LENGTH,
 }
 """Stop reasons by the endpoint's `finish_reason`; any other one, such as `content_filter`, is a failure."""
 
@@ -106,7 +106,7 @@ def without_tokens(trajectory: Trajectory) -> Trajectory:
 class EndpointEngine:
     """An `Engine` for evaluation that sends concurrent requests to an endpoint.
 
-    A request that fails after all retries finishes as `StopReason.FAILED` with its cause.
+    A request that fails after all retries finishes as `FinishReason.FAILED` with its cause.
     """
 
     weight_version = 0
@@ -166,7 +166,7 @@ class EndpointEngine:
     def abort(self, ids: Collection[int]) -> list[Generation]:
         """See `Engine.abort`; responses to requests in flight are discarded."""
         aborted = [number for number in ids if self._unfinished.pop(number, None) is not None]
-        return [Generation(number, (), (), StopReason.ABORT, 0) for number in aborted]
+        return [Generation(number, (), (), FinishReason.ABORT, 0) for number in aborted]
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         """
@@ -202,7 +202,7 @@ class EndpointEngine:
         try:
             generation = with_retries(lambda: self._ask(request), self._settings.retries, self._closed)
         except EndpointError as error:
-            return self._failed(request, error.kind, str(error))
+            return self._failed(request, error.error_type, str(error))
         except Exception as error:  # noqa: BLE001 - an unexpected error must fail only its own request
             return self._failed(request, type(error).__name__, str(error))
         self._count(requests=1)
@@ -210,7 +210,7 @@ class EndpointEngine:
 
     def _failed(self, request: Request, kind: str, message: str) -> Generation:
         self._count(requests=1, failed=1)
-        return Generation(request.id, (), (), StopReason.FAILED, 0, failure=Failure("engine", kind, message))
+        return Generation(request.id, (), (), FinishReason.FAILED, 0, failure=Failure("engine", kind, message))
 
     def _ask(self, request: Request) -> Generation:
         """Send the request once."""
@@ -219,7 +219,7 @@ class EndpointEngine:
             reply = self._endpoint.complete(body)
         except EndpointError as error:
             # newer OpenAI models accept the limit only under another name
-            if error.kind != "Http400" or "max_completion_tokens" not in str(error) or "max_tokens" not in body:
+            if error.error_type != "Http400" or "max_completion_tokens" not in str(error) or "max_tokens" not in body:
                 raise
             self._length_field = "max_completion_tokens"
             reply = self._endpoint.complete(self._body(request))
@@ -243,8 +243,8 @@ class EndpointEngine:
             "min_p": (request.min_p, 0.0),
             "repetition_penalty": (request.repetition_penalty, 1.0),
             "min_tokens": (request.min_tokens, 0),
-            "stop": (list(request.stop_texts), []),
-            "ignore_eos": (not request.stop_ids, False),
+            "stop": (list(request.stop_strings), []),
+            "ignore_eos": (not request.stop_token_ids, False),
         }
         return body | {name: value for name, (value, default) in parameters.items() if value != default}
 
@@ -277,7 +277,7 @@ class EndpointEngine:
             raise EndpointError("BadReply", message, retryable=False)
         text = (content or "").translate({ord(START): "\ufffd", ord(END): "\ufffd"})
         tokens = list(self._tokenizer.encode(text, add_special_tokens=False))
-        tokens += [self._end] if stop is StopReason.STOP else []
+        tokens += [self._end] if stop is FinishReason.STOP else []
         return Generation(request.id, tuple(tokens), (0.0,) * len(tokens), stop, 0)
 
     def _count(self, **counts: int) -> None:

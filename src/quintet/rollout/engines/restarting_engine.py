@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from quintet.errors import MachineError
-from quintet.records import Failure, Generation, Request, StopReason
+from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.engine import Engine
 from quintet.sandbox.sandboxed_process import error_message
 
@@ -24,7 +24,7 @@ of host memory."""
 class RestartingEngine:
     """Wraps the engine that `build_engine` returns, see `Engine`.
 
-    When the engine dies, its requests finish as `StopReason.FAILED` with the cause, and a new engine is built, which
+    When the engine dies, its requests finish as `FinishReason.FAILED` with the cause, and a new engine is built, which
     loads the current weights from `weights`.
     """
 
@@ -81,7 +81,7 @@ class RestartingEngine:
         if generations is None:
             return failed
         self._unfinished.difference_update(generation.id for generation in generations)
-        if any(generation.stop is not StopReason.FAILED for generation in generations):
+        if any(generation.finish_reason is not FinishReason.FAILED for generation in generations):
             self._consecutive_restarts = 0
         return [*failed, *generations]
 
@@ -135,7 +135,7 @@ class RestartingEngine:
             MachineError: the engine keeps dying.
         """
         for number in sorted(self._unfinished):
-            self._failed.append(Generation(number, (), (), StopReason.FAILED, self.weight_version, failure=failure))
+            self._failed.append(Generation(number, (), (), FinishReason.FAILED, self.weight_version, failure=failure))
         self._unfinished.clear()
         cause: Failure | None = failure
         while cause is not None:
@@ -171,7 +171,7 @@ def _failure(error: BaseException) -> Failure:
 
 def _too_many_restarts(max_restarts: int, failure: Failure) -> MachineError:
     return MachineError(
-        f"the engine died {max_restarts + 1} times in a row (last, {failure.kind}: {failure.message})",
+        f"the engine died {max_restarts + 1} times in a row (last, {failure.error_type}: {failure.message})",
         "see the engine's output above; if it ran out of memory, lower rollout.max_concurrent or "
         "rollout.engine_options.memory_share",
     )

@@ -19,7 +19,7 @@ from quintet.policies.attention import PackedLayout
 from quintet.policies.lora import iter_merged_weights
 from quintet.policies.packed_batch import PackedBatch
 from quintet.policies.token_statistics import log_probs_and_entropy
-from quintet.records import Generation, Request, StopReason
+from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import Engine
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _generate(engine: Engine, prompts: Sequence[tuple[int, ...]]) -> list[Genera
         generations |= {generation.id: generation for generation in engine.step()}
     for number in range(len(prompts)):
         failure = generations[number].failure if number in generations else None
-        if number not in generations or generations[number].stop is StopReason.FAILED:
+        if number not in generations or generations[number].finish_reason is FinishReason.FAILED:
             cause = failure.message if failure else "no response"
             raise MachineError(
                 f"{KEY}: the engine did not complete a prompt ({cause})", "see the engine's output above"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quintet.records import Generation, Request, StopReason
+from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.async_engine import AsyncEngine, EngineDeadError, PendingRequests
 from quintet.rollout.sessions import Exchange, Prompt, Session
 from quintet.runtime.serving.request_schema import (
@@ -159,9 +159,9 @@ class RequestHandler:
         """
         if generation.failure is not None:
             failure = generation.failure
-            message = f"the engine failed: {failure.kind}: {failure.message}"
+            message = f"the engine failed: {failure.error_type}: {failure.message}"
             raise RequestError(message, status=500, kind="server_error", code="generation_failed")
-        if generation.stop is StopReason.ABORT:
+        if generation.finish_reason is FinishReason.ABORT:
             raise EngineDeadError("the server was closed")
         body, request = job.body, job.pending.requests[index]
         openai_body = body if isinstance(body, OpenAiBody) else None
@@ -245,8 +245,8 @@ class RequestHandler:
             min_p=body.min_p,
             repetition_penalty=body.repetition_penalty,
             min_tokens=body.min_tokens,
-            stop_ids=tuple(dict.fromkeys([*stop_token_ids, *body.stop_token_ids])),
-            stop_texts=body.stops,
+            stop_token_ids=tuple(dict.fromkeys([*stop_token_ids, *body.stop_token_ids])),
+            stop_strings=body.stops,
         )
 
 
@@ -276,8 +276,8 @@ def _exchange(job: PendingCompletion, choice: CompletionChoice, index: int) -> E
         logprobs=generation.logprobs,
         text=choice.answer.text,
         closed=choice.answer.ended_by_stop_token,
-        stop=generation.stop,
+        finish_reason=generation.finish_reason,
         weight_version=generation.weight_version,
-        switches=generation.switches,
+        version_changes=generation.version_changes,
         notes=job.body.notes if isinstance(job.body, OpenAiBody) else {},
     )

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from quintet.records import StopReason
+from quintet.records import FinishReason
 from quintet.rollout.engines.async_engine import AsyncEngine
 from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
 from quintet.runtime.serving.request_schema import ChatBody, CompletionBody, OpenAiBody
 from quintet.runtime.serving.tokenization import REPLACEMENT_CHARACTER, ChatTokenizer, StreamingText
 
 FINISH_REASONS = {
-    StopReason.STOP: "stop",
-    StopReason.LENGTH: "length",
-    StopReason.CONTEXT: "length",
-    StopReason.ABORT: "abort",
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CONTEXT: "length",
+    FinishReason.ABORT: "abort",
 }
 """`finish_reason` by stop reason."""
 
@@ -53,10 +53,10 @@ def generate_body(choice: CompletionChoice) -> dict[str, Any]:
     return {
         "token_ids": generation.tokens,
         "logprobs": generation.logprobs,
-        "stop": generation.stop.value,
+        "stop": generation.finish_reason.value,
         "stopped_by": choice.answer.stopped_by,
         "weight_version": generation.weight_version,
-        "switches": generation.switches,
+        "switches": generation.version_changes,
     }
 
 
@@ -127,7 +127,7 @@ class _ChoiceFormat:
         return response | self._end(choice) | version
 
     def _end(self, choice: CompletionChoice) -> dict[str, Any]:
-        finished = FINISH_REASONS[choice.generation.stop]
+        finished = FINISH_REASONS[choice.generation.finish_reason]
         return {"finish_reason": finished, "stop_reason": choice.answer.stopped_by}
 
     def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any] | None:

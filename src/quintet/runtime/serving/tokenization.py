@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from quintet.records import Generation, Request, StopReason
+from quintet.records import FinishReason, Generation, Request
 from quintet.runtime.serving.request_schema import ChatBody, Message, RequestError
 
 if TYPE_CHECKING:
@@ -121,18 +121,18 @@ class ChatTokenizer:
         self, request: Request, generation: Generation, *, include_stop_text: bool, skip_special_tokens: bool
     ) -> Response:
         """Decode a generation; `include_stop_text` includes the stop text in the returned text."""
-        tokens, stopped = generation.tokens, generation.stop is StopReason.STOP
-        if stopped and tokens and tokens[-1] in request.stop_ids:
+        tokens, stopped = generation.tokens, generation.finish_reason is FinishReason.STOP
+        if stopped and tokens and tokens[-1] in request.stop_token_ids:
             text = self.decode(tokens[:-1])
             returned = self.decode(tokens[:-1], skip_special_tokens=True) if skip_special_tokens else text
             stopped_by = None if tokens[-1] in self.stop_token_ids else tokens[-1]
             return Response(text, returned, ended_by_stop_token=True, stopped_by=stopped_by)
         text = self.decode(tokens)
         returned = self.decode(tokens, skip_special_tokens=True) if skip_special_tokens else text
-        if not stopped or not request.stop_texts:
+        if not stopped or not request.stop_strings:
             return Response(text, returned, ended_by_stop_token=False, stopped_by=None)
         before = len(self.decode(tokens[:-1], skip_special_tokens=skip_special_tokens))
-        end, stop = _find_stop(returned, before, request.stop_texts)
+        end, stop = _find_stop(returned, before, request.stop_strings)
         returned = returned[: end + len(stop) * include_stop_text]
         return Response(text, returned, ended_by_stop_token=False, stopped_by=stop or None)
 

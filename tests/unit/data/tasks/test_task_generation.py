@@ -157,7 +157,7 @@ def test_sizes_are_exact_and_no_question_is_in_both_splits(tmp_path: Path, task:
         assert [row["extra_info"]["index"] for row in found] == list(range(len(found)))
         assert {row["extra_info"]["split"] for row in found} == {split}
     question = RowReader(DataConfig()).read(train[0], 0, "here")
-    assert question.truth
+    assert question.ground_truth
     assert question.response
 
 

@@ -88,18 +88,21 @@ def test_template_differences_are_reported(name: str) -> None:
     assert {difference.kind for difference in report.differences} == REPORTED[name]
     assert len(report.lines()) == len(REPORTED[name])
     ends = {"llama3": "<|eot_id|>", "llama3_2": "<|eot_id|>", "gemma": "<end_of_turn>"}
-    assert report.end == ends.get(name, "<|im_end|>" if "qwen" in name else "</s>")
+    assert report.end_token == ends.get(name, "<|im_end|>" if "qwen" in name else "</s>")
 
 
 def test_all_end_tokens_are_known() -> None:
     tokenizer = tokenizer_of("gemma")
     chat = ChatFormat(tokenizer)
     turn, eos = tokenizer.convert_tokens_to_ids(["<end_of_turn>", "<eos>"])
-    assert (chat.end_id, chat.end_ids) == (turn, (turn, eos))
+    assert (chat.end_token_id, chat.stop_token_ids) == (turn, (turn, eos))
     llama = tokenizer_of("llama3")
     text_end = llama.convert_tokens_to_ids("<|end_of_text|>")
-    assert ChatFormat(llama, extra_end_ids=(text_end, llama.eos_token_id)).end_ids == (llama.eos_token_id, text_end)
-    for end in chat.end_ids:
+    assert ChatFormat(llama, extra_stop_token_ids=(text_end, llama.eos_token_id)).stop_token_ids == (
+        llama.eos_token_id,
+        text_end,
+    )
+    for end in chat.stop_token_ids:
         assert chat.decode((*chat.encode("Up"), end)) == "Up"
 
 
@@ -146,7 +149,7 @@ def test_a_dialogue_equals_its_template_token_by_token(name: str, data: st.DataO
     observations = [*(seen for seen, _, _ in turns), data.draw(tame)]
     replies = [said for _, said, _ in turns]
     lead = LEAD.get(name, "")
-    tokens = [chat.encode(lead + said) + (chat.end_id,) * closed for _, said, closed in turns]
+    tokens = [chat.encode(lead + said) + (chat.end_token_id,) * closed for _, said, closed in turns]
     dialogue, prompt = played(chat, system, observations, tokens)
     if name == "mistral_v1_legacy":
         # it puts a blank before any text
@@ -180,7 +183,7 @@ def test_every_deviation_is_explained(name: str, data: st.DataObject) -> None:
     system, last = data.draw(wild), data.draw(wild)
     sampled = st.lists(st.integers(0, len(tokenizer) - 1), max_size=5).map(tuple)
     spoken = (wild.map(chat.encode)) | sampled
-    endings = st.sampled_from([(), *((end,) for end in chat.end_ids)])
+    endings = st.sampled_from([(), *((end,) for end in chat.stop_token_ids)])
     turns = data.draw(st.lists(st.tuples(wild, spoken, endings), max_size=3))
     observations = [*(seen for seen, _, _ in turns), last]
     replies = [tokens + ending for _, tokens, ending in turns]
@@ -207,7 +210,7 @@ def test_every_deviation_is_explained(name: str, data: st.DataObject) -> None:
 def test_the_reference_rendering_is_that_of_the_tokenizer(name: str) -> None:
     chat = chat_of(name)
     said = "<think>\nso\n</think>\n\nRight " if "qwen3" in name else "Right "
-    replies = [(*chat.encode(LEAD.get(name, "") + said), chat.end_id)] * 2
+    replies = [(*chat.encode(LEAD.get(name, "") + said), chat.end_token_id)] * 2
     said = " Right " if name == "mistral_v1_legacy" else said
     dialogue, _ = played(chat, "Walk. ", ["\na ", " b", "c\n"], replies)
     expected = rendered(name, "Walk. ", ["\na ", " b", "c\n"], [BEGUN.get(name, "") + said] * 2)
@@ -230,7 +233,7 @@ def test_merges_cross_message_borders() -> None:
 
 def departures(name: str, *replies: str, system: str = "Walk.") -> list[tuple[DifferenceKind, int, str, str]]:
     chat = chat_of(name)
-    tokens = [(*chat.encode(reply), chat.end_id) for reply in replies]
+    tokens = [(*chat.encode(reply), chat.end_token_id) for reply in replies]
     dialogue, _ = played(chat, system, ["a", "b", "c"][: len(replies) + 1], tokens)
     return [(one.kind, one.turn, one.template, one.ours) for one in dialogue.compare().deviations]
 
@@ -243,7 +246,7 @@ def test_thoughts_stay_as_sampled() -> None:
 def test_templates_keep_thoughts_before_a_tool_response() -> None:
     """Qwen3 keeps the thoughts of responses before a tool response."""
     chat = chat_of("qwen3")
-    replies = [(*chat.encode("<think>\nleft?\n</think>\n\nRight"), chat.end_id)] * 2
+    replies = [(*chat.encode("<think>\nleft?\n</think>\n\nRight"), chat.end_token_id)] * 2
     seen = ["a", *["<tool_response>\nb\n</tool_response>"] * 2]
     dialogue, prompt = played(chat, "Walk.", seen, replies)
     assert dialogue.compare().deviations == ()
@@ -278,7 +281,7 @@ def test_a_thought_opened_by_the_template_belongs_to_the_response() -> None:
 def test_a_demonstrated_response_equals_the_template(name: str) -> None:
     chat, tokenizer = chat_of(name), tokenizer_of(name)
     reply = chat.encode_response("<think>up</think>Up" if name == "qwen3_thinking" else "Up")
-    assert reply[-1] == chat.end_id
+    assert reply[-1] == chat.end_token_id
     prompt = chat.initial_prompt("", "a")
     if name == "qwen3_thinking":
         assert tokenizer.decode(prompt + reply).endswith("assistant\n<think>\nup</think>Up<|im_end|>")
@@ -379,8 +382,8 @@ def test_control_tokens_that_strip_whitespace() -> None:
         "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
     )
     chat = ChatFormat(tokenizer)
-    assert (chat.template_parts.end, len(chat.end_ids)) == ("<|end|>", 2)
-    replies = [(*chat.encode("Up"), chat.end_id), chat.encode("Down")]
+    assert (chat.template_parts.end, len(chat.stop_token_ids)) == ("<|end|>", 2)
+    replies = [(*chat.encode("Up"), chat.end_token_id), chat.encode("Down")]
     dialogue, prompt = played(chat, "\n Walk.", ["  a", "\nb ", "c"], replies)
     assert prompt == tuple(tokenizer.encode(dialogue.compare().template, add_special_tokens=False))
 
@@ -395,7 +398,7 @@ def test_leading_spaces_match_the_tokenizer(scheme: str) -> None:
         "{% if add_generation_prompt %}<a>{% endif %}"
     )
     chat = ChatFormat(tokenizer)
-    replies = [(*chat.encode("Right"), chat.end_id), chat.encode(" Down")]
+    replies = [(*chat.encode("Right"), chat.end_token_id), chat.encode(" Down")]
     dialogue, prompt = played(chat, "Walk", ["goal", " goal", "go"], replies)
     text = "<s><u>Walk</s><u>goal</s><a>Right</s><u> goal</s><a> Down</s><u>go</s><a>"
     assert prompt == tuple(tokenizer.encode(text, add_special_tokens=False))
@@ -442,7 +445,7 @@ def test_prompt_changes_are_recorded() -> None:
     dialogue = Dialogue(chat, "Walk.", 2, max_start=30, max_observation=4)
     dialogue.observe("go")
     assert dialogue.changes == ()
-    dialogue.add_response((*chat.encode("Up"), chat.end_id))
+    dialogue.add_response((*chat.encode("Up"), chat.end_token_id))
     dialogue.observe("go go go go go go")
     assert dialogue.changes == (PromptChange.OBSERVATION_CUT,)
     dialogue.add_response(chat.encode("Up"))
@@ -472,7 +475,7 @@ def test_a_window_equals_the_template_of_its_turns(name: str, window: int) -> No
         assert continues == (number > 0 and oldest == 0)
         assert (new == prompt) == (not continues)
         assert dialogue.compare().deviations == ()
-        dialogue.add_response((*chat.encode("Up"), chat.end_id))
+        dialogue.add_response((*chat.encode("Up"), chat.end_token_id))
         assert dialogue.compare().template.startswith(dialogue.compare().ours[:10])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pytest
 
-from quintet.records import Failure, Generation, Request, StopReason
+from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.async_engine import AsyncEngine, EngineDeadError, PendingRequests, wait_for_generations
 from quintet.rollout.engines.engine import EngineError
 
@@ -49,14 +49,14 @@ class Counting:
             tokens.append(request.prompt[0] + len(tokens) + 1)
             if len(tokens) >= request.max_tokens:
                 failure = Failure("engine", "NaN", "no number") if request.seed == 666 else None
-                stop = StopReason.FAILED if failure else StopReason.LENGTH
+                stop = FinishReason.FAILED if failure else FinishReason.LENGTH
                 done.append(Generation(number, tuple(tokens), (-1.0,) * len(tokens), stop, 3, failure=failure))
                 del self.running[number]
         return done
 
     def abort(self, ids: Collection[int]) -> list[Generation]:
         gone = [self.running.pop(number) for number in ids if number in self.running]
-        return [Generation(r.id, tuple(t), (-1.0,) * len(t), StopReason.ABORT, 3) for r, t in gone]
+        return [Generation(r.id, tuple(t), (-1.0,) * len(t), FinishReason.ABORT, 3) for r, t in gone]
 
     def close(self) -> None:
         self.closed = True
@@ -133,7 +133,7 @@ def test_a_rejected_request_fails_only_its_own_submission(engine: Counting, thre
 def test_a_failed_request_is_returned_like_a_finished_one(thread: AsyncEngine) -> None:
     done = wait_for_generations(thread.submit([request(0), request(5, seed=666)]), lambda: False, 5)
     assert done is not None
-    assert [generation.stop for generation in done] == [StopReason.LENGTH, StopReason.FAILED]
+    assert [generation.finish_reason for generation in done] == [FinishReason.LENGTH, FinishReason.FAILED]
 
 
 def test_cancelled_requests_are_aborted(engine: Counting, thread: AsyncEngine) -> None:
@@ -144,7 +144,7 @@ def test_cancelled_requests_are_aborted(engine: Counting, thread: AsyncEngine) -
     engine.gate.set()
     while not pending.done:
         pending.wait(1)
-    assert {generation.stop for generation in pending.generations if generation} == {StopReason.ABORT}
+    assert {generation.finish_reason for generation in pending.generations if generation} == {FinishReason.ABORT}
     assert thread.stats().finish_reasons == {"abort": 2}
     assert not engine.running
 
@@ -209,7 +209,7 @@ def test_close_aborts_running_requests(engine: Counting) -> None:
     engine.gate.set()
     closing.join(5)
     assert engine.closed
-    assert [generation.stop for generation in pending.generations if generation] == [StopReason.ABORT]
+    assert [generation.finish_reason for generation in pending.generations if generation] == [FinishReason.ABORT]
     assert thread.error is None, "nothing went wrong"
     with pytest.raises(EngineDeadError, match="closed"):
         responses(thread.submit([request(1)]))

@@ -13,7 +13,7 @@ import torch
 from quintet.config.native.rollout import EngineConfig
 from quintet.errors import ConfigError
 from quintet.policies.model_loading import load_model
-from quintet.records import Generation, Request, StopReason
+from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError, EngineSetup
 from quintet.rollout.engines.hf.engine import HfEngine, build_hf_engine
 
@@ -85,7 +85,7 @@ def test_long_and_short_prompts_in_one_batch(policy_directory: Path) -> None:
     """Many new tokens use matrix products, few use the kernels; dialogues continue behind both."""
     engine = HfEngine(load_model(policy_directory), max_num_seqs=4, max_model_len=300)
     texts = [tuple(range(5, 5 + length)) for length in (150, 3, 90, 64, 65)]
-    asked = [request(n, prompt=text, max_tokens=4, keep=True) for n, text in enumerate(texts)]
+    asked = [request(n, prompt=text, max_tokens=4, keep_kv_cache=True) for n, text in enumerate(texts)]
     done = run(engine, asked)
     for one in asked:
         agrees(policy_directory, one, done[one.id])
@@ -122,12 +122,12 @@ def test_another_seed_samples_other_tokens(engine: HfEngine) -> None:
 
 def test_stop_reasons(engine: HfEngine) -> None:
     first = run(engine, [request(0, max_tokens=4)])[0]
-    assert (first.stop, len(first.tokens)) == (StopReason.LENGTH, 4)
-    stopped = run(engine, [request(0, max_tokens=4, stop_ids=(first.tokens[1],))])[0]
-    assert stopped.stop is StopReason.STOP
+    assert (first.finish_reason, len(first.tokens)) == (FinishReason.LENGTH, 4)
+    stopped = run(engine, [request(0, max_tokens=4, stop_token_ids=(first.tokens[1],))])[0]
+    assert stopped.finish_reason is FinishReason.STOP
     assert stopped.tokens[-1] == first.tokens[1]
     full = run(engine, [request(0, prompt=tuple(range(60)), max_tokens=50)])[0]
-    assert (full.stop, len(full.tokens)) == (StopReason.CONTEXT, 4)
+    assert (full.finish_reason, len(full.tokens)) == (FinishReason.CONTEXT, 4)
 
 
 def test_a_prompt_that_fills_the_context_is_rejected(engine: HfEngine) -> None:
@@ -265,7 +265,7 @@ def test_a_continued_dialogue_reuses_its_kv_cache(
     engine: HfEngine, policy_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the second turn's prompt, only the last response token and the new tokens are prefilled."""
-    first = [request(n, keep=True) for n in range(4)]
+    first = [request(n, keep_kv_cache=True) for n in range(4)]
     done = run(engine, first)
     counts = count_prefilled(engine, monkeypatch)
     second = [request(n, prompt=prompt(n) + done[n].tokens + (7, 8 + n, 9)) for n in range(4)]
@@ -277,10 +277,10 @@ def test_a_continued_dialogue_reuses_its_kv_cache(
 
 def test_a_changed_dialogue_is_prefilled_from_the_first_difference(engine: HfEngine, policy_directory: Path) -> None:
     """A template drops an earlier thought: cached keys and values behind it cannot be reused."""
-    first = run(engine, [request(3, keep=True, max_tokens=6)])[3]
+    first = run(engine, [request(3, keep_kv_cache=True, max_tokens=6)])[3]
     second = request(3, prompt=prompt(3) + first.tokens[:2] + (5,) + first.tokens[2:] + (6,))
     agrees(policy_directory, second, run(engine, [second])[3])
-    third = request(3, keep=True, prompt=(1, 2, 3))
+    third = request(3, keep_kv_cache=True, prompt=(1, 2, 3))
     agrees(policy_directory, third, run(engine, [third])[3])
 
 
@@ -288,7 +288,7 @@ def test_more_dialogues_than_cached_prompts(engine: HfEngine, policy_directory: 
     """Four slots, nine dialogues of three turns: cached ones are evicted, and log-probs stay right."""
     prompts = {n: prompt(n) for n in range(9)}
     for _ in range(3):
-        asked = [request(n, prompt=prompts[n], keep=True, max_tokens=3) for n in prompts]
+        asked = [request(n, prompt=prompts[n], keep_kv_cache=True, max_tokens=3) for n in prompts]
         done = run(engine, asked)
         for one in asked:
             agrees(policy_directory, one, done[one.id])
@@ -311,8 +311,8 @@ def test_a_weight_sync_during_generation_is_recorded(policy_directory: Path, tmp
     done: dict[int, Generation] = {}
     while engine.busy:
         done |= {generation.id: generation for generation in engine.step()}
-    assert done[0].switches == done[1].switches == ((3, 4),)
-    assert (done[2].switches, done[2].weight_version) == ((), 4)
+    assert done[0].version_changes == done[1].version_changes == ((3, 4),)
+    assert (done[2].version_changes, done[2].weight_version) == ((), 4)
     for number in (0, 1):
         whole = prompt(number) + done[number].tokens
         old = reference_logprobs(policy_directory, whole, len(prompt(number)))[:3]
@@ -333,9 +333,9 @@ def test_aborted_requests_leave_the_batch(engine: HfEngine, policy_directory: Pa
     for _ in range(3):
         engine.step()
     gone = {generation.id: generation for generation in engine.abort([1, 6, 99])}
-    assert {n: (g.stop, len(g.tokens)) for n, g in gone.items()} == {
-        1: (StopReason.ABORT, 3),
-        6: (StopReason.ABORT, 0),
+    assert {n: (g.finish_reason, len(g.tokens)) for n, g in gone.items()} == {
+        1: (FinishReason.ABORT, 3),
+        6: (FinishReason.ABORT, 0),
     }
     done: dict[int, Generation] = {}
     while engine.busy:
@@ -355,21 +355,21 @@ def test_stop_strings_match_across_token_borders(policy_directory: Path) -> None
         max_model_len=64,
         detokenize=lambda tokens: "".join(letters[n] for n in tokens),
     )
-    done = run(engine, [request(0, max_tokens=40, stop_texts=("aab", "zzz"))])[0]
+    done = run(engine, [request(0, max_tokens=40, stop_strings=("aab", "zzz"))])[0]
     text = "".join(letters[n] for n in done.tokens)
-    assert done.stop is StopReason.STOP
+    assert done.finish_reason is FinishReason.STOP
     assert text.index("aab") + 3 == len(text)
     with pytest.raises(ValueError, match="detokenizer"):
         HfEngine(load_model(policy_directory), max_num_seqs=2, max_model_len=64).add_request(
-            request(0, stop_texts=("x",))
+            request(0, stop_strings=("x",))
         )
 
 
 def test_min_tokens_delays_every_stop(engine: HfEngine, policy_directory: Path) -> None:
     plain = run(engine, [request(0, max_tokens=12)])[0]
-    asked = request(0, max_tokens=12, min_tokens=5, stop_ids=tuple(set(plain.tokens[:4])))
+    asked = request(0, max_tokens=12, min_tokens=5, stop_token_ids=tuple(set(plain.tokens[:4])))
     done = run(engine, [asked])[0]
-    assert not set(done.tokens[:5]) & set(asked.stop_ids)
+    assert not set(done.tokens[:5]) & set(asked.stop_token_ids)
     agrees(policy_directory, asked, done)
 
 
@@ -391,8 +391,8 @@ def test_nan_weights_fail_requests_but_not_the_engine(
     bad = {name: torch.full_like(tensor, torch.nan) for name, tensor in good.items()}
     engine.load_weights(3, bad.items())
     done = run(engine, [request(n) for n in range(3)])
-    assert {(g.stop, len(g.tokens), g.failure.kind) for g in done.values() if g.failure} == {
-        (StopReason.FAILED, 0, "NonFinite")
+    assert {(g.finish_reason, len(g.tokens), g.failure.error_type) for g in done.values() if g.failure} == {
+        (FinishReason.FAILED, 0, "NonFinite")
     }
     assert len(done) == 3
     engine.load_weights(4, good.items())

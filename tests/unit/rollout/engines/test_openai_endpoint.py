@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from quintet.config.native.rollout import RolloutConfig
 from quintet.errors import ConfigError
-from quintet.records import Generation, Observation, Outcome, Request, Step, StopReason
+from quintet.records import FinishReason, Generation, Observation, Outcome, Request, Step
 from quintet.rewards import chat_endpoint
 from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.chat.chat_format import ChatFormat
@@ -166,7 +166,7 @@ def test_an_env_is_evaluated_through_chat_messages() -> None:
 
 def test_requests_have_seeds_and_sampling_options() -> None:
     sampling = SamplingParams(
-        0.7, 5, 0.9, 3, min_p=0.1, repetition_penalty=1.2, min_tokens=4, stop_texts=("</answer>",)
+        0.7, 5, 0.9, 3, min_p=0.1, repetition_penalty=1.2, min_tokens=4, stop_strings=("</answer>",)
     )
     with stand_in(lambda _: "<answer> left </answer>") as known:
         played(known, 2, sampling)
@@ -218,15 +218,15 @@ def test_failed_requests_are_retried_and_then_fail_their_episode() -> None:
         Outcome.SUCCESS,
         Outcome.FAILED,
     ]
-    assert (episodes[1].failure.where, episodes[1].failure.kind) == ("engine", "Http503")
+    assert (episodes[1].failure.where, episodes[1].failure.error_type) == ("engine", "Http503")
     assert "busy" in episodes[1].failure.message
-    assert episodes[3].failure.kind == "Http400"
+    assert episodes[3].failure.error_type == "Http400"
     assert (tried["start 1"], tried["start 3"]) == (3, 1)
 
 
 def one(known: StandIn, **changes: Any) -> Generation:
     engine = EndpointEngine(settings(known, **changes), TOKENIZER)
-    engine.add_request(Request(id=4, prompt=(1, 2), max_tokens=9, seed=0, temperature=0.0, stop_ids=(1,)))
+    engine.add_request(Request(id=4, prompt=(1, 2), max_tokens=9, seed=0, temperature=0.0, stop_token_ids=(1,)))
     done: list[Generation] = []
     while engine.busy:
         done += engine.step()
@@ -237,21 +237,21 @@ def one(known: StandIn, **changes: Any) -> Generation:
 @pytest.mark.parametrize(
     ("choice", "stop", "text"),
     [
-        ({"message": {"content": "x"}, "finish_reason": "length"}, StopReason.LENGTH, "x"),
-        ({"message": {"content": "x"}}, StopReason.STOP, "x\uf8f1"),
-        ({"message": {"content": None}, "finish_reason": "stop"}, StopReason.STOP, "\uf8f1"),
-        ({"message": {"content": "a\uf8f1b"}, "finish_reason": "stop"}, StopReason.STOP, "a\ufffdb\uf8f1"),
-        ({"message": {"content": "x"}, "finish_reason": "content_filter"}, StopReason.FAILED, ""),
-        ({"message": {"content": ["x"]}, "finish_reason": "stop"}, StopReason.FAILED, ""),
-        ({"text": "x"}, StopReason.FAILED, ""),
+        ({"message": {"content": "x"}, "finish_reason": "length"}, FinishReason.LENGTH, "x"),
+        ({"message": {"content": "x"}}, FinishReason.STOP, "x\uf8f1"),
+        ({"message": {"content": None}, "finish_reason": "stop"}, FinishReason.STOP, "\uf8f1"),
+        ({"message": {"content": "a\uf8f1b"}, "finish_reason": "stop"}, FinishReason.STOP, "a\ufffdb\uf8f1"),
+        ({"message": {"content": "x"}, "finish_reason": "content_filter"}, FinishReason.FAILED, ""),
+        ({"message": {"content": ["x"]}, "finish_reason": "stop"}, FinishReason.FAILED, ""),
+        ({"text": "x"}, FinishReason.FAILED, ""),
     ],
 )
-def test_finish_reasons(choice: dict[str, Any], stop: StopReason, text: str) -> None:
+def test_finish_reasons(choice: dict[str, Any], stop: FinishReason, text: str) -> None:
     with stand_in(lambda _: (200, {"choices": [choice]})) as known:
         found = one(known)
-    assert (found.id, found.stop) == (4, stop)
+    assert (found.id, found.finish_reason) == (4, stop)
     assert TOKENIZER.decode(list(found.tokens)) == text
-    assert (found.failure is not None) == (stop is StopReason.FAILED)
+    assert (found.failure is not None) == (stop is FinishReason.FAILED)
 
 
 def test_a_timeout_is_a_failure() -> None:
@@ -265,7 +265,7 @@ def test_a_timeout_is_a_failure() -> None:
         found = one(known, timeout_seconds=0.05, retries=0)
         released.set()
     assert found.failure is not None
-    assert found.failure.kind == "Timeout"
+    assert found.failure.error_type == "Timeout"
 
 
 def test_max_completion_tokens_replaces_max_tokens() -> None:
@@ -301,7 +301,7 @@ def test_aborted_requests_are_not_waited_for() -> None:
         for number in (1, 2):
             engine.add_request(Request(id=number, prompt=(1,), max_tokens=1, seed=0))
         (gone,) = engine.abort([1, 7])
-        assert (gone.id, gone.stop) == (1, StopReason.ABORT)
+        assert (gone.id, gone.finish_reason) == (1, FinishReason.ABORT)
         released.set()
         done: list[Generation] = []
         while engine.busy:

@@ -12,7 +12,7 @@ import torch
 from quintet.config.native.rollout import RolloutConfig
 from quintet.errors import ConfigError, MachineError
 from quintet.policies.model_loading import load_tokenizer
-from quintet.records import Generation, Observation, Outcome, Request, Step, StopReason
+from quintet.records import FinishReason, Generation, Observation, Outcome, Request, Step
 from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.chat.chat_format import ChatFormat
 from quintet.rollout.engines.engine import EngineError
@@ -54,13 +54,13 @@ class Mortal:
     def step(self) -> list[Generation]:
         self.die("step")
         request = self.waiting.pop(0)
-        return [Generation(request.id, (4, 2), (-0.5, -0.5), StopReason.STOP, self.weight_version)]
+        return [Generation(request.id, (4, 2), (-0.5, -0.5), FinishReason.STOP, self.weight_version)]
 
     def abort(self, ids: Iterable[int]) -> list[Generation]:
         self.die("abort")
         gone = [request for request in self.waiting if request.id in ids]
         self.waiting = [request for request in self.waiting if request not in gone]
-        return [Generation(one.id, (4,), (-0.5,), StopReason.ABORT, self.weight_version) for one in gone]
+        return [Generation(one.id, (4,), (-0.5,), FinishReason.ABORT, self.weight_version) for one in gone]
 
     def load_weights(self, version: int, weights: Weights) -> None:
         names = ",".join(name for name, _ in weights)
@@ -110,19 +110,19 @@ def test_a_dead_engine_is_rebuilt_and_its_requests_fail(death: Exception) -> Non
     engine.load_weights(7, [("old", torch.zeros(1))])
     ask(engine, 1, 2, 3)
     found = drain(engine)
-    assert [(one.id, one.stop) for one in found] == [
-        (1, StopReason.STOP),
-        (2, StopReason.FAILED),
-        (3, StopReason.FAILED),
+    assert [(one.id, one.finish_reason) for one in found] == [
+        (1, FinishReason.STOP),
+        (2, FinishReason.FAILED),
+        (3, FinishReason.FAILED),
     ]
     assert found[1].failure is not None
-    assert (found[1].failure.where, found[1].failure.kind) == ("engine", type(death).__name__)
+    assert (found[1].failure.where, found[1].failure.error_type) == ("engine", type(death).__name__)
     assert str(death) in found[1].failure.message
     assert found[1].weight_version == 7
     assert log == ["open", "load 7 old", "close", "open", "load 7 present"]
     ask(engine, 4)
     (after,) = drain(engine)
-    assert (after.id, after.stop, after.weight_version) == (4, StopReason.STOP, 7)
+    assert (after.id, after.finish_reason, after.weight_version) == (4, FinishReason.STOP, 7)
     assert (engine.pop_metrics(), engine.pop_metrics()) == ({"engine/restarts": 1}, {"engine/restarts": 0})
     assert engine.max_model_len == 100
     describe("engine/restarts")
@@ -145,8 +145,8 @@ def test_a_finished_request_resets_the_restart_count() -> None:
     stops = []
     for number in range(12):
         ask(engine, number)
-        stops += [one.stop for one in drain(engine)]
-    assert stops == [StopReason.FAILED, StopReason.FAILED, StopReason.FAILED, StopReason.STOP] * 3
+        stops += [one.finish_reason for one in drain(engine)]
+    assert stops == [FinishReason.FAILED, FinishReason.FAILED, FinishReason.FAILED, FinishReason.STOP] * 3
     assert engine.restarts == 9
 
 
@@ -173,11 +173,11 @@ def test_an_engine_may_die_at_any_time(where: str) -> None:
     expected = {"add_request": [1, 2, 3], "abort": [1]}.get(where, [1, 2])
     found = drain(engine)
     assert [one.id for one in found] == expected
-    assert {one.stop for one in found} == {StopReason.FAILED}
+    assert {one.finish_reason for one in found} == {FinishReason.FAILED}
     assert log.count("open") == 2
     assert engine.weight_version == (5 if where == "load" else 0)
     ask(engine, 4)
-    assert [one.stop for one in drain(engine)] == [StopReason.STOP]
+    assert [one.finish_reason for one in drain(engine)] == [FinishReason.STOP]
 
 
 def test_aborted_requests_are_not_returned_as_failed() -> None:
@@ -207,7 +207,7 @@ def test_config_errors_do_not_restart_the_engine() -> None:
 def test_a_dead_engine_that_fails_to_close_is_dropped() -> None:
     engine, log = supervised({"step": [EngineError("gone")], "close": [EngineError("already gone")]})
     ask(engine, 1)
-    assert [one.stop for one in drain(engine)] == [StopReason.FAILED]
+    assert [one.finish_reason for one in drain(engine)] == [FinishReason.FAILED]
     assert log == ["open", "close", "open", "load 0 present"]
 
 

@@ -23,7 +23,7 @@ from quintet.policies.attention import PackedLayout
 from quintet.policies.model_loading import load_model, load_tokenizer
 from quintet.policies.packed_batch import PackedBatch
 from quintet.policies.token_statistics import log_probs_and_entropy
-from quintet.records import Generation, Request, StopReason
+from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import ENGINES, Engine, EngineError, EngineSetup
 from quintet.rollout.engines.sglang.engine import SglangEngine, build_sglang_engine, build_sglang_server_engine
 
@@ -145,9 +145,9 @@ def test_responses_and_logprobs_are_the_policys(setup: EngineSetup, remote: Engi
     assert sorted(done) == list(range(11))
     for each in asked:
         got = done[each.id]
-        assert got.stop is StopReason.LENGTH
+        assert got.finish_reason is FinishReason.LENGTH
         assert len(got.tokens) == each.max_tokens
-        assert (got.weight_version, got.switches, got.failure) == (0, (), None)
+        assert (got.weight_version, got.version_changes, got.failure) == (0, (), None)
         agree(setup, each, got)
 
 
@@ -175,16 +175,16 @@ def test_only_the_requests_stop_conditions_apply(setup: EngineSetup, remote: Eng
     """A requested token; not the model's end token, at which SGLang would stop otherwise; a stop string."""
     free = run(remote, [request(1, max_tokens=24)])[1].tokens
     own = free[9]
-    stopped = run(remote, [request(1, max_tokens=24, stop_ids=(own,))])[1]
-    assert stopped.stop is StopReason.STOP
+    stopped = run(remote, [request(1, max_tokens=24, stop_token_ids=(own,))])[1]
+    assert stopped.finish_reason is FinishReason.STOP
     assert stopped.tokens == free[: free.index(own) + 1]
     server.brain.model.config.eos_token_id = free[3]
-    through = run(remote, [request(1, max_tokens=24, stop_ids=(own,))])[1]
+    through = run(remote, [request(1, max_tokens=24, stop_token_ids=(own,))])[1]
     assert through.tokens == stopped.tokens
     agree(setup, request(1), through)
     text = setup.detokenize(free[6:8])
-    cut = run(remote, [request(1, max_tokens=24, stop_texts=(text,))])[1]
-    assert cut.stop is StopReason.STOP
+    cut = run(remote, [request(1, max_tokens=24, stop_strings=(text,))])[1]
+    assert cut.finish_reason is FinishReason.STOP
     assert text in setup.detokenize(cut.tokens)
     assert text not in setup.detokenize(cut.tokens[:-1])
 
@@ -193,16 +193,16 @@ def test_generation_continues_behind_the_models_end_token(remote: Engine, server
     free = run(remote, [request(1, max_tokens=12)])[1].tokens
     own = server.brain.model.config.eos_token_id = free[3]
     server.brain.calls.clear()
-    through = run(remote, [request(1, max_tokens=12, stop_ids=(419,))])[1]
+    through = run(remote, [request(1, max_tokens=12, stop_token_ids=(419,))])[1]
     sent = [body for name, body in server.brain.calls if name == "generate"]
     assert len(sent) > 1
     assert tuple(sent[1]["input_ids"]) == request(1).prompt + free[: free.index(own) + 1]
-    assert (through.tokens, through.stop) == (free, StopReason.LENGTH)
+    assert (through.tokens, through.finish_reason) == (free, FinishReason.LENGTH)
 
 
 def test_the_end_of_the_context_ends_a_response(remote: Engine) -> None:
     got = run(remote, [request(1, max_tokens=500)])[1]
-    assert got.stop is StopReason.CONTEXT
+    assert got.finish_reason is FinishReason.CONTEXT
     assert len(request(1).prompt) + len(got.tokens) == remote.max_model_len
 
 
@@ -210,10 +210,10 @@ def test_the_end_of_the_context_ends_a_response(remote: Engine) -> None:
     "changes", [{"repetition_penalty": 1.8}, {"min_tokens": 5}, {"min_tokens": 4, "temperature": 0}]
 )
 def test_penalties_do_not_change_logprobs(setup: EngineSetup, remote: Engine, changes: dict[str, Any]) -> None:
-    asked = request(2, max_tokens=8, stop_ids=tuple(range(5, 300)), **changes)
+    asked = request(2, max_tokens=8, stop_token_ids=tuple(range(5, 300)), **changes)
     got = run(remote, [asked])[2]
     assert len(got.tokens) >= changes.get("min_tokens", 1)
-    assert got.stop in (StopReason.STOP, StopReason.LENGTH)
+    assert got.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
     agree(setup, asked, got)
 
 
@@ -232,22 +232,22 @@ def test_a_prompt_that_fills_the_context_is_rejected_at_once(remote: Engine) -> 
 
 def test_a_rejected_request_fails_alone(remote: Engine) -> None:
     done = run(remote, [request(0), request(1, prompt=(7, 100_000)), request(2)])
-    assert done[1].stop is StopReason.FAILED
+    assert done[1].finish_reason is FinishReason.FAILED
     assert done[1].failure is not None
-    assert (done[1].failure.where, done[1].failure.kind) == ("engine", "HTTP 400")
+    assert (done[1].failure.where, done[1].failure.error_type) == ("engine", "HTTP 400")
     assert "out of the vocabulary" in done[1].failure.message
-    assert done[0].stop is done[2].stop is StopReason.LENGTH
+    assert done[0].finish_reason is done[2].finish_reason is FinishReason.LENGTH
 
 
 def test_nan_weights_fail_requests(setup: EngineSetup, remote: Engine) -> None:
     broken = {name: tensor * float("nan") for name, tensor in setup.model.named_parameters()}
     remote.load_weights(1, broken.items())
     got = run(remote, [request(0)])[0]
-    assert got.stop is StopReason.FAILED
+    assert got.finish_reason is FinishReason.FAILED
     assert got.failure is not None
     assert "NaN" in got.failure.message
     remote.load_weights(2, setup.model.named_parameters())
-    assert run(remote, [request(0)])[0].stop is StopReason.LENGTH
+    assert run(remote, [request(0)])[0].finish_reason is FinishReason.LENGTH
 
 
 def other(setup: EngineSetup, seed: int) -> Any:
@@ -289,16 +289,16 @@ def test_a_weight_sync_during_sglang_generation_is_recorded(setup: EngineSetup, 
     remote.load_weights(1, model.named_parameters())
     until(remote, lambda: not remote.busy, done)
     assert not server.brain.paused
-    spread = [one for one in done.values() if one.switches]
+    spread = [one for one in done.values() if one.version_changes]
     assert spread
     for got in spread:
-        ((place, version),) = got.switches
+        ((place, version),) = got.version_changes
         assert (got.weight_version, version) == (0, 1)
         assert 0 < place < len(got.tokens)
         each = asked[got.id]
         old, new = learner(setup.model, each, got.tokens), learner(model, each, got.tokens)
         assert (torch.tensor(got.logprobs) - torch.cat([old[:place], new[place:]])).abs().max() <= LOG_PROBS
-    assert all(one.weight_version == 1 for one in done.values() if not one.switches)
+    assert all(one.weight_version == 1 for one in done.values() if not one.version_changes)
 
 
 def test_responses_of_mixed_weights_without_positions_fail(setup: EngineSetup, remote: Engine, server: Server) -> None:
@@ -308,7 +308,7 @@ def test_responses_of_mixed_weights_without_positions_fail(setup: EngineSetup, r
     until(remote, lambda: any(len(one.tokens) > 2 for one in list(server.brain.running.values())), done)
     remote.load_weights(1, other(setup, 1).named_parameters())
     until(remote, lambda: not remote.busy, done)
-    assert done[0].stop is StopReason.FAILED
+    assert done[0].finish_reason is FinishReason.FAILED
     assert run(remote, [request(1)])[1].weight_version == 1
 
 
@@ -340,7 +340,7 @@ def test_aborted_requests_return_partial_responses(setup: EngineSetup, remote: E
     )
     dropped = {one.id: one for one in remote.abort([1, 2, 6, 99])}
     assert sorted(dropped) == [1, 2, 6]
-    assert all(one.stop is StopReason.ABORT for one in dropped.values())
+    assert all(one.finish_reason is FinishReason.ABORT for one in dropped.values())
     assert dropped[6].tokens == ()
     for number in (1, 2):
         assert len(dropped[number].tokens) < 40
@@ -360,7 +360,7 @@ def test_the_prefix_cache_can_be_reset_while_requests_run(remote: Engine, server
     names = [name for name, _ in server.brain.calls]
     assert names[-3:] == ["pause_generation", "flush_cache", "continue_generation"]
     until(remote, lambda: not remote.busy, done)
-    assert done[0].stop is StopReason.LENGTH
+    assert done[0].finish_reason is FinishReason.LENGTH
 
 
 def test_sleep_frees_what_the_options_allow(setup: EngineSetup, start: Callable[..., Server]) -> None:
@@ -384,7 +384,7 @@ def test_sleep_frees_what_the_options_allow(setup: EngineSetup, start: Callable[
                 engine.add_request(request(1))
         engine.wake_up()
         assert server.brain.asleep == []
-        assert run(engine, [request(1)])[1].stop is StopReason.LENGTH
+        assert run(engine, [request(1)])[1].finish_reason is FinishReason.LENGTH
 
 
 def test_a_running_server_must_match_the_options(setup: EngineSetup, start: Callable[..., Server]) -> None:
@@ -401,9 +401,9 @@ def test_stop_strings_need_a_tokenizer_in_the_server(setup: EngineSetup, start: 
     plain = told(setup, detokenize=False, server_url=start(skip_tokenizer_init=True).url)
     engine = build_sglang_server_engine(plain)
     with pytest.raises(ConfigError) as error:
-        engine.add_request(request(0, stop_texts=("</answer>",)))
+        engine.add_request(request(0, stop_strings=("</answer>",)))
     assert error.value.key == "rollout.engine_options.detokenize"
-    assert run(engine, [request(0)])[0].stop is StopReason.LENGTH
+    assert run(engine, [request(0)])[0].finish_reason is FinishReason.LENGTH
 
 
 def test_api_keys_come_from_the_environment(
@@ -538,7 +538,7 @@ def test_the_in_process_engine_aborts_requests(setup: EngineSetup, local: Sglang
     assert [one.id for one in local.abort([2])] == [2]
     until(local, lambda: not local.busy, done)
     assert sorted(done) == [0, 1, 3]
-    assert any(one.switches for one in done.values())
+    assert any(one.version_changes for one in done.values())
 
 
 def test_a_failed_sglang_process_ends_the_engine_but_not_the_run(setup: EngineSetup, package: Path) -> None:

@@ -35,8 +35,8 @@ EVERYTHING = Request(
     min_p=0.1,
     repetition_penalty=1.1,
     min_tokens=2,
-    stop_ids=(7,),
-    stop_texts=("</answer>",),
+    stop_token_ids=(7,),
+    stop_strings=("</answer>",),
 )
 
 
@@ -64,7 +64,7 @@ def test_sampling_parameters_are_valid_for_sglang() -> None:
     assert 0 <= given["sampling_seed"] < 1 << 63
     assert given["max_new_tokens"] == 5
     assert given["top_k"] == 4
-    plain = generate_body(PendingRequest(dataclasses.replace(EVERYTHING, top_k=0, stop_ids=()), 0), 64)[
+    plain = generate_body(PendingRequest(dataclasses.replace(EVERYTHING, top_k=0, stop_token_ids=()), 0), 64)[
         "sampling_params"
     ]
     assert plain["top_k"] == -1

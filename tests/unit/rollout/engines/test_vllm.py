@@ -14,7 +14,7 @@ from vllm_bench import LONG, Bench, logprobs, make_policy, needs_vllm, open_benc
 
 from quintet.errors import ConfigError
 from quintet.policies.model_loading import load_model
-from quintet.records import Generation, StopReason
+from quintet.records import FinishReason, Generation
 from quintet.rollout.engines.engine import EngineError
 
 pytestmark = needs_vllm
@@ -49,7 +49,7 @@ CHANGED_DRAWS = [
     {"top_p": 0.5},
     {"min_p": 0.2, "temperature": 0.8},
     {"repetition_penalty": 1.8},
-    {"min_tokens": 6, "stop_ids": tuple(range(0, 305, 2))},
+    {"min_tokens": 6, "stop_token_ids": tuple(range(0, 305, 2))},
 ]
 
 
@@ -96,35 +96,35 @@ def test_every_seed_is_accepted(bench: Bench, seed: int) -> None:
 
 def test_stop_reasons(bench: Bench) -> None:
     first = bench.run(request(0, max_tokens=4))[0]
-    assert (first.stop, len(first.tokens)) == (StopReason.LENGTH, 4)
-    stopped = bench.run(request(0, stop_ids=(first.tokens[1],)))[0]
-    assert stopped.stop is StopReason.STOP
+    assert (first.finish_reason, len(first.tokens)) == (FinishReason.LENGTH, 4)
+    stopped = bench.run(request(0, stop_token_ids=(first.tokens[1],)))[0]
+    assert stopped.finish_reason is FinishReason.STOP
     assert stopped.tokens == first.tokens[:2]
     full = bench.run(request(0, prompt=tuple(range(1, 300)) + LONG[:208], max_tokens=50))[0]
-    assert (full.stop, len(full.tokens)) == (StopReason.CONTEXT, 5)
+    assert (full.finish_reason, len(full.tokens)) == (FinishReason.CONTEXT, 5)
 
 
 def test_only_requested_stop_tokens_end_a_response(bench: Bench) -> None:
     """The model's generation config has half of all tokens as end tokens."""
     done = bench.run(request(0, max_tokens=40))[0]
-    assert (done.stop, len(done.tokens)) == (StopReason.LENGTH, 40)
+    assert (done.finish_reason, len(done.tokens)) == (FinishReason.LENGTH, 40)
     assert any(token % 2 == 0 for token in done.tokens[:-1])
     assert bench.run(request(0, max_tokens=40, min_tokens=40))[0].tokens == done.tokens
 
 
 def test_stops_wait_for_min_tokens(bench: Bench) -> None:
     stops = tuple(range(1, 305, 2))
-    done = bench.run(request(0, stop_ids=stops, min_tokens=7, max_tokens=40))[0]
+    done = bench.run(request(0, stop_token_ids=stops, min_tokens=7, max_tokens=40))[0]
     assert not any(token % 2 for token in done.tokens[:7])
-    assert done.stop is StopReason.STOP
+    assert done.finish_reason is FinishReason.STOP
     assert len(done.tokens) > 7 or done.tokens[6] % 2
 
 
 def test_stop_strings_across_token_borders_end_a_response(bench: Bench) -> None:
     words = bench.run(request(0, max_tokens=30))[0]
     text = bench.setup.detokenize(words.tokens[9:12])
-    stopped = bench.run(request(0, max_tokens=30, stop_texts=("never said", text[1:-1])))[0]
-    assert stopped.stop is StopReason.STOP
+    stopped = bench.run(request(0, max_tokens=30, stop_strings=("never said", text[1:-1])))[0]
+    assert stopped.finish_reason is FinishReason.STOP
     assert len(stopped.tokens) <= 12
     assert stopped.tokens == words.tokens[: len(stopped.tokens)]
     assert text[1:-1] in bench.setup.detokenize(stopped.tokens)
@@ -139,7 +139,7 @@ def test_a_prompt_without_room_is_rejected(bench: Bench, prompt: tuple[int, ...]
 
 def test_requests_that_vllm_rejects_fail_alone(bench: Bench) -> None:
     done = bench.run(request(0), request(1, prompt=(5, 9999)), request(2, temperature=0.001))
-    assert [done[n].stop for n in range(3)] == [StopReason.LENGTH, StopReason.FAILED, StopReason.FAILED]
+    assert [done[n].finish_reason for n in range(3)] == [FinishReason.LENGTH, FinishReason.FAILED, FinishReason.FAILED]
     assert done[1].failure is not None
     assert "vocabulary" in done[1].failure.message
 
@@ -150,7 +150,9 @@ def test_abort_returns_partial_responses(bench: Bench) -> None:
     for _ in range(4):
         assert bench.engine.step() == []
     dropped = bench.engine.abort([1, 77])
-    assert [(one.id, one.stop, len(one.tokens), len(one.logprobs)) for one in dropped] == [(1, StopReason.ABORT, 4, 4)]
+    assert [(one.id, one.finish_reason, len(one.tokens), len(one.logprobs)) for one in dropped] == [
+        (1, FinishReason.ABORT, 4, 4)
+    ]
     rest: dict[int, Generation] = {}
     while bench.engine.busy:
         rest |= {one.id: one for one in bench.engine.step()}
@@ -172,14 +174,14 @@ def test_a_weight_sync_during_vllm_generation(bench: Bench, tied_policy: Path) -
     while bench.engine.busy:
         done |= {one.id: one for one in bench.engine.step()}
     assert done[0].weight_version == 0
-    assert done[0].switches == ((4, 6),)
+    assert done[0].version_changes == ((4, 6),)
     late = [one for one in done.values() if one.weight_version == 6]
     assert len(late) == 4
-    assert not any(one.switches for one in late)
+    assert not any(one.version_changes for one in late)
     for one in asked:
         written = done[one.id]
         own = logprobs(bench.model, one, written)
-        for place, version in written.switches:
+        for place, version in written.version_changes:
             assert version == 6
             own[:place] = logprobs(before, one, written)[:place]
         assert float((own - torch.tensor(written.logprobs)).abs().max()) < 1e-4
@@ -197,7 +199,7 @@ def test_nan_weights_fail_their_own_requests(bench: Bench) -> None:
     bad = {**good, "model.layers.1.mlp.up_proj.weight": good["model.layers.1.mlp.up_proj.weight"] * math.nan}
     bench.engine.load_weights(1, bad.items())
     done = bench.run(*(request(n, prompt=(*LONG, n), temperature=n % 2) for n in range(4)))
-    assert {one.stop for one in done.values()} == {StopReason.FAILED}
+    assert {one.finish_reason for one in done.values()} == {FinishReason.FAILED}
     assert {len(one.tokens) for one in done.values()} == {0}
     bench.engine.load_weights(2, good.items())
     healed = [request(n, prompt=(*LONG, n)) for n in range(4)]
@@ -209,7 +211,7 @@ def test_a_second_vllm_requires_its_own_process(bench: Bench, tied_policy: Path)
     """vLLM destroys state that all engines of a process share when one of them ends."""
     with pytest.raises(ConfigError, match="separate_process=true"):
         open_bench(tied_policy)
-    assert bench.run(request(0))[0].stop is StopReason.LENGTH
+    assert bench.run(request(0))[0].finish_reason is FinishReason.LENGTH
 
 
 def test_sleep_is_harmless_on_a_cpu(bench: Bench) -> None:
@@ -231,13 +233,13 @@ def test_vllm_leaves_the_process_state_unchanged(bench: Bench) -> None:
 
 def test_vllm_can_be_started_again(opened: Bench, tied_policy: Path) -> None:
     """Last use of the shared engine; a run that lost its engine builds a new one."""
-    before = opened.run(request(0, temperature=0.0))[0].stop
+    before = opened.run(request(0, temperature=0.0))[0].finish_reason
     opened.engine.close()
     with pytest.raises(ConfigError, match="Load format `nonsense`"):
         open_bench(tied_policy, load_format="nonsense")
     again = open_bench(tied_policy)
     try:
-        assert again.run(request(0, temperature=0.0))[0].stop is before
+        assert again.run(request(0, temperature=0.0))[0].finish_reason is before
         assert again.gap(request(1), again.run(request(1))[1]) < 1e-4
     finally:
         again.engine.close()

@@ -13,7 +13,7 @@ import torch
 from vllm_bench import LONG, Bench, logprobs, make_policy, needs_vllm, open_bench, request, shift
 
 from quintet.policies.model_loading import load_model
-from quintet.records import Generation, StopReason
+from quintet.records import FinishReason, Generation
 from quintet.rollout.engines.engine import EngineError
 
 pytestmark = needs_vllm
@@ -76,7 +76,7 @@ def test_a_weight_sync_assigns_each_token_its_version(bench: Bench, untied_polic
     before = load_model(untied_policy)
     for one in asked:
         written = done[one.id]
-        ((place, version),) = written.switches
+        ((place, version),) = written.version_changes
         assert (written.weight_version, version) == (0, 4)
         own = logprobs(bench.model, one, written)
         own[:place] = logprobs(before, one, written)[:place]
@@ -88,9 +88,9 @@ def test_other_requests_continue_after_an_abort(bench: Bench) -> None:
     bench.engine.add_request(request(1))
     bench.engine.step()
     (dropped,) = bench.engine.abort([0])
-    assert dropped.stop is StopReason.ABORT
+    assert dropped.finish_reason is FinishReason.ABORT
     assert finish(bench).keys() == {1}
-    assert bench.run(request(2))[2].stop is StopReason.LENGTH
+    assert bench.run(request(2))[2].finish_reason is FinishReason.LENGTH
 
 
 def test_close_leaves_no_process(bench: Bench) -> None:

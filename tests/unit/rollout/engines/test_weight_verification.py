@@ -16,7 +16,7 @@ from quintet.errors import MachineError
 from quintet.policies.attention import PackedLayout
 from quintet.policies.hidden_states import compute_hidden_states
 from quintet.policies.model_loading import load_model
-from quintet.records import Failure, Generation, Request, StopReason
+from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.weight_verification import WeightDifference, check_weights, compare_weights
 
 PROMPTS = [(5, 6, 7), (8, 9)]
@@ -44,7 +44,9 @@ class Copy:
     def step(self) -> list[Generation]:
         request = self.waiting.pop()
         if self.fails:
-            return [Generation(request.id, (), (), StopReason.FAILED, 0, failure=Failure("engine", "Full", "no room"))]
+            return [
+                Generation(request.id, (), (), FinishReason.FAILED, 0, failure=Failure("engine", "Full", "no room"))
+            ]
         tokens, logprobs = list(request.prompt), []
         for _ in range(4):
             size = len(tokens)
@@ -53,7 +55,7 @@ class Copy:
             logits = self.model.lm_head(hidden[-1]).log_softmax(-1)
             tokens.append(int(logits.argmax()))
             logprobs.append(float(logits.max()) + self.skew)
-        return [Generation(request.id, tuple(tokens[-4:]), tuple(logprobs), StopReason.LENGTH, 0)]
+        return [Generation(request.id, tuple(tokens[-4:]), tuple(logprobs), FinishReason.LENGTH, 0)]
 
 
 class Open(Copy):

@@ -14,7 +14,7 @@ from quintet.records import Request
 BLOCK = 64
 """Response tokens by which the arrays grow, at least."""
 MAX_STOP_SETS = 16
-"""Number of different `stop_ids` after which the table is dropped once nothing runs."""
+"""Number of different `stop_token_ids` after which the table is dropped once nothing runs."""
 
 IntArray = npt.NDArray[np.int64]
 
@@ -51,13 +51,13 @@ class SequenceSlots:
         self._max_tokens = np.zeros(max_num_seqs, np.int64)
         self._min_tokens = np.zeros(max_num_seqs, np.int64)
         self._stop_set = np.zeros(max_num_seqs, np.int64)
-        self._has_stop_texts = np.zeros(max_num_seqs, np.bool_)
+        self._has_stop_strings = np.zeros(max_num_seqs, np.bool_)
         self._tokens = np.zeros((max_num_seqs, BLOCK), np.int64)
         self._logprobs = np.zeros((max_num_seqs, BLOCK), np.float32)
         self._columns: tuple[npt.NDArray[Any], ...] = (
             *(self.last_token, self.num_tokens, self.num_prefilled, self.prompt_len, self.cache_slot, self.seed),
             *(self.temperature, self.needs_processing),
-            *(self._max_tokens, self._min_tokens, self._stop_set, self._has_stop_texts),
+            *(self._max_tokens, self._min_tokens, self._stop_set, self._has_stop_strings),
         )
         self._stop_set_index: dict[tuple[int, ...], int] = {(): 0}
         self._is_stop = np.zeros((1, 1), np.bool_)
@@ -76,8 +76,8 @@ class SequenceSlots:
         self.needs_processing[rows] = [sequence.needs_processing for sequence in sequences]
         self._max_tokens[rows] = [sequence.max_tokens for sequence in sequences]
         self._min_tokens[rows] = [request.min_tokens for request in requests]
-        self._has_stop_texts[rows] = [bool(request.stop_texts) for request in requests]
-        self._stop_set[rows] = [self._index_of(request.stop_ids, vocab_size) for request in requests]
+        self._has_stop_strings[rows] = [bool(request.stop_strings) for request in requests]
+        self._stop_set[rows] = [self._index_of(request.stop_token_ids, vocab_size) for request in requests]
         self._widen(int(self.num_tokens[rows].max(initial=0)))
         for row, sequence in enumerate(sequences, self.count):
             if sequence.tokens:
@@ -100,7 +100,7 @@ class SequenceSlots:
         stop = self._is_stop[self._stop_set[rows], np.minimum(self.last_token[rows], self._is_stop.shape[1] - 1)]
         is_nan = np.isnan(self._logprobs[np.arange(n), num_tokens - 1])
         is_full = num_tokens >= self._max_tokens[rows]
-        candidates = (stop | self._has_stop_texts[rows]) & (num_tokens >= self._min_tokens[rows]) | is_full | is_nan
+        candidates = (stop | self._has_stop_strings[rows]) & (num_tokens >= self._min_tokens[rows]) | is_full | is_nan
         finishing: list[int] = candidates.nonzero()[0].tolist()
         return finishing
 
@@ -127,14 +127,14 @@ class SequenceSlots:
         self.count = count
         return gaps, movers
 
-    def _index_of(self, stop_ids: tuple[int, ...], vocab_size: int) -> int:
+    def _index_of(self, stop_token_ids: tuple[int, ...], vocab_size: int) -> int:
         """Row of `_is_stop` for a set of tokens; its last column stands for tokens beyond the vocabulary."""
-        if stop_ids not in self._stop_set_index:
+        if stop_token_ids not in self._stop_set_index:
             table = np.zeros((len(self._stop_set_index) + 1, vocab_size + 1), np.bool_)
             table[: len(self._is_stop), : self._is_stop.shape[1]] = self._is_stop
-            table[-1, [token for token in stop_ids if 0 <= token < vocab_size]] = True
-            self._stop_set_index[stop_ids], self._is_stop = len(self._stop_set_index), table
-        return self._stop_set_index[stop_ids]
+            table[-1, [token for token in stop_token_ids if 0 <= token < vocab_size]] = True
+            self._stop_set_index[stop_token_ids], self._is_stop = len(self._stop_set_index), table
+        return self._stop_set_index[stop_token_ids]
 
     def _widen(self, columns: int) -> None:
         before = self._tokens.shape[1]

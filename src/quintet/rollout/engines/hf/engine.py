@@ -14,7 +14,7 @@ from quintet.errors import ConfigError
 from quintet.policies.inference_decoder import fuse_projections
 from quintet.policies.lora import has_lora, iter_merged_weights, merge_adapters
 from quintet.policies.model_loading import cast_weights
-from quintet.records import Failure, Generation, Request, StopReason
+from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError, EngineSetup
 from quintet.rollout.engines.hf.kv_cache import CacheShape
 from quintet.rollout.engines.hf.model_runner import ModelRunner
@@ -139,7 +139,7 @@ class HfEngine:
         """See `Engine.add_request`."""
         if not 0 < len(request.prompt) < self._max_model_len:
             raise ValueError(f"a prompt of {len(request.prompt)} tokens in a context of {self._max_model_len}")
-        if request.stop_texts and self._detokenize is None:
+        if request.stop_strings and self._detokenize is None:
             raise ValueError("stop strings require an engine with a detokenizer")
         self._scheduler.add(request, self.weight_version)
 
@@ -169,7 +169,7 @@ class HfEngine:
     @torch.inference_mode()
     def abort(self, ids: Collection[int]) -> list[Generation]:
         """See `Engine.abort`."""
-        return [_generation(each, StopReason.ABORT) for each in self._scheduler.abort(ids)]
+        return [_generation(each, FinishReason.ABORT) for each in self._scheduler.abort(ids)]
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Engine.load_weights`."""
@@ -232,33 +232,33 @@ class HfEngine:
             running.finish(reasons)
         return generations
 
-    def _finish_reason(self, row: int) -> StopReason | None:
+    def _finish_reason(self, row: int) -> FinishReason | None:
         """Why a candidate row finishes; None if it continues."""
         rows, request = self._scheduler.running.rows, self._scheduler.running.requests[row].request
         count = int(rows.num_tokens[row])
         if np.isnan(rows.logprobs(row)[-1]):
-            return StopReason.FAILED
-        if rows.last_token[row] in request.stop_ids and count >= request.min_tokens:
-            return StopReason.STOP
-        if request.stop_texts and count >= request.min_tokens and self._ends_with_stop_text(row, request):
-            return StopReason.STOP
+            return FinishReason.FAILED
+        if rows.last_token[row] in request.stop_token_ids and count >= request.min_tokens:
+            return FinishReason.STOP
+        if request.stop_strings and count >= request.min_tokens and self._ends_with_stop_text(row, request):
+            return FinishReason.STOP
         if count >= request.max_tokens:
-            return StopReason.LENGTH
-        return StopReason.CONTEXT if len(request.prompt) + count >= self._max_model_len else None
+            return FinishReason.LENGTH
+        return FinishReason.CONTEXT if len(request.prompt) + count >= self._max_model_len else None
 
     def _ends_with_stop_text(self, row: int, request: Request) -> bool:
         """Whether a stop string is among the last tokens. A token is at least one byte, a character at most four."""
         if self._detokenize is None:
             return False
-        texts = request.stop_texts
+        texts = request.stop_strings
         end = self._detokenize(self._scheduler.running.rows.tokens(row)[-4 * (max(map(len, texts)) + 1) :])
         return any(text in end for text in texts)
 
 
-def _generation(scheduled: ScheduledRequest, reason: StopReason) -> Generation:
+def _generation(scheduled: ScheduledRequest, reason: FinishReason) -> Generation:
     """The finished request as a record; a token that was sampled from non-finite logits is left out."""
     failure, count = None, len(scheduled.tokens)
-    if reason is StopReason.FAILED:
+    if reason is FinishReason.FAILED:
         message = f"the model's outputs are not numbers (weights {scheduled.weight_version})"
         failure = Failure("engine", "NonFinite", message)
         count -= 1

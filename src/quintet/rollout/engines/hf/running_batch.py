@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from quintet.records import Request, StopReason
+from quintet.records import FinishReason, Request
 from quintet.rollout.engines.hf.attention_layouts import DecodeLayout, SharedSegment
 from quintet.rollout.engines.hf.decode import NewSequence, SequenceSlots
 from quintet.rollout.engines.hf.kv_cache import CacheShape, KVCache
@@ -50,7 +50,7 @@ class ScheduledRequest:
         """Whether its logits need more than the temperature; see `LogitsProcessing`."""
         request = self.request
         plain = request.top_k == 0 and request.top_p >= 1 and request.min_p == 0 and request.repetition_penalty == 1
-        return not plain or bool(request.min_tokens and request.stop_ids)
+        return not plain or bool(request.min_tokens and request.stop_token_ids)
 
 
 @dataclass(slots=True)
@@ -92,9 +92,9 @@ class _SamplingState:
             torch.tensor([request.repetition_penalty for request in requests], device=device),
             penalized,
             [
-                (index, request.stop_ids)
+                (index, request.stop_token_ids)
                 for index, request in enumerate(requests)
-                if rows.num_tokens[self.processed_rows[index]] < request.min_tokens and request.stop_ids
+                if rows.num_tokens[self.processed_rows[index]] < request.min_tokens and request.stop_token_ids
             ],
         )
 
@@ -173,11 +173,11 @@ class RunningBatch:
         scheduled.tokens, scheduled.logprobs = self.rows.tokens(row), self.rows.logprobs(row)
         return scheduled
 
-    def finish(self, reasons: Mapping[int, StopReason]) -> None:
+    def finish(self, reasons: Mapping[int, FinishReason]) -> None:
         """Remove finished rows. Dialogues that continue, see `Request.keep`, stay in the prefix cache."""
         for row, reason in reasons.items():
             scheduled = self.requests[row]
-            if reason is not StopReason.FAILED and scheduled.request.keep and scheduled.prompt:
+            if reason is not FinishReason.FAILED and scheduled.request.keep_kv_cache and scheduled.prompt:
                 response = self.rows.tokens(row)[self.rows.num_prefilled[row] : -1]
                 slot = int(self.rows.cache_slot[row])
                 request_id = scheduled.request.id
@@ -192,7 +192,9 @@ class RunningBatch:
         requests = [self.requests[row] for row in removed]
         for keep in (False, True):
             # the prompt of a dialogue that continues is cached together with the response
-            prompts = [r.prompt for r in requests if r.prompt and keep == (keep_prompts and not r.request.keep)]
+            prompts = [
+                r.prompt for r in requests if r.prompt and keep == (keep_prompts and not r.request.keep_kv_cache)
+            ]
             self._prefix_cache.release(prompts, keep=keep)
         freed = [int(rows.cache_slot[row]) for row in removed]
         gaps, movers = rows.remove(removed)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quintet.errors import ConfigError
 from quintet.policies.hf_weight_names import hf_named_weights
-from quintet.records import Failure, Generation, Request, StopReason
+from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.engine import Engine, EngineError, EngineSetup
 from quintet.rollout.engines.sglang.options import KEY, Release, find_mismatch, installed_release, server_arguments
 from quintet.rollout.engines.sglang.protocol import (
@@ -189,7 +189,7 @@ class SglangEngine:
         aborted = set(ids)
         for pending in [each for each in self._waiting if each.request.id in aborted]:
             self._waiting.remove(pending)
-            self._finish(pending, StopReason.ABORT)
+            self._finish(pending, FinishReason.ABORT)
         deadline = time.monotonic() + ABORT_SECONDS
         while running := [rid for rid, each in self._running.items() if each.request.id in aborted]:
             if time.monotonic() > deadline:
@@ -288,8 +288,8 @@ class SglangEngine:
                     raise response
                 self._handle_response(pending, response)
             except (RequestRejectedError, MalformedResponseError, OSError) as error:
-                kind = error.kind if isinstance(error, RequestRejectedError) else type(error).__name__
-                self._finish(pending, StopReason.FAILED, Failure("engine", kind, str(error)))
+                kind = error.error_type if isinstance(error, RequestRejectedError) else type(error).__name__
+                self._finish(pending, FinishReason.FAILED, Failure("engine", kind, str(error)))
 
     def _handle_response(self, pending: PendingRequest, response: Mapping[str, Any]) -> None:
         """
@@ -303,15 +303,15 @@ class SglangEngine:
         chunk = parse_chunk(response)
         pending.add(chunk, self._weight_versions(chunk, pending))
         reason = pending.finish_reason(chunk, self._max_model_len)
-        if reason is StopReason.ABORT and not pending.aborted:
+        if reason is FinishReason.ABORT and not pending.aborted:
             raise MalformedResponseError(f"SGLang aborted the request: {chunk.message or 'no reason given'}")
         if reason is None and not pending.aborted:
             pending.version = self.weight_version
             self._send(pending, generate_body(pending, self._max_model_len))
         elif has_penalties(pending.request) and pending.tokens:
-            self._request_scores(pending, reason or StopReason.ABORT)
+            self._request_scores(pending, reason or FinishReason.ABORT)
         else:
-            self._finish(pending, reason or StopReason.ABORT)
+            self._finish(pending, reason or FinishReason.ABORT)
 
     def _weight_versions(self, chunk: ResponseChunk, pending: PendingRequest) -> list[tuple[int, int]]:
         """`(index, version)` of the weights of a chunk from that token on.
@@ -325,7 +325,7 @@ class SglangEngine:
             raise MalformedResponseError("the weights changed during generation; this SGLang does not report where")
         return [(0, pending.version)] if chunk.tokens else []
 
-    def _request_scores(self, pending: PendingRequest, reason: StopReason) -> None:
+    def _request_scores(self, pending: PendingRequest, reason: FinishReason) -> None:
         """Request the log-probs without penalties.
 
         Raises:
@@ -336,7 +336,7 @@ class SglangEngine:
         pending.finished = reason
         self._send(pending, score_body(pending))
 
-    def _finish(self, pending: PendingRequest, reason: StopReason, failure: Failure | None = None) -> None:
+    def _finish(self, pending: PendingRequest, reason: FinishReason, failure: Failure | None = None) -> None:
         first = pending.versions[0][1] if pending.versions else pending.version
         complete = len(pending.tokens) == len(pending.logprobs)
         self._finished.append(
@@ -344,7 +344,7 @@ class SglangEngine:
                 pending.request.id,
                 tuple(pending.tokens) if complete else (),
                 tuple(pending.logprobs) if complete else (),
-                StopReason.ABORT if pending.aborted and failure is None else reason,
+                FinishReason.ABORT if pending.aborted and failure is None else reason,
                 first,
                 tuple(pending.versions[1:]),
                 failure,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quintet.errors import ConfigError
-from quintet.records import Request, StopReason
+from quintet.records import FinishReason, Request
 
 CONTROLS: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
     "abort_request": ("AbortReq", ("rid",)),
@@ -39,11 +39,11 @@ TOP_K_OFF = -1
 
 
 class RequestRejectedError(RuntimeError):
-    """SGLang rejected one request; `kind` is the HTTP status or the type of the error."""
+    """SGLang rejected one request; `error_type` is the HTTP status or the type of the error."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, error_type: str, message: str) -> None:
         super().__init__(message)
-        self.kind = kind
+        self.error_type = error_type
 
 
 class MalformedResponseError(ValueError):
@@ -76,7 +76,7 @@ class PendingRequest:
     logprobs: list[float] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
     """`(index, version)` of the weights from that token on."""
-    finished: StopReason | None = None
+    finished: FinishReason | None = None
     """Why the response ended, while its log-probs are still being computed."""
     aborted: bool = False
 
@@ -89,7 +89,7 @@ class PendingRequest:
         self.tokens += chunk.tokens
         self.logprobs += chunk.logprobs
 
-    def finish_reason(self, chunk: ResponseChunk, max_model_len: int) -> StopReason | None:
+    def finish_reason(self, chunk: ResponseChunk, max_model_len: int) -> FinishReason | None:
         """Return why the response ends; None if SGLang stopped at an end token of the model that is not one of the
         request.
 
@@ -97,19 +97,21 @@ class PendingRequest:
             MalformedResponseError: SGLang stopped at a string that is not one of the request.
         """
         request = self.request
-        if chunk.finish_type == "stop" and isinstance(chunk.matched, str) and chunk.matched not in request.stop_texts:
+        if chunk.finish_type == "stop" and isinstance(chunk.matched, str) and chunk.matched not in request.stop_strings:
             raise MalformedResponseError(
                 f"SGLang stopped at {chunk.matched!r}, which is not a stop string of the request"
             )
         if chunk.finish_type == "abort":
-            return StopReason.ABORT
-        is_requested = isinstance(chunk.matched, str) or (bool(self.tokens) and self.tokens[-1] in request.stop_ids)
+            return FinishReason.ABORT
+        is_requested = isinstance(chunk.matched, str) or (
+            bool(self.tokens) and self.tokens[-1] in request.stop_token_ids
+        )
         if chunk.finish_type == "stop" and is_requested:
-            return StopReason.STOP
+            return FinishReason.STOP
         if len(self.tokens) >= request.max_tokens:
-            return StopReason.LENGTH
+            return FinishReason.LENGTH
         full = len(request.prompt) + len(self.tokens) >= max_model_len
-        return StopReason.CONTEXT if chunk.finish_type == "length" or full else None
+        return FinishReason.CONTEXT if chunk.finish_type == "length" or full else None
 
 
 def has_penalties(request: Request) -> bool:
@@ -126,7 +128,7 @@ def check_request(request: Request, max_model_len: int, *, has_tokenizer: bool) 
     """
     if not 0 < len(request.prompt) < max_model_len:
         raise ValueError(f"a prompt of {len(request.prompt)} tokens in a context of {max_model_len}")
-    if (request.stop_texts or request.min_tokens > 0) and not has_tokenizer:
+    if (request.stop_strings or request.min_tokens > 0) and not has_tokenizer:
         raise ConfigError(
             "SGLang supports stop strings and min_response_tokens only with its own tokenizer",
             key="rollout.engine_options.detokenize",
@@ -171,12 +173,12 @@ def _sampling(request: Request, num_tokens: int, max_tokens: int) -> dict[str, A
         "min_new_tokens": min(max(request.min_tokens - num_tokens, 0), max_tokens),
         "max_new_tokens": max_tokens,
         "sampling_seed": request.seed % (1 << 63),
-        "ignore_eos": not request.stop_ids,
+        "ignore_eos": not request.stop_token_ids,
     }
-    if request.stop_ids:
-        params["stop_token_ids"] = list(request.stop_ids)
-    if request.stop_texts:
-        params["stop"] = list(request.stop_texts)
+    if request.stop_token_ids:
+        params["stop_token_ids"] = list(request.stop_token_ids)
+    if request.stop_strings:
+        params["stop"] = list(request.stop_strings)
     return params
 
 

@@ -13,7 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quintet.errors import ConfigError
-from quintet.records import Failure, Generation, Request, StopReason
+from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError, EngineSetup
 from quintet.rollout.engines.vllm.llm_engine import LlmEngine, RequestRejectedError
 from quintet.rollout.engines.vllm.options import has_dummy_weights
@@ -74,18 +74,18 @@ class _Running:
             self.switches.pop()
         self.switches.append((len(self.tokens), version))
 
-    def append(self, tokens: Sequence[int], logprobs: Sequence[float]) -> StopReason | None:
+    def append(self, tokens: Sequence[int], logprobs: Sequence[float]) -> FinishReason | None:
         """Append new tokens up to the end of the response. Return why it ends, if vLLM does not detect it."""
         for token, logprob in zip(tokens, logprobs, strict=True):
             if not math.isfinite(logprob):
-                return StopReason.FAILED
+                return FinishReason.FAILED
             self.tokens.append(token)
             self.logprobs.append(logprob)
             if len(self.tokens) >= self.request.min_tokens and self.stop_strings.matches(self.tokens):
-                return StopReason.STOP
+                return FinishReason.STOP
         return None
 
-    def generation(self, stop: StopReason, failure: Failure | None = None) -> Generation:
+    def generation(self, stop: FinishReason, failure: Failure | None = None) -> Generation:
         return Generation(
             self.request.id,
             tuple(self.tokens),
@@ -120,20 +120,20 @@ class VllmEngine:
         return bool(self._running or self._finished)
 
     def add_request(self, request: Request) -> None:
-        """See `Engine.add_request`. A request that vLLM rejects finishes as `StopReason.FAILED` in the next step."""
+        """See `Engine.add_request`. A request that vLLM rejects finishes as `FinishReason.FAILED` in the next step."""
         remaining = self.max_model_len - len(request.prompt)
         if not request.prompt or remaining < 1:
             raise ValueError(f"a prompt of {len(request.prompt)} tokens in a context of {self.max_model_len}")
         if request.id in self._name_by_id:
             raise ValueError(f"request {request.id} is already running")
-        stop_strings = StopStringMatcher(request.stop_texts, self._setup.detokenize)
+        stop_strings = StopStringMatcher(request.stop_strings, self._setup.detokenize)
         run = _Running(request, stop_strings, self.weight_version)
         name = str(next(self._counter))
         try:
             self._check(request)
             self._call(self._llm_engine.add_request, name, request.prompt, self._sampling_params(request, remaining))
         except RequestRejectedError as error:
-            self._finished.append(run.generation(StopReason.FAILED, Failure("engine", "ValueError", str(error))))
+            self._finished.append(run.generation(FinishReason.FAILED, Failure("engine", "ValueError", str(error))))
             return
         self._running[name] = run
         self._name_by_id[request.id] = name
@@ -158,7 +158,7 @@ class VllmEngine:
             "repetition_penalty": request.repetition_penalty,
             "min_tokens": min(request.min_tokens, max_tokens),
             "max_tokens": max_tokens,
-            "stop_token_ids": [token for token in request.stop_ids if token < self._vocab_size],
+            "stop_token_ids": [token for token in request.stop_token_ids if token < self._vocab_size],
             "ignore_eos": True,
             "logprobs": 0,
         } | self._llm_engine.seed_arguments(request.seed)
@@ -185,7 +185,7 @@ class VllmEngine:
         self._remove(name)
         if reason is not None and output.finish_reason is None:
             self._call(self._llm_engine.abort, [name])
-        if reason is StopReason.FAILED:
+        if reason is FinishReason.FAILED:
             message = f"the model's outputs are not numbers (weights {self.weight_version})"
             return run.generation(reason, Failure("engine", "NonFinite", message))
         return run.generation(reason) if reason is not None else _generation(run, output.finish_reason)
@@ -200,7 +200,7 @@ class VllmEngine:
         names = [self._name_by_id[number] for number in ids if number in self._name_by_id]
         if names:
             self._call(self._llm_engine.abort, names)
-        return [self._remove(name).generation(StopReason.ABORT) for name in names]
+        return [self._remove(name).generation(FinishReason.ABORT) for name in names]
 
     def partial_responses(self, ids: Collection[int]) -> Mapping[int, tuple[Sequence[int], Sequence[float]]]:
         """See `StreamingEngine.partial_responses`."""
@@ -262,8 +262,8 @@ def _logprobs(output: Any) -> list[float]:
 def _generation(run: _Running, reason: str) -> Generation:
     """The record of a request that vLLM finished."""
     if reason == "stop":
-        return run.generation(StopReason.STOP)
+        return run.generation(FinishReason.STOP)
     if reason == "length":
         full = len(run.tokens) >= run.request.max_tokens
-        return run.generation(StopReason.LENGTH if full else StopReason.CONTEXT)
-    return run.generation(StopReason.FAILED, Failure("engine", "Refused", f"vLLM finished the request: {reason}"))
+        return run.generation(FinishReason.LENGTH if full else FinishReason.CONTEXT)
+    return run.generation(FinishReason.FAILED, Failure("engine", "Refused", f"vLLM finished the request: {reason}"))
