@@ -157,9 +157,10 @@ def _step_rows(plan: RunPlan) -> Iterator[Row]:
 
 def _rank_rows(plan: RunPlan) -> Iterator[Row]:
     for name, work in plan.workloads.items():
-        sequences = f" ({_at_most(work.sequences)} sequences)" if work.sequences > work.episodes else ""
-        how = f"data-parallel, {_counted(work.episodes, 'episode')}{sequences} per mini-batch"
-        yield f"{name}: ranks", _number(work.ranks), how
+        episodes, sequences = work.episodes_per_rank, work.sequences_per_rank
+        cut = f" ({_at_most(sequences)} sequences)" if sequences > episodes else ""
+        how = f"data-parallel, {_counted(episodes, 'episode')}{cut} per mini-batch"
+        yield f"{name}: ranks", _number(work.data_parallel_ranks), how
         how = f"in each optimizer step, with gradient accumulation;\n{work.budget.description} each ({work.budget.key})"
         yield f"{name}: micro-batches", _at_most(work.micro_batches), how
 

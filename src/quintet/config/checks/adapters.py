@@ -13,7 +13,7 @@ from quintet.config.config_values import problem_with
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.policy import LoraConfig
 from quintet.config.plan.model_shapes import ModelShape
-from quintet.config.plan.models import config_file, find_models
+from quintet.config.plan.models import config_file, find_models, policy_path
 from quintet.config.plan.steps import sft_only
 from quintet.config.problems import ConfigProblem
 
@@ -86,7 +86,7 @@ def _match(targets: tuple[str, ...], layers: Collection[str]) -> list[str]:
 
 def _layers(config: Experiment, shape: ModelShape) -> list[str]:
     """Return the full names of the model's layers, an empty list if they are unknown."""
-    path = config.sft.path if config.sft and config.sft.path else config.policy.path
+    path = policy_path(config)
     if path is None:
         return list(_preset_layers(shape))
     file = config_file(path)

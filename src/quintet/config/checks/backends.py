@@ -32,14 +32,13 @@ DEGREES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
 
 def backend_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     """Yield the settings that the Megatron learners of the run do not support."""
-    config = composed.experiment
-    learners = _megatron_learners(config)
+    learners = _megatron_learners(composed.experiment)
     if "actor" in learners:
         yield from _check_actor(composed)
         yield from _check_sft(composed)
     for name in ("actor", "critic"):
-        if name in learners and getattr(config, name).optimizer.kind == "muon":
-            yield _muon(composed, f"{name}.optimizer.kind", name)
+        if name in learners:
+            yield from _check_optimizer(composed, f"{name}.optimizer.kind", name)
     yield from megatron_option_problems(composed)
     yield from _check_models(composed, learners)
     for name in learners:
@@ -53,14 +52,12 @@ def _check_models(composed: ComposedConfig, learners: Iterable[str]) -> Iterator
     config, models = composed.experiment, find_models(composed.experiment)
     policy = "sft.path" if config.sft and config.sft.path else "policy.path"
     for name in learners:
-        path_key, shape = f"{name}.path", models.of(name)
-        key = path_key if name != "actor" and config_value(config, path_key) else policy
-        problem = (
-            None
-            if shape is None
-            else unsupported_architecture(shape.family, shape.experts.dense_layers if shape.experts else 0)
-        )
-        if problem is not None and config_value(config, key) is not None:
+        key, shape = f"{name}.path", models.of(name)
+        key = key if name != "actor" and config_value(config, key) else policy
+        if shape is None or config_value(config, key) is None:
+            continue
+        problem = unsupported_architecture(shape.family, shape.experts.dense_layers if shape.experts else 0)
+        if problem is not None:
             yield problem_with(composed, key, problem, SUPPORTED_MODELS)
 
 
@@ -72,10 +69,8 @@ def _check_other_options(composed: ComposedConfig, name: str) -> Iterator[Config
         values, defaults = getattr(learner, section), type(getattr(learner, section))()
         for option in type(values).model_fields:
             if option not in ignored and getattr(values, option) != getattr(defaults, option):
-                key = f"{name}.{section}.{option}"
-                yield problem_with(
-                    composed, key, "Megatron does not support this option", f"leave it out; or {name}.backend=fsdp2"
-                )
+                key, hint = f"{name}.{section}.{option}", f"leave it out; or {name}.backend=fsdp2"
+                yield problem_with(composed, key, "Megatron does not support this option", hint)
     if getattr(learner, "dtype", None) not in (None, composed.experiment.policy.dtype):
         why, hint = "all Megatron learners use the type of the policy", "leave it out, and set policy.dtype"
         yield problem_with(composed, f"{name}.dtype", why, hint)
@@ -103,16 +98,13 @@ def _megatron_learners(config: Experiment) -> dict[str, LearnerConfig]:
 
 
 def _check_actor(composed: ComposedConfig) -> Iterator[ConfigProblem]:
-    config, instead = composed.experiment, "actor.backend=fsdp2 does it"
+    config, leave_out = composed.experiment, "leave it out; or actor.backend=fsdp2 does it"
     if config.policy.lora is not None:
-        why = "LoRA is not supported on Megatron"
-        yield problem_with(composed, "policy.lora.rank", why, f"train all weights: policy.lora=null; or {instead}")
+        yield _lora(composed, "policy.lora")
     if config.rollout.engine_options.validate_weights:
-        key, why = "rollout.engine_options.validate_weights", "it needs a learner on FSDP"
-        yield problem_with(composed, key, why, f"leave it out; or {instead}")
+        yield problem_with(composed, "rollout.engine_options.validate_weights", "it needs a learner on FSDP", leave_out)
     if config.policy.attention is not None:
-        why = "Megatron has its own attention"
-        yield problem_with(composed, "policy.attention", why, f"leave it out; or {instead}")
+        yield problem_with(composed, "policy.attention", "Megatron has its own attention", leave_out)
 
 
 def _check_sft(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -121,14 +113,10 @@ def _check_sft(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     if sft is None:
         return
     if sft.lora is not None:
-        why = "LoRA is not supported on Megatron"
-        yield problem_with(
-            composed, "sft.lora.rank", why, "train all weights: sft.lora=null; or actor.backend=fsdp2 does it"
-        )
+        yield _lora(composed, "sft.lora")
     if sft.liger:
         yield problem_with(composed, "sft.liger", "its kernels replace layers of transformers", "set it to false")
-    if sft.optimizer.kind == "muon":
-        yield _muon(composed, "sft.optimizer.kind", "actor")
+    yield from _check_optimizer(composed, "sft.optimizer.kind", "actor")
     if sft.path is None or options is None:
         return
     for key, path in {"checkpoint": options.checkpoint, "conversion.source": options.conversion.source}.items():
@@ -137,22 +125,28 @@ def _check_sft(composed: ComposedConfig) -> Iterator[ConfigProblem]:
             yield problem_with(composed, f"actor.megatron.{key}", why, "set only one of the two")
 
 
-def _muon(composed: ComposedConfig, key: str, name: str) -> ConfigProblem:
-    return problem_with(composed, key, "Megatron supports adamw and sgd", f"use one of them, or {name}.backend=fsdp2")
+def _lora(composed: ComposedConfig, section: str) -> ConfigProblem:
+    hint = f"train all weights: {section}=null; or actor.backend=fsdp2 does it"
+    return problem_with(composed, f"{section}.rank", "LoRA is not supported on Megatron", hint)
+
+
+def _check_optimizer(composed: ComposedConfig, key: str, learner: str) -> Iterator[ConfigProblem]:
+    if config_value(composed.experiment, key) == "muon":
+        hint = f"use one of them, or {learner}.backend=fsdp2"
+        yield problem_with(composed, key, "Megatron supports adamw and sgd", hint)
 
 
 def _check_degrees(composed: ComposedConfig, learners: Mapping[str, LearnerConfig]) -> Iterator[ConfigProblem]:
     """Check that all Megatron learners have the same parallel degrees."""
     if not learners:
         return
-    first, first_config = next(iter(learners.items()))
-    for name, other in learners.items():
+    first, *others = learners
+    for name in others:
         for degree in DEGREES:
-            expected = getattr(first_config.parallel, degree)
-            if getattr(other.parallel, degree) != expected:
-                key = f"{name}.parallel.{degree}"
-                why = f"all Megatron learners need the same parallel sizes, and {first} has"
-                yield problem_with(composed, key, f"{why} {expected}", f"{key}={expected}; or {name}.backend=fsdp2")
+            expected, key = getattr(learners[first].parallel, degree), f"{name}.parallel.{degree}"
+            if getattr(learners[name].parallel, degree) != expected:
+                why = f"all Megatron learners need the same parallel sizes, and {first} has {expected}"
+                yield problem_with(composed, key, why, f"{key}={expected}; or {name}.backend=fsdp2")
 
 
 def _check_divergence(composed: ComposedConfig, learners: Mapping[str, LearnerConfig]) -> Iterator[ConfigProblem]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +24,8 @@ class SupportedOptions:
     """Supported options."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Why an option is not supported, appended to the message."""
-    value_checks: Mapping[str, Callable[[Any], str | None]] = field(default_factory=dict)
-    """For partly supported options: a function from a value to what is wrong with it, None if supported."""
+    values: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
+    """For partly supported options: the supported values, and why there are no others."""
     package: str | None = None
     """Module of the package that the engine needs."""
 
@@ -46,16 +46,6 @@ class UnsupportedOption:
     def hint(self) -> str:
         other = f", or rollout.engine={' or '.join(self.other_engines)}" if self.other_engines else ""
         return f"leave it out{other}"
-
-
-def _check_dtype(dtype: str) -> str | None:
-    return "it computes in float32 and bfloat16" if dtype == "float16" else None
-
-
-def _check_load_format(load_format: str) -> str | None:
-    """Accept formats without effect: the embedded engine starts with the learner's weights."""
-    supported = load_format in ("auto", "hf", "pt", "safetensors", "dummy")
-    return None if supported else "it takes its weights from the learner, not from files"
 
 
 _ALL_ENGINES = (
@@ -81,7 +71,14 @@ ENGINE_OPTIONS: Mapping[str, SupportedOptions] = {
             "attention_backend": ": it runs the model of transformers",
             "arguments": ": all its settings are options of their own",
         },
-        {"dtype": _check_dtype, "load_format": _check_load_format},
+        {
+            "dtype": (("float32", "bfloat16", "auto"), "it computes in float32 and bfloat16"),
+            # formats without effect: the engine starts with the learner's weights
+            "load_format": (
+                ("auto", "hf", "pt", "safetensors", "dummy"),
+                "it takes its weights from the learner, not from files",
+            ),
+        },
     ),
     "vllm": SupportedOptions(
         frozenset((*_ALL_ENGINES, *_SEPARATE_PACKAGES, "swap_space_gib", "separate_process")),
@@ -100,26 +97,24 @@ ENGINE_OPTIONS: Mapping[str, SupportedOptions] = {
 def unsupported_options(experiment: Experiment) -> Iterator[UnsupportedOption]:
     """Yield the options that the run's engine does not support, in the order of the schema."""
     rollout = experiment.rollout
-    supported = ENGINE_OPTIONS.get(rollout.engine)
-    if supported is None:
+    if rollout.engine not in ENGINE_OPTIONS:
         return
     for name, info in EngineConfig.model_fields.items():
         value, default = getattr(rollout.engine_options, name), info.get_default(call_default_factory=True)
         if name == "executor" or value == default:
             continue
-        reason = _problem(rollout.engine, supported, name, value)
+        reason = _problem(rollout.engine, name, value)
         if reason is not None:
-            others = [
-                other for other, options in ENGINE_OPTIONS.items() if _problem(other, options, name, value) is None
-            ]
-            yield UnsupportedOption(f"{OPTIONS}.{name}", value, rollout.engine, reason, tuple(others), default)
+            others = tuple(other for other in ENGINE_OPTIONS if _problem(other, name, value) is None)
+            yield UnsupportedOption(f"{OPTIONS}.{name}", value, rollout.engine, reason, others, default)
 
 
-def _problem(engine: str, supported: SupportedOptions, option: str, value: Any) -> str | None:
+def _problem(engine: str, option: str, value: Any) -> str | None:
+    supported = ENGINE_OPTIONS[engine]
     if option not in supported.names:
         return f"the engine {engine} has no such option{supported.reasons.get(option, '')}"
-    problem = supported.value_checks.get(option, lambda _: None)(value)
-    return None if problem is None else f"not with the engine {engine}: {problem}"
+    values, reason = supported.values.get(option, ((value,), ""))
+    return None if value in values else f"not with the engine {engine}: {reason}"
 
 
 def engine_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:

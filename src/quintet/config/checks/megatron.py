@@ -31,7 +31,7 @@ class UnsupportedMegatronOption:
 
     option: str
     reason: str
-    hint: str
+    hint: str = "leave it out"
     elsewhere: bool = False
     """Whether another machine could support it."""
 
@@ -56,35 +56,28 @@ def unsupported_megatron_options(options: MegatronConfig, *, has_gpu: bool) -> I
     """Yield options that need a GPU or a package that is missing, and options that are never supported."""
     yield from _without_gpu(options) if not has_gpu else ()
     if options.spec_name == "te_gpt" and not has_transformer_engine():
-        yield UnsupportedMegatronOption(
-            "spec_name", "transformer_engine is not installed", "use local_gpt or decoder_gpt", elsewhere=True
-        )
+        hint = "use local_gpt or decoder_gpt"
+        yield UnsupportedMegatronOption("spec_name", "transformer_engine is not installed", hint, elsewhere=True)
     if not options.mcore_gpt:
-        yield UnsupportedMegatronOption("mcore_gpt", "only Megatron Core's model is supported", "leave it out")
+        yield UnsupportedMegatronOption("mcore_gpt", "only Megatron Core's model is supported")
     if options.encoder_seq_length is not None:
-        yield UnsupportedMegatronOption("encoder_seq_length", "the model has no encoder", "leave it out")
+        yield UnsupportedMegatronOption("encoder_seq_length", "the model has no encoder")
     if options.ckpt_format == "torch":
-        yield UnsupportedMegatronOption(
-            "ckpt_format", "its files are unpickled, and a pickle can run code", "leave it out"
-        )
+        yield UnsupportedMegatronOption("ckpt_format", "its files are unpickled, and a pickle can run code")
     if options.ckpt_format == "zarr":
-        yield UnsupportedMegatronOption("ckpt_format", "Megatron Core has dropped it", "leave it out")
+        yield UnsupportedMegatronOption("ckpt_format", "Megatron Core has dropped it")
 
 
 def _without_gpu(options: MegatronConfig) -> Iterator[UnsupportedMegatronOption]:
     for name, kernel in GPU_OPTIONS.items():
         if getattr(options, name):
-            yield UnsupportedMegatronOption(
-                name, f"needs {kernel}, and this machine has no GPU", "leave it out", elsewhere=True
-            )
-    if options.distributed_backend == "nccl":
-        yield UnsupportedMegatronOption(
-            "distributed_backend", "NCCL needs GPUs, and this machine has none", "use gloo", elsewhere=True
-        )
-    if options.moe_token_dispatcher_type == "flex":  # noqa: S105
-        yield UnsupportedMegatronOption(
-            "moe_token_dispatcher_type", "needs DeepEP and GPUs", "use alltoall or allgather", elsewhere=True
-        )
+            yield UnsupportedMegatronOption(name, f"needs {kernel}, and this machine has no GPU", elsewhere=True)
+    for name, value, reason, hint in (
+        ("distributed_backend", "nccl", "NCCL needs GPUs, and this machine has none", "use gloo"),
+        ("moe_token_dispatcher_type", "flex", "needs DeepEP and GPUs", "use alltoall or allgather"),
+    ):
+        if getattr(options, name) == value:
+            yield UnsupportedMegatronOption(name, reason, hint, elsewhere=True)
 
 
 def conflicting_megatron_options(
@@ -92,11 +85,8 @@ def conflicting_megatron_options(
 ) -> Iterator[UnsupportedMegatronOption]:
     """Yield options that contradict the parallel degrees, the policy's type (`auto` fits any) or another option."""
     if options.batch_p2p_comm and parallel.virtual_pipeline > 1 and parallel.pipeline == 2:
-        yield UnsupportedMegatronOption(
-            "batch_p2p_comm",
-            "with virtual stages, messages between two pipeline stages cannot be told apart",
-            "leave it out",
-        )
+        reason = "with virtual stages, messages between two pipeline stages cannot be told apart"
+        yield UnsupportedMegatronOption("batch_p2p_comm", reason)
     for flag, flag_dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
         if getattr(options, flag) and dtype not in (flag_dtype, "auto"):
             yield UnsupportedMegatronOption(flag, f"policy.dtype is {dtype}", "set both to the same type")

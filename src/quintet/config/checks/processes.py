@@ -31,7 +31,7 @@ def device_demands(config: Experiment) -> list[DeviceDemand]:
     demands = [] if config.sft is None else [DeviceDemand((SFT_DEVICES,), config.sft.devices)]
     actor = None if sft_only(config) else place_components(config).of("actor")
     if actor is not None:
-        demands.append(DeviceDemand((*COUNTS, "placement.actor.devices"), max(1, len(actor.devices))))
+        demands.append(DeviceDemand((*COUNTS, "placement.actor.devices"), actor.num_processes))
     return demands
 
 

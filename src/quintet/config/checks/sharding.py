@@ -30,7 +30,7 @@ def sharding_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     for name in LEARNERS:
         component = placement.of(name)
         if component is not None:
-            yield from _check_learner(composed, name, max(1, len(component.devices)), on_gpu=hardware.sees_gpu())
+            yield from _check_learner(composed, name, component.num_processes, on_gpu=hardware.sees_gpu())
 
 
 def check_sharding(config: Experiment, name: str, ranks: int, *, on_gpu: bool) -> None:
@@ -66,7 +66,7 @@ def _shares_policy_weights(config: Experiment) -> bool:
 
 
 def _check_offload(composed: ComposedConfig, name: str, ranks: int) -> Iterator[ConfigProblem]:
-    """Check shards in main memory next to a GPU. FSDP does not accumulate gradients there but keeps only the last one
+    """Check shards in host memory next to a GPU. FSDP does not accumulate gradients there but keeps only the last one
     (torch 2.13, `FlatParamHandle.prepare_gradient_for_backward`)."""
     learner: LearnerConfig = getattr(composed.experiment, name)
     if not learner.memory.sharded_offload:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from pydantic.fields import FieldInfo
-
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.checks.backends import backend_problems
 from quintet.config.checks.engines import engine_problems
@@ -46,7 +44,7 @@ def unsupported_values(section: Section, prefix: str = "") -> Iterator[Unsupport
     for name, field in type(section).model_fields.items():
         value, key = getattr(section, name), f"{prefix}{name}"
         default = field.get_default(call_default_factory=True)
-        requires = _requirement(field)
+        requires = next((mark for mark in field.metadata if isinstance(mark, Requires)), None)
         if isinstance(value, Section) and value.requires is not None:
             yield UnsupportedValue(key, value.model_dump(mode="json"), value.requires.capability, _plain(default))
         elif requires is not None and value != default and requires.applies_to(value):
@@ -76,8 +74,8 @@ def _problem(composed: ComposedConfig, unsupported: UnsupportedValue) -> ConfigP
     shown = value.get("name", value) if isinstance(value, dict) else value
     message = f"{key} = {format_value(shown)} ({source}) is not supported yet: requires {unsupported.capability}"
     hint = f"leave it out, or set {key}={_format_default(unsupported.default)}"
-    if key in COUNTS:
-        devices = max(demand.devices for demand in device_demands(composed.experiment))
+    if key in COUNTS and (demands := device_demands(composed.experiment)):
+        devices = max(demand.devices for demand in demands)
         hint += f"; or start it with {launch_command(composed.experiment, devices)}"
     return ConfigProblem(key, value, source, message, hint)
 
@@ -113,10 +111,6 @@ def refuse_unsupported(composed: ComposedConfig) -> None:
         ConfigError: one message names every unsupported key.
     """
     raise_problems(unsupported_problems(composed))
-
-
-def _requirement(field: FieldInfo) -> Requires | None:
-    return next((mark for mark in field.metadata if isinstance(mark, Requires)), None)
 
 
 def _plain(value: Any) -> Any:

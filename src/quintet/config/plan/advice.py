@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from quintet.config.composed import ComposedConfig
 from quintet.config.config_values import describe_value
 from quintet.config.plan.batch_arithmetic import BatchArithmetic
-from quintet.config.plan.batches import TrainingRows, max_sequence_tokens, micro_batch_budget
+from quintet.config.plan.batches import max_sequence_tokens, micro_batch_budget
 from quintet.config.plan.memory import MemoryPlan
 from quintet.config.plan.memory_fit import format_bytes, memory_savings
 from quintet.config.plan.models import Models
 from quintet.config.plan.placement import Placement, format_ranges, nearest_batches
+from quintet.config.plan.row_counts import TrainingRows
 from quintet.config.plan.steps import sft_only
-
-if TYPE_CHECKING:
-    from quintet.config.composed import ComposedConfig
 
 LARGE_RATE = 1e-4
 """Learning rate above which full-parameter training of a pretrained model usually diverges."""

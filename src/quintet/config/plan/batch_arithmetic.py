@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from quintet.config.composed import ComposedConfig
 from quintet.config.config_values import config_value, describe_value, problem_with, value_source
-from quintet.config.divisors import divisors, nearest_number
+from quintet.config.divisors import nearest_divisor
+from quintet.config.native.experiment import Experiment
 from quintet.config.plan.mixture import mixture_problems
 from quintet.config.plan.model_shapes import PRESET_CONTEXTS
 from quintet.config.problems import ConfigProblem, raise_problems
 from quintet.errors import nearest
-
-if TYPE_CHECKING:
-    from quintet.config.composed import ComposedConfig
-    from quintet.config.native.experiment import Experiment
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +42,7 @@ def compute_batch_arithmetic(composed: ComposedConfig, steps: int | None = None)
         ConfigError: batch sizes do not divide, or keys contradict each other; one message names each such key and
             the nearest valid values.
     """
-    checks = (
-        mixture_problems,
-        _check_division,
-        _check_groups,
-        _check_teacher,
-        _check_files,
-        _check_preset,
-        _check_context,
-        _check_warmup,
-    )
-    raise_problems(fault for check in checks for fault in check(composed))
+    raise_problems(problem for check in CHECKS for problem in check(composed))
     config = composed.experiment
     training = config.training
     num_steps = 0 if config.validation.only else training.steps if steps is None else steps
@@ -94,19 +81,16 @@ def _check_division(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     if groups * samples % parts == 0:
         return
     key, episodes = "training.mini_batches", groups * samples
-    factors = " × ".join(
-        describe_value(composed, f"training.{name}") for name in ("groups_per_step", "samples_per_group")
-    )
+    factors = [describe_value(composed, f"training.{name}") for name in ("groups_per_step", "samples_per_group")]
     unit = parts // math.gcd(parts, samples)
     below = groups - groups % unit
     multiples = f"{below} or {below + unit}" if below else str(unit)
-    nearest_divisor = nearest_number(parts, divisors(episodes))
     yield ConfigProblem(
         key,
         parts,
         value_source(composed, key),
-        f"{describe_value(composed, key)} does not divide the {episodes:,} episodes of a step, {factors}",
-        f"nearest valid value: {key}={nearest_divisor}, or training.groups_per_step={multiples}",
+        f"{describe_value(composed, key)} does not divide the {episodes:,} episodes of a step, {' × '.join(factors)}",
+        f"nearest valid value: {key}={nearest_divisor(episodes, parts)}, or training.groups_per_step={multiples}",
     )
 
 
@@ -131,21 +115,22 @@ def _check_files(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     config = composed.experiment
     if config.data is None or not config.data.train_files or config.sft is not None or config.evaluation is not None:
         return
-    if not config.env.reads_prompts:
-        makes, leave = f"{config.env.name} makes its own start states and reads", ""
-        if config.envs:
-            makes, leave = f"{', '.join(config.envs)} make their own start states and read", "leave envs out and "
-        hint = f"{leave}set env.name=prompts, or data=null"
-        yield problem_with(composed, "data.train_files", f"{makes} no files", hint)
+    if config.env.reads_prompts:
+        return
+    problem = f"{config.env.name} makes its own start states and reads no files"
+    hint = "set env.name=prompts, or data=null"
+    if config.envs:
+        problem = f"{', '.join(config.envs)} make their own start states and read no files"
+        hint = f"leave envs out and {hint}"
+    yield problem_with(composed, "data.train_files", problem, hint)
 
 
 def _check_preset(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     preset = composed.experiment.policy.preset
-    if preset is None or preset in PRESET_CONTEXTS:
-        return
-    key, close = "policy.preset", nearest(preset, PRESET_CONTEXTS)
-    hint = (f"did you mean {close}? " if close else "") + f"known: {', '.join(PRESET_CONTEXTS)}"
-    yield problem_with(composed, key, "no such preset", hint)
+    if preset is not None and preset not in PRESET_CONTEXTS:
+        close = nearest(preset, PRESET_CONTEXTS)
+        hint = (f"did you mean {close}? " if close else "") + f"known: {', '.join(PRESET_CONTEXTS)}"
+        yield problem_with(composed, "policy.preset", "no such preset", hint)
 
 
 def _check_context(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -173,3 +158,16 @@ def _check_warmup(composed: ComposedConfig) -> Iterator[ConfigProblem]:
             key, steps = f"{section}.optimizer.warmup_ratio", f"{section}.optimizer.warmup_steps"
             problem = f"{describe_value(composed, steps)} takes precedence"
             yield problem_with(composed, key, problem, f"set {steps}=0, or leave {key} out")
+
+
+CHECKS = (
+    mixture_problems,
+    _check_division,
+    _check_groups,
+    _check_teacher,
+    _check_files,
+    _check_preset,
+    _check_context,
+    _check_warmup,
+)
+"""In the order of their messages."""

@@ -6,16 +6,15 @@ Not included: CUDA context, communication buffers, fragmentation and graphs, tog
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from quintet.config.plan.batches import RankWorkload, max_sequence_tokens, rank_workload
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.policy import LoraConfig
+from quintet.config.plan.batches import max_sequence_tokens, rank_workload
 from quintet.config.plan.model_shapes import ModelShape
+from quintet.config.plan.parallelism import Parallelism
 from quintet.config.plan.placement import Component
-
-if TYPE_CHECKING:
-    from quintet.config.native.experiment import Experiment
-    from quintet.config.native.policy import LoraConfig
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 OPTIMIZER_STATES = {"adamw": 2, "sgd": 0, "muon": 1}
@@ -45,7 +44,62 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(asdict(self).values())
+
+    def to_json(self) -> dict[str, int]:
+        return asdict(self) | {"total": self.total}
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedModel:
+    """Model of a component on its devices: the input of the memory formulas."""
+
+    config: Experiment
+    component: Component
+    shape: ModelShape
+    device_bytes: int | None = None
+    """Memory of one device, for `memory_share` of an engine; None if unknown."""
+
+    @property
+    def learner(self) -> Any:
+        """Section of a learner."""
+        return getattr(self.config, self.component.name)
+
+    @property
+    def parallelism(self) -> Parallelism:
+        return self.component.parallelism
+
+    @property
+    def fsdp_shards(self) -> int:
+        """Number of devices that FSDP shards the model over."""
+        policy, devices = self.learner.sharding.policy, self.component.num_processes
+        if policy == "no_shard":
+            return 1
+        node = self.config.placement.devices_per_node if policy == "hybrid_shard" else devices
+        # ranks of a group hold the same slices of tensor-parallel layers
+        group = self.parallelism.group
+        return min(devices, group * self.parallelism.tensor if group else node)
+
+    def width(self, *types: str | None) -> int:
+        """Return the bytes per number of the first type that is set, otherwise the policy's; `auto` is the model's."""
+        dtype = next((dtype for dtype in types if dtype is not None), self.config.policy.dtype)
+        return BYTES.get(self.shape.dtype if dtype == "auto" else dtype, 4)
+
+    def local_tokens(self, tokens: int) -> int:
+        """Return the tokens that one of the devices that share a sequence computes."""
+        return -(-tokens // (self.parallelism.context * self.parallelism.ulysses))
+
+    def local_parameters(self, parameters: int) -> int:
+        """Return the parameters that one device computes with.
+
+        Tensor and pipeline parallelism split the model, expert parallelism its experts. The first pipeline stage is the
+        largest: it has the embedding.
+        """
+        shape, pipeline = self.shape, self.parallelism.pipeline
+        layers = parameters - shape.routed - shape.embedding - shape.head
+        routed = shape.routed // (self.parallelism.expert * pipeline)
+        ends = shape.embedding + (shape.head if pipeline == 1 else 0)
+        return (layers // pipeline + routed + ends) // self.parallelism.tensor
 
 
 def activation_bytes(shape: ModelShape, tokens: int, width: int, *, tensor: int = 1, sequence: bool = False) -> int:
@@ -86,36 +140,23 @@ def lora_parameters(shape: ModelShape, lora: LoraConfig) -> int:
     )
 
 
-def _width(config: Experiment, shape: ModelShape, *types: str | None) -> int:
-    """Return the bytes per number of the first type that is set, otherwise the policy's; `auto` is the model's."""
-    dtype = next((dtype for dtype in types if dtype is not None), config.policy.dtype)
-    return BYTES.get(shape.dtype if dtype == "auto" else dtype, 4)
+def active_memory(placed: PlacedModel) -> MemoryUse:
+    """Return the memory of a component while it computes."""
+    return _ESTIMATES[placed.component.name](placed)
 
 
-def active_memory(
-    config: Experiment, component: Component, shape: ModelShape, device_bytes: int | None = None
-) -> MemoryUse:
-    """Return the memory of a component while it computes; `device_bytes` is used for `memory_share` of an engine."""
-    if component.name == "rollout":
-        return _engine(config, component, shape, device_bytes)
-    return _ESTIMATES[component.name](config, component, shape)
-
-
-def idle_memory(config: Experiment, name: str, full: MemoryUse) -> MemoryUse:
+def idle_memory(config: Experiment, name: str, active: MemoryUse) -> MemoryUse:
     """Return the memory of a component while others compute on its devices."""
     if name == "rollout":
         options = config.rollout.engine_options
-        cache = 0 if options.sleep_between_steps or options.offload else full.cache
-        return MemoryUse(weights=0 if options.offload else full.weights, cache=cache)
-    if name == "reward":
-        model = config.reward.model if config.reward else None
-        return MemoryUse(weights=0 if model and model.offload_parameters else full.weights)
-    options = getattr(config, name).memory
-    offloaded = options.offload_parameters and not (name == "actor" and _engine_shares_weights(config))
-    return MemoryUse(
-        weights=0 if offloaded else full.weights,
-        optimizer=0 if options.offload_optimizer else full.optimizer,
-    )
+        offloaded = {"weights": options.offload, "cache": options.sleep_between_steps or options.offload}
+    elif name == "reward":
+        offloaded = {"weights": bool(config.reward and config.reward.model and config.reward.model.offload_parameters)}
+    else:
+        memory = getattr(config, name).memory
+        weights = memory.offload_parameters and not (name == "actor" and _engine_shares_weights(config))
+        offloaded = {"weights": weights, "optimizer": memory.offload_optimizer}
+    return MemoryUse(**{part: 0 if is_offloaded else getattr(active, part) for part, is_offloaded in offloaded.items()})
 
 
 def _engine_shares_weights(config: Experiment) -> bool:
@@ -124,50 +165,28 @@ def _engine_shares_weights(config: Experiment) -> bool:
     return config.rollout.engine == "hf" and engine == "float32"
 
 
-def _device_parameters(component: Component, shape: ModelShape, parameters: int) -> int:
-    """Return the parameters that one device computes with.
-
-    Tensor and pipeline parallelism split the model, expert parallelism its experts. The first pipeline stage is the
-    largest: it has the embedding.
-    """
-    parallelism = component.parallelism
-    ends = shape.embedding + (shape.head if parallelism.pipeline == 1 else 0)
-    routed = shape.routed
-    layers = parameters - routed - shape.embedding - (shape.head if parameters > shape.body else 0)
-    ends = min(ends, parameters - routed - layers)
-    return (
-        layers // parallelism.pipeline + routed // (parallelism.expert * parallelism.pipeline) + ends
-    ) // parallelism.tensor
-
-
-def _shards(config: Experiment, component: Component) -> int:
-    """Return the number of devices that FSDP shards a component over."""
-    devices = max(1, len(component.devices))
-    sharding = getattr(config, component.name).sharding
-    if sharding.policy == "no_shard":
-        return 1
-    node = config.placement.devices_per_node if sharding.policy == "hybrid_shard" else devices
-    # ranks of a group hold the same slices of tensor-parallel layers
-    group = component.parallelism.group
-    return min(devices, group * component.parallelism.tensor if group else node)
-
-
-def _learner(config: Experiment, component: Component, shape: ModelShape) -> MemoryUse:
+def _learner(placed: PlacedModel) -> MemoryUse:
     """Return the memory of a learner: states (`_fsdp`, `_megatron`), activations and logits."""
-    learner = getattr(config, component.name)
+    config, shape, component = placed.config, placed.shape, placed.component
     critic = component.name == "critic"
     parameters = shape.body + shape.hidden + 1 if critic else shape.parameters
     lora = None if critic else config.policy.lora
     trained = parameters if lora is None else lora_parameters(shape, lora)
-    states = (_megatron if learner.backend == "megatron" else _fsdp)(config, component, shape, parameters, trained)
+    states = (_megatron if placed.learner.backend == "megatron" else _fsdp)(placed, parameters, trained)
     work = rank_workload(config, component.name, component.copies)
     inference = rank_workload(config, component.name, component.copies, inference=True)
-    predicted = max(work.predicted_tokens, inference.predicted_tokens if config.rollout.recompute_logprobs else 0)
-    logits = 0 if critic else _logits(shape, component, predicted)
-    return replace(states, activations=_activations(config, component, shape, work), logits=logits)
+    predicted = max(
+        work.predicted_tokens_per_micro_batch,
+        inference.predicted_tokens_per_micro_batch if config.rollout.recompute_logprobs else 0,
+    )
+    return replace(
+        states,
+        activations=_activations(placed, work.tokens_per_micro_batch),
+        logits=0 if critic else _logits(placed, predicted),
+    )
 
 
-def _fsdp(config: Experiment, component: Component, shape: ModelShape, parameters: int, trained: int) -> MemoryUse:
+def _fsdp(placed: PlacedModel, parameters: int, trained: int) -> MemoryUse:
     """Return the sharded states and the gathered weights of a learner under FSDP.
 
     States are weights, gradients and AdamW's two moments in float32, 16 bytes per parameter. Weights are gathered layer
@@ -175,148 +194,141 @@ def _fsdp(config: Experiment, component: Component, shape: ModelShape, parameter
     device nothing is gathered, and only a narrower type needs a copy. Gradients are reduced after each micro-batch.
     Weights frozen by LoRA are float32 too, without gradients or moments.
     """
-    learner, shards = getattr(config, component.name), _shards(config, component)
-    width, lora = _width(config, shape, learner.sharding.parameter_dtype), trained < parameters
-    gathered = 2 * shape.largest_layer + shape.embedding + shape.head
+    learner, shape, shards = placed.learner, placed.shape, placed.fsdp_shards
+    width, lora = placed.width(learner.sharding.parameter_dtype), trained < parameters
+    gathered = shape.gathered
     if shards == 1:
         gathered = 0 if width == 4 or lora else parameters
     elif learner.sharding.policy == "shard_grad_op":
         gathered = parameters
-    weights = 4 * (parameters + trained * lora) // shards
-    summed = learner.sharding.reduce_dtype or learner.sharding.parameter_dtype
-    sums = 0 if shards == 1 or lora else shape.largest_layer * _width(config, shape, summed)
+    reduced = placed.width(learner.sharding.reduce_dtype or learner.sharding.parameter_dtype)
     on_device = not learner.memory.sharded_offload
     return MemoryUse(
-        weights=weights * on_device,
-        copies=min(gathered, parameters) * width // component.parallelism.tensor,
-        gradients=sums + 4 * trained // shards * on_device,
+        weights=4 * (parameters + trained * lora) // shards * on_device,
+        copies=min(gathered, parameters) * width // placed.parallelism.tensor,
+        gradients=(0 if shards == 1 or lora else shape.largest_layer * reduced) + 4 * trained // shards * on_device,
         optimizer=4 * OPTIMIZER_STATES[learner.optimizer.kind] * trained // shards * on_device,
     )
 
 
-def _megatron(config: Experiment, component: Component, shape: ModelShape, parameters: int, trained: int) -> MemoryUse:
+def _megatron(placed: PlacedModel, parameters: int, trained: int) -> MemoryUse:
     """Return weights in the policy's type, float32 gradients, and float32 master weights with AdamW's two moments; the
     distributed optimizer shards the latter over data-parallel ranks."""
-    learner, parallelism = getattr(config, component.name), component.parallelism
-    width = _width(config, shape)
-    parameters_here = _device_parameters(component, shape, parameters)
-    trained_here = parameters_here * trained // parameters
-    options = learner.megatron
-    ranks = component.copies * parallelism.context if options and options.use_distributed_optimizer else 1
+    learner, width = placed.learner, placed.width()
+    local = placed.local_parameters(parameters)
+    local_trained = local * trained // parameters
+    sharded = learner.megatron and learner.megatron.use_distributed_optimizer
+    ranks = placed.component.copies * placed.parallelism.context if sharded else 1
     states = 4 * OPTIMIZER_STATES[learner.optimizer.kind] + (0 if width == 4 else 4)
-    adapters = trained_here if trained < parameters else 0
+    adapters = local_trained if trained < parameters else 0
     return MemoryUse(
-        weights=(parameters_here + adapters) * width,
-        gradients=4 * trained_here,
-        optimizer=states * trained_here // ranks,
+        weights=(local + adapters) * width,
+        gradients=4 * local_trained,
+        optimizer=states * local_trained // ranks,
     )
 
 
-def _activations(config: Experiment, component: Component, shape: ModelShape, work: RankWorkload) -> int:
+def _activations(placed: PlacedModel, micro_batch_tokens: int) -> int:
     """Return the activations saved by all layers for one micro-batch.
 
     Activation checkpointing saves the input of each layer and recomputes one layer at a time. The first pipeline stage
     has as many micro-batches in flight as there are stages, which equals all layers for one micro-batch.
     """
-    learner, parallelism = getattr(config, component.name), component.parallelism
-    tokens = -(-work.tokens // (parallelism.context * parallelism.ulysses))
-    width = _width(config, shape, learner.sharding.parameter_dtype)
+    config, learner, shape, parallelism = placed.config, placed.learner, placed.shape, placed.parallelism
+    tokens, width = placed.local_tokens(micro_batch_tokens), placed.width(learner.sharding.parameter_dtype)
     layer = activation_bytes(shape, tokens, width, tensor=parallelism.tensor, sequence=learner.parallel.sequence)
     if config.policy.attention == "eager":
-        layer += attention_bytes(
-            shape, tokens, max_sequence_tokens(config), width, parallelism.tensor * parallelism.ulysses
-        )
-    saved, recomputed = _saved_layers(config, component.name, shape)
+        head_devices = parallelism.tensor * parallelism.ulysses
+        layer += attention_bytes(shape, tokens, max_sequence_tokens(config), width, head_devices)
+    saved, recomputed = _saved_layers(placed)
     if learner.memory.offload_activations:
         return 2 * layer
     return layer * (saved + recomputed) + tokens * shape.hidden * width * (shape.layers - saved)
 
 
-def _saved_layers(config: Experiment, name: str, shape: ModelShape) -> tuple[int, int]:
+def _saved_layers(placed: PlacedModel) -> tuple[int, int]:
     """Return the number of layers with saved activations, and of those recomputed at a time."""
-    learner = getattr(config, name)
-    options = learner.megatron
+    learner, layers, options = placed.learner, placed.shape.layers, placed.learner.megatron
     if learner.backend == "megatron" and options and options.recompute_granularity == "full":
-        count = min(options.recompute_num_layers or 1, shape.layers)
-        return (shape.layers - count, 1) if options.recompute_method == "block" else (0, count)
+        count = min(options.recompute_num_layers or 1, layers)
+        return (layers - count, 1) if options.recompute_method == "block" else (0, count)
     setting = learner.gradient_checkpointing
-    recompute = config.actor.gradient_checkpointing if setting is None else setting
-    return (0, 1) if recompute else (shape.layers, 0)
+    recompute = placed.config.actor.gradient_checkpointing if setting is None else setting
+    return (0, 1) if recompute else (layers, 0)
 
 
-def _logits(shape: ModelShape, component: Component, predicted_tokens: int) -> int:
-    parallelism = component.parallelism
-    entries = -(-predicted_tokens // (parallelism.context * parallelism.ulysses)) * (
-        shape.vocabulary // parallelism.tensor
-    )
+def _logits(placed: PlacedModel, predicted_tokens: int) -> int:
+    entries = placed.local_tokens(predicted_tokens) * (placed.shape.vocabulary // placed.parallelism.tensor)
     return min(entries, MAX_LOGITS_IN_MEMORY) * LOGIT_BYTES
 
 
-def _reference(config: Experiment, component: Component, shape: ModelShape) -> MemoryUse:
+def _reference(placed: PlacedModel) -> MemoryUse:
     """Return the memory of the reference: weights, activations of one layer and logits. In one process it is a copy of
     the learner's float32 weights."""
-    learner, parallelism = config.reference, component.parallelism
+    config, learner, shape, component = placed.config, placed.learner, placed.shape, placed.component
     megatron = learner.backend == "megatron"
     single_process = len(component.devices) == 1 and not megatron and learner.dtype is None
-    width = 4 if single_process else _width(config, shape, learner.dtype)
-    shards = 1 if megatron else _shards(config, component)
-    parameters_here = _device_parameters(component, shape, shape.parameters)
+    width = 4 if single_process else placed.width(learner.dtype)
+    shards = 1 if megatron else placed.fsdp_shards
+    parameters = placed.local_parameters(shape.parameters)
     if config.policy.lora is not None and learner.path is None:
         # the policy's weights with a copy of the initial adapters
-        parameters_here = lora_parameters(shape, config.policy.lora)
-    gathered = 0 if shards == 1 else min(2 * shape.largest_layer + shape.embedding + shape.head, parameters_here)
+        parameters = lora_parameters(shape, config.policy.lora)
     work = rank_workload(config, "reference", component.copies, inference=True)
-    tokens = -(-work.tokens // (parallelism.context * parallelism.ulysses))
+    tokens = placed.local_tokens(work.tokens_per_micro_batch)
     return MemoryUse(
-        weights=0 if learner.memory.sharded_offload else parameters_here * width // shards,
-        copies=gathered * width,
-        activations=activation_bytes(shape, tokens, width, tensor=parallelism.tensor),
-        logits=_logits(shape, component, work.predicted_tokens),
+        weights=0 if learner.memory.sharded_offload else parameters * width // shards,
+        copies=0 if shards == 1 else min(shape.gathered, parameters) * width,
+        activations=activation_bytes(shape, tokens, width, tensor=placed.parallelism.tensor),
+        logits=_logits(placed, work.predicted_tokens_per_micro_batch),
     )
 
 
-def _reward(config: Experiment, component: Component, shape: ModelShape) -> MemoryUse:
+def _reward(placed: PlacedModel) -> MemoryUse:
     """Return the memory of the reward model, sharded over its devices."""
+    config, shape = placed.config, placed.shape
     model = config.reward.model if config.reward else None
-    width, devices = _width(config, shape), max(1, len(component.devices))
+    width, devices = placed.width(), placed.component.num_processes
     length = (model.max_tokens if model else None) or max_sequence_tokens(config)
     tokens = length * ((model.sequences_per_pass if model else None) or 1)
-    gathered = 0 if devices == 1 else min(2 * shape.largest_layer + shape.embedding, shape.body)
     return MemoryUse(
         weights=shape.body * width // devices,
-        copies=gathered * width,
+        copies=0 if devices == 1 else min(shape.gathered - shape.head, shape.body) * width,
         activations=activation_bytes(shape, tokens, width),
     )
 
 
-_ESTIMATES: Mapping[str, Callable[[Experiment, Component, ModelShape], MemoryUse]] = {
-    "actor": _learner,
-    "critic": _learner,
-    "reference": _reference,
-    "reward": _reward,
-}
-
-
-def _engine(config: Experiment, component: Component, shape: ModelShape, device_bytes: int | None) -> MemoryUse:
+def _engine(placed: PlacedModel) -> MemoryUse:
     """Return the weights of an engine and the KV cache of its concurrent requests.
 
     If `memory_share` and the size of the device are known, an engine takes exactly that share. The `hf` engine
     generates with the learner's weights if those are float32.
     """
-    options, parallelism = config.rollout.engine_options, component.parallelism
-    width = _width(config, shape, options.dtype)
-    weights = shape.parameters // (parallelism.tensor * parallelism.pipeline) * width
-    budget = None if options.memory_share is None or device_bytes is None else int(options.memory_share * device_bytes)
+    config, parallelism = placed.config, placed.parallelism
+    options, training = config.rollout.engine_options, config.training
+    width, share, device = placed.width(options.dtype), options.memory_share, placed.device_bytes
+    weights = placed.shape.parameters // (parallelism.tensor * parallelism.pipeline) * width
+    budget = None if share is None or device is None else int(share * device)
     tokens = min(options.max_model_tokens or max_sequence_tokens(config), max_sequence_tokens(config))
-    cache_per_request = tokens * cache_bytes(shape, width, parallelism.tensor, parallelism.pipeline)
+    cache_per_request = tokens * cache_bytes(placed.shape, width, parallelism.tensor, parallelism.pipeline)
     slots = config.rollout.max_concurrent
     if options.prompts_per_device is not None:
-        slots = min(slots, options.prompts_per_device * config.training.samples_per_group)
+        slots = min(slots, options.prompts_per_device * training.samples_per_group)
     if config.rollout.engine == "hf":
         cache_per_request = int(HF_SLOTS_PER_REQUEST * cache_per_request)
         slots = slots if budget is None else max(0, min(slots, (budget - weights) // cache_per_request))
-        shared = len(component.devices) == 1 and width == 4
+        shared = len(placed.component.devices) == 1 and width == 4
         return MemoryUse(weights=0 if shared else weights, cache=slots * cache_per_request)
-    episodes = config.training.groups_per_step * config.training.samples_per_group
-    cache = min(slots, -(-episodes // component.copies)) * cache_per_request
-    return MemoryUse(weights=weights, cache=cache if budget is None else max(0, budget - weights))
+    if budget is not None:
+        return MemoryUse(weights=weights, cache=max(0, budget - weights))
+    episodes = -(-training.groups_per_step * training.samples_per_group // placed.component.copies)
+    return MemoryUse(weights=weights, cache=min(slots, episodes) * cache_per_request)
+
+
+_ESTIMATES: Mapping[str, Callable[[PlacedModel], MemoryUse]] = {
+    "actor": _learner,
+    "critic": _learner,
+    "reference": _reference,
+    "reward": _reward,
+    "rollout": _engine,
+}

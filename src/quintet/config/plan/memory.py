@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from quintet.config.plan.component_memory import MemoryUse, active_memory, idle_memory
+from quintet.config.native.experiment import Experiment
+from quintet.config.plan.component_memory import MemoryUse, PlacedModel, active_memory, idle_memory
 from quintet.config.plan.models import Models
 from quintet.config.plan.placement import Placement
 
-if TYPE_CHECKING:
-    from quintet.config.native.experiment import Experiment
-
 GIB = 1 << 30
 PHASES: Mapping[str, str] = {
+    "actor": "while the actor learns",
     "rollout": "while the engine generates",
     "reference": "while the reference computes",
-    "reward": "while the reward model scores",
     "critic": "while the critic learns",
-    "actor": "while the actor learns",
+    "reward": "while the reward model scores",
 }
+"""Phase in which each component computes."""
 ALL_AT_ONCE = "all at once"
 
 
@@ -30,18 +28,13 @@ class MemoryPeak:
 
     devices: tuple[int, ...]
     components: tuple[str, ...]
-    computing: str | None
-    """The component that computes at the peak; None if all do."""
+    phase: str
     parts: Mapping[str, MemoryUse]
     """Memory of each component at the peak."""
 
     @property
-    def phase(self) -> str:
-        return ALL_AT_ONCE if self.computing is None else PHASES[self.computing]
-
-    @property
     def total(self) -> int:
-        return sum(load.total for load in self.parts.values())
+        return sum(use.total for use in self.parts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +62,25 @@ def plan_memory(
     for component in placement.components:
         shape = models.of(component.name)
         if shape is not None and component.devices:
-            active[component.name] = active_memory(config, component, shape, device_bytes)
-    idle = {name: idle_memory(config, name, load) for name, load in active.items()}
-    peaks = [
-        _peak(names, devices, active, idle, in_turns=placement.colocated)
-        for names, devices in placement.groups().items()
-        if any(name in active for name in names)
-    ]
-    return MemoryPlan(active, idle, tuple(peaks))
+            active[component.name] = active_memory(PlacedModel(config, component, shape, device_bytes))
+    idle = {name: idle_memory(config, name, use) for name, use in active.items()}
+    groups = placement.groups().items()
+    peaks = (_peak(names, devices, active, idle if placement.colocated else active) for names, devices in groups)
+    return MemoryPlan(active, idle, tuple(peak for peak in peaks if peak is not None))
 
 
 def _peak(
-    names: tuple[str, ...],
-    devices: tuple[int, ...],
-    active: Mapping[str, MemoryUse],
-    idle: Mapping[str, MemoryUse],
-    *,
-    in_turns: bool,
-) -> MemoryPeak:
-    estimated = [name for name in names if name in active]
-    if not in_turns:
-        return MemoryPeak(devices, names, None, {name: active[name] for name in estimated})
+    names: tuple[str, ...], devices: tuple[int, ...], active: Mapping[str, MemoryUse], waiting: Mapping[str, MemoryUse]
+) -> MemoryPeak | None:
+    """Return the peak of devices; `waiting` has the memory of each component while another one computes."""
     moments = [
-        MemoryPeak(devices, names, current, {name: (active if name == current else idle)[name] for name in estimated})
-        for current in estimated
+        MemoryPeak(
+            devices,
+            names,
+            ALL_AT_ONCE if waiting is active else PHASES[computing],
+            {name: (active if name == computing else waiting)[name] for name in names if name in active},
+        )
+        for computing in names
+        if computing in active
     ]
-    return max(moments, key=lambda moment: moment.total)
+    return max(moments, key=lambda moment: moment.total, default=None)

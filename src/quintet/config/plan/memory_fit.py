@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from quintet.config.composed import ComposedConfig
 from quintet.config.config_values import config_value, value_source, with_value
+from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batches import max_sequence_tokens, micro_batch_budget
 from quintet.config.plan.memory import GIB, MemoryPeak, MemoryPlan, plan_memory
 from quintet.config.plan.models import Models
 from quintet.config.plan.placement import Placement
 from quintet.config.problems import ConfigProblem
 from quintet.config.schema import format_value
-
-if TYPE_CHECKING:
-    from quintet.config.composed import ComposedConfig
-    from quintet.config.native.experiment import Experiment
 
 SWITCHES = {
     "actor.gradient_checkpointing": True,
@@ -89,7 +86,7 @@ def _combine(config: Experiment, placement: Placement, models: Models, device_by
 def _largest(peak: MemoryPeak) -> str:
     """Describe the three largest parts of a peak."""
     parts = [
-        (getattr(load, part), f"{word} of {name}") for name, load in peak.parts.items() for part, word in LABELS.items()
+        (getattr(use, part), f"{label} of {name}") for name, use in peak.parts.items() for part, label in LABELS.items()
     ]
     return ", ".join(f"{words} {format_bytes(size)}" for size, words in sorted(parts, reverse=True)[:3] if size)
 

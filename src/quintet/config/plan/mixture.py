@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from quintet.config.composed import ComposedConfig
-from quintet.config.config_values import value_source
+from quintet.config.config_values import problem_with, value_source
 from quintet.config.native.envs import FrozenLakeConfig
 from quintet.config.native.mixture import ALL_ENVS
 from quintet.config.problems import ConfigProblem
@@ -34,13 +34,10 @@ def _check_no_single_env(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     env, default = composed.experiment.env, FrozenLakeConfig()
     sources = composed.provenance.items()
     names = [key.split(".")[1] for key, source in sources if key.startswith("env.") and source != "default"]
-    if not names:
-        return
-    name = next((name for name in names if getattr(env, name) != getattr(default, name, None)), names[0])
-    key, value, envs = f"env.{name}", getattr(env, name), ", ".join(composed.experiment.envs)
-    source = value_source(composed, key)
-    message = f"{key} = {format_value(value)} ({source}): the run uses the envs {envs} from `envs`, not `env`"
-    yield ConfigProblem(key, value, source, message, f"set it for one of them: envs.NAME.{key}")
+    if names:
+        name = next((name for name in names if getattr(env, name) != getattr(default, name, None)), names[0])
+        problem = f"the run uses the envs {', '.join(composed.experiment.envs)} from `envs`, not `env`"
+        yield problem_with(composed, f"env.{name}", problem, f"set it for one of them: envs.NAME.env.{name}")
 
 
 def _check_name(composed: ComposedConfig, name: str) -> Iterator[ConfigProblem]:
@@ -48,8 +45,8 @@ def _check_name(composed: ComposedConfig, name: str) -> Iterator[ConfigProblem]:
     sources = (source for other, source in composed.provenance.items() if other.startswith(f"{key}."))
     source = next((source for source in sources if source != "default"), "default")
     if not NAME.fullmatch(name):
-        message = f"{key} ({source}): {format_value(name)} cannot be a name in metrics and directories"
-        yield ConfigProblem(key, name, source, message, "use letters, digits, - and _")
+        problem = f"{format_value(name)} cannot be a name in metrics and directories"
+        yield ConfigProblem(key, name, source, f"{key} ({source}): {problem}", "use letters, digits, - and _")
     elif name == ALL_ENVS:
-        message = f"{key} ({source}): metrics use {ALL_ENVS!r} for all envs together"
-        yield ConfigProblem(key, name, source, message, "choose another name")
+        problem = f"metrics use {ALL_ENVS!r} for all envs together"
+        yield ConfigProblem(key, name, source, f"{key} ({source}): {problem}", "choose another name")

@@ -8,14 +8,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from quintet.config.config_values import config_value
+from quintet.config.native.experiment import Experiment
 from quintet.config.plan.model_shapes import PRESET_SHAPES, ModelShape, UnreadableConfigError, read_shape
 
-if TYPE_CHECKING:
-    from quintet.config.native.experiment import Experiment
-
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+", re.ASCII)
+MODEL_PATHS = {"critic": "critic.path", "reward": "reward.model.path", "reference": "reference.path"}
+"""Keys of the models that may differ from the policy, by component."""
 MAX_CONFIG_BYTES = 1 << 20
 """Larger `config.json` files are not read."""
 
@@ -33,37 +34,34 @@ class Models:
     """Shape of each model of a run, or why it is unknown."""
 
     policy: ModelShape | UnknownModel
-    critic: ModelShape | UnknownModel
-    reward: ModelShape | UnknownModel
-    reference: ModelShape | UnknownModel
+    by_component: Mapping[str, ModelShape | UnknownModel]
+    """Models of critic, reward and reference; the other components have the policy."""
 
     def of(self, component: str) -> ModelShape | None:
         """Return the shape of a component's model, None if unknown."""
-        shapes = {"critic": self.critic, "reward": self.reward, "reference": self.reference, "envs": None}
-        shape = shapes.get(component, self.policy)
-        return shape if isinstance(shape, ModelShape) else None
+        shape = self.by_component.get(component, self.policy)
+        return shape if isinstance(shape, ModelShape) and component != "envs" else None
 
     @property
     def unknown(self) -> Mapping[str, UnknownModel]:
         """Models of unknown shape by the key of their path."""
-        keys = {"policy.path": self.policy, "critic.path": self.critic, "reward.model.path": self.reward}
-        keys |= {"reference.path": self.reference}
-        unknown = {key: shape for key, shape in keys.items() if isinstance(shape, UnknownModel)}
-        return {key: shape for key, shape in unknown.items() if key == "policy.path" or shape != self.policy}
+        others = {MODEL_PATHS[name]: shape for name, shape in self.by_component.items() if shape != self.policy}
+        models = {"policy.path": self.policy, **others}
+        return {key: shape for key, shape in models.items() if isinstance(shape, UnknownModel)}
+
+
+def policy_path(config: Experiment) -> str | None:
+    """Return the path of the initial weights, those of fine-tuning if the run begins with it; None for a preset."""
+    return config.sft.path if config.sft and config.sft.path else config.policy.path
 
 
 def find_models(config: Experiment) -> Models:
     """Read the shapes of all models whose `config.json` is available locally."""
-    policy = config.policy
-    path = config.sft.path if config.sft and config.sft.path else policy.path
-    actor: ModelShape | UnknownModel = PRESET_SHAPES[policy.preset or "grid-1m"]
-    if path is not None:
-        actor = find_model_shape(path, policy.overrides)
-    critic = actor if config.critic.path is None else find_model_shape(config.critic.path, {})
-    reward = config.reward.model if config.reward else None
-    reward_model = actor if reward is None or reward.path is None else find_model_shape(reward.path, {})
-    reference = actor if config.reference.path is None else find_model_shape(config.reference.path, {})
-    return Models(actor, critic, reward_model, reference)
+    path, policy = policy_path(config), config.policy
+    actor = PRESET_SHAPES[policy.preset or "grid-1m"] if path is None else find_model_shape(path, policy.overrides)
+    paths = {name: config_value(config, key) for name, key in MODEL_PATHS.items()}
+    others = {name: actor if path is None else find_model_shape(path, {}) for name, path in paths.items()}
+    return Models(actor, others)
 
 
 def is_hub_name(path: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from quintet.config.divisors import divisors, nearest_number
@@ -12,13 +12,8 @@ from quintet.config.plan.model_shapes import ModelShape
 
 Problem = tuple[str, str]
 """Field of `Parallelism` that is invalid, and why."""
-LABELS = {
-    "tensor": "tensor",
-    "pipeline": "pipeline",
-    "context": "context",
-    "ulysses": "Ulysses",
-    "expert": "expert",
-}
+LABELS = {"tensor": "tensor", "pipeline": "pipeline", "context": "context", "ulysses": "Ulysses", "expert": "expert"}
+"""Display names of degrees."""
 UNSUPPORTED = {
     "megatron": {"ulysses": "fsdp and fsdp2"},
     "fsdp": dict.fromkeys(("tensor", "pipeline", "expert"), "fsdp2 and megatron"),
@@ -68,11 +63,6 @@ def learner_parallelism(backend: str, parallel: ParallelConfig, group: int | Non
         group=None if backend == "megatron" else group,
         sequence=parallel.sequence,
     )
-
-
-def engine_parallelism(tensor: int, pipeline: int) -> Parallelism:
-    """Return the parallelism of a generation engine."""
-    return Parallelism("engine", tensor=tensor, pipeline=pipeline)
 
 
 def parallelism_problems(parallelism: Parallelism, devices: int, shape: ModelShape | None) -> Iterator[Problem]:
@@ -140,16 +130,16 @@ def _invalid_part(sizes: Mapping[str, int], devices: int) -> str:
 
 
 def _check_layers(parallelism: Parallelism, shape: ModelShape) -> Iterator[Problem]:
-    stages = parallelism.pipeline * parallelism.virtual_pipeline
-    if parallelism.backend == "fsdp2":
-        if shape.layers < stages:
-            part = "pipeline" if shape.layers < parallelism.pipeline else "virtual_pipeline"
-            yield part, f"{stages} parts are more than the {shape.layers} layers of the model"
+    stages, layers = parallelism.pipeline * parallelism.virtual_pipeline, f"the {shape.layers} layers of the model"
+    if parallelism.backend == "fsdp2" and shape.layers < stages:
+        part = "pipeline" if shape.layers < parallelism.pipeline else "virtual_pipeline"
+        yield part, f"{stages} parts are more than {layers}"
+    if parallelism.backend in ("fsdp2", "engine"):
         return
-    if shape.layers % parallelism.pipeline and parallelism.backend != "engine":
-        yield "pipeline", f"it does not divide the {shape.layers} layers of the model"
-    elif shape.layers % stages and parallelism.backend != "engine":
-        yield "virtual_pipeline", f"{stages} parts of stages do not divide the {shape.layers} layers of the model"
+    if shape.layers % parallelism.pipeline:
+        yield "pipeline", f"it does not divide {layers}"
+    elif shape.layers % stages:
+        yield "virtual_pipeline", f"{stages} parts of stages do not divide {layers}"
 
 
 def _check_heads(parallelism: Parallelism, shape: ModelShape) -> Iterator[Problem]:
@@ -158,22 +148,16 @@ def _check_heads(parallelism: Parallelism, shape: ModelShape) -> Iterator[Proble
     Learners split key-value heads like the others; engines and Ulysses replicate them if they are too few. Ulysses
     splits the heads that tensor parallelism leaves on each device.
     """
-    heads, kv_heads = (max(1, count // parallelism.tensor) for count in (shape.heads, shape.kv_heads))
-    fits: dict[str, Callable[[int], bool]] = {
-        "tensor": lambda size: (
-            shape.kv_heads % size == 0 or (parallelism.backend == "engine" and size % shape.kv_heads == 0)
-        ),
-        "ulysses": lambda size: kv_heads % size == 0 or size % kv_heads == 0,
-    }
-    for part, fit in fits.items():
-        size, num_heads, num_kv_heads = getattr(parallelism, part), shape.heads, shape.kv_heads
-        owner = "of the model"
-        if part == "ulysses" and parallelism.tensor > 1:
-            num_heads, num_kv_heads, owner = heads, kv_heads, f"that tensor {parallelism.tensor} leaves to a device"
-        if num_heads % size:
-            yield part, f"it does not divide the {num_heads} attention heads {owner}"
-        elif not fit(size) and shape.latent is None:
-            yield part, f"it does not divide the {num_kv_heads} key-value heads {owner}"
+    tensor = parallelism.tensor
+    for part, can_repeat in (("tensor", parallelism.backend == "engine"), ("ulysses", True)):
+        size, heads, kv_heads, owner = getattr(parallelism, part), shape.heads, shape.kv_heads, "of the model"
+        if part == "ulysses" and tensor > 1:
+            heads, kv_heads = max(1, heads // tensor), max(1, kv_heads // tensor)
+            owner = f"that tensor {tensor} leaves to a device"
+        if heads % size:
+            yield part, f"it does not divide the {heads} attention heads {owner}"
+        elif kv_heads % size and not (can_repeat and size % kv_heads == 0) and shape.latent is None:
+            yield part, f"it does not divide the {kv_heads} key-value heads {owner}"
 
 
 def _check_experts(parallelism: Parallelism, shape: ModelShape) -> Iterator[Problem]:

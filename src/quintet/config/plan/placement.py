@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import groupby
 
-from quintet.config.config_values import describe_value, problem_with
+from quintet.config.composed import ComposedConfig
+from quintet.config.config_values import config_value, describe_value, problem_with
 from quintet.config.divisors import divisors, nearest_number
+from quintet.config.native.experiment import Experiment
+from quintet.config.plan.model_shapes import ModelShape
 from quintet.config.plan.models import Models, find_models
 from quintet.config.plan.parallelism import (
     Parallelism,
-    engine_parallelism,
     learner_parallelism,
     nearest_size,
     parallelism_problems,
 )
 from quintet.config.plan.steps import sft_only
 from quintet.config.problems import ConfigProblem, raise_problems
-
-if TYPE_CHECKING:
-    from quintet.config.composed import ComposedConfig
-    from quintet.config.native.experiment import Experiment
-    from quintet.config.plan.model_shapes import ModelShape
 
 LEARNERS = ("actor", "reference", "critic")
 STARTED = "several devices are started by torchrun, see docs/ranks.md"
@@ -40,6 +38,11 @@ class Component:
     devices: tuple[int, ...]
     """Global device numbers, ascending; empty for the CPU."""
     parallelism: Parallelism
+
+    @property
+    def num_processes(self) -> int:
+        """One per device; one on the CPU."""
+        return max(1, len(self.devices))
 
     @property
     def copies(self) -> int:
@@ -73,20 +76,18 @@ class Placement:
 
     def by_node(self, component: Component) -> dict[int, tuple[int, ...]]:
         """Return the devices of a component by node."""
-        devices_by_node: dict[int, list[int]] = {}
-        for device in component.devices:
-            devices_by_node.setdefault(device // self.devices_per_node, []).append(device)
-        return {node: tuple(devices) for node, devices in devices_by_node.items()}
+        nodes = groupby(component.devices, key=lambda device: device // self.devices_per_node)
+        return {node: tuple(devices) for node, devices in nodes}
 
     def groups(self) -> dict[tuple[str, ...], tuple[int, ...]]:
         """Return the devices for each set of components that share them."""
-        holders: dict[int, list[str]] = {}
+        holders: dict[int, list[str]] = defaultdict(list)
         for component in self.components:
             for device in component.devices:
-                holders.setdefault(device, []).append(component.name)
-        groups: dict[tuple[str, ...], list[int]] = {}
+                holders[device].append(component.name)
+        groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for device in sorted(holders):
-            groups.setdefault(tuple(holders[device]), []).append(device)
+            groups[tuple(holders[device])].append(device)
         return {names: tuple(devices) for names, devices in groups.items()}
 
 
@@ -120,14 +121,15 @@ def _components(config: Experiment) -> list[str]:
 
 
 def _devices(config: Experiment, name: str) -> tuple[int, ...]:
-    placement = config.placement
     if (stage := sft_only(config)) is not None:
         return tuple(range(stage.devices))
+    if name == "rollout" and (count := _engine_devices(config)):
+        return tuple(range(count))
+    placement = config.placement
     devices = getattr(placement, name).devices
-    if name == "rollout" and _engine_devices(config):
-        return tuple(range(_engine_devices(config)))
-    all_devices = range(min(placement.nodes * placement.devices_per_node, MAX_DEVICES))
-    return tuple(all_devices) if devices is None else tuple(sorted(set(devices)))
+    if devices is None:
+        return tuple(range(min(placement.nodes * placement.devices_per_node, MAX_DEVICES)))
+    return tuple(sorted(set(devices)))
 
 
 def _engine_devices(config: Experiment) -> int:
@@ -140,14 +142,14 @@ def _engine_devices(config: Experiment) -> int:
 
 
 def _parallelism(config: Experiment, name: str) -> Parallelism:
-    if name == "rollout":
-        options, worker = config.rollout.engine_options, config.placement.rollout.devices_per_worker
-        size = options.tensor_parallel * options.pipeline_parallel
-        return engine_parallelism(worker if size == 1 else options.tensor_parallel, options.pipeline_parallel)
     if name in LEARNERS:
         learner = getattr(config, name)
         return learner_parallelism(learner.backend, learner.parallel, learner.sharding.group_size)
-    return Parallelism("engine")
+    if name != "rollout":
+        return Parallelism("engine")
+    options, worker = config.rollout.engine_options, config.placement.rollout.devices_per_worker
+    tensor, pipeline = options.tensor_parallel, options.pipeline_parallel
+    return Parallelism("engine", tensor=worker if tensor * pipeline == 1 else tensor, pipeline=pipeline)
 
 
 def placement_problems(composed: ComposedConfig, placement: Placement, models: Models) -> Iterator[ConfigProblem]:
@@ -156,9 +158,11 @@ def placement_problems(composed: ComposedConfig, placement: Placement, models: M
     for component in placement.components:
         missing = list(_check_missing(composed, placement, component))
         yield from missing
-        if not missing and component.devices:
-            yield from _check_workers(composed, component)
-            yield from _check_parallelism(composed, component, models)
+        if missing or not component.devices:
+            continue
+        yield from _check_workers(composed, component)
+        if component.name in (*LEARNERS, "rollout"):
+            yield from split_problems(composed, component.name, len(component.devices), models.of(component.name))
 
 
 def check_placement(composed: ComposedConfig) -> None:
@@ -173,14 +177,16 @@ def check_placement(composed: ComposedConfig) -> None:
 
 def _check_cluster(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     placement = composed.experiment.placement
-    visible = placement.visible_devices
-    if placement.nodes * placement.devices_per_node > MAX_DEVICES:
-        key = "placement.nodes" if placement.nodes > placement.devices_per_node else "placement.devices_per_node"
-        yield problem_with(composed, key, f"that would be {placement.nodes * placement.devices_per_node:,} devices")
-    if visible and len(visible) < placement.devices_per_node:
-        problem = f"{describe_value(composed, 'placement.visible_devices')} are fewer"
-        hint = f"nearest valid value: placement.devices_per_node={len(visible)}"
-        yield problem_with(composed, "placement.devices_per_node", problem, hint)
+    nodes, per_node, visible = placement.nodes, placement.devices_per_node, placement.visible_devices
+    if nodes * per_node > MAX_DEVICES:
+        key = "placement.nodes" if nodes > per_node else "placement.devices_per_node"
+        yield problem_with(composed, key, f"that would be {nodes * per_node:,} devices")
+    if visible and len(visible) < per_node:
+        key, problem = (
+            "placement.devices_per_node",
+            f"{describe_value(composed, 'placement.visible_devices')} are fewer",
+        )
+        yield problem_with(composed, key, problem, f"nearest valid value: {key}={len(visible)}")
 
 
 def _check_missing(composed: ComposedConfig, placement: Placement, component: Component) -> Iterator[ConfigProblem]:
@@ -188,27 +194,19 @@ def _check_missing(composed: ComposedConfig, placement: Placement, component: Co
     if not component.devices or component.devices[-1] < num_devices:
         return
     key = "sft.devices" if sft_only(composed.experiment) else f"placement.{component.name}.devices"
-    nodes = component.devices[-1] // placement.devices_per_node + 1
+    nodes, last = component.devices[-1] // placement.devices_per_node + 1, num_devices - 1
     size = f"{placement.nodes} × {placement.devices_per_node}"
-    problem = f"there are {num_devices} devices ({size}), the last is {num_devices - 1}"
-    yield problem_with(
-        composed, key, problem, f"nearest valid value: placement.nodes={nodes}, or name devices up to {num_devices - 1}"
-    )
+    problem = f"there are {num_devices} devices ({size}), the last is {last}"
+    hint = f"nearest valid value: placement.nodes={nodes}, or name devices up to {last}"
+    yield problem_with(composed, key, problem, hint)
 
 
 def _check_workers(composed: ComposedConfig, component: Component) -> Iterator[ConfigProblem]:
     key, count = f"placement.{component.name}.devices_per_worker", len(component.devices)
-    size = getattr(composed.experiment.placement, component.name).devices_per_worker
+    size = config_value(composed.experiment, key)
     if sft_only(composed.experiment) is None and count % size:
-        near = nearest_number(size, divisors(count))
-        yield problem_with(
-            composed, key, f"it does not divide the {count} devices", f"nearest valid value: {key}={near}"
-        )
-
-
-def _check_parallelism(composed: ComposedConfig, component: Component, models: Models) -> Iterator[ConfigProblem]:
-    if component.name in (*LEARNERS, "rollout"):
-        yield from split_problems(composed, component.name, len(component.devices), models.of(component.name))
+        hint = f"nearest valid value: {key}={nearest_number(size, divisors(count))}"
+        yield problem_with(composed, key, f"it does not divide the {count} devices", hint)
 
 
 def split_problems(

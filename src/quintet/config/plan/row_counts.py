@@ -1,15 +1,67 @@
-"""Number of rows in data files, counted without reading their contents."""
+"""Number of rows in data files, counted without reading their contents, and the steps that follow from it."""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+from quintet.config.native.data import DataConfig
+from quintet.config.native.experiment import Experiment
+from quintet.config.plan.steps import learns_from_files, num_epochs, num_steps, rows_per_step, sft_only
 
 MAX_TEXT_BYTES = 256 << 20
 """Text files have to be read through: larger ones are not counted. Parquet files say it in their footer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRows:
+    """Rows of the data files that a run learns from."""
+
+    rows: int | None
+    """None if they could not be counted."""
+    batch: int
+    """Rows per step."""
+    steps: int | None
+    """Steps that the rows determine; None if they do not, or if their number is unknown."""
+    sets_steps: bool
+    """Whether the number of steps follows from the rows."""
+    may_be_filtered: bool = False
+    """Whether some rows may be dropped when they are read."""
+    held_out: int | None = None
+    """Rows of one validation; None if unknown."""
+
+    @property
+    def dropped(self) -> int:
+        """Rows of each epoch that do not fill a step."""
+        return self.rows % self.batch if self.rows is not None and self.rows >= self.batch else 0
+
+
+def count_training_rows(config: Experiment) -> TrainingRows | None:
+    """Count the rows of the data files; None if the run does not learn from files."""
+    data = config.data
+    if data is None or not data.train_files or not learns_from_files(config):
+        return None
+    rows = _count_dataset(data, data.train_files, data.train_rows)
+    validation_rows = _count_dataset(data, data.validation_files or data.train_files, data.validation_rows)
+    batch, sets_steps = rows_per_step(config), num_epochs(config) is not None
+    steps = num_steps(config, rows) if sets_steps and rows is not None and rows >= batch else None
+    filtered = data.filter_long_prompts and sft_only(config) is None
+    return TrainingRows(rows, batch, steps, sets_steps, filtered, validation_rows)
+
+
+def _count_dataset(data: DataConfig, files: Sequence[str], max_rows: int | None) -> int | None:
+    # a custom dataset class tells its length only once it is loaded
+    rows = None if data.dataset_class is not None else count_rows(files)
+    return rows if rows is None or max_rows is None else min(rows, max_rows)
+
+
+def count_evaluated_rows(config: Experiment) -> int | None:
+    """Return the rows of `evaluation.path`, None if the file is missing or cannot be counted."""
+    return count_rows([config.evaluation.path]) if config.evaluation else None
 
 
 def count_rows(files: Iterable[str]) -> int | None:
@@ -21,16 +73,9 @@ def count_rows(files: Iterable[str]) -> int | None:
         paths = [Path(os.path.expanduser(file)) for file in files]
         if sum(path.stat().st_size for path in paths if path.suffix.lower() != ".parquet") > MAX_TEXT_BYTES:
             return None
-        rows = [_count(path) for path in paths]
-    except (OSError, ValueError, RecursionError, csv.Error):
+        return sum(COUNTERS[path.suffix.lower()](path) for path in paths)
+    except (OSError, KeyError, ValueError, RecursionError, csv.Error):
         return None
-    return None if None in rows else sum(filter(None, rows))
-
-
-def _count(path: Path) -> int | None:
-    counters = {".parquet": _count_parquet, ".jsonl": _count_lines, ".json": _count_json, ".csv": _count_csv}
-    counter = counters.get(path.suffix.lower())
-    return None if counter is None else counter(path)
 
 
 def _count_lines(path: Path) -> int:
@@ -58,3 +103,12 @@ def _count_parquet(path: Path) -> int:
     import pyarrow.parquet  # a quarter of a second, which plans without Parquet files need not take
 
     return int(pyarrow.parquet.read_metadata(path).num_rows)
+
+
+COUNTERS: Mapping[str, Callable[[Path], int]] = {
+    ".parquet": _count_parquet,
+    ".jsonl": _count_lines,
+    ".json": _count_json,
+    ".csv": _count_csv,
+}
+"""Function that counts the rows of a file, by suffix."""

@@ -4,55 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from quintet.config.config_values import describe_value, value_source
-from quintet.config.native.advantages import OutsideAdvantageConfig
-from quintet.config.native.losses import (
-    CispoLossConfig,
-    ClipCovLossConfig,
-    DecoupledPpoLossConfig,
-    DistillationLossConfig,
-    GspoLossConfig,
-    OutsideLossConfig,
-    PpoLossConfig,
-)
+from quintet.config.composed import ComposedConfig
+from quintet.config.config_values import problem_with
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.mixture import RunEnv
+from quintet.config.native.training import SftConfig
 from quintet.config.plan.advice import PlannedRun, advice
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
 from quintet.config.plan.batches import (
     RankWorkload,
-    TrainingRows,
-    count_evaluated_rows,
-    count_training_rows,
     max_sequences_per_episode,
     num_sft_validations,
     rank_workload,
     sft_passes_per_step,
 )
-from quintet.config.plan.component_memory import MemoryUse
 from quintet.config.plan.memory import MemoryPlan, plan_memory
 from quintet.config.plan.memory_fit import memory_problems
-from quintet.config.plan.models import Models, find_models
-from quintet.config.plan.placement import Component, Placement, place_components, placement_problems
+from quintet.config.plan.models import Models, find_models, policy_path
+from quintet.config.plan.placement import Placement, place_components, placement_problems
+from quintet.config.plan.row_counts import TrainingRows, count_evaluated_rows, count_training_rows
 from quintet.config.plan.steps import batch_key, sft_only, too_few_rows
 from quintet.config.problems import ConfigProblem, raise_problems
 from quintet.config.schema import format_value
 
-if TYPE_CHECKING:
-    from quintet.config.composed import ComposedConfig
-    from quintet.config.native.experiment import Experiment
-    from quintet.config.native.mixture import RunEnv
-    from quintet.config.native.training import SftConfig
-
-ClippedLossConfig = (
-    PpoLossConfig
-    | DecoupledPpoLossConfig
-    | GspoLossConfig
-    | CispoLossConfig
-    | ClipCovLossConfig
-    | DistillationLossConfig
-)
-"""Losses that clip a ratio between two bounds."""
+CLIPPED_RATIO = ("ppo", "decoupled_ppo", "gspo", "cispo", "clip_cov", "distillation")
+"""Losses that clip a ratio between `1 - clip_low` and `1 + clip_high`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +53,13 @@ class RunPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""
+        learners = {
+            name: asdict(workload) | {"gradient_accumulation": workload.micro_batches}
+            for name, workload in self.workloads.items()
+        }
         return {
-            "run": dict(self.run),
-            "arithmetic": dict(self.numbers)
-            | {"learners": {k: _workload_json(one) for k, one in self.workloads.items()}},
+            "run": self.run,
+            "arithmetic": {**self.numbers, "learners": learners},
             "placement": _placement_json(self.placement),
             "memory": _memory_json(self),
             "warnings": list(self.warnings),
@@ -93,10 +74,10 @@ def plan_run(composed: ComposedConfig, device_bytes: int | None = None) -> RunPl
     """
     config = composed.experiment
     data = count_training_rows(config)
-    if data is not None:
-        raise_problems(_too_few_rows(composed, data))
+    raise_problems(_too_few_rows(composed, data))
     steps = data.steps if data and data.sets_steps else config.training.steps
-    if (stage := sft_only(config)) and stage.episodes:
+    stage = sft_only(config)
+    if stage and stage.episodes:
         steps = None
     numbers = compute_batch_arithmetic(composed, steps)
     placement, models = place_components(config), find_models(config)
@@ -104,25 +85,26 @@ def plan_run(composed: ComposedConfig, device_bytes: int | None = None) -> RunPl
     if device_bytes is not None:
         raise_problems(memory_problems(composed, placement, models, device_bytes))
     memory = plan_memory(config, placement, models, device_bytes)
-    planned = PlannedRun(composed, numbers, steps, placement, models, memory, device_bytes, data)
-    learners = [name for name in ("actor", "critic") if placement.of(name) and not sft_only(config)]
+    learners = [] if stage else [learner for learner in map(placement.of, ("actor", "critic")) if learner]
     return RunPlan(
-        composed,
-        _run(config, models),
-        _numbers(config, asdict(numbers), data, steps),
-        {name: rank_workload(config, name, _copies(placement, name)) for name in learners},
-        data,
-        placement,
-        models,
-        memory,
-        device_bytes,
-        advice(planned),
+        composed=composed,
+        run=_run(config, models),
+        numbers=_numbers(config, asdict(numbers), data, steps),
+        workloads={learner.name: rank_workload(config, learner.name, learner.copies) for learner in learners},
+        data=data,
+        placement=placement,
+        models=models,
+        memory=memory,
+        device_bytes=device_bytes,
+        warnings=advice(PlannedRun(composed, numbers, steps, placement, models, memory, device_bytes, data)),
     )
 
 
-def _copies(placement: Placement, name: str) -> int:
-    component = placement.of(name)
-    return component.copies if component else 1
+def _too_few_rows(composed: ComposedConfig, data: TrainingRows | None) -> Iterator[ConfigProblem]:
+    if data is None or data.rows is None or not data.sets_steps or composed.experiment.validation.only:
+        return
+    if data.rows < data.batch:
+        yield problem_with(composed, batch_key(composed.experiment), *too_few_rows(composed.experiment, data.rows))
 
 
 def _numbers(
@@ -150,22 +132,12 @@ def _numbers(
     }
 
 
-def _too_few_rows(composed: ComposedConfig, data: TrainingRows) -> Iterator[ConfigProblem]:
-    config = composed.experiment
-    if data.rows is None or not data.sets_steps or data.rows >= data.batch or config.validation.only:
-        return
-    key = batch_key(config)
-    message, hint = too_few_rows(config, data.rows, describe_value(composed, key))
-    yield ConfigProblem(key, data.batch, value_source(composed, key), message, hint)
-
-
 def _numbers_of_fine_tuning(
     config: Experiment, stage: SftConfig, data: TrainingRows | None, steps: int | None
 ) -> dict[str, Any]:
-    rows = data.rows if data else None
     losses = None
-    if steps is not None and rows is not None:
-        losses = num_sft_validations(config, stage, steps, max(1, rows // stage.batch))
+    if steps is not None and data is not None and data.rows is not None:
+        losses = num_sft_validations(config, stage, steps, max(1, data.rows // stage.batch))
     return {
         "sequences_per_step": stage.batch,
         "passes_per_step": sft_passes_per_step(config, stage),
@@ -192,8 +164,7 @@ def _data_numbers(data: TrainingRows | None) -> dict[str, Any]:
 
 
 def _run(config: Experiment, models: Models) -> dict[str, str]:
-    kind = _kind(config)
-    lines = {"name": config.name, "kind": kind}
+    lines = {"name": config.name, "kind": _kind(config)}
     if config.evaluation is not None:
         scorer = config.evaluation.function or "the verifier of each row's source"
         return lines | {"responses": config.evaluation.path, "scored by": scorer}
@@ -214,11 +185,10 @@ def _kind(config: Experiment) -> str:
 
 
 def _policy(config: Experiment, models: Models) -> str:
-    path = config.sft.path if config.sft and config.sft.path else config.policy.path
     shape, lora = models.of("actor"), config.policy.lora
     size = f"{_count(shape.parameters)} parameters" if shape else "of unknown size"
     adapted = f", LoRA of rank {lora.rank}" if lora else ""
-    return f"{path or config.policy.preset}, {size}, {config.policy.dtype}{adapted}"
+    return f"{policy_path(config) or config.policy.preset}, {size}, {config.policy.dtype}{adapted}"
 
 
 def _count(number: int) -> str:
@@ -237,84 +207,50 @@ def _env_lines(config: Experiment) -> dict[str, str]:
     return lines | {"envs" if config.envs else "env": envs}
 
 
-def _env(one: RunEnv, config: Experiment) -> str:
+def _env(env: RunEnv, config: Experiment) -> str:
     """Describe an env, and its share of the groups if there are several."""
-    env = one.config.model_dump()
-    options = [
-        f"{key} {format_value(value)}" for key, value in env.items() if key in ("size", "width", "height", "boxes")
-    ]
-    kind = ", ".join([str(env.get("simulator", one.config.name)), *options])
+    values = env.config.model_dump()
+    sizes = [f"{key} {format_value(values[key])}" for key in ("size", "width", "height", "boxes") if key in values]
+    kind = ", ".join([str(values.get("simulator", env.config.name)), *sizes])
     if not config.envs:
         return kind
-    share = one.share / sum(other.share for other in config.played)
-    return f"{one.name} ({kind}): {share:.3g} of the groups, {one.validation_episodes} held-out episodes"
+    share = env.share / sum(other.share for other in config.played)
+    return f"{env.name} ({kind}): {share:.3g} of the groups, {env.validation_episodes} held-out episodes"
 
 
 def _algorithm(config: Experiment) -> str:
-    algorithm, kl = config.algorithm, config.algorithm.kl
-    rate = f"learning rate {config.actor.optimizer.learning_rate:g}"
-    loss, advantage = algorithm.loss, algorithm.advantage
-    bounds = (
-        f" clipped to {1 - loss.clip_low:g} … {1 + loss.clip_high:g}" if isinstance(loss, ClippedLossConfig) else ""
-    )
-    clip = f"{loss.function if isinstance(loss, OutsideLossConfig) else loss.name}{bounds}"
+    kl, advantage, loss = config.algorithm.kl, config.algorithm.advantage, config.algorithm.loss.model_dump()
+    clip = loss.get("function", loss["name"])
+    if loss["name"] in CLIPPED_RATIO:
+        clip += f" clipped to {1 - loss['clip_low']:g} … {1 + loss['clip_high']:g}"
+    estimator = getattr(advantage, "function", advantage.name)
     kl_term = f"KL ({kl.estimator}) × {kl.coefficient:g} in the {kl.apply_to}" if kl else "no KL"
-    estimator = advantage.function if isinstance(advantage, OutsideAdvantageConfig) else advantage.name
-    return ", ".join([estimator, clip, kl_term, rate])
-
-
-def _workload_json(one: RankWorkload) -> dict[str, Any]:
-    return {
-        "data_parallel_ranks": one.ranks,
-        "episodes_per_rank": one.episodes,
-        "sequences_per_rank": one.sequences,
-        "micro_batches": one.micro_batches,
-        "gradient_accumulation": one.micro_batches,
-        "tokens_per_micro_batch": one.tokens,
-        "predicted_tokens_per_micro_batch": one.predicted_tokens,
-        "budget": asdict(one.budget),
-    }
+    return f"{estimator}, {clip}, {kl_term}, learning rate {config.actor.optimizer.learning_rate:g}"
 
 
 def _placement_json(placement: Placement) -> dict[str, Any]:
-    return {
-        "nodes": placement.nodes,
-        "devices_per_node": placement.devices_per_node,
-        "colocated": placement.colocated,
-        "components": {one.name: _component_json(placement, one) for one in placement.components},
-        "idle_devices": list(placement.idle),
+    components = {
+        component.name: {
+            "devices": component.devices,
+            "devices_by_node": {str(node): devices for node, devices in placement.by_node(component).items()},
+            "copies": component.copies,
+            "split": asdict(component.parallelism),
+        }
+        for component in placement.components
     }
+    sizes = {"nodes": placement.nodes, "devices_per_node": placement.devices_per_node}
+    return sizes | {"colocated": placement.colocated, "components": components, "idle_devices": placement.idle}
 
 
-def _component_json(placement: Placement, component: Component) -> dict[str, Any]:
-    nodes = placement.by_node(component)
-    return {
-        "devices": list(component.devices),
-        "devices_by_node": {str(node): list(devices) for node, devices in nodes.items()},
-        "copies": component.copies,
-        "split": asdict(component.parallelism),
-    }
-
-
-def _memory_json(found: RunPlan) -> dict[str, Any]:
+def _memory_json(plan: RunPlan) -> dict[str, Any]:
     """Return memory in bytes on one device."""
     return {
-        "unknown": {key: {"reason": one.reason, "hint": one.hint} for key, one in found.models.unknown.items()},
-        "device_bytes": found.device_bytes,
-        "components": {name: _load_json(load) for name, load in found.memory.active.items()},
-        "idle": {name: _load_json(load) for name, load in found.memory.idle.items()},
+        "unknown": {key: asdict(model) for key, model in plan.models.unknown.items()},
+        "device_bytes": plan.device_bytes,
+        "components": {name: use.to_json() for name, use in plan.memory.active.items()},
+        "idle": {name: use.to_json() for name, use in plan.memory.idle.items()},
         "peaks": [
-            {
-                "devices": list(peak.devices),
-                "components": list(peak.components),
-                "phase": peak.phase,
-                "total": peak.total,
-                "parts": {name: load.total for name, load in peak.parts.items()},
-            }
-            for peak in found.memory.peaks
+            asdict(peak) | {"total": peak.total, "parts": {name: use.total for name, use in peak.parts.items()}}
+            for peak in plan.memory.peaks
         ],
     }
-
-
-def _load_json(load: MemoryUse) -> dict[str, int]:
-    return asdict(load) | {"total": load.total}

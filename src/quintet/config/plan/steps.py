@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.training import SftConfig
 from quintet.errors import ConfigError
-
-if TYPE_CHECKING:
-    from quintet.config.native.experiment import Experiment
-    from quintet.config.native.training import SftConfig
 
 
 def sft_only(config: Experiment) -> SftConfig | None:
@@ -52,13 +48,13 @@ def num_steps(config: Experiment, rows: int) -> int:
     if epochs is None:
         return config.training.steps
     if rows < batch and not config.validation.only:
-        message, hint = too_few_rows(config, rows, f"{batch_key(config)} = {batch}")
-        raise ConfigError(message, key=batch_key(config), value=batch, hint=hint)
+        problem, hint = too_few_rows(config, rows)
+        raise ConfigError(f"{batch_key(config)} = {batch}: {problem}", key=batch_key(config), value=batch, hint=hint)
     steps, max_steps = rows // batch * epochs, config.data.max_steps if config.data else None
     return steps if max_steps is None else min(steps, max_steps)
 
 
-def too_few_rows(config: Experiment, rows: int, batch: str) -> tuple[str, str]:
-    """Return message and hint for data that do not fill one step; `batch` is the description of its key."""
+def too_few_rows(config: Experiment, rows: int) -> tuple[str, str]:
+    """Return problem and hint for data that do not fill one step."""
     counted = f"{rows:,} row{'' if rows == 1 else 's'}"
-    return f"{batch}: the data have {counted}, which do not fill one step", f"at most: {batch_key(config)}={rows}"
+    return f"the data have {counted}, which do not fill one step", f"at most: {batch_key(config)}={rows}"

@@ -109,3 +109,10 @@ def test_a_foreign_file_for_many_devices_says_how_it_is_started() -> None:
     told = refusal(config=str(script), dialect="verl")
     assert "trainer.n_gpus_per_node = 8" in told
     assert "start it with `torchrun --nnodes 4 --nproc-per-node 8 -m quintet train …`" in told
+
+
+def test_an_evaluation_on_many_devices_is_refused_without_a_command() -> None:
+    """Its devices have no learner, so no number of processes would do."""
+    told = refusal("evaluation.path=x.jsonl", "placement.devices_per_node=8")
+    assert "is not supported yet: requires Ray" in told
+    assert "torchrun" not in told

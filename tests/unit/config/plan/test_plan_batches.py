@@ -13,15 +13,13 @@ from hypothesis import strategies as st
 
 from quintet.config.compose import load_experiment
 from quintet.config.plan.batches import (
-    count_evaluated_rows,
-    count_training_rows,
     max_sequences_per_episode,
     micro_batch_budget,
     num_sft_validations,
     rank_workload,
     sft_passes_per_step,
 )
-from quintet.config.plan.row_counts import count_rows
+from quintet.config.plan.row_counts import count_evaluated_rows, count_rows, count_training_rows
 from quintet.config.plan.steps import num_steps
 from quintet.errors import ConfigError
 
@@ -38,8 +36,8 @@ def test_a_ranks_part_of_a_mini_batch_by_hand(tmp_path: Path) -> None:
     """512 episodes in 8 mini-batches over 8 ranks: 8 episodes of 536 tokens, three at a time in three passes."""
     config = on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.budget.sequences=3").experiment
     part = rank_workload(config, "actor", 8)
-    assert (part.episodes, part.sequences, part.micro_batches) == (8, 8, 3)
-    assert (part.tokens, part.predicted_tokens) == (3 * 536, 3 * 24)
+    assert (part.episodes_per_rank, part.sequences_per_rank, part.micro_batches) == (8, 8, 3)
+    assert (part.tokens_per_micro_batch, part.predicted_tokens_per_micro_batch) == (3 * 536, 3 * 24)
     assert part.budget.description == "at most 3 sequences"
     assert part.budget.key == "actor.budget.sequences"
 
@@ -47,20 +45,20 @@ def test_a_ranks_part_of_a_mini_batch_by_hand(tmp_path: Path) -> None:
 def test_a_budget_of_tokens_says_at_most(tmp_path: Path) -> None:
     """Eight sequences of at most 536 tokens, about 1,000 at a time: five passes."""
     part = rank_workload(on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.budget.tokens=1000").experiment, "actor", 8)
-    assert (part.micro_batches, part.tokens, part.predicted_tokens) == (5, 1000, 8 * 24)
+    assert (part.micro_batches, part.tokens_per_micro_batch, part.predicted_tokens_per_micro_batch) == (5, 1000, 8 * 24)
     assert part.budget.description == "at most 1,000 tokens"
 
 
 def test_both_limits_hold(tmp_path: Path) -> None:
     words = ["actor.budget.tokens=1000", "actor.budget.sequences=1"]
     part = rank_workload(on(tmp_path, "Qwen2.5-7B", 1, 8, *words).experiment, "actor", 8)
-    assert (part.tokens, part.micro_batches) == (536, 8)
+    assert (part.tokens_per_micro_batch, part.micro_batches) == (536, 8)
     assert part.budget.description == "at most 1 sequence and 1,000 tokens"
 
 
 def test_a_sequence_beyond_the_budget_is_a_pass_by_itself(tmp_path: Path) -> None:
     part = rank_workload(on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.budget.tokens=100").experiment, "actor", 8)
-    assert (part.tokens, part.micro_batches) == (536, 8)
+    assert (part.tokens_per_micro_batch, part.micro_batches) == (536, 8)
 
 
 def test_a_learner_without_a_budget_has_the_runs(tmp_path: Path) -> None:
@@ -78,7 +76,10 @@ def test_a_window_that_slides_makes_more_sequences(window: str, turns: int, sequ
 
 def test_learning_the_envs_words_predicts_all_tokens(tmp_path: Path) -> None:
     words = ["algorithm.train_on_observations=true", "actor.budget.sequences=2"]
-    assert rank_workload(on(tmp_path, "Qwen2.5-7B", 1, 8, *words).experiment, "actor", 8).predicted_tokens == 2 * 536
+    assert (
+        rank_workload(on(tmp_path, "Qwen2.5-7B", 1, 8, *words).experiment, "actor", 8).predicted_tokens_per_micro_batch
+        == 2 * 536
+    )
 
 
 def write(tmp_path: Path) -> dict[str, str]:
