@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import yaml
-
 from quintet.config.checks.engines import runs_by_default
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, choose, export_name, set_options
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
@@ -21,6 +19,7 @@ from quintet.config.dialects.conversion_rules import (
     loggers,
     lora_section,
 )
+from quintet.config.dialects.ragen.key_values import parse_loggers
 from quintet.config.dialects.supported_runs import require_env
 from quintet.config.native.experiment import Experiment
 from quintet.config.problems import ConfigProblem
@@ -81,11 +80,6 @@ def _format_devices(devices: tuple[int, ...]) -> tuple[int | str]:
     return (",".join(map(str, devices)) if len(devices) > 1 else (*devices, -1)[0],)
 
 
-def _parse_loggers(mode: str | list[str]) -> Any:
-    """RAGEN accepts a list, or the text of one."""
-    return yaml.safe_load(mode) if isinstance(mode, str) else mode
-
-
 def _start_states(drawn: int | None) -> int:
     """Return the number of start states: those of RAGEN's file, or fewer if only some are drawn."""
     return min(drawn or DEFAULT_START_STATES, DEFAULT_START_STATES)
@@ -137,7 +131,7 @@ RULES: tuple[ConversionRule, ...] = (
         lambda episodes, batch: _start_states(episodes) // batch * batch,
         lambda episodes: (episodes, 1 if episodes % 10 else 10),
     ),
-    loggers("tracking.loggers", "logging.mode", parse=_parse_loggers),
+    loggers("tracking.loggers", "logging.mode", parse=parse_loggers),
     Derived(
         "tracking.rendered_episodes",
         ("logging.log_images", "logging.log_n_image_per_batch"),
@@ -148,7 +142,7 @@ RULES: tuple[ConversionRule, ...] = (
     Derived("placement.visible_devices", (DEVICES,), _parse_devices, _format_devices, export_none=False),
 )
 SFT_RULES: tuple[ConversionRule, ...] = (
-    loggers("sft.loggers", "sft.training.logger", parse=_parse_loggers),
+    loggers("sft.loggers", "sft.training.logger", parse=parse_loggers),
     lora_section("sft.training", scalar=False),
 )
 

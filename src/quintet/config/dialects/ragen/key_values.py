@@ -10,10 +10,15 @@ import yaml
 from quintet.config.dialects.value_types import ValueType
 
 
+def parse_loggers(value: Any) -> Any:
+    """Return loggers as RAGEN reads them: a list, or the text of one."""
+    return yaml.safe_load(value) if isinstance(value, str) else value
+
+
 def _loggers(*names: str) -> ValueType:
     def accepts(value: object) -> bool:
         try:
-            loggers = yaml.safe_load(value) if isinstance(value, str) else value
+            loggers = parse_loggers(value)
         except yaml.YAMLError:
             return False
         return all(logger in names for logger in (loggers if isinstance(loggers, list) else [loggers]))

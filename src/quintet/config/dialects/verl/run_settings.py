@@ -22,7 +22,10 @@ from quintet.config.problems import ConfigProblem
 REWARD_SECTIONS = ("custom_reward_function.", "reward_model.")
 """Sections of keys that choose how responses are scored."""
 FUNCTION_ARGUMENTS, MANAGER = "custom_reward_function.reward_kwargs", "reward_model.reward_manager"
-MAX_RESPONSE, OVERLONG = "reward_model.reward_kwargs.max_resp_len", "reward_model.reward_kwargs.overlong_buffer_cfg"
+OVERLONG, OVERLONG_BUFFER, MAX_RESPONSE = (
+    f"reward_model.reward_kwargs.{key}"
+    for key in ("overlong_buffer_cfg.enable", "overlong_buffer_cfg.len", "max_resp_len")
+)
 RESUME_MODES = {"auto": "auto", "disable": "never"}
 RESUME_NAMES = inverted(RESUME_MODES)
 RUN_RULES: tuple[ConversionRule, ...] = (
@@ -41,20 +44,6 @@ DATA_RULES: tuple[ConversionRule, ...] = (
     file_list("data.validation_files", "data.val_files"),
     function_address("data.dataset_class", "data.custom_cls.path", "data.custom_cls.name", import_none=False),
 )
-REWARD_MODEL = OptionalSection(
-    "reward.model",
-    "reward_model.enable",
-    (
-        Derived(
-            "reward.model.path",
-            ("reward_model.model.path", "reward_model.enable"),
-            lambda path, enabled: path,
-            lambda path: (path,),
-        ),
-        file_list("reward.model.external_libs", "reward_model.model.external_lib", scalar=False, empty=None),
-    ),
-    on_value=True,
-)
 
 
 def reward_function(native: str) -> Derived:
@@ -62,20 +51,36 @@ def reward_function(native: str) -> Derived:
     return function_address(native, "custom_reward_function.path", "custom_reward_function.name", "compute_score")
 
 
+REWARD_RULES: tuple[ConversionRule, ...] = (
+    reward_function("reward.function"),
+    OptionalSection(
+        "reward.model",
+        "reward_model.enable",
+        (
+            Derived(
+                "reward.model.path",
+                ("reward_model.model.path", "reward_model.enable"),
+                lambda path, enabled: path,
+                lambda path: (path,),
+            ),
+            file_list("reward.model.external_libs", "reward_model.model.external_lib", scalar=False, empty=None),
+        ),
+        on_value=True,
+    ),
+)
+
+
 def rewards_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the native reward section."""
     native.set("reward.kind", "rules")
-    function = reward_function("reward.function")
-    function.to_native(values, native)
-    if values[function.foreign[0]] is not None:
+    apply_to_native(REWARD_RULES, values, native)
+    if values["custom_reward_function.path"] is not None:
         native.set("reward.function_arguments", values[FUNCTION_ARGUMENTS] or {}, FUNCTION_ARGUMENTS)
     if values[MANAGER] == "dapo":
         # without the penalty on overlong responses, DAPO's manager scores like the naive one
-        enabled, buffer = f"{OVERLONG}.enable", f"{OVERLONG}.len"
-        native.set("reward.manager", "dapo" if values[enabled] else "naive", MANAGER, enabled)
-        if values[enabled]:
-            native.set("reward.overlong.buffer", values[buffer], buffer, MAX_RESPONSE)
-    REWARD_MODEL.to_native(values, native)
+        native.set("reward.manager", "dapo" if values[OVERLONG] else "naive", MANAGER, OVERLONG)
+        if values[OVERLONG]:
+            native.set("reward.overlong.buffer", values[OVERLONG_BUFFER], OVERLONG_BUFFER, MAX_RESPONSE)
 
 
 def rewards_from_native(foreign: ForeignBuilder) -> None:
@@ -83,26 +88,25 @@ def rewards_from_native(foreign: ForeignBuilder) -> None:
     reward = foreign.experiment.reward
     if reward is None:
         return
-    reward_function("reward.function").from_native(foreign)
+    apply_from_native(REWARD_RULES, foreign)
     foreign.set(FUNCTION_ARGUMENTS, reward.function_arguments)
     if reward.overlong is not None:
         foreign.set(MANAGER, "dapo")
-        foreign.set(f"{OVERLONG}.enable", True)
-        foreign.set(f"{OVERLONG}.len", reward.overlong.buffer)
-    REWARD_MODEL.from_native(foreign)
+        foreign.set(OVERLONG, True)
+        foreign.set(OVERLONG_BUFFER, reward.overlong.buffer)
 
 
 def overlong_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems of DAPO's penalty on overlong responses."""
-    enabled, buffer, response = f"{OVERLONG}.enable", f"{OVERLONG}.len", f"{ROLLOUT}.response_length"
-    if values[MANAGER] != "dapo" or not values[enabled]:
+    response = f"{ROLLOUT}.response_length"
+    if values[MANAGER] != "dapo" or not values[OVERLONG]:
         return
-    if values[buffer] is None:
-        hint = f"set it to a number of tokens, or {enabled}=false"
-        yield values.problem(buffer, f"{values.describe(enabled)} needs it", hint)
-    elif values[buffer] > values[response]:
+    if values[OVERLONG_BUFFER] is None:
+        hint = f"set it to a number of tokens, or {OVERLONG}=false"
+        yield values.problem(OVERLONG_BUFFER, f"{values.describe(OVERLONG)} needs it", hint)
+    elif values[OVERLONG_BUFFER] > values[response]:
         problem = f"is more than the maximum response length, {values.describe(response)}"
-        yield values.problem(buffer, problem, f"at most: {buffer}={values[response]}")
+        yield values.problem(OVERLONG_BUFFER, problem, f"at most: {OVERLONG_BUFFER}={values[response]}")
     if values[MAX_RESPONSE] not in (None, values[response]):
         problem = f"differs from {values.describe(response)}"
         yield values.problem(MAX_RESPONSE, problem, "leave it out: it follows data.max_response_length")
