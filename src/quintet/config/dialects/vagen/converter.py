@@ -8,7 +8,6 @@ from typing import Any
 from quintet.config.dialects.algorithm_choice import (
     ADVANTAGE,
     choose,
-    config_class,
     export_name,
     option_value,
     set_options,
@@ -33,8 +32,8 @@ from quintet.config.dialects.vagen.env_sections import (
     envs_tree,
 )
 from quintet.config.dialects.vagen.key_values import ENV
-from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT, StepSize, pass_problems, passes, split_problems
-from quintet.config.dialects.verl.constraints import group_problems, kl_problems, shared_problems
+from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT, StepSize
+from quintet.config.dialects.verl.constraints import shared_problems
 from quintet.config.dialects.verl.critic import critic_defaults, critic_from_native
 from quintet.config.dialects.verl.key_values import KL_ESTIMATORS
 from quintet.config.dialects.verl.learners import learning_from_native, learning_to_native, policy_tree
@@ -87,19 +86,12 @@ RULES = (
 
 def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems between keys: those that VAGEN or verl asserts, and unclear settings of environments."""
-    step = _step_size(values)
     yield from env_problems(values)
     episodes = f"episodes of a step, from {values.describe(GROUPS, SAMPLES)}"
     yield from values.divisor_problems(MINI_BATCH, values[GROUPS] * values[SAMPLES], episodes)
     yield from _length_problems(values)
-    yield from split_problems(values, step)
-    trains_critic = config_class(ADVANTAGE, values[ESTIMATOR], MASKED_GAE).uses_values
-    kinds = passes(values, critic=trains_critic, reference=_kl_coefficient_key(values) is not None)
-    yield from pass_problems(values, step, kinds)
-    if values[RESPONSES] == 1:
-        yield from group_problems(values, SAMPLES, MASKED_GAE)
-    yield from kl_problems(values)
-    yield from shared_problems(values)
+    has_reference = _kl_coefficient_key(values) is not None
+    yield from shared_problems(values, _step_size(values), SAMPLES, MASKED_GAE, has_reference=has_reference)
     yield from _step_problems(values)
 
 

@@ -146,13 +146,12 @@ def _num_replicas(values: ForeignValues, keys: PassKeys) -> int:
     return max(1, num_gpus(values) // int(values[keys.ulysses]))
 
 
-def pass_problems(values: ForeignValues, step: StepSize, kinds: Iterable[PassKeys]) -> Iterator[ConfigProblem]:
-    """Yield a problem for passes that do not fill optimizer steps, or cannot hold the longest sequence."""
-    for keys in kinds:
-        if values[keys.dynamic]:
-            yield from _token_problems(values, step, keys)
-        else:
-            yield from _sequence_problems(values, step, keys)
+def batch_problems(values: ForeignValues, step: StepSize, *, critic: bool, reference: bool) -> Iterator[ConfigProblem]:
+    """Yield problems of a step that the GPUs cannot share, and of passes that do not fill it or cannot hold it."""
+    yield from _split_problems(values, step)
+    for keys in passes(values, critic=critic, reference=reference):
+        problems = _token_problems if values[keys.dynamic] else _sequence_problems
+        yield from problems(values, step, keys)
 
 
 def _token_problems(values: ForeignValues, step: StepSize, keys: PassKeys) -> Iterator[ConfigProblem]:
@@ -199,7 +198,7 @@ def _mini_batch_problems(
         yield values.problem(key, problem, nearest or f"raise {step.mini_batch_from}, or use fewer GPUs")
 
 
-def split_problems(values: ForeignValues, step: StepSize) -> Iterator[ConfigProblem]:
+def _split_problems(values: ForeignValues, step: StepSize) -> Iterator[ConfigProblem]:
     """Yield a problem if the GPUs cannot share the sequences evenly, or one sequence, or one model."""
     gpus, source = num_gpus(values), values.describe(*GPUS)
     engine = (f"{ROLLOUT}.tensor_model_parallel_size",) if values[f"{ROLLOUT}.name"] != "hf" else ()

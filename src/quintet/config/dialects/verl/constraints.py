@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 
 from quintet.config.dialects.algorithm_choice import config_class
 from quintet.config.dialects.conversion import ForeignValues
-from quintet.config.dialects.verl.batches import ACTOR, MODEL, REF, ROLLOUT, StepSize
+from quintet.config.dialects.verl.batches import ACTOR, MODEL, REF, ROLLOUT, StepSize, batch_problems
 from quintet.config.dialects.verl.critic import DEFAULT_LEARNING_RATE, critic_problems
 from quintet.config.dialects.verl.key_values import UNCLIPPED
-from quintet.config.dialects.verl.objective import ESTIMATORS, objective_problems
+from quintet.config.dialects.verl.objective import objective_problems
 from quintet.config.problems import ConfigProblem
 
 PROMPTS, SAMPLES, MINI_BATCH = "data.train_batch_size", f"{ROLLOUT}.n", f"{ACTOR}.ppo_mini_batch_size"
+ESTIMATOR = "algorithm.adv_estimator"
 LENGTHS = ("data.max_prompt_length", "data.max_response_length")
 
 
@@ -29,35 +30,23 @@ def step_size(values: ForeignValues) -> StepSize:
     )
 
 
-def mini_batch_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
-    """Yield a problem if the prompts of a step do not fill whole optimizer steps."""
-    yield from values.divisor_problems(
-        MINI_BATCH, values[PROMPTS], f"prompts of a step, from {values.describe(PROMPTS)}"
-    )
-
-
-def group_problems(
-    values: ForeignValues, samples: str, names: Mapping[str, str] = ESTIMATORS
+def shared_problems(
+    values: ForeignValues, step: StepSize, samples: str, estimators: Mapping[str, str], *, has_reference: bool
 ) -> Iterator[ConfigProblem]:
-    """Yield a problem if the estimator compares the samples of a prompt and there is only one."""
-    estimator = "algorithm.adv_estimator"
-    advantage = config_class("algorithm.advantage", values[estimator], names)
-    compares = advantage.needs_several_samples or names.get(values[estimator]) == "rloo"
-    if compares and values[samples] == 1:
-        problem = f"{values.describe(estimator)} compares several responses to the same prompt"
-        yield values.problem(samples, problem, f"at least 2, or {estimator}=gae")
+    """Yield problems between keys that do not depend on the environment.
 
-
-def kl_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
-    """Yield a problem if the KL divergence counts in the reward and in the loss."""
+    `samples` is the key of the samples to compare, and `estimators` are native names of advantage estimators.
+    """
+    advantage = config_class("algorithm.advantage", values[ESTIMATOR], estimators)
+    yield from batch_problems(values, step, critic=advantage.uses_values, reference=has_reference)
+    compares = advantage.needs_several_samples or estimators.get(values[ESTIMATOR]) == "rloo"
+    if compares and values[samples] == values[SAMPLES] == 1:
+        problem = f"{values.describe(ESTIMATOR)} compares several responses to the same prompt"
+        yield values.problem(samples, problem, f"at least 2, or {ESTIMATOR}=gae")
     reward, loss = "algorithm.use_kl_in_reward", f"{ACTOR}.use_kl_loss"
     if values[reward] and values[loss]:
         problem = f"the KL divergence already counts in the loss, by {values.describe(loss)}"
         yield values.problem(reward, problem, f"set one of them to false: {reward}=false, or {loss}=false")
-
-
-def shared_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
-    """Yield problems between keys that do not depend on the environment."""
     yield from objective_problems(values)
     yield from _missing_keys(values)
     yield from _sampling_problems(values)

@@ -7,15 +7,16 @@ from collections.abc import Container, Iterator
 from pathlib import PurePath
 from typing import Any
 
-from quintet.config.dialects.algorithm_choice import ADVANTAGE, AlgorithmOptions, choose, config_class, export_name
+from quintet.config.dialects.algorithm_choice import ADVANTAGE, AlgorithmOptions, choose, export_name
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import MiniBatches, apply_from_native, apply_to_native
 from quintet.config.dialects.supported_runs import require_single_env
-from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT, pass_problems, passes, split_problems
+from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT
 from quintet.config.dialects.verl.constraints import (
-    group_problems,
-    kl_problems,
-    mini_batch_problems,
+    ESTIMATOR,
+    MINI_BATCH,
+    PROMPTS,
+    SAMPLES,
     shared_problems,
     step_size,
 )
@@ -38,12 +39,11 @@ from quintet.config.native.training import TrainingConfig
 from quintet.config.problems import ConfigProblem
 from quintet.errors import ConfigError
 
-ESTIMATOR = "algorithm.adv_estimator"
 KL_IN_LOSS, KL_IN_REWARD = f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
 KL_TARGET, KL_CONTROL = "algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.type"
 RULES = (
     *DATA_RULES,
-    MiniBatches(f"{ACTOR}.ppo_mini_batch_size", ("data.train_batch_size",), ("training.groups_per_step",)),
+    MiniBatches(MINI_BATCH, (PROMPTS,), ("training.groups_per_step",)),
 )
 DISCOUNTS = AlgorithmOptions(ADVANTAGE, {"gamma": "algorithm.gamma", "lam": "algorithm.lam"}, default=1.0)
 
@@ -58,15 +58,10 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems between keys: those that verl asserts at start-up, and contradictions in its reference."""
     if _kind(values) != "ppo":
         return
-    step = step_size(values)
-    trains_critic = config_class(ADVANTAGE, values[ESTIMATOR], ESTIMATORS).uses_values
+    prompts = f"prompts of a step, from {values.describe(PROMPTS)}"
+    yield from values.divisor_problems(MINI_BATCH, values[PROMPTS], prompts)
     has_reference = bool(values[KL_IN_LOSS] or values[KL_IN_REWARD])
-    yield from mini_batch_problems(values)
-    yield from split_problems(values, step)
-    yield from pass_problems(values, step, passes(values, critic=trains_critic, reference=has_reference))
-    yield from group_problems(values, f"{ROLLOUT}.n")
-    yield from kl_problems(values)
-    yield from shared_problems(values)
+    yield from shared_problems(values, step_size(values), SAMPLES, ESTIMATORS, has_reference=has_reference)
     yield from overlong_problems(values)
 
 
