@@ -34,10 +34,9 @@ from quintet.config.dialects.vagen.env_sections import (
 from quintet.config.dialects.vagen.key_values import ENV
 from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT, StepSize
 from quintet.config.dialects.verl.constraints import shared_problems
-from quintet.config.dialects.verl.critic import critic_defaults, critic_from_native
+from quintet.config.dialects.verl.critic import critic_defaults
 from quintet.config.dialects.verl.key_values import KL_ESTIMATORS
 from quintet.config.dialects.verl.learners import learning_from_native, learning_to_native, policy_tree
-from quintet.config.dialects.verl.objective import loss_to_native
 from quintet.config.dialects.verl.run_settings import (
     REWARD_SECTIONS,
     rewards_from_native,
@@ -188,7 +187,6 @@ def _algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     # `gae` includes the environment's tokens
     masked, origins = (False, (GAE_MASK, ESTIMATOR)) if estimator == "gae" else (values[GAE_MASK], (GAE_MASK,))
     native.set("algorithm.advantage_over_response_tokens", masked, *origins)
-    loss_to_native(values, native)
     _kl_to_native(values, native)
 
 
@@ -231,7 +229,6 @@ def base_tree(experiment: Experiment) -> dict[str, Any]:
 def from_native(foreign: ForeignBuilder) -> None:
     """Convert a native run to VAGEN's format."""
     run, rollout = foreign.experiment, foreign.experiment.rollout
-    specs = VAGEN.narrowed(base_tree(run)).specs()
     apply_from_native(RULES, foreign)
     foreign.set(SAMPLES, run.training.samples_per_group)
     foreign.set(STEPS, run.training.steps or None)
@@ -239,14 +236,13 @@ def from_native(foreign: ForeignBuilder) -> None:
     foreign.set(TRAJECTORY, rollout.max_prompt_tokens + rollout.max_response_tokens)
     foreign.set(START, rollout.max_start_tokens or rollout.max_prompt_tokens)
     envs_from_native(foreign)
-    learning_from_native(foreign, specs)
+    learning_from_native(foreign, VAGEN.narrowed(base_tree(run)).specs())
     _algorithm_from_native(foreign)
     if run.data:
         foreign.set("data.image_key", run.data.image_key or "images")
         foreign.set("data.truncation", run.data.truncation)
     rewards_from_native(foreign)
     run_from_native(foreign)
-    critic_from_native(foreign, specs)
 
 
 def _algorithm_from_native(foreign: ForeignBuilder) -> None:

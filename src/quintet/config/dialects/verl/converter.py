@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, AlgorithmOptions, choose, export_name
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import MiniBatches, apply_from_native, apply_to_native
+from quintet.config.dialects.conversion_rules import ConversionRule, MiniBatches, apply_from_native, apply_to_native
 from quintet.config.dialects.supported_runs import require_single_env
 from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT
 from quintet.config.dialects.verl.constraints import (
@@ -20,10 +20,10 @@ from quintet.config.dialects.verl.constraints import (
     shared_problems,
     step_size,
 )
-from quintet.config.dialects.verl.critic import critic_defaults, critic_from_native
+from quintet.config.dialects.verl.critic import critic_defaults
 from quintet.config.dialects.verl.dialect import VERL
 from quintet.config.dialects.verl.learners import STEPS, learning_from_native, learning_to_native, policy_tree
-from quintet.config.dialects.verl.objective import ESTIMATORS, loss_to_native
+from quintet.config.dialects.verl.objective import ESTIMATORS
 from quintet.config.dialects.verl.run_settings import (
     DATA_RULES,
     overlong_problems,
@@ -41,11 +41,11 @@ from quintet.errors import ConfigError
 
 KL_IN_LOSS, KL_IN_REWARD = f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
 KL_TARGET, KL_CONTROL = "algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.type"
-RULES = (
+RULES: tuple[ConversionRule, ...] = (
     *DATA_RULES,
     MiniBatches(MINI_BATCH, (PROMPTS,), ("training.groups_per_step",)),
+    AlgorithmOptions(ADVANTAGE, {"gamma": "algorithm.gamma", "lam": "algorithm.lam"}, default=1.0),
 )
-DISCOUNTS = AlgorithmOptions(ADVANTAGE, {"gamma": "algorithm.gamma", "lam": "algorithm.lam"}, default=1.0)
 
 
 def _kind(values: ForeignValues) -> str:
@@ -84,12 +84,10 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
 def _ppo_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     critic_defaults(values, native)
     native.set_from_keys(values.dialect.specs().values())
+    choose(native, ADVANTAGE, values[ESTIMATOR], ESTIMATORS, ESTIMATOR)
     apply_to_native(RULES, values, native)
     rewards_to_native(values, native)
     _steps_to_native(values, native)
-    choose(native, ADVANTAGE, values[ESTIMATOR], ESTIMATORS, ESTIMATOR)
-    DISCOUNTS.to_native(values, native)
-    loss_to_native(values, native)
     _kl_to_native(values, native)
     learning_to_native(values, native)
     for name in ("prompt", "response"):
@@ -148,16 +146,13 @@ def from_native(foreign: ForeignBuilder) -> None:
     elif run.sft is not None:
         sft_from_native(foreign)
     else:
-        specs = VERL.narrowed(base_tree(run)).specs()
-        _ppo_from_native(foreign, specs)
-        critic_from_native(foreign, specs)
+        _ppo_from_native(foreign)
 
 
-def _ppo_from_native(foreign: ForeignBuilder, documented: Container[str]) -> None:
+def _ppo_from_native(foreign: ForeignBuilder) -> None:
     run, kl = foreign.experiment, foreign.experiment.algorithm.kl
-    learning_from_native(foreign, documented)
+    learning_from_native(foreign, VERL.narrowed(base_tree(run)).specs())
     export_name(foreign, ADVANTAGE, ESTIMATOR, ESTIMATORS)
-    DISCOUNTS.from_native(foreign)
     foreign.set(KL_IN_REWARD, kl is not None and kl.apply_to == "reward")
     if kl and kl.target is not None:
         foreign.set(KL_CONTROL, "adaptive")

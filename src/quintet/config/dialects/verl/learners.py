@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Mapping
 from typing import Any
 
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, config_class
@@ -15,10 +15,11 @@ from quintet.config.dialects.conversion_rules import (
     file_list,
 )
 from quintet.config.dialects.engine_choice import arguments_from_native, arguments_to_native
+from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.verl.batches import ACTOR, MODEL, ROLLOUT, budgets_from_native, budgets_to_native, passes
-from quintet.config.dialects.verl.critic import critic_to_native
+from quintet.config.dialects.verl.critic import critic_from_native, critic_to_native
 from quintet.config.dialects.verl.key_values import UNCLIPPED
-from quintet.config.dialects.verl.objective import objective_from_native, objective_to_native
+from quintet.config.dialects.verl.objective import loss_to_native, objective_from_native, objective_to_native
 from quintet.config.native.experiment import Experiment
 
 STEPS = f"{ACTOR}.optim.total_training_steps"
@@ -34,7 +35,8 @@ RULES: tuple[ConversionRule, ...] = (
 
 
 def learning_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    """Set policy, engine, critic and reference; the native `algorithm` section must be set already."""
+    """Set loss, policy, engine, critic and reference; the native estimator and KL section must be set already."""
+    loss_to_native(values, native)
     native.set("policy.preset", None, f"{MODEL}.path")
     apply_to_native(RULES, values, native)
     _generation_to_native(values, native)
@@ -100,7 +102,7 @@ def policy_tree(experiment: Experiment) -> dict[str, Any]:
     return {"actor_rollout_ref": policy}
 
 
-def learning_from_native(foreign: ForeignBuilder, documented: Container[str]) -> None:
+def learning_from_native(foreign: ForeignBuilder, specs: Mapping[str, KeySpec]) -> None:
     """Set verl's keys of policy, engine, critic and reference."""
     run, rollout = foreign.experiment, foreign.experiment.rollout
     apply_from_native(RULES, foreign)
@@ -117,4 +119,5 @@ def learning_from_native(foreign: ForeignBuilder, documented: Container[str]) ->
             foreign.set(f"{section}.lr_warmup_steps_ratio", optimizer.warmup_ratio)
         if run.actor.backend == "megatron" and optimizer.min_learning_rate_ratio:
             foreign.set(f"{section}.min_lr", optimizer.min_learning_rate_ratio * optimizer.learning_rate)
-    budgets_from_native(foreign, documented)
+    budgets_from_native(foreign, specs)
+    critic_from_native(foreign, specs)
