@@ -152,7 +152,7 @@ def experiment(directory: Path, text: str) -> Experiment:
 def test_an_estimator_has_typed_arguments(
     plugin: Callable[..., None], tmp_path: Path, make_batch: Callable[..., Batch]
 ) -> None:
-    from quintet.algorithms.advantages.outside import estimate
+    from quintet.algorithms.advantages.custom import estimate
 
     plugin(ADVANTAGES, "quintet.advantages", centered="CENTERED")
     config = experiment(tmp_path, "algorithm: {advantage: {name: centered, center: 0.25}}")
@@ -165,7 +165,7 @@ def test_an_estimator_has_typed_arguments(
 
 
 def test_a_loss_has_typed_arguments(plugin: Callable[..., None], tmp_path: Path) -> None:
-    from quintet.algorithms.losses.outside import loss_from_config
+    from quintet.algorithms.losses.custom import loss_from_config
 
     plugin(LOSSES, "quintet.losses", scaled="scaled")
     loss = experiment(tmp_path, "algorithm: {loss: {name: scaled, scale: 3.0}}").algorithm.loss
@@ -227,7 +227,7 @@ def test_a_verifier_has_typed_arguments(plugin: Callable[..., None], tmp_path: P
     message = {
         "verifier": "contains",
         "text": "yes",
-        "truth": "",
+        "ground_truth": "",
         "extra": {},
         "options": {"word": "yes", "score": 0.5},
     }

@@ -58,11 +58,6 @@ class EnvSection:
         )
 
     @property
-    def env_name(self) -> str:
-        """Name of the environment, such as `sokoban`."""
-        return str(self["env_name"])
-
-    @property
     def native(self) -> str:
         """Native key of the environment."""
         return f"envs.{self.name}.env" if self.is_mixed else "env"
@@ -86,7 +81,7 @@ def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems of environments: unsupported ones, unknown options, and settings that cannot be mixed."""
     sections = env_sections(values)
     for section in sections:
-        if section.env_name not in ENVS:
+        if section["env_name"] not in ENVS:
             problem = f"this environment requires {Capability.ENVS}"
             hint = f"supported environments: {', '.join(ENVS)}"
             yield values.problem(section.key("env_name"), problem, hint)
@@ -101,11 +96,11 @@ def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 def _unknown_options(values: ForeignValues, sections: list[EnvSection]) -> Iterator[ConfigProblem]:
     for section in sections:
-        valid = _specs(section.env_name)
+        valid = _specs(section["env_name"])
         for key in values.merged.sources:
             name, _, option = key.partition(".")
             if name == section.name and option.startswith("env_config.") and option not in valid:
-                yield values.problem(key, f"{section.env_name} has no such option", "leave it out")
+                yield values.problem(key, f"{section['env_name']} has no such option", "leave it out")
 
 
 def _differing_settings(values: ForeignValues, sections: list[EnvSection]) -> Iterator[ConfigProblem]:
@@ -127,7 +122,7 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     sections = env_sections(values)
     rollout_values: dict[str, dict[str, tuple[Any, str]]] = {}
     for section in sections:
-        native.set(section.native, {"name": section.env_name}, section.key("env_name"), *FILES)
+        native.set(section.native, {"name": section["env_name"]}, section.key("env_name"), *FILES)
         for key, value, *origins in _section_values(section):
             if key.startswith("env."):
                 native.set(section.native + key.removeprefix("env"), value, *origins)
@@ -150,17 +145,17 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 def _section_values(section: EnvSection) -> Iterator[tuple[str, Any, str] | tuple[str, Any]]:
     """Yield the keys of `env` and `rollout` that a section sets, with value and foreign key."""
-    for option, spec in _specs(section.env_name).items():
+    for option, spec in _specs(section["env_name"]).items():
         if spec.direct:
             yield spec.native[0], to_native_value(spec, section[option]), section.key(option)
     form, origin = section[PROMPT_FORMAT], section.key(PROMPT_FORMAT)
     yield "rollout.think", form != "no_think", origin
     yield "rollout.thoughts", None if form in THINKING_FORMATS else form, origin
-    if section.env_name == "sokoban":
+    if section["env_name"] == "sokoban":
         height, width = section[ROOM]
         yield "env.height", height, section.key(ROOM)
         yield "env.width", width, section.key(ROOM)
-    if section.env_name in ENVS_WITH_KEYS:
+    if section["env_name"] in ENVS_WITH_KEYS:
         yield "env.observation", "grid"
 
 
