@@ -51,29 +51,30 @@ def _print_value(config: str, key: str, overrides: list[str], dialect: str | Non
     merged = None
     if source.dialect != NATIVE:
         foreign = compose_config(source.path, source.overrides, source.override_sources, source.environment)
-        merged, narrowed, _ = merge_with_reference(foreign, DIALECTS[source.dialect])
-        if _print_foreign(key, merged, narrowed):
+        values, _ = merge_with_reference(foreign, DIALECTS[source.dialect])
+        merged = values.merged
+        if _print_foreign(key, merged, values.dialect):
             return
     composed = load_config(config, overrides, dialect, "refuse", allow_unsupported=True)
     key = current_key(key)
-    values = flatten(composed.experiment.model_dump(mode="json"))
-    if key not in values:
-        valid = [*values, *(DIALECTS[source.dialect].specs() if source.dialect != NATIVE else ())]
+    native = flatten(composed.experiment.model_dump(mode="json"))
+    if key not in native:
+        valid = [*native, *(DIALECTS[source.dialect].specs() if source.dialect != NATIVE else ())]
         similar = closest_keys(key, valid)
         hint = f"did you mean {' or '.join(similar)}?" if similar else "`quintet explain --list` shows every key"
         raise ConfigError(f"{key} has no value in {config}", key=key, hint=hint)
     origin = composed.provenance[key]
-    if merged is not None and not _is_copied(key, values[key], origin, merged, DIALECTS[source.dialect]):
+    if merged is not None and not _is_copied(key, native[key], origin, merged, DIALECTS[source.dialect]):
         others = {"this dialect": f"constant for {source.dialect}", "default": "default"}
         origin = others.get(origin, f"follows from {origin}")
-    print(f"{key} = {format_value(values[key])}  ({origin})")
+    print(f"{key} = {format_value(native[key])}  ({origin})")
 
 
 def _print_foreign(key: str, merged: MergedConfig, dialect: Dialect) -> bool:
     """Print the value of a key of the file's own framework; return False if it has no such key."""
     specs = dialect.specs()
     name = next((spec.key for spec in specs.values() if key in spec.aliases), key)
-    spec = specs.get(name) or specs.get(dialect.documented(name))
+    spec = dialect.spec(name)
     if spec is None and name not in merged.sources:
         return False
     print(f"{name} = {format_value(merged.value(name))}  ({_origin(merged, name)})")

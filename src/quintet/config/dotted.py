@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -35,6 +35,22 @@ def set_value(tree: dict[str, Any], key: str, value: object) -> None:
             node[part] = {}
         node = node[part]
     node[last] = value
+
+
+def is_inside(key: str, section: str) -> bool:
+    """Return whether a dotted key is the section or lies in it."""
+    return key == section or key.startswith(f"{section}.")
+
+
+def sections_around(key: str) -> Iterator[str]:
+    """Yield the sections in which a dotted key lies, the innermost first.
+
+    >>> [*sections_around("actor.optimizer.epsilon")]
+    ['actor.optimizer', 'actor']
+    """
+    while "." in key:
+        key = key.rpartition(".")[0]
+        yield key
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from quintet.config.dotted import is_inside, sections_around
+from quintet.config.schema import format_value
 from quintet.errors import ConfigError
 
 
@@ -24,6 +26,16 @@ class ConfigProblem:
         return self.message if self.hint is None else f"{self.message}\n  {self.hint}"
 
 
+def describe_setting(key: str, value: object, source: str) -> str:
+    """Return `key = value (source)` for a message."""
+    return f"{key} = {format_value(value)} ({source})"
+
+
+def setting_problem(key: str, value: object, source: str, problem: str, hint: str | None = None) -> ConfigProblem:
+    """Return a problem whose message names key, value and source."""
+    return ConfigProblem(key, value, source, f"{describe_setting(key, value, source)}: {problem}", hint)
+
+
 def raise_problems(problems: Iterable[ConfigProblem]) -> None:
     """Raise all problems in one message, if there are any.
 
@@ -38,8 +50,6 @@ def raise_problems(problems: Iterable[ConfigProblem]) -> None:
 
 def source_of(key: str, sources: Mapping[str, str]) -> str:
     """Return the source of a key, otherwise of the closest section around it, otherwise of a key in it."""
-    nearest = key
-    while nearest not in sources and "." in nearest:
-        nearest = nearest.rpartition(".")[0]
-    inner = (source for other, source in sources.items() if other.startswith(f"{key}."))
-    return sources[nearest] if nearest in sources else next(inner, "default")
+    around = [section for section in (key, *sections_around(key)) if section in sources]
+    inner = (source for other, source in sources.items() if is_inside(other, key))
+    return sources[around[0]] if around else next(inner, "default")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any
 
 from quintet.config.composed import ComposedConfig
-from quintet.config.dialects.composition.foreign_config import config_from_tree, reference_values
-from quintet.config.dialects.conversion import ForeignBuilder, to_foreign_value
+from quintet.config.dialects.composition.foreign_config import config_from_tree
+from quintet.config.dialects.conversion import ForeignBuilder, converter_of, to_foreign_value
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.ledger import is_effective
 from quintet.config.dialects.loader import convert
@@ -18,18 +17,6 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.schema import format_value
 from quintet.config.yaml_writer import yaml_lines
 from quintet.errors import ConfigError
-
-
-class _Converter(Protocol):
-    """Functions of a dialect's `converter` module that export."""
-
-    def base_tree(self, experiment: Experiment) -> dict[str, Any]:
-        """Return a tree from which the dialect selects the references for such a run."""
-        ...
-
-    def from_native(self, foreign: ForeignBuilder) -> None:
-        """Set the foreign keys that do not take the value of a single native key."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +48,7 @@ def translate(composed: ComposedConfig, dialect: Dialect) -> Translation:
     Raises:
         ConfigError: the framework has no such runs.
     """
-    converter = cast("_Converter", import_module(f"quintet.config.dialects.{dialect.name}.converter"))
+    converter = converter_of(dialect)
     base_tree = converter.base_tree(composed.experiment)
     narrowed = dialect.narrowed(base_tree)
     specs = narrowed.specs()
@@ -101,14 +88,14 @@ def _differing(values: Mapping[str, Any], base_tree: Mapping[str, Any], dialect:
 
     Keys that follow another key in the reference are compared last, with the value that they would follow.
     """
-    specs, reference = dialect.specs(), reference_values(dialect)
+    specs, reference = dialect.specs(), dialect.default_tree()
     followers = {key for key, spec in specs.items() if isinstance(spec.default, str) and "${" in spec.default}
     differing: dict[str, Any] = flatten(dict(base_tree))
     for keys in ([key for key in values if key not in followers], [key for key in values if key in followers]):
-        written = config_from_tree(unflatten(differing)).merge_onto(reference)
-        differing |= {key: values[key] for key in keys if written.value(key) != values[key]}
-    written = config_from_tree(unflatten(differing)).merge_onto(reference)
-    effective = [key for key in differing if key not in specs or is_effective(specs[key], specs, written.value)]
+        merged = config_from_tree(unflatten(differing)).merge_onto(reference)
+        differing |= {key: values[key] for key in keys if merged.value(key) != values[key]}
+    merged = config_from_tree(unflatten(differing)).merge_onto(reference)
+    effective = [key for key in differing if key not in specs or is_effective(specs[key], specs, merged.value)]
     return unflatten({key: differing[key] for key in sorted(effective, key=[*specs, *differing].index)})
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.config.dialects.loader import load_foreign
+from quintet.config.dialects.composition.foreign_config import compose_config
+from quintet.config.dialects.loader import load_config
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.policy import LoraConfig
@@ -19,7 +20,7 @@ from quintet.policies.model_loading import load_model
 from quintet.records import Batch
 from quintet.runtime import learner_builders
 from quintet.runtime.learner_builders import build_actor, build_critic, build_reference
-from quintet.training.packing import micro_batches
+from quintet.training.packing import iter_micro_batches
 from quintet.training.parallel.device_mesh import LearnerMesh
 from quintet.training.parallel.process_group import RankGroup
 from quintet.training.parallel.strategy import ReplicatedStrategy
@@ -122,10 +123,11 @@ def test_ranks_that_are_to_be_even_have_as_many_tokens(
     def dealt(*, even: bool) -> list[int]:
         path = tmp_path / "rlinf.yaml"
         path.write_text(f"actor: {{enable_dp_load_balance: {str(even).lower()}}}")
-        config = load_foreign(path, ["algorithm.training_batch_size_per_gpu=6"], DIALECTS["rlinf"]).experiment
+        foreign = compose_config(path, ["algorithm.training_batch_size_per_gpu=6"])
+        config = load_config(foreign, DIALECTS["rlinf"]).experiment
         actor = build_actor(config, load_model(policy_directory), config.actor.optimizer)
-        micros = list(micro_batches(episodes, actor.setup.budget))
-        return [sum(len(m.index) for m in micros[rank::2]) for rank in range(2)]
+        micro_batches = list(iter_micro_batches(episodes, actor.setup.budget))
+        return [sum(len(m.index) for m in micro_batches[rank::2]) for rank in range(2)]
 
     assert dealt(even=False) == [54, 0]
     assert dealt(even=True) == [27, 27]

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from quintet.config.dialects.composition.foreign_config import ForeignConfig
 from quintet.config.dialects.ledger import KeySpec
+from quintet.config.dotted import is_inside, sections_around
 from quintet.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class RenamedKeys:
-    """A configuration with documented names only."""
-
-    config: ForeignConfig
-    remarks: tuple[str, ...]
-
-
-def resolve_aliases(config: ForeignConfig, specs: Mapping[str, KeySpec]) -> RenamedKeys:
-    """Replace aliases by the documented names of their keys.
+def resolve_aliases(config: ForeignConfig, specs: Mapping[str, KeySpec]) -> tuple[ForeignConfig, tuple[str, ...]]:
+    """Replace aliases by the documented names of their keys; return a remark for each, too.
 
     Raises:
         ConfigError: a key is set under two of its names.
@@ -36,12 +30,13 @@ def resolve_aliases(config: ForeignConfig, specs: Mapping[str, KeySpec]) -> Rena
                 message = f"{alias} ({source}) is another name of {spec.key} ({config.sources[spec.key]})"
                 raise ConfigError(message, key=alias, source=source, hint="keep one of them")
             _move(config, alias, spec.key)
-            for key in [key for key in sources if key == alias or key.startswith(f"{alias}.")]:
+            for key in [key for key in sources if is_inside(key, alias)]:
                 sources[spec.key + key.removeprefix(alias)] = sources.pop(key)
-            _note_sections(spec.key, source, sources)
+            for section in sections_around(spec.key):
+                sources.setdefault(section, source)
             remarks.append(f"{alias} ({source}) is read as {spec.key}")
     _delete_empty_sections(config.sources, sources)
-    return RenamedKeys(ForeignConfig(config.tree, sources), tuple(remarks))
+    return ForeignConfig(config.tree, sources), tuple(remarks)
 
 
 def _delete_empty_sections(before: Mapping[str, str], after: dict[str, str]) -> None:
@@ -54,17 +49,8 @@ def _delete_empty_sections(before: Mapping[str, str], after: dict[str, str]) -> 
 
 def _move(config: ForeignConfig, old: str, new: str) -> None:
     """Move a value to its documented name, and let `${old}` in other values refer to it."""
-    from omegaconf import OmegaConf
-
     section, _, last = old.rpartition(".")
     parent = OmegaConf.select(config.tree, section) if section else config.tree
     node: Any = parent._get_node(last)
     OmegaConf.update(config.tree, new, node, force_add=True)
     parent[last] = f"${{{new}}}"
-
-
-def _note_sections(key: str, source: str, sources: dict[str, str]) -> None:
-    """Note the sections of a key as set, too."""
-    while "." in key:
-        key = key.rpartition(".")[0]
-        sources.setdefault(key, source)

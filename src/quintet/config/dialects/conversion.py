@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from importlib import import_module
+from typing import Any, Protocol, cast
 
 from quintet.config.dialects.composition.foreign_config import MergedConfig
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.ledger import KeySpec, is_effective
 from quintet.config.divisors import nearest_divisor
-from quintet.config.dotted import get_value, set_value
+from quintet.config.dotted import get_value, is_inside, set_value
 from quintet.config.native.experiment import Experiment
-from quintet.config.problems import ConfigProblem
+from quintet.config.problems import ConfigProblem, describe_setting, setting_problem
 from quintet.config.schema import format_value
 
 
@@ -37,11 +38,11 @@ class ForeignValues:
 
     def describe(self, *keys: str) -> str:
         """Return each key with its value and source, joined by "and", for messages."""
-        return " and ".join(f"{key} = {format_value(self[key])} ({self.source(key)})" for key in keys)
+        return " and ".join(describe_setting(key, self[key], self.source(key)) for key in keys)
 
     def problem(self, key: str, problem: str, hint: str | None = None) -> ConfigProblem:
         """Return a configuration problem of a key."""
-        return ConfigProblem(key, self[key], self.source(key), f"{self.describe(key)}: {problem}", hint)
+        return setting_problem(key, self[key], self.source(key), problem, hint)
 
     def divisor_problems(self, key: str, total: int, description: str) -> Iterator[ConfigProblem]:
         """Yield a problem with the nearest valid value if a key does not divide a total; `description` names it."""
@@ -79,7 +80,8 @@ class NativeBuilder:
         documented = self.values.dialect.specs()
         for spec in specs:
             if spec.direct and is_effective(spec, documented, self.values.__getitem__):
-                self.set(spec.native[0], to_native_value(spec, self.values[spec.key]), spec.key)
+                for native in spec.native:
+                    self.set(native, to_native_value(spec, self.values[spec.key]), spec.key)
 
     def set_overrides(self, specs: Iterable[KeySpec], section: str, documented: str, native: tuple[str, str]) -> None:
         """Set native keys from the keys that the user set in a section which is documented as another section.
@@ -104,10 +106,35 @@ class NativeBuilder:
         related = [
             origin
             for key, origins in self.origins.items()
-            if key == native or key.startswith(f"{native}.") or native.startswith(f"{key}.")
+            if is_inside(key, native) or is_inside(native, key)
             for origin in origins
         ]
         return tuple(dict.fromkeys(related))
+
+    def is_set_by_user(self, native: str) -> bool:
+        """Whether the user set a foreign key from which a native key follows."""
+        return any(map(self.values.is_set, self.origins_of(native)))
+
+    def describe_origins(self, native: str) -> str:
+        """Return the foreign keys from which a native key follows, with their values, for messages."""
+        return ", ".join(f"{origin} = {format_value(self.values[origin])}" for origin in self.origins_of(native))
+
+
+@dataclass(slots=True)
+class Adjustments:
+    """What this version, or this machine, does not support of a converted configuration."""
+
+    problems: dict[str, ConfigProblem] = field(default_factory=dict)
+    """Unsupported settings of the user, by foreign key."""
+    replaced: dict[str, Any] = field(default_factory=dict)
+    """New values of native keys that follow only from the framework's reference."""
+    remarks: list[str] = field(default_factory=list)
+    """Explanations of the new values."""
+
+    def replace(self, native: str, value: Any, remark: str) -> None:
+        """Give a native key another value."""
+        self.replaced[native] = value
+        self.remarks.append(remark)
 
 
 @dataclass(slots=True)
@@ -128,6 +155,24 @@ class ForeignBuilder:
         for part in key.split("."):
             node = node.get(part) if isinstance(node, Mapping) else getattr(node, part, None)
         return default if node is None else node
+
+
+class Converter(Protocol):
+    """Interface of a framework's `converter` module."""
+
+    conflicts: Callable[[ForeignValues], Iterator[ConfigProblem]]
+    """Yields problems of foreign values beside each other."""
+    to_native: Callable[[ForeignValues, NativeBuilder], None]
+    """Sets the native keys."""
+    base_tree: Callable[[Experiment], dict[str, Any]]
+    """Returns a tree from which the dialect selects the references for such a run."""
+    from_native: Callable[[ForeignBuilder], None]
+    """Sets the foreign keys that do not take the value of a single native key."""
+
+
+def converter_of(dialect: Dialect) -> Converter:
+    """Return the `converter` module of a dialect, imported on first use."""
+    return cast("Converter", import_module(f"quintet.config.dialects.{dialect.name}.converter"))
 
 
 def as_list(value: Any) -> list[Any]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from quintet.config.dialects.ledger import KeySpec, load_keys
+from quintet.config.dotted import set_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,25 @@ class Dialect:
             return next((spec for spec in self.specs() if spec.rpartition(".")[0] == section), key)
         return key
 
+    def spec(self, key: str) -> KeySpec | None:
+        """Return the documentation of a key, also of one in a similar section; None if it is not documented."""
+        return self.specs().get(key) or self.specs().get(self.documented(key))
+
+    def default_tree(self) -> dict[str, Any]:
+        """Return the defaults of the references as a tree, with the values to which they refer."""
+        tree: dict[str, Any] = deepcopy(dict(self.context))
+        for spec in self.specs().values():
+            set_value(tree, spec.key, spec.default)
+        return tree
+
+    def known_keys(self) -> frozenset[str]:
+        """Return the keys of the framework's releases that no reference documents, with those of its base.
+
+        A section stands for all keys in it.
+        """
+        keys = known_names(self.name)
+        return keys if self.base is None else (keys | self.base.known_keys()) - self.specs().keys()
+
     def reference(self, name: str) -> Reference:
         """Return the reference with that name."""
         return next(reference for reference in self.references if reference.name == name)
@@ -89,6 +112,13 @@ class Dialect:
     def with_references(self, *references: Reference) -> Dialect:
         """Return the dialect with other references."""
         return replace(self, references=references)
+
+
+@cache
+def known_names(file: str) -> frozenset[str]:
+    """Return the names in `known/FILE.txt`: keys of a framework, or arguments of an engine."""
+    text = (files("quintet.config.dialects") / "known" / f"{file}.txt").read_text(encoding="utf-8")
+    return frozenset(line for line in text.splitlines() if line and not line.startswith("#"))
 
 
 def key_files(framework: str, names: Iterable[str]) -> tuple[Reference, ...]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from quintet.config import hardware
 from quintet.config.checks.engines import (
@@ -16,47 +14,33 @@ from quintet.config.checks.engines import (
     unsupported_options,
 )
 from quintet.config.config_values import with_value
-from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
+from quintet.config.dialects.conversion import Adjustments, ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.passthrough import unlisted_arguments, unused_arguments
 from quintet.config.native.experiment import Experiment
 from quintet.config.problems import ConfigProblem
-from quintet.config.schema import format_value
 
 ENGINE, VALIDATION_PROMPTS = "rollout.engine", "validation.prompts_per_device"
 PARALLEL_SIZES = (f"{OPTIONS}.tensor_parallel", f"{OPTIONS}.pipeline_parallel")
 
 
-@dataclass(slots=True)
-class EngineFallback:
-    """Changes for the engines of this machine."""
+def adjust_engine(experiment: Experiment, native: NativeBuilder, adjustments: Adjustments) -> None:
+    """Use the engine `hf` if this machine cannot run the one of the framework's reference.
 
-    problems: dict[str, ConfigProblem] = field(default_factory=dict)
-    """Unsupported settings of the user, by foreign key."""
-    replaced: dict[str, Any] = field(default_factory=dict)
-    """New values of native keys that follow only from the framework's reference."""
-    remarks: list[str] = field(default_factory=list)
-
-
-def engine_fallback(experiment: Experiment, native: NativeBuilder) -> EngineFallback:
-    """Return what changes if this machine cannot run the engine of the framework's reference.
-
-    Then the engine is `hf`. Settings of the user are never replaced; unsupported ones become problems.
+    Settings of the user are never replaced; unsupported ones become problems.
     """
-    fallback, values = EngineFallback(), native.values
     engine = experiment.rollout.engine
     if engine in ENGINE_OPTIONS and not runs_by_default(engine) and not _is_engine_set(native):
-        fallback.replaced[ENGINE] = "hf"
-        settings = _describe(values, native.origins_of(ENGINE))
-        fallback.remarks.append(f"no engine is set and {_unavailable(engine)} (default: {settings}): using hf")
-    adapted = with_value(experiment, ENGINE, fallback.replaced.get(ENGINE, engine))
+        default = native.describe_origins(ENGINE)
+        adjustments.replace(ENGINE, "hf", f"no engine is set and {_unavailable(engine)} (default: {default}): using hf")
+        adapted = with_value(experiment, ENGINE, "hf")
+    else:
+        adapted = experiment
     for option in unsupported_options(adapted):
-        _drop_option(option, native, fallback, requested_engine=engine)
-    _drop_validation_prompts(experiment, native, fallback)
+        _drop_option(option, native, adjustments, requested_engine=engine)
+    _drop_validation_prompts(experiment, native, adjustments)
     for key in _oversized_parallelism(adapted, native):
-        fallback.replaced[key] = 1
-        settings = _describe(values, native.origins_of(key))
-        fallback.remarks.append(f"the default {settings} needs more GPUs than this machine has: using 1")
-    return fallback
+        remark = f"the default {native.describe_origins(key)} needs more GPUs than this machine has: using 1"
+        adjustments.replace(key, 1, remark)
 
 
 def _is_engine_set(native: NativeBuilder) -> bool:
@@ -71,44 +55,39 @@ def _unavailable(engine: str) -> str:
     return f"{engine} is not installed here" if missing else f"{engine} needs an accelerator, and this machine has none"
 
 
-def _describe(values: ForeignValues, keys: Sequence[str]) -> str:
-    return ", ".join(f"{key} = {format_value(values[key])}" for key in keys)
-
-
 def _drop_option(
-    option: UnsupportedOption, native: NativeBuilder, fallback: EngineFallback, *, requested_engine: str
+    option: UnsupportedOption, native: NativeBuilder, adjustments: Adjustments, *, requested_engine: str
 ) -> None:
     """Note a problem if the user set the option, otherwise reset it."""
-    values, origins = native.values, native.origins_of(option.key)
-    keys = [key for key in origins if values.is_set(key)]
+    values, is_fallback = native.values, option.engine != requested_engine
+    keys = [key for key in native.origins_of(option.key) if values.is_set(key)]
     if not keys:
-        fallback.replaced[option.key] = option.default
-        if not fallback.replaced.get(ENGINE):
-            fallback.remarks.append(f"the reference's {_describe(values, origins)} is left out: {option.reason}")
+        adjustments.replaced[option.key] = option.default
+        if not is_fallback:
+            default = native.describe_origins(option.key)
+            adjustments.remarks.append(f"the reference's {default} is left out: {option.reason}")
         return
     settings = ", ".join(map(values.describe, keys))
-    is_fallback = option.engine != requested_engine
     reason = f"{option.reason}, and {_unavailable(requested_engine)}" if is_fallback else option.reason
     hint = f"leave it out, or install {requested_engine}" if is_fallback else "leave it out"
     hint += f" ({' and '.join(option.other_engines)} support it)" if option.other_engines and not is_fallback else ""
     key = keys[0]
-    fallback.problems[key] = ConfigProblem(key, values[key], values.source(key), f"{settings}: {reason}", hint)
+    adjustments.problems[key] = ConfigProblem(key, values[key], values.source(key), f"{settings}: {reason}", hint)
 
 
-def _drop_validation_prompts(experiment: Experiment, native: NativeBuilder, fallback: EngineFallback) -> None:
+def _drop_validation_prompts(experiment: Experiment, native: NativeBuilder, adjustments: Adjustments) -> None:
     """Reset the reference's small number of concurrent validation prompts, which changes no result."""
-    origins = native.origins_of(VALIDATION_PROMPTS)
-    if experiment.validation.prompts_per_device is not None and not any(map(native.values.is_set, origins)):
-        fallback.replaced[VALIDATION_PROMPTS] = None
-        settings = _describe(native.values, origins)
-        fallback.remarks.append(f"the reference's {settings} is left out: as many prompts as fit run concurrently")
+    if experiment.validation.prompts_per_device is not None and not native.is_set_by_user(VALIDATION_PROMPTS):
+        default = native.describe_origins(VALIDATION_PROMPTS)
+        remark = f"the reference's {default} is left out: as many prompts as fit run concurrently"
+        adjustments.replace(VALIDATION_PROMPTS, None, remark)
 
 
 def _oversized_parallelism(experiment: Experiment, native: NativeBuilder) -> Iterator[str]:
     """Yield parallel sizes that the user did not set and that need more GPUs than this machine has."""
     options, supported = experiment.rollout.engine_options, ENGINE_OPTIONS.get(experiment.rollout.engine)
     sizes = dict(zip(PARALLEL_SIZES, (options.tensor_parallel, options.pipeline_parallel), strict=True))
-    is_set = any(native.values.is_set(origin) for key in PARALLEL_SIZES for origin in native.origins_of(key))
+    is_set = any(map(native.is_set_by_user, PARALLEL_SIZES))
     is_parallel = supported is not None and "tensor_parallel" in supported.names
     if is_parallel and not is_set and math.prod(sizes.values()) > max(1, hardware.num_gpus()):
         yield from (key for key, size in sizes.items() if size > 1)
@@ -117,9 +96,9 @@ def _oversized_parallelism(experiment: Experiment, native: NativeBuilder) -> Ite
 def arguments_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Pass on engine arguments that no reference lists; note those of engines that do not run."""
     engine = native.get(ENGINE)
-    for argument in unlisted_arguments(values.merged, values.dialect, engine):
+    for argument in unlisted_arguments(values, engine):
         native.set(f"{OPTIONS}.arguments.{argument.name}", values[argument.key], argument.source_key)
-    native.remarks += unused_arguments(values.merged, values.dialect, engine)
+    native.remarks += unused_arguments(values, engine)
 
 
 def arguments_from_native(foreign: ForeignBuilder, sections: Mapping[str, str]) -> None:

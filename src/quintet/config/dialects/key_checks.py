@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from quintet.config.dialects.composition.foreign_config import RUN_KEYS, MergedConfig
+from quintet.config.dialects.composition.hydra_composition import RUN_KEYS
+from quintet.config.dialects.conversion import ForeignValues
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.ledger import KeySpec, is_effective, unmet_condition
 from quintet.config.dialects.passthrough import engine_argument
 from quintet.config.dialects.typos import closest_keys
 from quintet.config.dialects.value_types import SECTION, ValueType
+from quintet.config.dotted import is_inside, sections_around
 from quintet.config.problems import ConfigProblem
 from quintet.config.schema import format_value
 
@@ -32,45 +34,44 @@ class UnknownKey:
     key: str
     source: str
     reason: UnknownReason
-    suggestions: tuple[str, ...]
+    suggestion: str | None = None
 
     def __str__(self) -> str:
-        suggestion = f"; did you mean {' or '.join(self.suggestions)}?" if self.suggestions else ""
+        suggestion = f"; did you mean {self.suggestion}?" if self.suggestion else ""
         return f"{self.key} ({self.source}) {self.reason}{suggestion}"
 
 
-def unknown_keys(written: MergedConfig, dialect: Dialect, known: frozenset[str]) -> list[UnknownKey]:
+def unknown_keys(values: ForeignValues, known: frozenset[str]) -> list[UnknownKey]:
     """Return the undocumented keys of a configuration; `known` are those that the framework's releases have."""
-    specs = dialect.specs()
-    sections = {section for key in specs for section in _sections_of(key)}
+    dialect, specs = values.dialect, values.dialect.specs()
+    sections = {section for key in specs for section in sections_around(key)}
     free_sections = {key for key, spec in specs.items() if spec.value_type is SECTION}
     legal = [*specs, *sections, *_keys_of_similar_sections(specs, dialect.shared_sections)]
 
     def is_documented(key: str) -> bool:
         names = (key, dialect.documented(key))
-        argument = engine_argument(key, written, dialect)
+        argument = engine_argument(key, values)
         if (argument is not None and argument.is_known) or key in dialect.undocumented:
             return True
-        is_free = any(name == free or name.startswith(f"{free}.") for name in names for free in free_sections)
+        is_free = any(is_inside(name, section) for name in names for section in free_sections)
         return is_free or any(name in specs or name in sections for name in names)
 
     def describe(key: str) -> UnknownKey:
-        argument = engine_argument(key, written, dialect)
+        if _is_known(key, known):
+            return UnknownKey(key, values.source(key), UnknownReason.UNDOCUMENTED)
+        argument = engine_argument(key, values)
         of_engine = () if argument is None else argument.closest_keys
         candidates = (*of_engine, *_corrected_name_lists(key, dialect), *closest_keys(key, legal))
-        near = [name for name in candidates if not key.startswith(f"{name}.")]
-        if _is_known(key, known):
-            return UnknownKey(key, written.sources[key], UnknownReason.UNDOCUMENTED, ())
-        return UnknownKey(
-            key, written.sources[key], UnknownReason.TYPO if near else UnknownReason.NOWHERE, tuple(near[:1])
-        )
+        suggestion = next((name for name in candidates if not key.startswith(f"{name}.")), None)
+        reason = UnknownReason.TYPO if suggestion else UnknownReason.NOWHERE
+        return UnknownKey(key, values.source(key), reason, suggestion)
 
-    return [describe(key) for key in written.leaves() if key not in RUN_KEYS and not is_documented(key)]
+    return [describe(key) for key in values.merged.leaves() if key not in RUN_KEYS and not is_documented(key)]
 
 
 def _is_known(key: str, names: frozenset[str]) -> bool:
     """Whether a key is listed, lies in a listed section, or is a section with listed keys."""
-    in_section = key in names or any(section in names for section in _sections_of(key))
+    in_section = any(section in names for section in (key, *sections_around(key)))
     return in_section or any(name.startswith(f"{key}.") for name in names)
 
 
@@ -83,63 +84,55 @@ def _corrected_name_lists(key: str, dialect: Dialect) -> Iterator[str]:
         yield f"{section}.{','.join(corrected)}"
 
 
-def illegal_values(written: MergedConfig, dialect: Dialect) -> Iterator[ConfigProblem]:
+def illegal_values(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield values that their keys do not accept, unresolved interpolations included, and sections that are none."""
-    specs = dialect.specs()
-    sections = {section for key in specs for section in _sections_of(key)} - set(specs)
-    for key, spec in _set_keys(written, dialect):
-        value, source = written.value(key), written.sources[key]
-        if not spec.value_type.accepts(value):
-            message = f"{key} = {format_value(value)} ({source}): must be {spec.value_type.description}"
-            yield ConfigProblem(key, value, source, message, f"{key}: {spec.effect}")
-    for key, source in written.sources.items():
-        value = written.value(key) if key in sections else {}
-        if not isinstance(value, Mapping):
-            message = f"{key} = {format_value(value)} ({source}): must be a section"
-            yield ConfigProblem(key, value, source, message, "set the keys in it, or leave it out")
+    specs = values.dialect.specs()
+    sections = {section for key in specs for section in sections_around(key)} - set(specs)
+    for key, spec in _documented_keys(values):
+        if not spec.value_type.accepts(values[key]):
+            yield values.problem(key, f"must be {spec.value_type.description}", f"{key}: {spec.effect}")
+    for key in values.merged.sources:
+        if key in sections and not isinstance(values[key], Mapping):
+            yield values.problem(key, "must be a section", "set the keys in it, or leave it out")
 
 
-def unsupported_keys(written: MergedConfig, dialect: Dialect) -> Iterator[ConfigProblem]:
+def unsupported_keys(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield the keys of a configuration with values that require a missing capability."""
-    for key, spec in _set_keys(written, dialect):
-        value, source = written.value(key), written.sources[key]
-        if _is_unsupported(written, dialect, spec, value):
-            message = f"{key} = {format_value(value)} ({source}) is not supported yet: requires {spec.requires}"
-            yield ConfigProblem(key, value, source, message, _alternative(spec))
+    for key, spec in _documented_keys(values):
+        if _is_unsupported(values, spec, values[key]):
+            message = f"{values.describe(key)} is not supported yet: requires {spec.requires}"
+            yield ConfigProblem(key, values[key], values.source(key), message, _alternative(spec))
 
 
-def ineffective_keys(written: MergedConfig, dialect: Dialect) -> Iterator[str]:
+def ineffective_keys(values: ForeignValues) -> Iterator[str]:
     """Yield a remark for each key that differs from its default and has no effect beside the other keys."""
-    specs = dialect.specs()
-    for key, spec in _set_keys(written, dialect):
-        condition = unmet_condition(spec, specs, written.value) if key in specs else None
-        if condition is not None and written.value(key) != written.interpolated(spec.default):
+    specs = values.dialect.specs()
+    for key, spec in _documented_keys(values):
+        condition = unmet_condition(spec, specs, values.__getitem__) if key in specs else None
+        if condition is not None and values[key] != values.merged.interpolated(spec.default):
             other, needed = condition
-            setting = f"{key} = {format_value(written.value(key))} ({written.sources[key]})"
-            actual = format_value(written.value(other))
-            yield f"{setting} has no effect: {other} is {actual}, not {describe_value(needed)}"
+            reason = f"{other} is {format_value(values[other])}, not {describe_value(needed)}"
+            yield f"{values.describe(key)} has no effect: {reason}"
 
 
-def unsupported_defaults(written: MergedConfig, dialect: Dialect) -> Iterator[str]:
-    """Yield a remark for each key that is not set and whose default requires a missing capability."""
-    for key, spec in dialect.specs().items():
-        if spec.requires and key not in written.sources and _is_unsupported(written, dialect, spec, written.value(key)):
-            yield f"{key} = {format_value(written.value(key))} is not supported yet: requires {spec.requires}"
+def unsupported_defaults(values: ForeignValues) -> Iterator[tuple[str, str]]:
+    """Yield each key that is not set and whose default requires a missing capability, with a remark."""
+    for key, spec in values.dialect.specs().items():
+        if spec.requires and not values.is_set(key) and _is_unsupported(values, spec, values[key]):
+            yield key, f"{key} = {format_value(values[key])} is not supported yet: requires {spec.requires}"
 
 
-def _set_keys(written: MergedConfig, dialect: Dialect) -> Iterator[tuple[str, KeySpec]]:
+def _documented_keys(values: ForeignValues) -> Iterator[tuple[str, KeySpec]]:
     """Yield each documented key that the configuration sets, as it is written there."""
-    specs = dialect.specs()
-    for key in written.sources:
-        spec = specs.get(key) or specs.get(dialect.documented(key))
-        if spec is not None:
+    for key in values.merged.sources:
+        if (spec := values.dialect.spec(key)) is not None:
             yield key, spec
 
 
-def _is_unsupported(written: MergedConfig, dialect: Dialect, spec: KeySpec, value: object) -> bool:
-    if spec.requires is None or not is_effective(spec, dialect.specs(), written.value):
+def _is_unsupported(values: ForeignValues, spec: KeySpec, value: object) -> bool:
+    if spec.requires is None or not is_effective(spec, values.dialect.specs(), values.__getitem__):
         return False
-    return not any(_matches(value, written.interpolated(noop)) for noop in spec.noop)
+    return not any(_matches(value, values.merged.interpolated(noop)) for noop in spec.noop)
 
 
 def _matches(value: object, noop: Any) -> bool:
@@ -158,12 +151,6 @@ def _alternative(spec: KeySpec) -> str:
 def describe_value(value: Any) -> str:
     """Return a value, or the description of a `ValueType`, for messages."""
     return value.description if isinstance(value, ValueType) else format_value(value)
-
-
-def _sections_of(key: str) -> Iterator[str]:
-    while "." in key:
-        key = key.rpartition(".")[0]
-        yield key
 
 
 def _keys_of_similar_sections(keys: Iterable[str], shared_sections: Mapping[str, str]) -> Iterator[str]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from importlib import import_module
-from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -24,15 +21,10 @@ from quintet.config.checks.unsupported import UnsupportedValue, unsupported_valu
 from quintet.config.composed import ComposedConfig
 from quintet.config.config_values import with_value
 from quintet.config.dialects.aliases import resolve_aliases
-from quintet.config.dialects.composition.foreign_config import (
-    ForeignConfig,
-    MergedConfig,
-    compose_config,
-    reference_values,
-)
-from quintet.config.dialects.conversion import ForeignValues, NativeBuilder
+from quintet.config.dialects.composition.foreign_config import ForeignConfig
+from quintet.config.dialects.conversion import Adjustments, ForeignValues, NativeBuilder, converter_of
 from quintet.config.dialects.dialect import Dialect
-from quintet.config.dialects.engine_choice import engine_fallback
+from quintet.config.dialects.engine_choice import adjust_engine
 from quintet.config.dialects.key_checks import (
     illegal_values,
     ineffective_keys,
@@ -40,9 +32,8 @@ from quintet.config.dialects.key_checks import (
     unsupported_defaults,
     unsupported_keys,
 )
-from quintet.config.dialects.known_keys import known_keys
 from quintet.config.dialects.passthrough import model_config_problems, unchecked_model_sections
-from quintet.config.dotted import flatten
+from quintet.config.dotted import flatten, set_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.megatron import MegatronConfig
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
@@ -52,13 +43,6 @@ from quintet.config.torchrun import RankInfo, current_rank
 from quintet.config.validation import describe_problems
 
 UnknownKeyPolicy = Literal["refuse", "warn"]
-
-
-class _Converter(Protocol):
-    """Interface of a framework's `converter` module."""
-
-    conflicts: Callable[[ForeignValues], Iterator[ConfigProblem]]
-    to_native: Callable[[ForeignValues, NativeBuilder], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +59,7 @@ class ConversionResult:
     """Explanations of the replacements."""
 
 
-def load_foreign(
-    path: Path, overrides: Sequence[str], dialect: Dialect, *, unknown: UnknownKeyPolicy = "refuse"
-) -> ComposedConfig:
-    """Compose a file and overrides, and load them."""
-    return load_config(compose_config(path, overrides), dialect, unknown=unknown)
-
-
-def load_config(given: ForeignConfig, dialect: Dialect, *, unknown: UnknownKeyPolicy = "refuse") -> ComposedConfig:
+def load_config(config: ForeignConfig, dialect: Dialect, *, unknown: UnknownKeyPolicy = "refuse") -> ComposedConfig:
     """Check and convert a configuration for a run on this machine.
 
     The remarks name keys that were ignored and defaults that were replaced.
@@ -91,37 +68,38 @@ def load_config(given: ForeignConfig, dialect: Dialect, *, unknown: UnknownKeyPo
         ConfigError: all problems and unsupported settings in one message, by their foreign keys.
         MachineError: a file is missing or cannot be read.
     """
-    converted = convert(given, dialect, unknown=unknown, to_run=True)
-    raise_problems([*conversion_problems(converted), *process_problems(_runnable(converted), current_rank())])
-    tree = converted.composed.experiment.model_dump()
-    for key, value in converted.replaced_defaults.items():
-        _set(tree, key, value)
+    result = convert(config, dialect, unknown=unknown, to_run=True)
+    raise_problems([*conversion_problems(result), *process_problems(_runnable(result), current_rank())])
+    tree = result.composed.experiment.model_dump()
+    for key, value in result.replaced_defaults.items():
+        set_value(tree, key, value)
     experiment = Experiment.model_validate(tree)
-    provenance = dict(converted.composed.provenance) | dict.fromkeys(converted.replaced_defaults, "this version")
-    ready = ComposedConfig(experiment, provenance, (*converted.composed.remarks, *converted.remarks))
+    provenance = dict(result.composed.provenance) | dict.fromkeys(result.replaced_defaults, "this version")
+    ready = ComposedConfig(experiment, provenance, (*result.composed.remarks, *result.remarks))
     compute_batch_arithmetic(ready)
     return ready
 
 
-def conversion_problems(converted: ConversionResult) -> tuple[ConfigProblem, ...]:
+def conversion_problems(result: ConversionResult) -> tuple[ConfigProblem, ...]:
     """Return all settings that this version, or its learners on this machine, cannot honour."""
-    ready = _runnable(converted)
-    return (*converted.unsupported, *backend_problems(ready), *sharding_problems(ready))
+    ready = _runnable(result)
+    return (*result.unsupported, *backend_problems(ready), *sharding_problems(ready))
 
 
-def _runnable(converted: ConversionResult) -> ComposedConfig:
+def _runnable(result: ConversionResult) -> ComposedConfig:
     """Return the configuration with unsupported defaults replaced."""
-    return replace(converted.composed, experiment=_replaced(converted.composed.experiment, converted.replaced_defaults))
+    return _with_values(result.composed, result.replaced_defaults)
 
 
-def _replaced(config: Experiment, values: Mapping[str, Any]) -> Experiment:
+def _with_values(composed: ComposedConfig, values: Mapping[str, Any]) -> ComposedConfig:
+    experiment = composed.experiment
     for key, value in values.items():
-        config = with_value(config, key, value)
-    return config
+        experiment = with_value(experiment, key, value)
+    return replace(composed, experiment=experiment)
 
 
 def convert(
-    given: ForeignConfig,
+    config: ForeignConfig,
     dialect: Dialect,
     *,
     unknown: UnknownKeyPolicy = "refuse",
@@ -136,112 +114,101 @@ def convert(
     Raises:
         ConfigError: all problems in one message, by their foreign keys.
     """
-    written, narrowed, remarks = merge_with_reference(given, dialect)
-    unknown_to_dialect = unknown_keys(written, narrowed, known_keys(dialect.name))
-    refused = unknown_to_dialect if unknown == "refuse" else []
+    values, alias_remarks = merge_with_reference(config, dialect)
+    undocumented = unknown_keys(values, dialect.known_keys())
+    refused = undocumented if unknown == "refuse" else []
     wrong = [
         *(ConfigProblem(key.key, None, key.source, f"unknown key {key}") for key in refused),
-        *illegal_values(written, narrowed),
-        *model_config_problems(written, narrowed),
+        *illegal_values(values),
+        *model_config_problems(values),
     ]
-    raise_problems([*wrong, *(unsupported_keys(written, narrowed) if to_run and wrong else ())])
-    native = _to_native(written, narrowed)
+    raise_problems([*wrong, *(unsupported_keys(values) if to_run and wrong else ())])
+    native = _to_native(values)
     sources = dict(native.provenance())
     try:
         experiment = Experiment.model_validate(native.tree)
     except ValidationError as error:
         raise_problems(describe_problems(error, native.tree, sources))
         raise
-    ignored = (f"unknown key left out: {key}" for key in unknown_to_dialect)
-    all_remarks = (
-        *remarks,
-        *ignored,
-        *ineffective_keys(written, narrowed),
+    remarks = (
+        *alias_remarks,
+        *(f"unknown key left out: {key}" for key in undocumented),
+        *ineffective_keys(values),
         *native.remarks,
-        *unchecked_model_sections(written, narrowed),
+        *unchecked_model_sections(values),
     )
     provenance = {key: source_of(key, sources) for key in flatten(experiment.model_dump())}
-    composed = ComposedConfig(experiment, provenance, all_remarks)
-    rank = planned_rank(experiment) if to_plan else current_rank()
-    return _with_unsupported(composed, native, written, narrowed, rank)
+    composed = ComposedConfig(experiment, provenance, remarks)
+    return _adjust(composed, native, planned_rank(experiment) if to_plan else current_rank())
 
 
-def merge_with_reference(given: ForeignConfig, dialect: Dialect) -> tuple[MergedConfig, Dialect, tuple[str, ...]]:
-    """Return a configuration with documented names, merged onto the defaults of the references that apply to it; the
-    dialect with these references; and a remark for each alias."""
-    narrowed = dialect.narrowed(given.plain())
-    renamed = resolve_aliases(given, narrowed.specs())
-    return renamed.config.merge_onto(reference_values(narrowed)), narrowed, renamed.remarks
+def merge_with_reference(config: ForeignConfig, dialect: Dialect) -> tuple[ForeignValues, tuple[str, ...]]:
+    """Merge a configuration, with documented names, onto the defaults of the references that apply to it.
+
+    Return a remark for each alias, too.
+    """
+    narrowed = dialect.narrowed(config.plain())
+    renamed, remarks = resolve_aliases(config, narrowed.specs())
+    return ForeignValues(renamed.merge_onto(narrowed.default_tree()), narrowed), remarks
 
 
-def _to_native(written: MergedConfig, dialect: Dialect) -> NativeBuilder:
-    converter = cast("_Converter", import_module(f"quintet.config.dialects.{dialect.name}.converter"))
-    values = ForeignValues(written, dialect)
+def _to_native(values: ForeignValues) -> NativeBuilder:
+    converter = converter_of(values.dialect)
     raise_problems(converter.conflicts(values))
     native = NativeBuilder(values)
     converter.to_native(values, native)
     return native
 
 
-def _with_unsupported(
-    composed: ComposedConfig, native: NativeBuilder, written: MergedConfig, dialect: Dialect, rank: RankInfo
-) -> ConversionResult:
+def _adjust(composed: ComposedConfig, native: NativeBuilder, rank: RankInfo) -> ConversionResult:
     """Collect unsupported settings of the user, by their foreign keys, and replacements for unsupported defaults."""
-    ready = placement_keys_satisfied_by_processes(composed.experiment, rank)
-    pending = (problem for problem in unsupported_keys(written, dialect) if not _is_ready(problem.key, dialect, ready))
-    problems = {problem.key: _with_torchrun_hint(problem, composed.experiment, dialect) for problem in pending}
-    replaced: dict[str, Any] = {}
-    remarks = []
-    for unsupported in unsupported_values(composed.experiment):
-        if unsupported.key in ready:
-            continue
-        origins = native.origins_of(unsupported.key)
-        set_by_user = [origin for origin in origins if native.values.is_set(origin)]
-        if not origins or set_by_user:
-            if not any(origin in problems for origin in set_by_user):
-                problems[unsupported.key] = _unsupported_problem(unsupported, set_by_user, native.values)
-        else:
-            replaced[unsupported.key] = unsupported.default
-            origin_values = ", ".join(f"{origin} = {format_value(native.values[origin])}" for origin in origins)
-            default = f"{dialect.name}'s default {origin_values}"
-            remarks.append(f"{default} is not supported yet (requires {unsupported.capability}): ignored")
-    for key, value in devices_to_set(composed.experiment, rank, partial(_is_set_by_user, native)):
-        replaced[key] = value
-        remarks.append(f"{key} is not set: using {value}, the number of started processes")
-    engines = engine_fallback(composed.experiment, native)
-    problems |= engines.problems
-    replaced |= engines.replaced
-    remarks += engines.remarks
-    for problem in megatron_option_problems(replace(composed, experiment=_replaced(composed.experiment, replaced))):
-        origins = native.origins_of(problem.key)
-        if origins and not any(map(native.values.is_set, origins)):
-            replaced[problem.key] = MegatronConfig.model_fields[problem.key.rpartition(".")[2]].default
-            remarks.append(f"default ignored: {problem.message}")
-    for remark in unsupported_defaults(written, dialect):
-        if not any(remark.split(" = ")[0] in native.origins_of(key) for key in native.origins):
-            remarks.append(f"default: {remark}")
-    return ConversionResult(composed, tuple(problems.values()), replaced, tuple(dict.fromkeys(remarks)))
+    experiment, dialect, adjustments = composed.experiment, native.values.dialect, Adjustments()
+    ready = placement_keys_satisfied_by_processes(experiment, rank)
+    for problem in unsupported_keys(native.values):
+        if not _is_ready(problem.key, dialect, ready):
+            adjustments.problems[problem.key] = _with_torchrun_hint(problem, experiment, dialect)
+    for unsupported in unsupported_values(experiment):
+        if unsupported.key not in ready:
+            _adjust_unsupported(unsupported, native, adjustments)
+    for key, value in devices_to_set(experiment, rank, native.is_set_by_user):
+        adjustments.replace(key, value, f"{key} is not set: using {value}, the number of started processes")
+    adjust_engine(experiment, native, adjustments)
+    for problem in megatron_option_problems(_with_values(composed, adjustments.replaced)):
+        if native.origins_of(problem.key) and not native.is_set_by_user(problem.key):
+            default = MegatronConfig.model_fields[problem.key.rpartition(".")[2]].default
+            adjustments.replace(problem.key, default, f"default ignored: {problem.message}")
+    converted = {origin for origins in native.origins.values() for origin in origins}
+    unused = (remark for key, remark in unsupported_defaults(native.values) if key not in converted)
+    remarks = dict.fromkeys([*adjustments.remarks, *(f"default: {remark}" for remark in unused)])
+    return ConversionResult(composed, tuple(adjustments.problems.values()), adjustments.replaced, tuple(remarks))
 
 
-def _with_torchrun_hint(problem: ConfigProblem, config: Experiment, dialect: Dialect) -> ConfigProblem:
+def _with_torchrun_hint(problem: ConfigProblem, experiment: Experiment, dialect: Dialect) -> ConfigProblem:
     """Add the torchrun command if the setting would be supported with one process per device."""
-    planned = planned_rank(config)
-    if current_rank().size > 1 or not _is_ready(
-        problem.key, dialect, placement_keys_satisfied_by_processes(config, planned)
-    ):
+    planned = planned_rank(experiment)
+    ready = placement_keys_satisfied_by_processes(experiment, planned)
+    if current_rank().size > 1 or not _is_ready(problem.key, dialect, ready):
         return problem
-    hints = [problem.hint, f"start it with {launch_command(config, planned.size)}"]
+    hints = [problem.hint, f"start it with {launch_command(experiment, planned.size)}"]
     return replace(problem, hint="; or ".join(filter(None, hints)))
 
 
 def _is_ready(key: str, dialect: Dialect, ready: Collection[str]) -> bool:
     """Whether the started ranks support all native keys that a foreign key sets."""
-    spec = dialect.specs().get(key) or dialect.specs().get(dialect.documented(key))
+    spec = dialect.spec(key)
     return spec is not None and bool(spec.native) and set(spec.native) <= set(ready)
 
 
-def _is_set_by_user(native: NativeBuilder, key: str) -> bool:
-    return any(map(native.values.is_set, native.origins_of(key)))
+def _adjust_unsupported(unsupported: UnsupportedValue, native: NativeBuilder, adjustments: Adjustments) -> None:
+    """Note a problem if the user set the value or it follows from no foreign key, otherwise replace it."""
+    origins = native.origins_of(unsupported.key)
+    set_by_user = [origin for origin in origins if native.values.is_set(origin)]
+    if origins and not set_by_user:
+        default = f"{native.values.dialect.name}'s default {native.describe_origins(unsupported.key)}"
+        remark = f"{default} is not supported yet (requires {unsupported.capability}): ignored"
+        adjustments.replace(unsupported.key, unsupported.default, remark)
+    elif not any(origin in adjustments.problems for origin in set_by_user):
+        adjustments.problems[unsupported.key] = _unsupported_problem(unsupported, set_by_user, native.values)
 
 
 def _unsupported_problem(value: UnsupportedValue, origins: Sequence[str], values: ForeignValues) -> ConfigProblem:
@@ -254,10 +221,3 @@ def _unsupported_problem(value: UnsupportedValue, origins: Sequence[str], values
     verb = "is" if len(origins) == 1 else "are"
     message = f"{settings} {verb} not supported yet: requires {value.capability}"
     return ConfigProblem(first, values[first], values.source(first), message)
-
-
-def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
-    *sections, last = dotted.split(".")
-    for section in sections:
-        tree = tree[section]
-    tree[last] = value

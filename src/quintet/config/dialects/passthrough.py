@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
-from quintet.config.dialects.composition.foreign_config import MergedConfig
-from quintet.config.dialects.dialect import Dialect
+from quintet.config.dialects.conversion import ForeignValues
+from quintet.config.dialects.dialect import Dialect, known_names
 from quintet.config.dialects.typos import closest_keys
 from quintet.config.dialects.value_types import SECTION
+from quintet.config.dotted import is_inside
 from quintet.config.plan.model_shapes import UnreadableConfigError
 from quintet.config.plan.models import config_file, read_config
-from quintet.config.problems import ConfigProblem, source_of
+from quintet.config.problems import ConfigProblem, setting_problem, source_of
 from quintet.config.schema import format_value
 
 ENGINES = ("vllm", "sglang")
@@ -56,22 +55,20 @@ class EngineArgument:
         return [f"{self.section}.{name}" for name in closest_keys(self.name, engine_arguments(self.engine), 1)]
 
 
-@cache
 def engine_arguments(engine: str) -> frozenset[str]:
     """Return the names of an engine's arguments in any of its releases."""
-    text = (files("quintet.config.dialects") / "known" / f"{engine}_arguments.txt").read_text(encoding="utf-8")
-    return frozenset(line for line in text.splitlines() if line and not line.startswith("#"))
+    return known_names(f"{engine}_arguments")
 
 
-def engine_argument(key: str, written: MergedConfig, dialect: Dialect) -> EngineArgument | None:
+def engine_argument(key: str, values: ForeignValues) -> EngineArgument | None:
     """Return the engine argument that a key sets, by verl's `engine_kwargs` or by ROLL's options of a strategy."""
     for engine in ENGINES:
         section, separator, entry = key.partition(f".engine_kwargs.{engine}.")
         if separator:
-            return _argument(engine, f"{section}.engine_kwargs.{engine}", entry, key, dialect)
+            return _argument(engine, f"{section}.engine_kwargs.{engine}", entry, key, values.dialect)
     worker, separator, entry = key.partition(f".{ROLL_OPTIONS}.")
-    engine = str(written.value(f"{worker}.{ROLL_STRATEGY}")) if separator else ""
-    return _argument(engine, f"{worker}.{ROLL_OPTIONS}", entry, key, dialect) if engine in ENGINES else None
+    engine = str(values[f"{worker}.{ROLL_STRATEGY}"]) if separator else ""
+    return _argument(engine, f"{worker}.{ROLL_OPTIONS}", entry, key, values.dialect) if engine in ENGINES else None
 
 
 def _argument(engine: str, section: str, entry: str, key: str, dialect: Dialect) -> EngineArgument | None:
@@ -82,32 +79,30 @@ def _argument(engine: str, section: str, entry: str, key: str, dialect: Dialect)
     return EngineArgument(engine, section, entry.partition(".")[0], key)
 
 
-def unlisted_arguments(written: MergedConfig, dialect: Dialect, engine: str) -> Iterator[EngineArgument]:
-    """Yield arguments that the user set, that the engine has and that no reference lists, except null ones."""
-    specs = dialect.specs()
-    yielded = set()
-    for key in written.leaves():
-        argument = engine_argument(key, written, dialect)
-        if argument is None or argument.engine != engine or not argument.is_known or argument.key in yielded:
+def unlisted_arguments(values: ForeignValues, engine: str) -> list[EngineArgument]:
+    """Return arguments that the user set, that the engine has and that no reference lists, except null ones."""
+    arguments: dict[str, EngineArgument] = {}
+    for key in values.merged.leaves():
+        argument = engine_argument(key, values)
+        if argument is None or argument.engine != engine or not argument.is_known:
             continue
-        is_documented = argument.key in specs or dialect.documented(argument.key) in specs
-        if not is_documented and written.value(argument.key) is not None:
-            yielded.add(argument.key)
-            yield argument
+        if values.dialect.spec(argument.key) is None and values[argument.key] is not None:
+            arguments.setdefault(argument.key, argument)
+    return [*arguments.values()]
 
 
-def unused_arguments(written: MergedConfig, dialect: Dialect, engine: str) -> Iterator[str]:
+def unused_arguments(values: ForeignValues, engine: str) -> Iterator[str]:
     """Yield a remark for each argument of another engine than the one that generates."""
     for other in ENGINES:
         if other != engine:
-            for argument in unlisted_arguments(written, dialect, other):
-                setting = f"{argument.key} = {format_value(written.value(argument.key))}"
+            for argument in unlisted_arguments(values, other):
+                setting = f"{argument.key} = {format_value(values[argument.key])}"
                 yield f"{setting} has no effect: the engine is {engine}"
 
 
-def model_config_problems(written: MergedConfig, dialect: Dialect) -> Iterator[ConfigProblem]:
+def model_config_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems of overrides of a model's `config.json` that has no such entries."""
-    for section, entries, path in _model_overrides(written, dialect):
+    for section, entries, path in _model_overrides(values):
         file = config_file(path)
         if file is None:
             continue
@@ -115,19 +110,20 @@ def model_config_problems(written: MergedConfig, dialect: Dialect) -> Iterator[C
             config = read_config(file)
         except (UnreadableConfigError, OSError, ValueError, RecursionError):
             continue
-        yield from _unknown_entries(section, entries, config, written, path)
+        yield from _unknown_entries(section, entries, config, values.merged.sources, path)
 
 
-def unchecked_model_sections(written: MergedConfig, dialect: Dialect) -> Iterator[str]:
+def unchecked_model_sections(values: ForeignValues) -> Iterator[str]:
     """Yield a remark for each section of overrides whose model is not on this machine."""
-    for section, _, path in _model_overrides(written, dialect):
+    for section, _, path in _model_overrides(values):
         if config_file(path) is None:
-            source = next(source for key, source in written.sources.items() if _is_inside(key, section))
+            source = next(source for key, source in values.merged.sources.items() if is_inside(key, section))
             yield f"{section} ({source}) was not checked: there is no config.json of {path} on this machine"
 
 
-def _model_overrides(written: MergedConfig, dialect: Dialect) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+def _model_overrides(values: ForeignValues) -> Iterator[tuple[str, Mapping[str, Any], str]]:
     """Yield each free-form section that the user filled, with its entries and the path of the model."""
+    dialect = values.dialect
     documented = {key for key, spec in dialect.specs().items() if spec.value_type is SECTION}
     shared = {
         f"{section}{key.removeprefix(other)}"
@@ -136,27 +132,21 @@ def _model_overrides(written: MergedConfig, dialect: Dialect) -> Iterator[tuple[
         if key.startswith(f"{other}.")
     }
     for key in sorted(documented | shared):
-        if any(_is_inside(name, key) for name in written.sources):
+        if any(is_inside(name, key) for name in values.merged.sources):
             path_key = f"{key.partition('.override_config')[0]}.path"
-            entries, path = written.value(key), written.value(path_key) or written.value(dialect.documented(path_key))
+            entries, path = values[key], values[path_key] or values[dialect.documented(path_key)]
             if isinstance(entries, Mapping) and entries and isinstance(path, str):
                 yield key, entries, path
 
 
-def _is_inside(key: str, section: str) -> bool:
-    return key == section or key.startswith(f"{section}.")
-
-
 def _unknown_entries(
-    section: str, entries: Mapping[str, Any], config: Mapping[str, Any], written: MergedConfig, path: str
+    section: str, entries: Mapping[str, Any], config: Mapping[str, Any], sources: Mapping[str, str], path: str
 ) -> Iterator[ConfigProblem]:
     for name, value in entries.items():
-        key, source = f"{section}.{name}", source_of(f"{section}.{name}", written.sources)
-        inner = config.get(name)
+        key, inner = f"{section}.{name}", config.get(name)
         if name not in config and name not in COMMON_MODEL_ENTRIES:
             closest = closest_keys(name, [*config, *COMMON_MODEL_ENTRIES], 1)
-            message = f"{key} = {format_value(value)} ({source}): {path}/config.json has no {name}"
             hint = f"did you mean {closest[0]}?" if closest else "leave it out"
-            yield ConfigProblem(key, value, source, message, hint)
+            yield setting_problem(key, value, source_of(key, sources), f"{path}/config.json has no {name}", hint)
         elif isinstance(value, Mapping) and isinstance(inner, Mapping):
-            yield from _unknown_entries(key, value, inner, written, path)
+            yield from _unknown_entries(key, value, inner, sources, path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 from quintet.config import hardware
-from quintet.config.dialects.composition.foreign_config import compose_config, config_from_tree
+from quintet.config.dialects.composition.foreign_config import MergedConfig, compose_config, config_from_tree
 from quintet.config.dialects.loader import ConversionResult, convert
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dotted import flatten
 from quintet.config.translate import Translation, translate
 
-__all__ = ["changed", "converted", "machine", "natively", "translated"]
+__all__ = ["changed", "converted", "machine", "natively", "read_merged", "translated"]
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, *, gpus: int, packages: Collection[str] = ()) -> None:
@@ -45,6 +45,11 @@ def converted(tmp_path: Path, dialect: str, tree: dict[str, Any], *overrides: st
     path = tmp_path / "given.yaml"
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
     return convert(compose_config(path, overrides), DIALECTS[dialect])
+
+
+def read_merged(path: Path, overrides: Sequence[str] = (), reference: Mapping[str, Any] | None = None) -> MergedConfig:
+    """A file and overrides, laid over a reference."""
+    return compose_config(path, overrides).merge_onto(reference or {})
 
 
 def natively(found: ConversionResult, key: str) -> Any:

@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
+from foreign import read_merged
 
-from quintet.config.dialects.composition.foreign_config import MergedConfig, compose_config, read_merged
+from quintet.config.dialects.composition.foreign_config import MergedConfig, compose_config
 from quintet.config.dialects.loader import convert
 from quintet.config.dialects.registry import DIALECTS, detect
 from quintet.errors import ConfigError, MachineError, UserError
@@ -23,7 +24,7 @@ def given(tmp_path: Path, text: str, *words: str, **files: str | bytes) -> Merge
         path = tmp_path / f"{name.replace('__', '/')}.yaml"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return read_merged(tmp_path / "main.yaml", list(words), {})
+    return read_merged(tmp_path / "main.yaml", words)
 
 
 def refusal(tmp_path: Path, text: str, *words: str, **files: str | bytes) -> str:
@@ -101,7 +102,7 @@ def test_a_directory_on_the_search_path_was_named(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     main = tmp_path / "run/main.yaml"
     main.write_text(f"defaults: [../more/x@_global_]\nhydra: {{searchpath: ['file://{tmp_path}/more']}}\n")
-    assert read_merged(main, [], {}).value("a") == 3
+    assert read_merged(main).value("a") == 3
 
 
 @pytest.mark.parametrize(("folder", "main"), [("config", "mine/main.yaml"), ("config", "config/math/main.yaml")])
@@ -113,7 +114,7 @@ def test_what_a_folder_called_config_holds_is_shared(folder: str, main: str, tmp
     path.parent.mkdir(exist_ok=True, parents=True)
     name = "../config/shared" if main.startswith("mine") else "../shared"
     path.write_text(f"defaults: ['{name}@_here_']\n")
-    written = read_merged(path, [], {})
+    written = read_merged(path)
     assert written.value("a") == 3
     assert written.sources["a"] == f"{tmp_path}/config/shared.yaml:1"
 
@@ -259,7 +260,7 @@ def test_choices_among_files_are_no_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["main.yml", "main.conf", "main", "my run@2, x=3.yaml"])
 def test_a_primary_file_may_be_called_anything(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("a: 1\n")
-    written = read_merged(tmp_path / name, [], {})
+    written = read_merged(tmp_path / name)
     assert written.value("a") == 1
     assert written.sources["a"] == f"{tmp_path}/{name}:1"
 
@@ -286,7 +287,7 @@ def test_what_isnt_a_file_isnt_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     for path in (tmp_path / "pipe.yaml", Path("/dev/zero")):
         with pytest.raises(MachineError, match="is not a file"):
-            read_merged(path, [], {})
+            read_merged(path)
 
 
 def test_variables_of_a_script_are_found_before_those_of_the_machine(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from foreign import read_merged
 
-from quintet.config.dialects.composition.foreign_config import MergedConfig, read_merged
+from quintet.config.dialects.composition.foreign_config import MergedConfig
 from quintet.errors import ConfigError, MachineError
 
 MAIN = """\
@@ -42,7 +43,7 @@ def place(written: MergedConfig, key: str) -> str:
 
 
 def test_defaults_packages_and_search_paths_are_followed(main: Path) -> None:
-    written = read_merged(main, [], {})
+    written = read_merged(main)
     assert written.value("env.train") == {"kind": "lake", "size": 3}
     assert written.value("env.eval.kind") == "room"
     assert place(written, "env.train.size") == "lake.yaml:2"
@@ -74,12 +75,12 @@ def test_the_reference_lies_beneath_and_is_nobodys_word(main: Path) -> None:
 def test_the_resolvers_of_the_frameworks_are_there(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text("a: ${int_div:7,2}\nb: ${not:true}\nc: ${torch.dtype:bfloat16}\n")
-    written = read_merged(path, [], {})
+    written = read_merged(path)
     assert [written.value(key) for key in "abc"] == [3, False, "bfloat16"]
 
 
 def test_an_interpolation_that_dangles_costs_only_who_reads_it(main: Path) -> None:
-    written = read_merged(main, [], {})
+    written = read_merged(main)
     with pytest.raises(ConfigError, match=r"dangling .*main\.yaml:11.*nowhere"):
         written.value("dangling")
 
@@ -95,7 +96,7 @@ def test_an_interpolation_that_dangles_costs_only_who_reads_it(main: Path) -> No
 def test_circles_and_missing_variables_are_messages(tmp_path: Path, text: str, words: list[str]) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(text)
-    written = read_merged(path, [], {})
+    written = read_merged(path)
     with pytest.raises(ConfigError) as error:
         written.value("a")
     assert all(word in str(error.value) for word in words)
@@ -116,17 +117,17 @@ def test_files_that_cant_be_composed_are_one_message(tmp_path: Path, text: str) 
     path = tmp_path / "bad.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"bad\.yaml"):
-        read_merged(path, [], {})
+        read_merged(path)
 
 
 def test_what_isnt_there_or_isnt_text_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"a: \xe4\n")
     for name in ("nothing.yaml", "latin.yaml", "."):
         with pytest.raises(MachineError):
-            read_merged(tmp_path / name, [], {})
+            read_merged(tmp_path / name)
 
 
 @pytest.mark.parametrize("word", ["=3", "a", "a=1,2", "a=${", "a=[1"])
 def test_words_that_cant_be_read_are_named(main: Path, word: str) -> None:
     with pytest.raises(ConfigError):
-        read_merged(main, [word], {})
+        read_merged(main, [word])

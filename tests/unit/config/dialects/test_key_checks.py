@@ -6,13 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from foreign import read_merged
 
-from quintet.config.dialects.composition.foreign_config import (
-    MergedConfig,
-    compose_config,
-    config_from_tree,
-    read_merged,
-)
+from quintet.config.dialects.composition.foreign_config import compose_config, config_from_tree
+from quintet.config.dialects.conversion import ForeignValues
 from quintet.config.dialects.key_checks import (
     UnknownReason,
     illegal_values,
@@ -34,26 +31,24 @@ zebra: {crossing: 1}
 """
 
 
-def written(tmp_path: Path, text: str = RAGEN) -> MergedConfig:
-    path = tmp_path / "run.yaml"
-    path.write_text(text)
-    return read_merged(path, [], {})
+def values(tmp_path: Path, dialect: str = "ragen", text: str = RAGEN) -> ForeignValues:
+    return ForeignValues(read_merged(_file(tmp_path, text)), DIALECTS[dialect])
 
 
 def test_unknown_keys_are_all_listed_in_three_kinds(tmp_path: Path) -> None:
-    found = unknown_keys(written(tmp_path), DIALECTS["ragen"], frozenset({"zebra.crossing"}))
-    assert [(key.key, key.reason, key.suggestions) for key in found] == [
-        ("training.n_rolout", UnknownReason.TYPO, ("training.n_rollout",)),
-        ("zebra.crossing", UnknownReason.UNDOCUMENTED, ()),
+    found = unknown_keys(values(tmp_path), frozenset({"zebra.crossing"}))
+    assert [(key.key, key.reason, key.suggestion) for key in found] == [
+        ("training.n_rolout", UnknownReason.TYPO, "training.n_rollout"),
+        ("zebra.crossing", UnknownReason.UNDOCUMENTED, None),
     ]
     assert "run.yaml:4" in str(found[0])
     assert "did you mean training.n_rollout?" in str(found[0])
-    nobodys = unknown_keys(written(tmp_path), DIALECTS["ragen"], frozenset())[1]
+    nobodys = unknown_keys(values(tmp_path), frozenset())[1]
     assert nobodys.reason is UnknownReason.NOWHERE
 
 
 def test_a_type_is_checked_where_the_framework_doesnt(tmp_path: Path) -> None:
-    (fault,) = illegal_values(written(tmp_path), DIALECTS["ragen"])
+    (fault,) = illegal_values(values(tmp_path))
     assert fault.key == "training.max_turns"
     assert "'five'" in str(fault)
     assert "run.yaml:3" in str(fault)
@@ -61,15 +56,15 @@ def test_a_type_is_checked_where_the_framework_doesnt(tmp_path: Path) -> None:
 
 
 def test_a_pending_key_says_what_it_waits_for_unless_it_asks_for_nothing(tmp_path: Path) -> None:
-    faults = {fault.key: str(fault) for fault in unsupported_keys(written(tmp_path), DIALECTS["ragen"])}
+    faults = {fault.key: str(fault) for fault in unsupported_keys(values(tmp_path))}
     assert "system.n_gpus" not in faults
     assert "is not supported yet: requires" in faults["trainer.nnodes"]
     assert "set it to 1" in faults["trainer.nnodes"]
 
 
 def test_a_section_that_is_like_another_takes_its_keys(tmp_path: Path) -> None:
-    roll = written(tmp_path, "critic: {training_args: {learning_rate: 1.0e-5}, infer_batch_size: 2}\n")
-    assert unknown_keys(roll, DIALECTS["roll"], frozenset()) == []
+    text = "critic: {training_args: {learning_rate: 1.0e-5}, infer_batch_size: 2}\n"
+    assert unknown_keys(values(tmp_path, "roll", text), frozenset()) == []
 
 
 def test_a_file_is_recognised_by_its_dialects_own_sections() -> None:
@@ -87,13 +82,13 @@ rollout_manager: {max_turns: 2}
 data: {shuffle: true}
 critic: {optim: {lr: 1.0e-5, lr_warmup_steps: 3}, model: {path: x, external_lib: null}, grad_clip: 1.0, gradclip: 1}
 """
-    found = unknown_keys(written(tmp_path, text), DIALECTS["vagen"], frozenset())
-    assert [(key.key, key.suggestions) for key in found] == [("critic.gradclip", ("critic.grad_clip",))]
+    found = unknown_keys(values(tmp_path, "vagen", text), frozenset())
+    assert [(key.key, key.suggestion) for key in found] == [("critic.gradclip", "critic.grad_clip")]
 
 
 def test_the_files_of_envs_take_their_keys_where_they_are_put(tmp_path: Path) -> None:
     text = "env: {train: {env_type: libero, total_num_envs: 8, init_params: {camera_heights: 64, camera_hight: 64}}}\n"
-    found = unknown_keys(written(tmp_path, text), DIALECTS["rlinf"], frozenset())
+    found = unknown_keys(values(tmp_path, "rlinf", text), frozenset())
     assert [key.key for key in found] == ["env.train.init_params.camera_hight"]
 
 
@@ -103,47 +98,46 @@ critic: {infer_batch_size: eight, device_mapping: "list(range(0,16))"}
 actor_train: {infer_batch_size: many}
 reference: ${actor_train}
 """
-    roll = written(tmp_path, text)
-    faults = {fault.key for fault in illegal_values(roll, DIALECTS["roll"])}
+    roll = values(tmp_path, "roll", text)
+    faults = {fault.key for fault in illegal_values(roll)}
     assert faults == {"critic.infer_batch_size", "actor_train.infer_batch_size", "reference.infer_batch_size"}
-    assert "critic.device_mapping" in {fault.key for fault in unsupported_keys(roll, DIALECTS["roll"])}
+    assert "critic.device_mapping" in {fault.key for fault in unsupported_keys(roll)}
 
 
 def test_a_zero_is_a_zero_and_false_is_none(tmp_path: Path) -> None:
     text = "actor_rollout_ref: {actor: {entropy_coeff: 0, kl_loss_coef: 0}}\n"
-    assert list(unsupported_keys(written(tmp_path, text), DIALECTS["verl"])) == []
+    assert list(unsupported_keys(values(tmp_path, "verl", text))) == []
 
 
 def test_a_key_that_needs_an_idle_one_is_idle_too() -> None:
     """Without an engine of its own there are no CUDA graphs, whatever `enforce_eager` says."""
     engine = {"backend": "huggingface", "enforce_eager": False, "cuda_graph_max_bs": 8}
     tree = {"runner": {"task_type": "math"}, "rollout": engine}
-    rlinf, here, _ = merge_with_reference(config_from_tree(tree), DIALECTS["rlinf"])
-    assert list(unsupported_keys(rlinf, here)) == []
-    (told,) = (line for line in ineffective_keys(rlinf, here) if "cuda_graph_max_bs" in line)
+    rlinf, _ = merge_with_reference(config_from_tree(tree), DIALECTS["rlinf"])
+    assert list(unsupported_keys(rlinf)) == []
+    (told,) = (line for line in ineffective_keys(rlinf) if "cuda_graph_max_bs" in line)
     assert told.endswith("rollout.backend is 'huggingface', not one of vllm, sglang")
 
 
 def test_hydras_own_section_is_checked_like_any_other(tmp_path: Path) -> None:
     """What Hydra knows there is its own matter; what it doesn't know is a slip."""
-    path = tmp_path / "run.yaml"
-    path.write_text("hydra: {searchcpath: [], ru_n: {dir: .}, run: {dri: x}, job: {name: a}}\nrunner: {max_steps: 3}\n")
-    written, here, _ = merge_with_reference(compose_config(path, []), DIALECTS["rlinf"])
-    found = {key.key: key.suggestions for key in unknown_keys(written, here, frozenset())}
+    text = "hydra: {searchcpath: [], ru_n: {dir: .}, run: {dri: x}, job: {name: a}}\nrunner: {max_steps: 3}\n"
+    rlinf, _ = merge_with_reference(compose_config(_file(tmp_path, text), []), DIALECTS["rlinf"])
+    found = {key.key: key.suggestion for key in unknown_keys(rlinf, frozenset())}
     assert set(found) == {"hydra.searchcpath", "hydra.ru_n.dir", "hydra.run.dri"}
-    assert found["hydra.ru_n.dir"] == found["hydra.run.dri"] == ("hydra.run.dir",)
+    assert found["hydra.ru_n.dir"] == found["hydra.run.dri"] == "hydra.run.dir"
 
 
 def test_a_key_without_effect_is_told(tmp_path: Path) -> None:
     """It was given a value of its own, and another key keeps it from doing anything."""
     text = "runner: {task_type: math}\nalgorithm: {entropy_bonus: 0.01}\nactor: {training_backend: fsdp}\n"
-    there, here, _ = merge_with_reference(compose_config(_file(tmp_path, text), []), DIALECTS["rlinf"])
-    told = list(ineffective_keys(there, here))
+    rlinf, _ = merge_with_reference(compose_config(_file(tmp_path, text), []), DIALECTS["rlinf"])
+    told = list(ineffective_keys(rlinf))
     assert len(told) == 1
     assert "entropy_bonus = 0.01" in told[0]
     assert "has no effect: algorithm.calculate_entropy is false, not true" in told[0]
     again = compose_config(_file(tmp_path, text), ["algorithm.calculate_entropy=true"])
-    assert list(ineffective_keys(*merge_with_reference(again, DIALECTS["rlinf"])[:2])) == []
+    assert list(ineffective_keys(merge_with_reference(again, DIALECTS["rlinf"])[0])) == []
 
 
 def _file(tmp_path: Path, text: str) -> Path:

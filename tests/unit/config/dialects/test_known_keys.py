@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from foreign import read_merged
 
 from quintet.config.dialects.composition.foreign_config import compose_config
+from quintet.config.dialects.conversion import ForeignValues
 from quintet.config.dialects.key_checks import UnknownReason, unknown_keys
-from quintet.config.dialects.known_keys import known_keys
 from quintet.config.dialects.registry import DIALECTS
 
 LEAST = {"verl": 400, "vagen": 400, "rlinf": 700, "roll": 700, "ragen": 100}
@@ -35,7 +36,7 @@ WELL_KNOWN = [
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_a_list_holds_the_frameworks_keys_and_none_that_is_documented_here(name: str) -> None:
-    listed = known_keys(name)
+    listed = DIALECTS[name].known_keys()
     assert len(listed) >= LEAST[name]
     rows = DIALECTS[name].specs()
     ours = {*rows, *(alias for row in rows.values() for alias in row.aliases)}
@@ -44,9 +45,9 @@ def test_a_list_holds_the_frameworks_keys_and_none_that_is_documented_here(name:
 
 
 def test_every_list_says_where_its_names_are_from() -> None:
-    from quintet.config.dialects import known_keys as elsewhere
+    from quintet.config.dialects import dialect
 
-    for path in (Path(elsewhere.__file__).parent / "known").glob("*.txt"):
+    for path in (Path(dialect.__file__).parent / "known").glob("*.txt"):
         lines = path.read_text().splitlines()
         assert lines[0].startswith("# ")
         assert lines[1:] == sorted(set(lines[1:])), path.name
@@ -56,19 +57,20 @@ def test_every_list_says_where_its_names_are_from() -> None:
 def test_a_well_known_key_is_told_as_the_frameworks_own(tmp_path: Path, name: str, text: str, key: str) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(text)
-    given = compose_config(path, [])
-    here = DIALECTS[name].narrowed(given.plain())
-    found = {one.key: one for one in unknown_keys(given.merge_onto({}), here, known_keys(name))}
+    config, dialect = compose_config(path, []), DIALECTS[name]
+    values = ForeignValues(config.merge_onto({}), dialect.narrowed(config.plain()))
+    found = {one.key: one for one in unknown_keys(values, dialect.known_keys())}
     assert found[key].reason is UnknownReason.UNDOCUMENTED
-    assert found[key].suggestions == ()
+    assert found[key].suggestion is None
     assert str(found[key]).endswith("exists in that framework but is not documented in its reference")
 
 
 def test_a_slip_stays_a_slip(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("actor_train: {training_args: {learning_rat: 1}, infer_batchsize: 2}")
-    found = unknown_keys(compose_config(path, []).merge_onto({}), DIALECTS["roll"], known_keys("roll"))
-    assert [(one.reason, one.suggestions) for one in found] == [
-        (UnknownReason.TYPO, ("actor_train.infer_batch_size",)),
-        (UnknownReason.TYPO, ("actor_train.training_args.learning_rate",)),
+    roll = ForeignValues(read_merged(path), DIALECTS["roll"])
+    found = unknown_keys(roll, roll.dialect.known_keys())
+    assert [(one.reason, one.suggestion) for one in found] == [
+        (UnknownReason.TYPO, "actor_train.infer_batch_size"),
+        (UnknownReason.TYPO, "actor_train.training_args.learning_rate"),
     ]

@@ -10,7 +10,8 @@ import yaml
 from foreign import machine
 
 from quintet.config.composed import ComposedConfig
-from quintet.config.dialects.loader import load_foreign
+from quintet.config.dialects.composition.foreign_config import compose_config
+from quintet.config.dialects.loader import load_config
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dotted import flatten
 from quintet.config.translate import translate
@@ -115,7 +116,7 @@ SOKOBAN = [
 def load(tmp_path: Path, tree: dict[str, Any], *overrides: str) -> ComposedConfig:
     path = tmp_path / "base.yaml"
     path.write_text(yaml.safe_dump(tree))
-    return load_foreign(path, overrides, DIALECTS["ragen"])
+    return load_config(compose_config(path, overrides), DIALECTS["ragen"])
 
 
 def changed(key: str, value: Any, **others: Any) -> dict[str, Any]:
@@ -230,7 +231,7 @@ def test_everything_that_waits_or_is_wrong_is_told_at_once(tmp_path: Path) -> No
 def test_unknown_keys_can_be_let_go_but_never_silently(tmp_path: Path) -> None:
     path = tmp_path / "base.yaml"
     path.write_text(yaml.safe_dump(changed("training.zebra", 1)))
-    composed = load_foreign(path, [], DIALECTS["ragen"], unknown="warn")
+    composed = load_config(compose_config(path, []), DIALECTS["ragen"], unknown="warn")
     assert "unknown key left out: training.zebra (" in composed.remarks[0]
     assert "# Remark: unknown key left out: training.zebra (" in dump_config(composed)
 

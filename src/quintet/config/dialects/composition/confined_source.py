@@ -23,9 +23,9 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from quintet.config.dialects.composition.interpolation_limits import check_grammar
+from quintet.config.dialects.composition.interpolation import check_grammar
 from quintet.config.dialects.registry import FRAMEWORK_FILES
-from quintet.config.yaml_reader import read_file, read_text
+from quintet.config.yaml_reader import COMMAND_LINE, read_file, read_text
 from quintet.errors import ConfigError
 
 SCHEME, REFERENCE_SCHEME = "confined", "reference"
@@ -39,27 +39,48 @@ DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 @dataclass(slots=True)
-class _Scope:
-    """The primary file of the configuration that is being composed, and the directories that are searched."""
+class ConfigFiles:
+    """The files of the configuration that is being composed, and the directories that are searched."""
 
-    primary: Path
+    path: Path | None
+    """The primary file as the user named it; None allows no files but those of the search path."""
     sources: list[ConfinedSource] = field(default_factory=list)
+    lines: dict[str, dict[str, str]] = field(default_factory=dict)
+    """The source of each key in each file that Hydra loaded, `file.yaml:12`, by the file's name in defaults lists."""
     file_counts: dict[str, int] = field(default_factory=dict)
     """Entries of the defaults lists beneath a configuration."""
 
+    @property
+    def name(self) -> str | None:
+        """Name of the primary file."""
+        return None if self.path is None else self.path.name
 
-_scope: ContextVar[_Scope | None] = ContextVar("_scope", default=None)
+    @property
+    def directory(self) -> Path | None:
+        """Directory of the primary file, without symbolic links."""
+        return None if self.path is None else self.path.parent.resolve()
+
+    def source_of(self, key: str | None, name: str | None = None) -> str:
+        """Return the source of a key in a file, by default the primary one."""
+        if self.path is None:
+            return COMMAND_LINE
+        lines = self.lines.get(name or "") or self.lines.get(self.path.name, {})
+        return lines.get(key or "", str(self.path))
+
+
+_files: ContextVar[ConfigFiles] = ContextVar("_files")
 
 
 @contextmanager
-def confined_to(primary: Path | None) -> Iterator[None]:
-    """Confine Hydra to the files that a primary file may name; None allows no files."""
+def confined_to(path: Path | None) -> Iterator[ConfigFiles]:
+    """Confine Hydra to the files that a primary file may name."""
     _register_plugins()
-    token = _scope.set(None if primary is None else _Scope(primary))
+    files = ConfigFiles(path)
+    token = _files.set(files)
     try:
-        yield
+        yield files
     finally:
-        _scope.reset(token)
+        _files.reset(token)
 
 
 @cache
@@ -72,8 +93,8 @@ class _PrimaryDirectory(SearchPathPlugin):
     """Adds the directory of the primary file to Hydra's search path."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        if (scope := _scope.get()) is not None:
-            search_path.append("main", f"{SCHEME}://{scope.primary.parent}")
+        if (directory := _files.get().directory) is not None:
+            search_path.append("main", f"{SCHEME}://{directory}")
 
 
 def confined_search_path(entries: list[Any]) -> list[Any]:
@@ -115,17 +136,16 @@ class ConfinedSource(ConfigSource):
 
     def __init__(self, provider: str, path: str) -> None:
         super().__init__(provider, path)
-        self.shown = Path(self.path.removeprefix("file://"))
-        """The directory as it was written."""
-        self.is_package = self.path.startswith(FRAMEWORK_PACKAGES)
-        if "://" in self.path and not self.path.startswith("file://") and not self.is_package:
-            message = f"hydra.searchpath = {self.path!r}: only directories are searched"
-            hint = "write file://DIRECTORY"
-            raise ConfigError(message, key="hydra.searchpath", value=self.path, hint=hint)
-        self.path = self.path if self.is_package else os.path.abspath(self.shown)
         self.is_main = provider == "main"
-        if (scope := _scope.get()) is not None:
-            scope.sources.append(self)
+        self.is_package = self.path.startswith(FRAMEWORK_PACKAGES)
+        if not self.is_package:
+            self.path = _directory(self.path)
+        self.files.sources.append(self)
+
+    @property
+    def files(self) -> ConfigFiles:
+        # no attribute, because Hydra copies its sources deeply
+        return _files.get()
 
     @staticmethod
     def scheme() -> str:
@@ -148,21 +168,22 @@ class ConfinedSource(ConfigSource):
         return sorted(set(names))
 
     def load_config(self, config_path: str) -> ConfigResult:
-        scope, file = _scope.get(), self.file(config_path)
-        shown = self.shown / file.relative_to(self.path) if file.is_relative_to(self.path) else file
-        sources: dict[str, str] = {}
-        tree = read_file(shown, sources)
+        path, is_primary = self._shown_path(config_path), self._is_primary(config_path)
+        sources = self.files.lines[config_path] = {}
+        tree = read_file(path, sources)
         check_nesting(tree, "", sources)
         check_grammar(tree, sources)
-        is_primary = self.is_main and scope is not None and config_path == scope.primary.name
         if "hydra" in tree or is_primary:
             tree["hydra"] = _hydra_section(tree.get("hydra", {}), sources, is_primary=is_primary)
         if isinstance(tree.get("defaults"), list):
             tree["defaults"] = [entry for entry in tree["defaults"] if not _configures_hydra(entry)]
-        if scope is not None and not is_primary:
-            _count_files(config_path, scope, ())
-        header = self._get_header_dict(read_text(shown)[:512])
+        if not is_primary:
+            _count_files(config_path, self.files, ())
+        header = self._get_header_dict(read_text(path)[:512])
         return ConfigResult(self.provider, f"{SCHEME}://{self.path}", OmegaConf.create(tree), header)
+
+    def _is_primary(self, config_path: str) -> bool:
+        return self.is_main and config_path == self.files.name
 
     def file(self, config_path: str) -> Path:
         """Return the file of a name.
@@ -170,45 +191,58 @@ class ConfinedSource(ConfigSource):
         Raises:
             ConfigError: it is outside the directories that the user named.
         """
-        scope = _scope.get()
-        if self.is_main and scope is not None and config_path == scope.primary.name:
-            return scope.primary
+        if self._is_primary(config_path):
+            return Path(self.path, config_path)
         file = Path(os.path.normpath(Path(self.path, self._normalize_file_name(config_path))))
-        if not any(file.is_relative_to(directory) for directory in (Path(self.path), *_named_directories(scope))):
+        if not any(file.is_relative_to(directory) for directory in (Path(self.path), *_named_directories(self.files))):
             message = f"a defaults list names {config_path}, outside the directories that were named"
             hint = f"name its directory, too: hydra.searchpath: [file://{file.parent}]"
             raise ConfigError(message, key="defaults", value=config_path, hint=hint)
         return file
 
+    def _shown_path(self, config_path: str) -> Path:
+        """Return the file of a name, below the directory of the primary file as the user wrote that."""
+        file = self.file(config_path)
+        if not self.is_main or self.files.path is None:
+            return file
+        shown = Path(self.files.path.parent, os.path.relpath(file, self.path))
+        return Path(os.path.normpath(shown)) if ".." in config_path else shown
 
-def _named_directories(scope: _Scope | None) -> Iterator[Path]:
+
+def _directory(entry: str) -> str:
+    """Return the directory of an entry of the search path."""
+    if "://" in entry and not entry.startswith("file://"):
+        message = f"hydra.searchpath = {entry!r}: only directories are searched"
+        raise ConfigError(message, key="hydra.searchpath", value=entry, hint="write file://DIRECTORY")
+    return os.path.abspath(entry.removeprefix("file://"))
+
+
+def _named_directories(files: ConfigFiles) -> Iterator[Path]:
     """Yield the directories of the search path, and those called `config` that a framework's examples share."""
-    if scope is None:
-        return
-    yield from (Path(source.path) for source in scope.sources if not source.is_main and not source.is_package)
-    directory = scope.primary.parent
-    yield from [parent for parent in (directory, *directory.parents) if parent.name in CONFIG_DIRECTORIES][:1]
-    yield from (directory.parent / name for name in CONFIG_DIRECTORIES)
+    yield from (Path(source.path) for source in files.sources if not source.is_main and not source.is_package)
+    if (directory := files.directory) is not None:
+        yield from [parent for parent in (directory, *directory.parents) if parent.name in CONFIG_DIRECTORIES][:1]
+        yield from (directory.parent / name for name in CONFIG_DIRECTORIES)
 
 
-def _count_files(config_path: str, scope: _Scope, above: tuple[str, ...]) -> int:
+def _count_files(config_path: str, files: ConfigFiles, above: tuple[str, ...]) -> int:
     """Return the number of entries in the defaults lists beneath a configuration.
 
     Raises:
         ConfigError: they are too many, or name each other in a circle.
     """
-    if config_path not in scope.file_counts:
-        source = next((source for source in scope.sources if source.is_config(config_path)), None)
+    if config_path not in files.file_counts:
+        source = next((source for source in files.sources if source.is_config(config_path)), None)
         tree = {} if source is None else read_file(source.file(config_path), {})
         count = MAX_FILES + 1 if config_path in above else 1
         if count == 1:
             children = _listed_files(tree.get("defaults"), os.path.dirname(config_path))
-            count += sum(_count_files(child, scope, (*above, config_path)) for child in children)
+            count += sum(_count_files(child, files, (*above, config_path)) for child in children)
         if count > MAX_FILES:
             message = f"its defaults lists name more than {MAX_FILES} files, or each other in a circle"
             raise ConfigError(message, hint="name each file once")
-        scope.file_counts[config_path] = count
-    return scope.file_counts[config_path]
+        files.file_counts[config_path] = count
+    return files.file_counts[config_path]
 
 
 def _listed_files(defaults: Any, group: str) -> Iterator[str]:

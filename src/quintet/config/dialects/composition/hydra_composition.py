@@ -1,128 +1,181 @@
-"""Composition by Hydra, with its errors as messages that name the source and a remedy."""
+"""Composition by Hydra, with the source of every key, and its errors as messages that name the source and a remedy."""
 
 from __future__ import annotations
 
-import os
+import json
 import re
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hydra import initialize
+from hydra.conf import HydraConf
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.default_element import ResultDefault
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from quintet.config.dialects.composition.confined_source import ConfigFiles, confined_search_path, confined_to
+from quintet.config.dialects.composition.interpolation import first_line, hint_for
 from quintet.config.dialects.composition.overrides import ParsedOverride
-from quintet.config.dialects.composition.resolvers import first_line, hint_for
 from quintet.config.dialects.typos import closest_keys
-from quintet.config.yaml_reader import COMMAND_LINE, read_file
+from quintet.config.yaml_reader import COMMAND_LINE
 from quintet.errors import ConfigError, nearest
 
-if TYPE_CHECKING:
-    from hydra.core.config_loader import ConfigLoader
-    from hydra.core.default_element import ResultDefault
-    from omegaconf import DictConfig
-
-File = tuple[Path, str]
-"""A file and the package (section) in which its keys are."""
+HYDRA = "hydra"
+"""Section that configures Hydra itself; it is read before composition."""
+SEARCH_PATH = "hydra.searchpath"
+RUN_KEYS = ("hydra.run.dir", "hydra.output_subdir")
+"""Keys of the `hydra` section that also configure the run."""
 
 
-def compose(
-    loader: ConfigLoader, path: Path | None, words: list[str], overrides: Sequence[ParsedOverride]
-) -> tuple[DictConfig, list[File]]:
-    """Return the composed configuration, with Hydra's own section, and its files in order.
+def compose(path: Path | None, overrides: Sequence[ParsedOverride]) -> tuple[DictConfig, dict[str, str]]:
+    """Compose a file, the files in its defaults list, and overrides; return the source of each key, too.
 
-    `words` are the overrides `overrides` in the form in which Hydra receives them.
+    Of the `hydra` section, only the set keys of `RUN_KEYS` remain.
 
     Raises:
         ConfigError: it cannot be composed.
     """
-    from hydra.errors import HydraException
-    from hydra.types import RunMode
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    name = path.name if path else None
-    try:
-        config = loader.load_configuration(name, words, RunMode.RUN, from_shell=False)
-        defaults = loader.compute_defaults_list(name, words, RunMode.RUN).defaults
-    except ConfigError as error:
-        raise error if error.source else _with_source(error, path, overrides) from None
-    except (HydraException, OmegaConfBaseException, RecursionError, ValueError, TypeError, LookupError) as error:
-        raise _describe_error(error, path, overrides) from None
-    except AssertionError as error:
-        raise _describe_error(ValueError(str(error) or "its defaults list is not a list"), path, overrides) from None
+    with _hydra(path) as (loader, files):
+        choices = {override.key for override in overrides if loader.get_group_options(override.key)}
+        texts = [_hydra_override(override, is_choice=override.key in choices) for override in overrides]
+        config, defaults = _load(loader, files, texts, overrides)
     OmegaConf.set_struct(config, False)
     _refuse_list_items(config, overrides)
-    roots = [Path(source.path) for source in config.hydra.runtime.config_sources if source.schema == "confined"]
-    return config, list(_files(path, defaults, roots))
+    sources = _sources(files, defaults)
+    for override in overrides:
+        if override.key not in choices and override.key != SEARCH_PATH:
+            override.note(sources)
+    _reduce_hydra_section(config, [key for key in RUN_KEYS if key in sources])
+    return config, sources
+
+
+@contextmanager
+def _hydra(path: Path | None) -> Iterator[tuple[ConfigLoader, ConfigFiles]]:
+    """Yield Hydra's loader, confined to the directories that the file names, without its warnings about style."""
+    GlobalHydra.instance().clear()
+    with warnings.catch_warnings(), confined_to(path) as files:
+        warnings.simplefilter("ignore")
+        # 1.1: files that were written before `_self_` existed keep the order for which they were written
+        with initialize(None, version_base="1.1"):
+            yield GlobalHydra.instance().config_loader(), files
+
+
+def _hydra_override(override: ParsedOverride, *, is_choice: bool) -> str:
+    """Return an override as it is given to Hydra."""
+    entries = override.override.value()
+    if override.key == SEARCH_PATH and isinstance(entries, list):
+        return f"{SEARCH_PATH}=[{','.join(json.dumps(str(entry)) for entry in confined_search_path(entries))}]"
+    return override.text if is_choice else override.forced
+
+
+def _load(
+    loader: ConfigLoader, files: ConfigFiles, texts: list[str], overrides: Sequence[ParsedOverride]
+) -> tuple[DictConfig, Sequence[ResultDefault]]:
+    """Return the composed configuration, with Hydra's own section, and its defaults list."""
+    try:
+        config = loader.load_configuration(files.name, texts, RunMode.RUN, from_shell=False)
+        return config, loader.compute_defaults_list(files.name, texts, RunMode.RUN).defaults
+    except ConfigError as error:
+        raise error if error.source else _with_source(error, files, overrides) from None
+    except (HydraException, OmegaConfBaseException, RecursionError, ValueError, TypeError, LookupError) as error:
+        raise _describe_error(error, files, overrides) from None
+    except AssertionError as error:
+        raise _describe_error(ValueError(str(error) or "its defaults list is not a list"), files, overrides) from None
 
 
 def _refuse_list_items(config: DictConfig, overrides: Sequence[ParsedOverride]) -> None:
     """Refuse overrides of list items such as `list.0=…`: a list has one source."""
-    from omegaconf import ListConfig
-
     for override in overrides:
         node: Any = config
         for part in override.key.split(".")[:-1]:
             is_section = hasattr(node, "_get_node") and not isinstance(node, ListConfig)
             node = node._get_node(part) if is_section else None
             if isinstance(node, ListConfig):
-                above = override.key.rpartition(".")[0]
-                message = f"{override.word} ({override.place}): {above} is a list"
-                raise ConfigError(
-                    message, key=override.key, source=override.place, hint=f"set the entire list: {above}=[…]"
-                )
+                section = override.key.rpartition(".")[0]
+                message = f"{override.text} ({override.source}): {section} is a list"
+                hint = f"set the entire list: {section}=[…]"
+                raise ConfigError(message, key=override.key, source=override.source, hint=hint)
 
 
-def _files(path: Path | None, defaults: Sequence[ResultDefault], roots: Sequence[Path]) -> Iterator[File]:
+def _sources(files: ConfigFiles, defaults: Sequence[ResultDefault]) -> dict[str, str]:
+    """Return the sources of the files' keys; later files replace the keys of earlier ones."""
+    sources: dict[str, str] = {}
     for default in defaults:
-        package = "" if default.package in (None, "_global_") else str(default.package)
-        if default.primary:
-            yield from [(path, package)] if path else []
-        elif (file := _file(str(default.config_path), path, roots)) is not None:
-            yield file, package
+        package = "" if default.package in (None, "", "_global_") else f"{default.package}."
+        for key, source in files.lines.get(str(default.config_path), {}).items():
+            if _is_run_key(key, package):
+                sources[f"{package}{key}"] = source
+    return sources
 
 
-def _file(name: str, path: Path | None, roots: Sequence[Path]) -> Path | None:
-    """Return the file of an entry of a defaults list; None for files of Hydra or a framework."""
-    for root in roots:
-        # show the directory as the user wrote it
-        shown = path.parent if path is not None and root == path.parent.resolve() else root
-        if (file := shown / f"{name.removesuffix('.yaml')}.yaml").is_file():
-            return Path(os.path.normpath(file)) if ".." in name else file
-    return None
+def _is_run_key(key: str, package: str) -> bool:
+    """Whether a key of a file configures the run, or is unknown to Hydra in its own section."""
+    section = key.split(".")[0]
+    if section != HYDRA:
+        return section != "defaults"
+    return not package and (key in RUN_KEYS or not _is_hydra_key(key))
 
 
-def _with_source(error: ConfigError, path: Path | None, overrides: Sequence[ParsedOverride]) -> ConfigError:
+def _is_hydra_key(key: str) -> bool:
+    section: Any = HydraConf
+    for name in key.split(".")[1:]:
+        if not is_dataclass(section):
+            return True
+        types = {field.name: field.type for field in fields(section)}
+        if name not in types:
+            return False
+        section = types[name]
+    return True
+
+
+def _reduce_hydra_section(config: DictConfig, keys: Sequence[str]) -> None:
+    """Reduce the `hydra` section to the set keys."""
+    hydra: Any = config._get_node(HYDRA)
+    del config[HYDRA]
+    for key in keys:
+        inner, last = key.partition(".")[2], key.rpartition(".")[2]
+        OmegaConf.update(config, key, section_node(hydra, inner)._get_node(last), force_add=True)
+
+
+def section_node(tree: DictConfig, key: str) -> Any:
+    """Return the section of a key; None if there is none, as for names with dots."""
+    section: Any = tree
+    for part in key.split(".")[:-1]:
+        section = section._get_node(part) if isinstance(section, DictConfig) else None
+    return section if isinstance(section, DictConfig) else None
+
+
+def _with_source(error: ConfigError, files: ConfigFiles, overrides: Sequence[ParsedOverride]) -> ConfigError:
     """Add the source to an error about the `hydra` section or an override of it."""
-    source = next((override.place for override in overrides if override.key == error.key), None) or _line(
-        path, error.key
-    )
+    override = next((override for override in overrides if override.key == error.key), None)
+    source = override.source if override else files.source_of(error.key)
     message = f"{source}: {error.message}"
     return ConfigError(message, key=error.key, value=error.value, source=source, hint=error.hint)
 
 
-def _line(path: Path | None, key: str | None) -> str:
-    sources: dict[str, str] = {}
-    if path is None:
-        return COMMAND_LINE
-    read_file(path, sources)
-    return sources.get(key or "", str(path))
-
-
-def _describe_error(error: Exception, path: Path | None, overrides: Sequence[ParsedOverride]) -> ConfigError:
-    from hydra.errors import MissingConfigException
-
+def _describe_error(error: Exception, files: ConfigFiles, overrides: Sequence[ParsedOverride]) -> ConfigError:
     if isinstance(error, MissingConfigException):
-        return _missing_file_error(error, path)
+        return _missing_file_error(error, files)
     problem = first_line(error)
     if problem.startswith("Could not delete"):
-        return _missing_key_error(problem, path, overrides)
+        return _missing_key_error(problem, files, overrides)
     if (override := _mentioned_override(problem, overrides)) is not None:
         return _override_error(override, first_line(error.__cause__) if error.__cause__ else problem)
     if isinstance(error, RecursionError):
-        message = f"{_line(path, 'defaults')}: its defaults lists name each other in a circle"
-        return ConfigError(message, key="defaults", source=_line(path, "defaults"), hint="remove one of them")
-    key = "hydra.searchpath" if "searchpath" in problem or "Environment" in problem else "defaults"
-    source = _line(path, key)
-    hint = hint_for(problem) if key == "hydra.searchpath" else "a defaults list has entries such as `- GROUP: NAME`"
+        source = files.source_of("defaults")
+        message = f"{source}: its defaults lists name each other in a circle"
+        return ConfigError(message, key="defaults", source=source, hint="remove one of them")
+    key = SEARCH_PATH if "searchpath" in problem or "Environment" in problem else "defaults"
+    source = files.source_of(key)
+    hint = hint_for(problem) if key == SEARCH_PATH else "a defaults list has entries such as `- GROUP: NAME`"
     return ConfigError(f"{source} cannot be composed: {problem}", key=key, source=source, hint=hint)
 
 
@@ -140,46 +193,37 @@ def _override_error(override: ParsedOverride, problem: str) -> ConfigError:
         hint = f"a choice among files is written GROUP=NAME or GROUP@SECTION=NAME, a key {override.key}=VALUE"
     else:
         hint = "it sets a key inside a value, or replaces a section by a value"
-    message = f"{override.word} ({override.place}): {problem}"
-    return ConfigError(message, key=override.key, source=override.place, hint=hint)
+    message = f"{override.text} ({override.source}): {problem}"
+    return ConfigError(message, key=override.key, source=override.source, hint=hint)
 
 
-def _missing_key_error(problem: str, path: Path | None, overrides: Sequence[ParsedOverride]) -> ConfigError:
+def _missing_key_error(problem: str, files: ConfigFiles, overrides: Sequence[ParsedOverride]) -> ConfigError:
     """Describe a `~key` whose key does not exist."""
     override = next((item for item in overrides if item.removes_key and f"'{item.key}'" in problem), None)
-    place, shown = (override.place, override.word) if override else (COMMAND_LINE, "~key")
-    sources: dict[str, str] = {}
-    if path is not None:
-        read_file(path, sources)
-    near = closest_keys(override.key, sources, 1) if override else []
+    source, text = (override.source, override.text) if override else (COMMAND_LINE, "~key")
+    near = closest_keys(override.key, files.lines.get(files.name or "", {}), 1) if override else []
     hint = f"did you mean ~{near[0]}?" if near else "only keys that the files set can be removed; leave it out"
-    message = f"{shown} ({place}): there is no such key in {path or 'the overrides'}"
-    return ConfigError(message, key=override.key if override else None, source=place, hint=hint)
+    message = f"{text} ({source}): there is no such key in {files.path or 'the overrides'}"
+    return ConfigError(message, key=override.key if override else None, source=source, hint=hint)
 
 
-def _missing_file_error(error: Any, path: Path | None) -> ConfigError:
+def _missing_file_error(error: MissingConfigException, files: ConfigFiles) -> ConfigError:
     """Describe an entry of a defaults list without a file."""
     name = str(error.missing_cfg_file)
-    matched = re.match(r"In '([^']*)'", str(error))
-    parent = path
-    if matched and path is not None and matched[1] != path.name:
-        parent = next(iter(sorted(path.parent.glob(f"{matched[1]}.y*ml"))), path)
-    source = _line(parent, "defaults")
-    roots = [Path(root) for root in re.findall(r"path=confined://(.*)$", str(error), re.MULTILINE)]
-    group = name.rpartition("/")[0]
-    available = [
-        f"{group}/{file.stem}" if group else file.stem
-        for root in roots
-        for file in sorted((root / group).glob("*.yaml"))
-        if file.is_file()
-    ]
-    names = [item for item in dict.fromkeys(available) if path is None or item != path.stem]
+    parent = re.match(r"In '([^']*)'", str(error))
+    source = files.source_of("defaults", parent[1] if parent else None)
+    directories = [*dict.fromkeys(Path(source.path) for source in files.sources if not source.is_package)]
+    names = [other for other in _names_beside(name, directories) if files.path is None or other != files.path.stem]
     close = nearest(name, names)
-    alternatives = f"there are {', '.join(names[:9])}" if names else _searched_roots(roots)
-    hint = f"did you mean {close}?" if close else alternatives
+    places = f"looked in {', '.join(map(str, directories))}; name further directories in {SEARCH_PATH}"
+    alternatives = f"there are {', '.join(names[:9])}" if names else places
     message = f"{source}: its defaults list names {name}, but {name}.yaml does not exist"
+    hint = f"did you mean {close}?" if close else alternatives
     return ConfigError(message, key="defaults", value=name, source=source, hint=hint)
 
 
-def _searched_roots(roots: Sequence[Path]) -> str:
-    return f"looked in {', '.join(map(str, roots))}; name further directories in hydra.searchpath"
+def _names_beside(name: str, directories: Sequence[Path]) -> list[str]:
+    """Return the names of the files in the same group."""
+    group = name.rpartition("/")[0]
+    files = [file for root in directories for file in sorted((root / group).glob("*.yaml")) if file.is_file()]
+    return [*dict.fromkeys(f"{group}/{file.stem}" if group else file.stem for file in files)]

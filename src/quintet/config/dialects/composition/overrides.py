@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import zip_longest
+from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from quintet.config.dialects.composition.interpolation import nesting_depth
+from quintet.config.dotted import is_inside
 from quintet.config.yaml_reader import COMMAND_LINE
 from quintet.errors import ConfigError
-
-if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
 
 MAX_LENGTH, MAX_COMMAS, MAX_NESTING = 20_000, 500, 24
 """Characters, commas and nesting of brackets in an override: Hydra's parser is slow."""
@@ -26,11 +30,11 @@ class ParsedOverride:
     """A parsed override and its source."""
 
     override: Override
-    place: str
+    source: str
     """`run.sh:12` or `command line`."""
 
     @property
-    def word(self) -> str:
+    def text(self) -> str:
         return str(self.override.input_line)
 
     @property
@@ -40,7 +44,7 @@ class ParsedOverride:
     @property
     def name(self) -> str:
         """The key as it was written, with its package if it has one."""
-        return self.word.lstrip("+~").partition("=")[0]
+        return self.text.lstrip("+~").partition("=")[0]
 
     @property
     def removes_key(self) -> bool:
@@ -49,7 +53,7 @@ class ParsedOverride:
     @property
     def forced(self) -> str:
         """The override with `++`, which also sets keys that the files do not have; unknown keys are reported later."""
-        return self.word if self.removes_key or self.override.is_hydra_override() else f"++{self.word.lstrip('+')}"
+        return self.text if self.removes_key or self.override.is_hydra_override() else f"++{self.text.lstrip('+')}"
 
     def note(self, sources: dict[str, str]) -> None:
         """Add the keys that it sets to `sources`, and delete those that it removes; sections are merged."""
@@ -59,65 +63,54 @@ class ParsedOverride:
         for key, is_section in nested_keys(self.key, self.override.value()):
             if not is_section:
                 _delete(key, sources)
-            sources[key] = self.place
+            sources[key] = self.source
 
 
-def parse_overrides(words: Sequence[str], places: Sequence[str] = ()) -> list[ParsedOverride]:
+def parse_overrides(texts: Sequence[str], sources: Sequence[str] = ()) -> list[ParsedOverride]:
     """Parse overrides, without those that only configure Hydra's own start of a program.
 
-    `places` are the sources of the first overrides; the others come from the command line.
+    `sources` are those of the first overrides; the others come from the command line.
 
     Raises:
         ConfigError: an override cannot be parsed.
     """
-    said = []
-    for number, word in enumerate(words):
-        one = _parse(word, places[number] if number < len(places) else COMMAND_LINE)
-        if not one.override.is_hydra_override() or one.key in HYDRA_OVERRIDES:
-            said.append(one)
-    return said
+    parsed = [_parse(text, source) for text, source in zip_longest(texts, sources, fillvalue=COMMAND_LINE)]
+    return [each for each in parsed if not each.override.is_hydra_override() or each.key in HYDRA_OVERRIDES]
 
 
-def _parse(word: str, place: str) -> ParsedOverride:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    shown = word if len(word) <= 60 else f"{word[:59]}…"
-    _check_size(word, shown, place)
+def _parse(text: str, source: str) -> ParsedOverride:
+    shown = text if len(text) <= 60 else f"{text[:59]}…"
+    _check_size(text, shown, source)
     try:
-        (override,) = OverridesParser.create().parse_overrides([word])
+        (override,) = OverridesParser.create().parse_overrides([text])
     except (HydraException, ValueError, ArithmeticError, RecursionError) as error:
-        message = f"cannot parse the override {shown!r} ({place}): {_problem(error)}"
-        raise ConfigError(message, value=word, source=place, hint=_hint(word)) from None
+        message = f"cannot parse the override {shown!r} ({source}): {_problem(error)}"
+        raise ConfigError(message, value=text, source=source, hint=_hint(text)) from None
     if not override.key_or_group:
-        raise ConfigError(f"{shown!r} ({place}) names no key", value=word, source=place, hint=HINT)
+        raise ConfigError(f"{shown!r} ({source}) names no key", value=text, source=source, hint=HINT)
     if override.is_sweep_override():
-        message = f"{shown} ({place}) names several values"
+        message = f"{shown} ({source}) names several values"
         hint = f"write {override.key_or_group}=[…] for a list, or quotes around a text; a run has one value per key"
-        raise ConfigError(message, key=override.key_or_group, value=word, source=place, hint=hint)
-    return ParsedOverride(override, place)
+        raise ConfigError(message, key=override.key_or_group, value=text, source=source, hint=hint)
+    return ParsedOverride(override, source)
 
 
-def _check_size(word: str, shown: str, place: str) -> None:
-    depth = deepest = 0
-    for letter in word:
-        depth += (letter in "[{(") - (letter in "]})")
-        deepest = max(depth, deepest)
-    long = len(word) > MAX_LENGTH or word.count(",") > MAX_COMMAS
-    if long or deepest > MAX_NESTING:
-        problem = "too long for an override" if long else "nested too deeply"
-        raise ConfigError(f"{shown!r} ({place}) is {problem}", value=word, source=place, hint="write it into a file")
+def _check_size(text: str, shown: str, source: str) -> None:
+    is_long = len(text) > MAX_LENGTH or text.count(",") > MAX_COMMAS
+    if is_long or nesting_depth(text, r"[\[{(\])}]", "]})") > MAX_NESTING:
+        problem = "too long for an override" if is_long else "nested too deeply"
+        raise ConfigError(f"{shown!r} ({source}) is {problem}", value=text, source=source, hint="write it into a file")
 
 
 def _problem(error: Exception) -> str:
-    said = next(iter(str(error).splitlines()), "")
-    if isinstance(error, ValueError | ArithmeticError) and "digits" in said:
+    message = next(iter(str(error).splitlines()), "")
+    if isinstance(error, ValueError | ArithmeticError) and "digits" in message:
         return "no number has that many digits"
-    return "it is not an override" if not said or said.startswith(("Lexer", "Error parsing")) else said
+    return "it is not an override" if not message or message.startswith(("Lexer", "Error parsing")) else message
 
 
-def _hint(word: str) -> str:
-    key, sign, value = word.partition("=")
+def _hint(text: str) -> str:
+    key, sign, value = text.partition("=")
     if sign and KEY.fullmatch(key) and not value.strip().startswith(("'", '"')):
         return f"text with characters other than letters, digits and / - . _ : needs quotes: {key}='\"…\"'"
     return HINT
@@ -132,5 +125,5 @@ def nested_keys(key: str, value: Any) -> Iterator[tuple[str, bool]]:
 
 
 def _delete(key: str, sources: dict[str, str]) -> None:
-    for below in [other for other in sources if other == key or other.startswith(f"{key}.")]:
-        del sources[below]
+    for inner in [other for other in sources if is_inside(other, key)]:
+        del sources[inner]
