@@ -14,11 +14,11 @@ from quintet.config.dialects.roll.workers import (
     LEARNERS,
     MICRO_BATCH,
     STRATEGY,
+    STRATEGY_OPTIONS,
     Worker,
     applies_to,
     workers,
 )
-from quintet.config.dialects.value_types import ValueType
 from quintet.config.divisors import nearest_divisor
 from quintet.config.problems import ConfigProblem
 
@@ -30,8 +30,8 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     yield from malformed
     yield from _column_problems(values)
     yield from _length_problems(values)
-    yield from _critic_data_problems(values)
     yield from algorithm_problems(values)
+    yield from _critic_problems(values)
     for worker in present:
         yield from _unused_options(worker)
     if not malformed:
@@ -55,9 +55,8 @@ def _mapping_problems(worker: Worker) -> Iterator[ConfigProblem]:
 def _column_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     file, prompt, messages = (f"actor_train.data_args.{name}" for name in ("file_name", "prompt", "messages"))
     if values[messages] is not None and values.is_set(prompt) and values[prompt] is not None:
-        yield values.problem(
-            messages, f"excludes {values.describe(prompt)}", "keep the one that names the prompt column"
-        )
+        hint = "keep the one that names the prompt column"
+        yield values.problem(messages, f"excludes {values.describe(prompt)}", hint)
     if not values.is_set(file) or values[file] is None:
         return
     if not values[file]:
@@ -84,13 +83,17 @@ def _length_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         yield values.problem(validation, problem, f"leave it out, or {validation}={max_response}")
 
 
-def _critic_data_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
-    for spec in load_keys("roll", "roll"):
+def _critic_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield keys of `actor_train` that the critic takes as they are, if the file changes them for the critic."""
+    for spec in values.dialect.specs().values():
+        key = "critic" + spec.key.removeprefix("actor_train")
+        if not spec.key.startswith("actor_train.") or not values.is_set(key) or values[key] == values[spec.key]:
+            continue
         if spec.key.startswith("actor_train.data_args."):
-            key = "critic" + spec.key.removeprefix("actor_train")
-            if values.is_set(key) and values[key] != values[spec.key]:
-                problem = f"the critic trains on the policy's data: {values.describe(spec.key)}"
-                yield values.problem(key, problem, "leave it out")
+            problem = f"the critic trains on the policy's data: {values.describe(spec.key)}"
+            yield values.problem(key, problem, "leave it out")
+        if spec in load_keys("roll", "roll_algorithm"):
+            yield values.problem(key, f"only the policy has it: {values.describe(spec.key)}", "leave it out")
 
 
 def _unused_options(worker: Worker) -> Iterator[ConfigProblem]:
@@ -99,12 +102,10 @@ def _unused_options(worker: Worker) -> Iterator[ConfigProblem]:
     section = "actor_infer" if worker.name == "actor_infer" else "actor_train"
     for spec in load_keys("roll", "roll"):
         key = worker.name + spec.key.removeprefix(section)
-        if spec.only_if is None or (spec.state == "honoured" and ".strategy_config." not in key):
-            continue
-        if spec.key.startswith(f"{section}.") and values.is_set(key) and not applies_to(spec, worker.strategy):
-            has_values = spec.noop and not any(isinstance(value, ValueType) for value in spec.noop)
-            if values[key] not in (spec.noop if has_values else (spec.default, None)):
-                yield values.problem(key, f"belongs to {spec.only_if[1]}, and {strategy}", "leave it out")
+        is_set = spec.key.startswith(f"{section}.{STRATEGY_OPTIONS}.") and values.is_set(key)
+        requests_something = is_set and values[key] not in (spec.default, None)
+        if requests_something and spec.only_if is not None and not applies_to(spec, worker.strategy):
+            yield values.problem(key, f"belongs to {spec.only_if[1]}, and {strategy}", "leave it out")
     for name in ("ulysses_size", "disable_gradient_checkpointing"):
         key = worker.key(f"model_args.{name}")
         if worker.name == "actor_infer" and values.is_set(key) and values[key] not in (1, False):
@@ -120,10 +121,9 @@ def _split_problems(worker: Worker) -> Iterator[ConfigProblem]:
     if size % worker.model_devices:
         source = values.describe(*(key for key in worker.splits if (values[key] or 1) > 1))
         nearest = max(1, round(size / worker.model_devices)) * worker.model_devices
-        problem = (
-            f"its {size} devices must be a multiple of the {worker.model_devices} that share a model, from {source}"
-        )
-        yield values.problem(mapping, problem, f"nearest valid value: {mapping}=list(range(0,{nearest}))")
+        problem = f"its {size} devices must be a multiple of the {worker.model_devices} that share a model"
+        hint = f"nearest valid value: {mapping}=list(range(0,{nearest}))"
+        yield values.problem(mapping, f"{problem}, from {source}", hint)
     chunks, stages = (worker.option(f"{name}pipeline_model_parallel_size") for name in ("virtual_", ""))
     if worker.strategy == "megatron" and (values[chunks] or 1) > 1 and (values[stages] or 1) == 1:
         problem = f"needs more than one pipeline stage: {stages} = 1"
@@ -139,10 +139,8 @@ def _batch_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     policy, critic = Worker(values, "actor_train"), Worker(values, "critic")
     sequences, update = values[STEP[0]] * values[STEP[1]], policy.update_size
     if sequences % update:
-        problem = (
-            f"an optimizer step of {update} sequences does not divide the {sequences} of a step, from {_sizes(policy)}"
-        )
-        yield values.problem(policy.key(ACCUMULATION), problem, _fitting_sizes(policy))
+        problem = f"an optimizer step of {update} sequences does not divide the {sequences} of a step"
+        yield values.problem(policy.key(ACCUMULATION), f"{problem}, from {_sizes(policy)}", _fitting_sizes(policy))
         return
     critic_keys = [critic.key(name) for name in (ACCUMULATION, MICRO_BATCH) if values.is_set(critic.key(name))]
     if critic_keys and critic.update_size != update:

@@ -17,48 +17,64 @@ The reference omits much of what a ROLL file needs. In its place:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import Same, file_list, inverted
+from quintet.config.dialects.conversion_rules import Same, apply_from_native, apply_to_native, file_list
 from quintet.config.dialects.engine_choice import arguments_from_native, arguments_to_native
 from quintet.config.dialects.roll.algorithm import algorithm_from_native, algorithm_to_native
 from quintet.config.dialects.roll.constraints import conflicts as conflicts
-from quintet.config.dialects.roll.key_values import MODEL_DTYPES, SAMPLING_KEYS, VALIDATION
-from quintet.config.dialects.roll.learners import (
-    dtype_override,
-    learners_from_native,
-    learners_to_native,
-    scorer_strategy,
-    trainer_strategy,
+from quintet.config.dialects.roll.key_values import OPTIMIZER_DEFAULTS, VALIDATION
+from quintet.config.dialects.roll.learners import WeightDtype, learners_from_native, learners_to_native, strategy_name
+from quintet.config.dialects.roll.workers import (
+    STRATEGY,
+    STRATEGY_OPTIONS,
+    Worker,
+    exported_learners,
+    placement_from_native,
+    placement_to_native,
+    workers,
 )
-from quintet.config.dialects.roll.placement import placement_from_native, placement_to_native
-from quintet.config.dialects.roll.workers import STRATEGY_OPTIONS, Worker
 from quintet.config.dialects.supported_runs import require_env, require_no_stages
+from quintet.config.dotted import unflatten
 from quintet.config.native.experiment import Experiment
 
 FILE, TEMPLATE, PROMPT, MESSAGES = (
     f"actor_train.data_args.{name}" for name in ("file_name", "template", "prompt", "messages")
 )
 ASYNC_RATIO, WORKER_GPUS = "async_generation_ratio", "actor_infer.num_gpus_per_worker"
-ENGINE_DTYPE, LOAD_FORMAT = "actor_infer.model_args.dtype", f"actor_infer.{STRATEGY_OPTIONS}.load_format"
-EXAMPLE_FILE = "xxx/train.json"
-TRAIN_FILES = file_list("data.train_files", FILE, empty=EXAMPLE_FILE)
+SAMPLES, TEMPERATURE = f"{VALIDATION}do_sample", f"{VALIDATION}temperature"
+TRAIN_FILES = file_list("data.train_files", FILE, empty="xxx/train.json")
 VALIDATION_FILES = file_list("data.validation_files", "validation.data_args.file_name")
-ASYNC = Same("rollout.async_ratio", ASYNC_RATIO, to_value=float)
+GENERATION_RULES = (
+    WeightDtype("rollout.engine_options.dtype", "actor_infer.model_args.dtype"),
+    Same("placement.rollout.devices_per_worker", WORKER_GPUS),
+    Same("rollout.async_ratio", ASYNC_RATIO, to_value=float),
+)
+LOAD_FORMAT = Same(
+    "rollout.engine_options.load_format", f"actor_infer.{STRATEGY_OPTIONS}.load_format", export_none=False
+)
+VALIDATION_SAMPLING = (
+    Same("validation.sampling.temperature", TEMPERATURE),
+    Same("validation.sampling.top_p", f"{VALIDATION}top_p"),
+    Same("validation.sampling.top_k", f"{VALIDATION}top_k", to_value=lambda top_k: max(0, top_k)),
+)
 CONSTANTS: dict[str, Any] = {
     # more than any run writes: ROLL keeps all checkpoints
     "checkpoint.keep": 1_000_000,
     "rollout.recompute_logprobs": True,
     "algorithm.drop_groups_without_signal": False,
+    **OPTIMIZER_DEFAULTS,
 }
 
 
 def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Convert a ROLL configuration."""
-    specs = values.dialect.specs().values()
     native.set_constants(CONSTANTS)
-    native.set_from_keys(spec for spec in specs if not spec.key.startswith(("reference.", "critic.")))
+    algorithm_to_native(values, native, Worker(values, "critic").is_set)
+    absent = _absent_sections(worker.name for worker in workers(values))
+    native.set_from_keys(spec for spec in values.dialect.specs().values() if not spec.key.startswith(absent))
     if values["pretrain"] is not None:
         native.set("policy.preset", None, "pretrain")
         native.set("policy.path", values["pretrain"], "pretrain")
@@ -66,9 +82,13 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     _prompts_to_native(values, native)
     _generation_to_native(Worker(values, "actor_infer"), native)
     _validation_to_native(values, native)
-    algorithm_to_native(values, native, Worker(values, "critic").is_set)
     learners_to_native(values, native)
     placement_to_native(values, native)
+
+
+def _absent_sections(present: Iterable[str]) -> tuple[str, ...]:
+    """Return the prefixes of the keys of workers that a run does not have."""
+    return tuple(f"{name}." for name in {"reference", "critic"}.difference(present))
 
 
 def _prompts_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -93,31 +113,26 @@ def _prompts_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 
 def _generation_to_native(engine: Worker, native: NativeBuilder) -> None:
-    values = engine.values
+    values, ratio = engine.values, engine.values[ASYNC_RATIO]
     lengths = ("response_length", engine.key("generating_args.max_new_tokens"))
     response = min(values[length] for length in lengths if values[length] is not None)
     native.set("rollout.max_response_tokens", response, *lengths, f"{VALIDATION}max_new_tokens")
-    native.set("rollout.engine_options.dtype", dtype_override(values, ENGINE_DTYPE), ENGINE_DTYPE)
-    native.set("placement.rollout.devices_per_worker", values[WORKER_GPUS], WORKER_GPUS)
+    apply_to_native(GENERATION_RULES, values, native)
+    native.set("rollout.max_staleness", math.ceil(ratio) or None, ASYNC_RATIO)
+    native.set("rollout.partial", ratio > 0, ASYNC_RATIO)
     if engine.strategy != "hf":
         native.set("rollout.engine_options.tensor_parallel", values[WORKER_GPUS], WORKER_GPUS)
-        native.set("rollout.engine_options.load_format", values[LOAD_FORMAT], LOAD_FORMAT)
+        LOAD_FORMAT.to_native(values, native)
     arguments_to_native(values, native)
-    ASYNC.to_native(values, native)
-    native.set("rollout.max_staleness", math.ceil(values[ASYNC_RATIO]) or None, ASYNC_RATIO)
-    native.set("rollout.partial", values[ASYNC_RATIO] > 0, ASYNC_RATIO)
 
 
 def _validation_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set how validation samples: greedily, unless the user wrote a section for it."""
     is_configured = any(key.startswith("validation.") for key in values.merged.sources)
-    switch, temperature, top_p, top_k = (f"{VALIDATION}{name}" for name in ("do_sample", *SAMPLING_KEYS))
-    samples = is_configured and values[switch] and values[temperature] > 0
-    native.set("validation.sampling.do_sample", samples, switch, temperature)
+    samples = is_configured and values[SAMPLES] and values[TEMPERATURE] > 0
+    native.set("validation.sampling.do_sample", samples, SAMPLES, TEMPERATURE)
     if samples:
-        native.set("validation.sampling.temperature", float(values[temperature]), temperature)
-        native.set("validation.sampling.top_p", float(values[top_p]), top_p)
-        native.set("validation.sampling.top_k", max(0, values[top_k]), top_k)
+        apply_to_native(VALIDATION_SAMPLING, values, native)
     if values[VALIDATION_FILES.foreign] is not None and "data" in native.tree:
         VALIDATION_FILES.to_native(values, native)
 
@@ -132,24 +147,19 @@ def base_tree(experiment: Experiment) -> dict[str, Any]:
     require_no_stages(experiment, "ROLL")
     tree: dict[str, Any] = {}
     if experiment.validation.sampling.do_sample:
-        tree["validation"] = {"generating_args": {"do_sample": True}}
+        tree[SAMPLES] = True
     if experiment.env.name == "prompts":
-        files = list(experiment.data.train_files) if experiment.data else []
-        tree["actor_train"] = {"data_args": {"file_name": files[0] if len(files) == 1 else files or EXAMPLE_FILE}}
-    if experiment.needs_critic:
-        tree["critic"] = {"strategy_args": {"strategy_name": trainer_strategy(experiment.critic.backend)}}
-    if experiment.algorithm.kl is not None:
-        tree["reference"] = {"strategy_args": {"strategy_name": scorer_strategy(experiment)}}
-    return tree
+        tree[FILE] = TRAIN_FILES.from_value(experiment.data.train_files if experiment.data else ())
+    for name in exported_learners(experiment)[1:]:
+        tree[f"{name}.{STRATEGY}"] = strategy_name(experiment, name)
+    return unflatten(tree)
 
 
 def from_native(foreign: ForeignBuilder) -> None:
     """Convert a native run to ROLL's format."""
     run = foreign.experiment
     foreign.set("pretrain", run.policy.path)
-    absent = ["reference."] if run.algorithm.kl is None else []
-    absent += [] if run.needs_critic else ["critic."]
-    for key in [key for key in foreign.values if key.startswith(tuple(absent))]:
+    for key in [key for key in foreign.values if key.startswith(_absent_sections(exported_learners(run)))]:
         del foreign.values[key]
     _prompts_from_native(foreign)
     algorithm_from_native(foreign)
@@ -163,9 +173,8 @@ def _prompts_from_native(foreign: ForeignBuilder) -> None:
     data = foreign.experiment.data
     if foreign.experiment.env.name != "prompts":
         foreign.set(FILE, None)
-        return
-    TRAIN_FILES.from_native(foreign)
-    if data is not None:
+    elif data is not None:
+        TRAIN_FILES.from_native(foreign)
         foreign.set(TEMPLATE, data.template or "native")
         foreign.set(MESSAGES, data.messages_key)
         if data.messages_key is None:
@@ -173,23 +182,20 @@ def _prompts_from_native(foreign: ForeignBuilder) -> None:
 
 
 def _generation_from_native(foreign: ForeignBuilder) -> None:
-    run, rollout = foreign.experiment, foreign.experiment.rollout
+    rollout = foreign.experiment.rollout
     foreign.set("response_length", rollout.max_response_tokens)
-    foreign.set(WORKER_GPUS, run.placement.rollout.devices_per_worker)
-    if rollout.engine_options.load_format and rollout.engine != "hf":
-        foreign.set(LOAD_FORMAT, rollout.engine_options.load_format)
+    apply_from_native(GENERATION_RULES, foreign)
+    if rollout.engine != "hf":
+        LOAD_FORMAT.from_native(foreign)
     arguments_from_native(foreign, dict.fromkeys(("vllm", "sglang"), f"actor_infer.{STRATEGY_OPTIONS}"))
-    foreign.set(ENGINE_DTYPE, inverted(MODEL_DTYPES)[rollout.engine_options.dtype or run.policy.dtype])
-    ASYNC.from_native(foreign)
 
 
 def _validation_from_native(foreign: ForeignBuilder) -> None:
     run, sampling = foreign.experiment, foreign.experiment.validation.sampling
     files = run.data.validation_files if run.data else ()
     if sampling.do_sample:
-        for name in SAMPLING_KEYS:
-            foreign.set(f"{VALIDATION}{name}", getattr(sampling, name))
+        apply_from_native(VALIDATION_SAMPLING, foreign)
     elif sampling.samples > 1 or files:
-        foreign.set(f"{VALIDATION}do_sample", False)
+        foreign.set(SAMPLES, False)
     if files:
         VALIDATION_FILES.from_native(foreign)

@@ -27,35 +27,32 @@ def parse_device_mapping(text: str) -> tuple[int, ...]:
 
 
 def _devices(node: ast.expr, text: str) -> tuple[int, ...]:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _devices(node.left, text) + _devices(node.right, text)
-    if isinstance(node, ast.List):
-        return tuple(_number(item, text) for item in node.elts)
-    if _is_call(node, "list", 1) and _is_call(node.args[0], "range", 3):  # type: ignore[attr-defined]
-        bounds = [_number(bound, text) for bound in node.args[0].args]  # type: ignore[attr-defined]
-        if len(bounds) == 3 and bounds[2] == 0:
-            raise ValueError(f"{text!r}: the step of a range cannot be 0")
-        devices = range(*bounds)
-        if len(devices) > MAX_DEVICES:
-            raise ValueError(f"{text!r} names {len(devices)} devices")
-        return tuple(devices)
+    match node:
+        case ast.BinOp(left, ast.Add(), right):
+            return _devices(left, text) + _devices(right, text)
+        case ast.List(items):
+            return tuple(_number(item, text) for item in items)
+        case ast.Call(ast.Name("list"), [ast.Call(ast.Name("range"), [_, *_] as bounds, [])], []) if len(bounds) <= 3:
+            return _range([_number(bound, text) for bound in bounds], text)
     raise ValueError(f"{text!r} must be a list, list(range(…)), or a sum of these")
 
 
-def _is_call(node: ast.expr, name: str, max_args: int) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == name
-        and not node.keywords
-        and 1 <= len(node.args) <= max_args
-    )
+def _range(bounds: list[int], text: str) -> tuple[int, ...]:
+    if bounds[2:] == [0]:
+        raise ValueError(f"{text!r}: the step of a range cannot be 0")
+    devices = range(*bounds)
+    if len(devices) > MAX_DEVICES:
+        raise ValueError(f"{text!r} names {len(devices)} devices")
+    return tuple(devices)
 
 
 def _number(node: ast.expr, text: str) -> int:
-    sign, value = (-1, node.operand) if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else (1, node)
-    if isinstance(value, ast.Constant) and isinstance(value.value, int) and not isinstance(value.value, bool):
-        if value.value > MAX_DEVICES:
-            raise ValueError(f"{text!r}: {value.value} exceeds the maximum of {MAX_DEVICES} devices")
-        return sign * value.value
-    raise ValueError(f"{text!r}: {ast.unparse(node)} is not an integer")
+    try:
+        number = ast.literal_eval(node)
+    except (ValueError, TypeError):
+        number = None
+    if type(number) is not int:
+        raise ValueError(f"{text!r}: {ast.unparse(node)} is not an integer")
+    if abs(number) > MAX_DEVICES:
+        raise ValueError(f"{text!r}: {number} exceeds the maximum of {MAX_DEVICES} devices")
+    return number

@@ -9,32 +9,19 @@ from quintet.config.dialects.roll.device_mapping import parse_device_mapping
 from quintet.config.dialects.value_types import BOOLEAN, POSITIVE_NUMBER, ValueType
 
 POLICY = "actor_train."
-CORRECTION = "train_infer_correction."
 VALIDATION = "validation.generating_args."
-SAMPLING_KEYS = ("temperature", "top_p", "top_k")
-"""Keys of a `generating_args` section that choose how tokens are sampled."""
-ADVANTAGES: Mapping[str, str] = {name: name for name in ("gae", "reinforce", "grpo", "gigpo")}
-"""Native advantage estimators by ROLL's name. `step_reinforce` and `agentic_reinforce` need ROLL's own environments."""
 VARIANTS: Mapping[str | None, str] = {
     None: "ppo",
     "ppo": "ppo",
     "vanilla": "reinforce",
-    "tis": "cispo",
     "topr": "topr",
     "cispo": "cispo",
+    "tis": "cispo",
     "kimi15": "kimi",
 }
 """Native policy losses by `pg_variant`. `tis` is `cispo` with other bounds on the same weight."""
-ESTIMATORS = {"kl": "k1", "abs": "abs", "mse": "k2"}
-"""Native KL estimators by ROLL's name; ROLL's `full` does not sum over the vocabulary."""
 LEVELS = {"token": "token", "geometric": "sequence_mean", "sequence": "sequence_sum"}
 """Native rejection levels by the `agg_type` of ROLL's ratio filters."""
-PG_WORKERS = (
-    "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker",
-    "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker",
-)
-"""Policy worker classes that read `pg_variant`."""
-BACKENDS = {"megatron_train": "megatron", "fsdp2_train": "fsdp2"}
 MODEL_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", None: "auto"}
 SHARD_DTYPES = {
     **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
@@ -42,6 +29,20 @@ SHARD_DTYPES = {
     **dict.fromkeys(("float32", "fp32", "float"), "float32"),
     **dict.fromkeys(("fp64", "float64"), "float64"),
 }
+OPTIMIZER: Mapping[str, Any] = {
+    "schedule": "linear",
+    "min_learning_rate_ratio": 0.0,
+    "betas": [0.9, 0.999],
+    "epsilon": 1e-8,
+    "max_grad_norm": 1.0,
+}
+OPTIMIZER_DEFAULTS: dict[str, Any] = {
+    **{f"{learner}.optimizer.{key}": value for learner in ("actor", "critic") for key, value in OPTIMIZER.items()},
+    "critic.optimizer.learning_rate": 5e-5,
+    "critic.optimizer.weight_decay": 0.0,
+    "critic.optimizer.warmup_steps": 0,
+}
+"""ROLL's optimizer, as far as it has no keys in the reference."""
 
 _FILTER = {"enabled", "agg_type", "ratio_enabled", "ratio_low", "ratio_high", "diff_enabled", "diff_low", "diff_high"}
 
@@ -70,7 +71,7 @@ VALUE_TYPES = {
     "device_0": ValueType("device 0 alone, or null", _is_device_0),
 }
 NATIVE_VALUES: Mapping[str, Mapping[Any, Any]] = {
-    "backends": BACKENDS,
+    "backends": {"megatron_train": "megatron", "fsdp2_train": "fsdp2"},
     "model_dtypes": MODEL_DTYPES,
     "shard_dtypes": SHARD_DTYPES,
 }

@@ -1,25 +1,25 @@
-"""Workers of a ROLL configuration: where each runs, and how many devices share its model."""
+"""Workers of a ROLL configuration: the devices of each, how many of them share its model, and the native placement."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from quintet.config.dialects.conversion import ForeignValues
+from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.roll.algorithm import needs_reference, trains_critic
 from quintet.config.dialects.roll.device_mapping import parse_device_mapping
+from quintet.config.dotted import is_inside
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.placement import PlacementConfig
 
 LEARNERS = {"actor_train": "actor", "critic": "critic", "reference": "reference"}
 """Native names of ROLL's workers that run a model for training or for log-probs."""
-CRITIC_DEFAULTS: dict[str, Any] = {
-    "critic.optimizer.learning_rate": 5e-5,
-    "critic.optimizer.weight_decay": 0.0,
-    "critic.optimizer.warmup_steps": 0,
-}
-"""ROLL's defaults of a critic."""
+COMPONENTS = LEARNERS | {"actor_infer": "rollout"}
+"""Native names of all of ROLL's workers."""
+GPUS_PER_NODE = 8
+"""GPUs of one node; ROLL's reference has no key for it."""
 MICRO_BATCH = "training_args.per_device_train_batch_size"
 ACCUMULATION = "training_args.gradient_accumulation_steps"
 STRATEGY, STRATEGY_OPTIONS = "strategy_args.strategy_name", "strategy_args.strategy_config"
@@ -57,7 +57,7 @@ class Worker:
     @property
     def is_set(self) -> bool:
         """Whether the user wrote any of its keys."""
-        return any(key == self.name or key.startswith(f"{self.name}.") for key in self.values.merged.sources)
+        return any(is_inside(key, self.name) for key in self.values.merged.sources)
 
     @property
     def strategy(self) -> str:
@@ -115,15 +115,24 @@ def workers(values: ForeignValues) -> tuple[Worker, ...]:
     return (policy, engine, *scorers, *((critic,) if trains_critic(values, critic.is_set) else ()))
 
 
-def shared_keys(name: str) -> Iterator[KeySpec]:
-    """Yield the keys of `actor_train` that `reference` or `critic` also takes, without separate documentation."""
+def exported_learners(run: Experiment) -> tuple[str, ...]:
+    """Return ROLL's names of the workers that train or score in a native run."""
+    present = {"actor_train": True, "critic": run.needs_critic, "reference": run.algorithm.kl is not None}
+    return tuple(name for name, is_present in present.items() if is_present)
+
+
+def shared_keys(name: str, strategy: str) -> Iterator[KeySpec]:
+    """Yield the keys of `actor_train` that `reference` or `critic` also takes, without separate documentation.
+
+    They have an effect with the strategy.
+    """
     specs = load_keys("roll", "roll")
     documented = {spec.key for spec in specs}
     sections = _COMMON if name == "reference" else _COMMON + _LEARNING
     for spec in specs:
         worker_key = name + spec.key.removeprefix("actor_train")
         is_shared = spec.direct and spec.key.startswith("actor_train.") and worker_key not in documented
-        if is_shared and spec.native[0].startswith(sections):
+        if is_shared and spec.native[0].startswith(sections) and applies_to(spec, strategy):
             yield spec
 
 
@@ -135,3 +144,45 @@ def applies_to(spec: KeySpec, strategy: str) -> bool:
 def strategy_kind(strategy_name: str) -> str:
     """Return `megatron` for `megatron_train` and `megatron_infer`."""
     return strategy_name.partition("_")[0]
+
+
+def placement_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set nodes of 8 GPUs, as many as the highest device number needs, and the devices of each component."""
+    devices_by_worker = {worker.name: worker.devices for worker in workers(values)}
+    total = 1 + max((max(devices) for devices in devices_by_worker.values() if devices), default=0)
+    nodes = -(-total // GPUS_PER_NODE)
+    per_node = total if nodes == 1 else GPUS_PER_NODE
+    # a worker on the first device alone does not ask for more of them
+    names = [name for name, devices in devices_by_worker.items() if devices and max(devices) > 0]
+    origins = [f"{name}.device_mapping" for name in names or devices_by_worker]
+    native.set("placement.nodes", nodes, *origins)
+    native.set("placement.devices_per_node", per_node, *origins)
+    on_cpu = not any(devices_by_worker.values())
+    for name, devices in devices_by_worker.items():
+        on_all = on_cpu or devices == tuple(range(nodes * per_node))
+        key = f"placement.{COMPONENTS[name]}.devices"
+        native.set(key, None if on_all else devices or (), f"{name}.device_mapping")
+    learner, engine = (set(devices_by_worker[name] or ()) for name in ("actor_train", "actor_infer"))
+    separate = bool(learner and engine and not learner & engine)
+    native.set("placement.colocated", not separate, "actor_train.device_mapping", "actor_infer.device_mapping")
+
+
+def component_devices(placement: PlacementConfig, component: str) -> tuple[int, ...]:
+    """Return the devices of a native component, numbered over all nodes."""
+    devices: tuple[int, ...] | None = getattr(placement, component).devices
+    return tuple(range(placement.nodes * placement.devices_per_node)) if devices is None else devices
+
+
+def placement_from_native(foreign: ForeignBuilder) -> None:
+    """Set the `device_mapping` of each worker."""
+    run = foreign.experiment
+    for name in (*exported_learners(run), "actor_infer"):
+        devices = component_devices(run.placement, COMPONENTS[name])
+        foreign.set(f"{name}.device_mapping", _format_devices(devices))
+
+
+def _format_devices(devices: tuple[int, ...]) -> str | None:
+    if not devices:
+        return None
+    is_range = devices == tuple(range(devices[0], devices[-1] + 1))
+    return f"list(range({devices[0]},{devices[-1] + 1}))" if is_range else str(list(devices))
