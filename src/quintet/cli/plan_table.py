@@ -25,14 +25,8 @@ WIDTH = 100
 MAX_NODE_COLUMNS = 4
 """With more nodes, one column stands for all of them."""
 BAR_WIDTH = 30
-TITLES = {
-    "actor": "actor",
-    "rollout": "engines",
-    "reference": "reference",
-    "critic": "critic",
-    "reward": "reward model",
-    "envs": "envs",
-}
+TITLES = {"rollout": "engines", "reward": "reward model"}
+"""Titles of components whose name is not their title."""
 Row = tuple[str, str, str]
 
 
@@ -220,9 +214,11 @@ def _print_placement(out: Console, placement: Placement) -> None:
     table.add_column("parallelism")
     for component in placement.components:
         places = placement.by_node(component)
-        here = [format_ranges(places.get(node, ())) for node in nodes] or [format_ranges(component.devices)]
-        here = here if component.devices else ["CPU", *[""] * (len(here) - 1)]
-        table.add_row(f"{TITLES[component.name]}", *here, f"{component.copies:,}", _parallelism(component))
+        cells = [format_ranges(places.get(node, ())) for node in nodes] or [format_ranges(component.devices)]
+        if not component.devices:
+            cells[0] = "CPU"
+        title = TITLES.get(component.name, component.name)
+        table.add_row(title, *cells, f"{component.copies:,}", _parallelism(component))
     out.print(Padding(table, (0, 0, 0, 2)))
     turns = "take turns on shared devices" if placement.colocated else "use shared devices at the same time"
     if len(placement.components) > 1:
@@ -253,7 +249,7 @@ def _print_memory(out: Console, plan: RunPlan) -> None:
     for part in ("weights", "gradients", "optimizer", "activations", "logits", "KV cache", "sum", "idle"):
         table.add_column(part, justify="right", no_wrap=True)
     for name, use in plan.memory.active.items():
-        table.add_row(f"{TITLES[name]}", *_memory_cells(use), format_bytes(plan.memory.idle[name].total))
+        table.add_row(TITLES.get(name, name), *_memory_cells(use), format_bytes(plan.memory.idle[name].total))
     out.print(Padding(table, (0, 0, 0, 2)))
     for peak in plan.memory.peaks:
         out.print(_peak(peak, plan.device_bytes))

@@ -11,10 +11,6 @@ class Capability(StrEnum):
     """Missing capability that unsupported keys wait for; the value is its name in messages."""
 
     ENGINES = "an engine of TensorRT-LLM"
-    SHARDING = "sharded learners (FSDP, FSDP2) and their options"
-    MEMORY = "offloading and memory options of learners"
-    BATCHING = "micro-batches by sequence or token budget over several ranks"
-    MEGATRON = "the Megatron learner"
     CLUSTER = "Ray, several processes and placement on devices"
     LOGGERS = "further loggers and stored pictures"
     VISION = "images in turns and vision-language policies"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ MODEL = {
     "vocab_size": 152064,
     "tie_word_embeddings": False,
 }
+Call = Callable[..., int]
+Planned = Callable[..., dict[str, Any]]
+Lines = Callable[..., list[str]]
 RAGEN = {
     "model": {"base_model": "some/model"},
     "training": {"micro_batch_size": 4},
@@ -31,17 +35,40 @@ RAGEN = {
 }
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["quintet", "plan", *words])
-    with pytest.raises(SystemExit) as end:
-        command.main()
-    return int(end.value.code or 0)
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Run `quintet plan` and return its exit status."""
+
+    def run(*words: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["quintet", "plan", *words])
+        with pytest.raises(SystemExit) as end:
+            command.main()
+        return int(end.value.code or 0)
+
+    return run
 
 
-def planned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert call(monkeypatch, *words, "--json") == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+@pytest.fixture
+def planned(call: Call, capsys: pytest.CaptureFixture[str]) -> Planned:
+    """Return the plan as JSON."""
+
+    def run(*words: str) -> dict[str, Any]:
+        assert call(*words, "--json") == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    return run
+
+
+@pytest.fixture
+def lines(call: Call, capsys: pytest.CaptureFixture[str]) -> Lines:
+    """Return the lines of the tables."""
+
+    def run(*words: str) -> list[str]:
+        assert call(*words) == 0
+        return capsys.readouterr().out.splitlines()
+
+    return run
 
 
 def cluster(tmp_path: Path) -> list[str]:
@@ -51,15 +78,8 @@ def cluster(tmp_path: Path) -> list[str]:
     return [*words, *split, "placement.devices_per_node=8", "rollout.engine=vllm"]
 
 
-def lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
-    assert call(monkeypatch, *words) == 0
-    return capsys.readouterr().out.splitlines()
-
-
-def test_the_table_tells_run_arithmetic_placement_and_memory(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shown = lines(monkeypatch, capsys, "training.steps=1000")
+def test_the_table_tells_run_arithmetic_placement_and_memory(lines: Lines) -> None:
+    shown = lines("training.steps=1000")
     assert shown[0] == "frozenlake  reinforcement learning"
     for row in (
         "  policy     grid-1m, 0.8 million parameters, float32",
@@ -74,36 +94,28 @@ def test_the_table_tells_run_arithmetic_placement_and_memory(
     assert not any("Warnings" in line or "Not supported" in line for line in shown)
 
 
-def test_the_table_is_plain_and_narrow_where_nobody_looks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_is_plain_and_narrow_where_nobody_looks(tmp_path: Path, lines: Lines) -> None:
     """No colours in a file, no blanks at the ends of lines, nothing beyond 100 columns."""
-    shown = lines(monkeypatch, capsys, *cluster(tmp_path), "--device-memory", "200")
+    shown = lines(*cluster(tmp_path), "--device-memory", "200")
     assert max(map(len, shown)) <= 100
     assert all(line == line.rstrip() and line.isprintable() for line in shown)
 
 
-def test_the_table_shows_nodes_splits_and_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shown = lines(monkeypatch, capsys, *cluster(tmp_path), "--device-memory", "200")
+def test_the_table_shows_nodes_splits_and_bytes(tmp_path: Path, lines: Lines) -> None:
+    shown = lines(*cluster(tmp_path), "--device-memory", "200")
     assert "  component  node 0  node 1  copies  parallelism" in shown
     assert "  actor      0-7     8-15         4  megatron, tensor 2 × pipeline 2" in shown
     assert any(line.startswith("  devices 0-15  ") and " of 200.0 GiB  █" in line for line in shown)
 
 
-def test_many_nodes_fit_into_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shown = lines(monkeypatch, capsys, *cluster(tmp_path), "placement.nodes=16")
+def test_many_nodes_fit_into_the_table(tmp_path: Path, lines: Lines) -> None:
+    shown = lines(*cluster(tmp_path), "placement.nodes=16")
     assert "  component  16 nodes × 8  copies  parallelism" in shown
     assert max(map(len, shown)) <= 100
 
 
-def test_json_has_what_the_table_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = planned(monkeypatch, capsys, *cluster(tmp_path))
+def test_json_has_what_the_table_has(tmp_path: Path, planned: Planned) -> None:
+    found = planned(*cluster(tmp_path))
     assert found["run"]["kind"] == "reinforcement learning"
     assert found["arithmetic"]["optimizer_steps_per_step"] == 8
     learner = found["arithmetic"]["learners"]["actor"]
@@ -118,42 +130,36 @@ def test_json_has_what_the_table_has(
     assert found["not_yet"] == []
 
 
-def test_what_waits_is_listed_and_not_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_waits_is_listed_and_not_refused(tmp_path: Path, lines: Lines) -> None:
     """A plan is for runs of tomorrow, too."""
-    shown = lines(monkeypatch, capsys, *cluster(tmp_path), "placement.offload_envs=true")
+    shown = lines(*cluster(tmp_path), "placement.offload_envs=true")
     assert "Not supported yet" in shown
     assert any("placement.offload_envs = true (command line) is not supported yet: requires" in line for line in shown)
 
 
-def test_devices_wait_for_nothing_where_torchrun_starts_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_devices_wait_for_nothing_where_torchrun_starts_them(tmp_path: Path, lines: Lines) -> None:
     """Else a plan says that this version can't run what it runs."""
-    shown = lines(monkeypatch, capsys, *cluster(tmp_path))
+    shown = lines(*cluster(tmp_path))
     assert "  Start: torchrun --nnodes 2 --nproc-per-node 8 -m quintet train …" in shown
     assert not any("is not supported yet" in line for line in shown)
-    apart = lines(monkeypatch, capsys, *cluster(tmp_path), "placement.colocated=false")
+    apart = lines(*cluster(tmp_path), "placement.colocated=false")
     assert any("placement.nodes = 2 (command line) is not supported yet: requires Ray" in line for line in apart)
     assert not any("Start:" in line for line in apart)
 
 
-def test_devices_of_fine_tuning_are_those_that_it_names(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_devices_of_fine_tuning_are_those_that_it_names(lines: Lines) -> None:
     """`torchrun --nproc-per-node 2 -m quintet sft` begins nowhere else."""
-    shown = lines(monkeypatch, capsys, "sft.devices=2", "sft.episodes={}")
+    shown = lines("sft.devices=2", "sft.episodes={}")
     assert "  Start: torchrun --nproc-per-node 2 -m quintet sft …" in shown
 
 
 def test_a_foreign_configuration_is_planned_with_what_waits_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned: Planned
 ) -> None:
     """Its model is on the hub and not here: that is told, and the rest is planned."""
     (tmp_path / "base.yaml").write_text(json.dumps(RAGEN | {"trainer": {"nnodes": 2}}))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    found = planned(monkeypatch, capsys, str(tmp_path / "base.yaml"))
+    found = planned(str(tmp_path / "base.yaml"))
     assert found["arithmetic"]["episodes_per_step"] == 128
     assert found["start"] == "torchrun --nnodes 2 --nproc-per-node 1 -m quintet train …"
     assert found["memory"]["unknown"]["policy.path"]["hint"] == "hf download some/model config.json"
@@ -162,78 +168,70 @@ def test_a_foreign_configuration_is_planned_with_what_waits_of_it(
 
 
 def test_what_cant_work_is_refused_by_the_foreign_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], call: Call
 ) -> None:
     (tmp_path / "base.yaml").write_text(json.dumps(RAGEN | {"system": {"n_gpus": 6}}))
-    assert call(monkeypatch, str(tmp_path / "base.yaml")) == 2
+    assert call(str(tmp_path / "base.yaml")) == 2
     message = capsys.readouterr().err
     assert "system.n_gpus" in message
     assert "system.cuda_visible_devices" in message
 
 
 def test_what_doesnt_fit_is_refused_only_where_a_size_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], call: Call
 ) -> None:
     words = cluster(tmp_path)
-    assert call(monkeypatch, *words) == 0
-    assert call(monkeypatch, *words, "--device-memory", "24") == 2
+    assert call(*words) == 0
+    assert call(*words, "--device-memory", "24") == 2
     message = capsys.readouterr().err
     assert "device 0 needs" in message
     assert "what helps most: " in message
 
 
-def test_files_that_are_here_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_that_are_here_are_counted(tmp_path: Path, planned: Planned, lines: Lines) -> None:
     (tmp_path / "x.jsonl").write_text('{"prompt": "?"}\n' * 70)
     words = ["env.name=prompts", f"data.train_files=[{tmp_path}/x.jsonl]", "data.epochs=2"]
-    found = planned(monkeypatch, capsys, *words)["arithmetic"]
+    found = planned(*words)["arithmetic"]
     assert (found["rows"], found["steps"], found["optimizer_steps"], found["rows_dropped_per_pass"]) == (70, 4, 32, 6)
-    shown = lines(monkeypatch, capsys, *words)
+    shown = lines(*words)
     told = [" ".join(line.split()) for line in shown]
     assert "steps 4 2 × 70 rows, 32 in each step" in told
     assert "episodes per step 512 32 prompts × 16 samples each" in told
     assert any(line.startswith("  validations") and line.endswith("of 70 responses each") for line in shown)
     there = ["env.name=prompts", "data.train_files=[/nowhere/x.parquet]", "data.epochs=2"]
-    elsewhere = planned(monkeypatch, capsys, *there)["arithmetic"]
+    elsewhere = planned(*there)["arithmetic"]
     assert (elsewhere["steps"], elsewhere["optimizer_steps"], elsewhere["checkpoints"]) == (None, None, None)
-    shown = lines(monkeypatch, capsys, *there)
+    shown = lines(*there)
     assert any(line.split()[:2] == ["steps", "unknown"] for line in shown)
 
 
 def test_rows_that_fill_no_step_are_refused_by_a_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], call: Call
 ) -> None:
     (tmp_path / "x.jsonl").write_text('{"prompt": "?"}\n' * 7)
-    assert call(monkeypatch, "env.name=prompts", f"data.train_files=[{tmp_path}/x.jsonl]", "data.epochs=2") == 2
+    assert call("env.name=prompts", f"data.train_files=[{tmp_path}/x.jsonl]", "data.epochs=2") == 2
     message = capsys.readouterr().err
     assert "training.groups_per_step = 32 (default): the data have 7 rows" in message
     assert "at most: training.groups_per_step=7" in message
 
 
-def test_fine_tuning_is_planned_in_rows_passes_and_losses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fine_tuning_is_planned_in_rows_passes_and_losses(tmp_path: Path, planned: Planned, lines: Lines) -> None:
     (tmp_path / "x.jsonl").write_text('{"prompt": "?"}\n' * 70)
     words = [f"data.train_files=[{tmp_path}/x.jsonl]", "sft.batch=16", "sft.epochs=3", "sft.sequences_per_pass=4"]
-    found = planned(monkeypatch, capsys, *words, "validation.every_steps=0")["arithmetic"]
+    found = planned(*words, "validation.every_steps=0")["arithmetic"]
     assert (found["steps"], found["passes_per_step"], found["rows_dropped_per_pass"]) == (12, 4, 6)
     assert found["validations"] == 4  # before, and after each of three passes
-    shown = lines(monkeypatch, capsys, *words)
+    shown = lines(*words)
     assert any(line.split() == ["steps", "12", "3", "×", "70", "rows,", "16", "in", "each", "step"] for line in shown)
-    episodes = lines(monkeypatch, capsys, "sft.episodes={episodes: 50}", "sft.batch=16")
+    episodes = lines("sft.episodes={episodes: 50}", "sft.batch=16")
     assert any(line.split()[:3] == ["episodes", "50", "demonstrations,"] for line in episodes)
 
 
-def test_an_evaluation_is_planned_in_questions_and_ks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_evaluation_is_planned_in_questions_and_ks(tmp_path: Path, planned: Planned, lines: Lines) -> None:
     (tmp_path / "x.jsonl").write_text('{"prompt": "?"}\n' * 70)
     words = [f"evaluation.path={tmp_path}/x.jsonl", "evaluation.samples=[1, 4]"]
-    assert planned(monkeypatch, capsys, *words)["arithmetic"] == {"rows": 70, "samples": [1, 4], "learners": {}}
-    assert any(
-        line.split() == ["prompts", "70", "with", "stored", "responses"] for line in lines(monkeypatch, capsys, *words)
-    )
+    assert planned(*words)["arithmetic"] == {"rows": 70, "samples": [1, 4], "learners": {}}
+    assert any(line.split() == ["prompts", "70", "with", "stored", "responses"] for line in lines(*words))
 
 
 @pytest.mark.parametrize(
@@ -246,17 +244,15 @@ def test_an_evaluation_is_planned_in_questions_and_ks(
     ],
 )
 def test_other_kinds_of_run_are_planned_as_what_they_are(
-    words: list[str], kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], kind: str, planned: Planned, lines: Lines
 ) -> None:
-    assert planned(monkeypatch, capsys, *words)["run"]["kind"] == kind
-    assert lines(monkeypatch, capsys, *words)[0] == f"frozenlake  {kind}"
+    assert planned(*words)["run"]["kind"] == kind
+    assert lines(*words)[0] == f"frozenlake  {kind}"
 
 
-def test_text_of_a_configuration_cant_move_the_cursor(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_of_a_configuration_cant_move_the_cursor(lines: Lines) -> None:
     """Nor is it read as markup."""
-    shown = lines(monkeypatch, capsys, "env.name=prompts", r'data.train_files=["\x1b]0;x\x07[bold]a.jsonl"]')
+    shown = lines("env.name=prompts", r'data.train_files=["\x1b]0;x\x07[bold]a.jsonl"]')
     assert any("[bold]a.jsonl" in line for line in shown)
     assert all(line.isprintable() for line in shown)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from quintet.config.composed import ComposedConfig
 from quintet.config.config_values import config_value, value_source, with_value
@@ -26,15 +26,8 @@ SWITCHES = {
     "rollout.engine_options.offload": True,
 }
 """Settings that save memory without changing results, the fastest first."""
-LABELS = {
-    "weights": "weights",
-    "copies": "weights gathered or cast",
-    "gradients": "gradients",
-    "optimizer": "optimizer state",
-    "activations": "activations",
-    "logits": "logits",
-    "cache": "KV cache",
-}
+LABELS = {"copies": "weights gathered or cast", "optimizer": "optimizer state", "cache": "KV cache"}
+"""Names of parts of `MemoryUse` in messages where they are not the part's own."""
 MAX_CHANGES = 3
 """Suggested settings in one message."""
 
@@ -86,9 +79,11 @@ def _combine(config: Experiment, placement: Placement, models: Models, device_by
 def _largest(peak: MemoryPeak) -> str:
     """Describe the three largest parts of a peak."""
     parts = [
-        (getattr(use, part), f"{label} of {name}") for name, use in peak.parts.items() for part, label in LABELS.items()
+        (size, f"{LABELS.get(part, part)} of {name}")
+        for name, use in peak.parts.items()
+        for part, size in asdict(use).items()
     ]
-    return ", ".join(f"{words} {format_bytes(size)}" for size, words in sorted(parts, reverse=True)[:3] if size)
+    return ", ".join(f"{label} {format_bytes(size)}" for size, label in sorted(parts, reverse=True)[:3] if size)
 
 
 def memory_savings(

@@ -203,28 +203,12 @@ _QWEN2 = replace(LLAMA, qkv_bias=True)
 _QWEN3 = replace(LLAMA, head_norm=True)
 _GEMMA = replace(LLAMA, tied=True)
 FAMILIES: Mapping[str, ModelShape] = {
-    "llama": LLAMA,
-    "mistral": LLAMA,
-    "mixtral": LLAMA,
-    "phi3": LLAMA,
-    "deepseek_v2": LLAMA,
-    "deepseek_v3": LLAMA,
-    "qwen2": _QWEN2,
-    "qwen2_moe": _QWEN2,
-    "qwen2_vl": _QWEN2,
-    "qwen2_vl_text": _QWEN2,
-    "qwen2_5_vl": _QWEN2,
-    "qwen2_5_vl_text": _QWEN2,
-    "qwen3": _QWEN3,
-    "qwen3_moe": _QWEN3,
-    "qwen3_vl": _QWEN3,
-    "qwen3_vl_text": _QWEN3,
-    "qwen3_vl_moe": _QWEN3,
-    "qwen3_vl_moe_text": _QWEN3,
+    **dict.fromkeys(("llama", "mistral", "mixtral", "phi3", "deepseek_v2", "deepseek_v3"), LLAMA),
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _QWEN2),
+    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_text", "qwen3_vl_moe", "qwen3_vl_moe_text"), _QWEN3),
     "gemma": _GEMMA,
     "gemma2": replace(_GEMMA, norms=4),
-    "gemma3": replace(_GEMMA, norms=4, head_norm=True),
-    "gemma3_text": replace(_GEMMA, norms=4, head_norm=True),
+    **dict.fromkeys(("gemma3", "gemma3_text"), replace(_GEMMA, norms=4, head_norm=True)),
 }
 """Architecture of each family that `config.json` does not state."""
 FAMILY_DEFAULTS: Mapping[str, Config] = {
@@ -243,10 +227,10 @@ def read_shape(config: Config) -> ModelShape:
     family = str(text.get("model_type") or config.get("model_type"))
     merged = {**FAMILY_DEFAULTS.get(family, {}), **config, **text}
     heads, hidden = _number(merged, "num_attention_heads"), _number(merged, "hidden_size")
-    base = FAMILIES.get(family)
+    base = FAMILIES.get(family, LLAMA)
     bias = merged.get("attention_bias") is True
     return replace(
-        base or LLAMA,
+        base,
         layers=_number(merged, "num_hidden_layers"),
         hidden=hidden,
         mlp=_number(merged, "intermediate_size"),
@@ -255,8 +239,8 @@ def read_shape(config: Config) -> ModelShape:
         head_dim=_number(merged, "head_dim", hidden // heads),
         vocabulary=_number(merged, "vocab_size"),
         context=_number(merged, "max_position_embeddings", 0) or None,
-        tied=bool(merged.get("tie_word_embeddings", (base or LLAMA).tied)),
-        qkv_bias=bias or (base or LLAMA).qkv_bias,
+        tied=bool(merged.get("tie_word_embeddings", base.tied)),
+        qkv_bias=bias or base.qkv_bias,
         output_bias=bias,
         mlp_bias=merged.get("mlp_bias") is True,
         experts=_experts(merged, family),
@@ -264,7 +248,7 @@ def read_shape(config: Config) -> ModelShape:
         vision=_vision(config),
         dtype=str(merged.get("dtype") or merged.get("torch_dtype") or "float32"),
         family=family,
-        known=base is not None,
+        known=family in FAMILIES,
     )
 
 
