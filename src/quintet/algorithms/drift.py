@@ -36,7 +36,7 @@ def token_gaps(learner: Tensor, engine: Tensor, limit: float) -> dict[str, Tenso
 
     With x = log(learner / engine) of tokens that the engine sampled: `probs_diff` is |Δ probability|; `kl` -x and
     `k3_kl` exp(x) - 1 - x, estimates of KL(engine ‖ learner) (Schulman 2020, k1 and k3; verl's `rollout_corr/kl` and
-    `rollout_corr/k3_kl`); `beyond` is 1 where |x| exceeds `limit` or is NaN.
+    `rollout_corr/k3_kl`); `above_limit` is 1 where |x| exceeds `limit` or is NaN.
     """
     x = learner - engine
     clamped = x.clamp(-LOG_BOUND, LOG_BOUND)
@@ -45,7 +45,7 @@ def token_gaps(learner: Tensor, engine: Tensor, limit: float) -> dict[str, Tenso
         "kl": -x,
         "k3_kl": clamped.exp() - 1.0 - clamped,
         # not `> limit`: NaN exceeds any limit
-        "beyond": (~(x.abs() <= limit)).to(x.dtype),
+        "above_limit": (~(x.abs() <= limit)).to(x.dtype),
     }
 
 
@@ -68,7 +68,7 @@ class Drift:
     pearson: float | None
     """Correlation of the two probabilities (verl's `training/rollout_actor_probs_pearson_corr`); None if one of
     them is constant."""
-    beyond: float
+    share_above_limit: float
     """Share of tokens whose log-probs differ by more than `limit`."""
     limit: float
 
@@ -98,15 +98,15 @@ def measure_drift(learner: Tensor, engine: Tensor, limit: float) -> Drift:
         kl=float(gaps["kl"].mean()),
         k3_kl=float(gaps["k3_kl"].mean()),
         pearson=_pearson(learner.exp(), engine.exp()),
-        beyond=float(gaps["beyond"].mean()),
+        share_above_limit=float(gaps["above_limit"].mean()),
         limit=limit,
     )
 
 
-def _pearson(one: Tensor, other: Tensor) -> float | None:
-    if len(one) < 2 or not float(one.std()) * float(other.std()) > 0:
+def _pearson(learner_probs: Tensor, engine_probs: Tensor) -> float | None:
+    if len(learner_probs) < 2 or not float(learner_probs.std()) * float(engine_probs.std()) > 0:
         return None
-    return float(torch.corrcoef(torch.stack((one, other)))[0, 1])
+    return float(torch.corrcoef(torch.stack((learner_probs, engine_probs)))[0, 1])
 
 
 def _finite(value: float | None) -> bool:

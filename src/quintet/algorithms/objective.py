@@ -12,7 +12,7 @@ from torch import Tensor
 from quintet.algorithms.aggregation import Aggregation, token_weights
 from quintet.algorithms.kl import token_divergence
 from quintet.algorithms.losses.critic import value_clip
-from quintet.algorithms.losses.outside import loss_from_config
+from quintet.algorithms.losses.custom import loss_from_config
 from quintet.algorithms.losses.ratios import bounded_log_ratio
 from quintet.algorithms.losses.targets import Loss, PolicyTargets
 from quintet.config.native.algorithm import AlgorithmConfig, KlConfig
@@ -100,17 +100,17 @@ class PolicyObjective:
         `logprobs` computes the log-probs of the current policy, [N], and `seed` is the random seed, both for selection.
         """
         targets = batch_targets(batch, aggregation, part)
-        mask, own = batch.loss_mask.clone(), batch.loss_mask.nonzero().squeeze(-1)
+        mask, response_index = batch.loss_mask.clone(), batch.loss_mask.nonzero().squeeze(-1)
         if self.loss.mask is not None:
-            mask[own] = self.loss.mask(targets, self.options)
+            mask[response_index] = self.loss.mask(targets, self.options)
         if self.loss.aggregation is not None:
             aggregation = replace(aggregation, mode=self.loss.aggregation)
-        weights = aggregation.weights(mask, batch.token_trajectory, part, batch.logprobs.dtype)[own]
+        weights = aggregation.weights(mask, batch.token_trajectory, part, batch.logprobs.dtype)[response_index]
         targets = replace(targets, weights=weights)
         if self.loss.select is None:
             return targets
         generator = torch.Generator().manual_seed(seed)
-        selected = self.loss.select(logprobs(batch)[own], targets, self.options, generator)
+        selected = self.loss.select(logprobs(batch)[response_index], targets, self.options, generator)
         return replace(targets, selected=selected)
 
     def skips_update(self, metrics: Mapping[str, float]) -> bool:

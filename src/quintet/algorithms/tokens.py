@@ -27,14 +27,14 @@ class TokenRows:
         Args:
             count: number of rows; None for the highest trajectory number + 1.
         """
-        own = mask.nonzero().squeeze(-1)
+        token_index = mask.nonzero().squeeze(-1)
         rows = count if count is not None else int(trajectory.max()) + 1 if trajectory.numel() else 0
-        owner = trajectory[own]
+        owner = trajectory[token_index]
         counts = torch.bincount(owner, minlength=rows)
         width = int(counts.max()) if rows else 0
-        column = torch.arange(len(own)) - (counts.cumsum(0) - counts)[owner]
+        column = torch.arange(len(token_index)) - (counts.cumsum(0) - counts)[owner]
         index = torch.zeros(rows, width, dtype=torch.long)
-        index[owner, column] = own
+        index[owner, column] = token_index
         return cls(index, torch.arange(width) < counts[:, None])
 
     def gather(self, packed: Tensor) -> Tensor:
@@ -50,12 +50,12 @@ class TokenRows:
 
 def last_tokens(mask: Tensor, trajectory: Tensor) -> Tensor:
     """Return the last token of each trajectory within the mask, bool [N]; `trajectory` int64 [N], ascending."""
-    own = mask.nonzero().squeeze(-1)
-    owner = trajectory[own]
-    ends = torch.ones_like(own, dtype=torch.bool)
+    token_index = mask.nonzero().squeeze(-1)
+    owner = trajectory[token_index]
+    ends = torch.ones_like(token_index, dtype=torch.bool)
     ends[:-1] = owner[1:] != owner[:-1]
     is_last = torch.zeros_like(mask, dtype=torch.bool)
-    is_last[own[ends]] = True
+    is_last[token_index[ends]] = True
     return is_last
 
 

@@ -25,7 +25,7 @@ ROWS = {
     "kl": "KL(engine ‖ learner), k1 (nats)",
     "k3_kl": "KL(engine ‖ learner), k3 (nats)",
     "pearson": "correlation of probabilities",
-    "beyond": "share of tokens above the limit",
+    "share_above_limit": "share of tokens above the limit",
 }
 
 
@@ -103,9 +103,9 @@ def _table(found: DriftReport) -> Table:
 
     table = Table(title=f"{found.engine} in {found.engine_dtype} against the learner in {found.learner_dtype}")
     table.add_column("")
-    for measurement in found.rounds:
+    for measurement in found.measurements:
         table.add_column(measurement.name, justify="right")
-    columns = [measurement.drift.as_json() for measurement in found.rounds]
+    columns = [measurement.drift.as_json() for measurement in found.measurements]
     for name, label in ROWS.items():
         table.add_row(label, *(_number(column[name]) for column in columns))
     return table
@@ -119,51 +119,52 @@ def _number(value: float | None) -> str:
 
 def _lines(found: DriftReport) -> Iterator[str]:
     yield f"policy: {found.policy}; {found.episodes} episodes"
-    for measurement in found.rounds:
-        worst = measurement.worst
-        log_probs = f"engine {worst.engine:.6g}, learner {worst.learner:.6g} nats"
-        token = f"token {worst.token} {_short(worst.text)}, turn {worst.turn}"
+    for measurement in found.measurements:
+        worst = measurement.worst_token
+        log_probs = f"engine {worst.engine_logprob:.6g}, learner {worst.learner_logprob:.6g} nats"
+        token = f"token {worst.token_id} {_short(worst.text)}, turn {worst.turn}"
         yield f"largest gap {measurement.name}: {token}: {log_probs}"
     yield from _reencoding_lines(found)
     yield from _template_lines(found)
     verdict = "below" if found.passed else "ABOVE"
-    share = max(measurement.drift.beyond for measurement in found.rounds)
+    share = max(measurement.drift.share_above_limit for measurement in found.measurements)
     yield (
         f"{verdict} the limit: {share:.3g} of the tokens differ by more than {found.limit:g} nats"
-        f" (tolerated: {found.share:g})"
+        f" (tolerated: {found.tolerated_share:g})"
     )
 
 
 def _reencoding_lines(found: DriftReport) -> Iterator[str]:
-    spelled = found.respelled
-    if spelled.example is None:
-        yield f"re-encoding the text of {spelled.of_turns} turns would give the same tokens"
+    retokenization = found.retokenization
+    if retokenization.example is None:
+        yield f"re-encoding the text of {retokenization.num_turns} turns would give the same tokens"
         return
     yield (
-        f"re-encoding the text would change response tokens in {spelled.turns} of {spelled.of_turns} turns:"
-        f" {spelled.own_tokens} response tokens, {spelled.context_tokens} prompt tokens. The sampled tokens are used"
+        f"re-encoding the text would change response tokens in {retokenization.changed_turns} of"
+        f" {retokenization.num_turns} turns: {retokenization.changed_response_tokens} response tokens,"
+        f" {retokenization.changed_prompt_tokens} prompt tokens. The sampled tokens are used"
     )
-    example = spelled.example
+    example = retokenization.example
     yield (
-        f"  for example, turn {example.turn}: {list(example.tokens)} {_short(spelled.text)} would become"
-        f" {list(example.retokenized)} {_short(spelled.again)}"
+        f"  for example, turn {example.turn}: {list(example.tokens)} {_short(retokenization.example_text)} would become"
+        f" {list(example.retokenized)} {_short(retokenization.retokenized_text)}"
     )
 
 
 def _template_lines(found: DriftReport) -> Iterator[str]:
-    templated = found.templated
-    if templated is None:
+    comparison = found.template_comparison
+    if comparison is None:
         return
-    lines = templated.report.lines()
+    lines = comparison.report.lines()
     yield "chat template: reproduced token by token" if not lines else "chat template: reproduced except for"
     yield from (f"  {line}" for line in lines)
-    for rule, count in templated.departures.items():
-        example = templated.examples[rule]
+    for rule, count in comparison.deviations.items():
+        example = comparison.examples[rule]
         tokens = f"{_short(example.ours)} instead of {_short(example.template)}"
         yield f"  {rule}, {count} times in these episodes, for example in turn {example.turn}: {tokens}"
-    if templated.rebuilt < templated.of_turns:
-        wrong = templated.of_turns - templated.rebuilt
-        yield f"  {wrong} of {templated.of_turns} prompts cannot be rebuilt from the messages: tokens were lost"
+    if comparison.reproduced_prompts < comparison.num_turns:
+        wrong = comparison.num_turns - comparison.reproduced_prompts
+        yield f"  {wrong} of {comparison.num_turns} prompts cannot be rebuilt from the messages: tokens were lost"
 
 
 def _short(text: str) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 from quintet.config import hardware
 from quintet.config.checks.adapters import adapter_problems
 from quintet.config.composed import ComposedConfig
-from quintet.config.native.advantages import OutsideAdvantageConfig
+from quintet.config.native.advantages import CustomAdvantageConfig
 from quintet.config.native.envs import CustomEnvConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import LearnerConfig
-from quintet.config.native.losses import OutsideLossConfig
+from quintet.config.native.losses import CustomLossConfig
 from quintet.config.plan.steps import sft_only
 from quintet.config.problems import ConfigProblem, raise_problems
 from quintet.config.schema import format_value
@@ -64,9 +64,9 @@ def _load_custom_functions(config: Experiment) -> None:
         ConfigError: a file or function is missing.
     """
     algorithm = config.algorithm
-    if isinstance(algorithm.advantage, OutsideAdvantageConfig):
+    if isinstance(algorithm.advantage, CustomAdvantageConfig):
         load_user_object(algorithm.advantage.function, "algorithm.advantage.function", "quintet.advantages")
-    if isinstance(algorithm.loss, OutsideLossConfig):
+    if isinstance(algorithm.loss, CustomLossConfig):
         load_user_object(algorithm.loss.function, "algorithm.loss.function", "quintet.losses")
     for one in config.played:
         if isinstance(one.config, CustomEnvConfig):

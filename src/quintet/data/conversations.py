@@ -11,7 +11,6 @@ itself, the original content is trained after the generation prompt.
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ import torch
 from quintet.config.native.data import DataConfig
 from quintet.data.chat_templates import KEY, chat_template
 from quintet.data.prompt_format import Truncation, truncate
-from quintet.data.row_reader import RowReader
+from quintet.data.row_reader import RowReader, lookup, parse_json
 from quintet.errors import ConfigError, nearest
 from quintet.records import Batch
 
@@ -85,7 +84,8 @@ def parse_conversation(
 
 def _messages(row: Mapping[str, Any], column: str, row_name: str) -> tuple[Message, ...]:
     """Return chat messages without null fields, which columnar files add to all messages."""
-    value = _lookup(row, column)
+    value = lookup(row, column)
+    value = parse_json(value) if isinstance(value, str) else value
     value = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(value, list | tuple) or not all(map(_is_message, value)):
         key = "data.messages_key"
@@ -94,21 +94,6 @@ def _messages(row: Mapping[str, Any], column: str, row_name: str) -> tuple[Messa
         message = f"{key} = {column}: {row_name} has no chat messages in this column"
         raise ConfigError(message, key=key, value=column, source=row_name, hint=hint)
     return tuple({name: part for name, part in message.items() if part is not None} for message in value)
-
-
-def _lookup(row: Mapping[str, Any], column: str) -> Any:
-    """Return the value of a column or a dotted path; a text cell may contain JSON."""
-    value: Any = row.get(column)
-    if column not in row:
-        value = row
-        for part in column.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return value
 
 
 def _is_message(value: object) -> bool:

@@ -1,10 +1,11 @@
-"""All rows of a split as prompts, before filtering."""
+"""All rows of a split, and their prompts, before filtering."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from quintet.config.native.data import DataConfig
 from quintet.data.data_files import cache_directory, resolve_files
@@ -37,6 +38,50 @@ def open_rows(names: Sequence[str], key: str, cache_dir: str | None = None) -> t
     )
 
 
+class RowSource(Protocol):
+    """Rows by number; `describe_row` returns a row's file and line."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int) -> Mapping[str, Any]: ...
+
+    def describe_row(self, number: int) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRows:
+    """Rows of a split; see `open_split`."""
+
+    names: tuple[str, ...]
+    key: str
+    """Configuration key that names the files."""
+    rows: RowSource
+    sizes: tuple[int, ...]
+    """Number of rows per file."""
+
+
+def open_split(config: DataConfig, tokenizer: Any, split: SplitName) -> SplitRows:
+    """Return the rows of a split; those of training if there are no validation files. See `open_split_files`."""
+    if split == "validation" and config.validation_files:
+        return open_split_files(config, tokenizer, config.validation_files, "data.validation_files")
+    return open_split_files(config, tokenizer, config.train_files, "data.train_files")
+
+
+def open_split_files(config: DataConfig, tokenizer: Any, names: Sequence[str], key: str) -> SplitRows:
+    """Return the rows of the files that `key` names, or of the user-defined dataset that is created from them.
+
+    Raises:
+        ConfigError: no file is named, one does not exist or cannot be read, or the dataset cannot be created.
+        MachineError: a file cannot be copied, or the cache cannot be written.
+    """
+    if not names:
+        raise ConfigError(f"{key} is empty", key=key, hint=f"name files: {key}=[…]")
+    if config.dataset_class is None:
+        return SplitRows(tuple(names), key, *open_rows(names, key, config.cache_dir))
+    rows = _load_custom_rows(config, names, tokenizer)
+    return SplitRows(tuple(names), key, rows, (len(rows),))
+
+
 class _CustomRows:
     """Rows of a user-defined dataset."""
 
@@ -60,6 +105,19 @@ class _CustomRows:
         return f"{self._name}, row {number}"
 
 
+def _load_custom_rows(config: DataConfig, names: Sequence[str], tokenizer: Any) -> _CustomRows:
+    """Create the user's dataset with `(data_files, tokenizer, config)`."""
+    name = str(config.dataset_class)
+    if config.weights:
+        message = f"data.weights cannot be combined with {CLASS_KEY} = {name}"
+        raise ConfigError(message, key="data.weights", value=list(config.weights), hint="remove data.weights")
+    dataset = load_user_object(name, CLASS_KEY)(list(names), tokenizer, config)
+    missing = [method for method in ("__len__", "__getitem__") if not hasattr(dataset, method)]
+    if missing:
+        raise ConfigError(f"{CLASS_KEY} = {name} does not define {' and '.join(missing)}", key=CLASS_KEY, value=name)
+    return _CustomRows(dataset, name)
+
+
 class PromptRows:
     """Prompts by row number over all files."""
 
@@ -71,17 +129,8 @@ class PromptRows:
             ConfigError: files, columns or the chat template do not match the configuration.
             MachineError: a file cannot be copied, or the cache cannot be written.
         """
-        use_validation_files = split == "validation" and config.validation_files
-        self.names = config.validation_files if use_validation_files else config.train_files
-        self._key = "data.validation_files" if use_validation_files else "data.train_files"
-        if not self.names:
-            raise ConfigError(f"{self._key} is empty", key=self._key, hint="name at least one file")
-        self._rows: ConcatenatedRows | _CustomRows
-        if config.dataset_class is None:
-            self._rows, self.sizes = open_rows(self.names, self._key, config.cache_dir)
-        else:
-            self._rows = _load_custom_rows(config, self.names, tokenizer)
-            self.sizes = (len(self._rows),)
+        split_rows = open_split(config, tokenizer, split)
+        self.names, self.sizes, self._rows = split_rows.names, split_rows.sizes, split_rows.rows
         self._reader = RowReader(config)
         self._prompt_format = PromptFormat(
             tokenizer, config.template, max_tokens=max_prompt_tokens, truncation=config.truncation
@@ -112,16 +161,3 @@ class PromptRows:
     def num_tokens(self, number: int) -> int:
         """Return the number of tokens of a row's untruncated prompt."""
         return len(self._prompt_format.untruncated_tokens(self[number]))
-
-
-def _load_custom_rows(config: DataConfig, names: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> _CustomRows:
-    """Create the user's dataset with `(data_files, tokenizer, config)`."""
-    name = str(config.dataset_class)
-    if config.weights:
-        message = f"data.weights cannot be combined with {CLASS_KEY} = {name}"
-        raise ConfigError(message, key="data.weights", value=list(config.weights), hint="remove data.weights")
-    dataset = load_user_object(name, CLASS_KEY)(list(names), tokenizer, config)
-    missing = [method for method in ("__len__", "__getitem__") if not hasattr(dataset, method)]
-    if missing:
-        raise ConfigError(f"{CLASS_KEY} = {name} does not define {' and '.join(missing)}", key=CLASS_KEY, value=name)
-    return _CustomRows(dataset, name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -33,17 +32,13 @@ class PromptWorkers(WorkerPool):
         *,
         trust_remote_code: bool = False,
     ) -> None:
-        # saved from memory, to include the chat template
-        self._tokenizer_directory = tempfile.TemporaryDirectory(prefix="quintet-tokenizer-")
-        tokenizer.save_pretrained(self._tokenizer_directory.name)
         setup = {
             "config": config.model_dump(mode="json"),
-            "tokenizer": self._tokenizer_directory.name,
             "trust_remote_code": trust_remote_code,
             "max_prompt_tokens": max_prompt_tokens,
             "split": split,
         }
-        super().__init__(MODULE, setup, count)
+        super().__init__(MODULE, setup, count, tokenizer)
         self.count = count
         self._pending_rows: deque[tuple[int, ...]] = deque()
 
@@ -75,11 +70,6 @@ class PromptWorkers(WorkerPool):
         """
         rows = self._pending_rows.popleft()
         return zip(rows, map(tuple, self.result()), strict=True)
-
-    def close(self) -> None:
-        """Stop all workers."""
-        super().close()
-        self._tokenizer_directory.cleanup()
 
 
 def _load_tokenizer(directory: str, *, trust_remote_code: bool) -> PreTrainedTokenizerFast:

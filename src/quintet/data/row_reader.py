@@ -56,26 +56,26 @@ class RowReader:
         column = config.prompt_key if config.messages_key is None else config.messages_key
         value = _column(row, column, f"data.{key}", row_name)
         if config.messages_key is not None and isinstance(value, str):
-            value = _parse_json(value)
+            value = parse_json(value)
         messages = list(_messages(value, f"data.{key}", column, row_name))
-        problem = None
+        response = None
         if messages and messages[-1]["role"] == "assistant":
-            problem = str(messages.pop()["content"])
+            response = str(messages.pop()["content"])
         if not messages:
             raise _invalid_column(
                 f"data.{key}", column, row_name, "contains no message to respond to", "remove that row"
             )
         if config.system_prompt is not None and all(message["role"] != "system" for message in messages):
             messages.insert(0, {"role": "system", "content": config.system_prompt})
-        return tuple(messages), problem
+        return tuple(messages), response
 
     def _source(self, row: Mapping[str, Any]) -> str:
-        value = _lookup(row, self._config.source_key)
+        value = lookup(row, self._config.source_key)
         return "" if value is MISSING or value is None else str(value)
 
     def _truth(self, row: Mapping[str, Any], row_name: str) -> Any:
         """Return `ground_truth` of the mapping in the column, the column itself, or the first of `TRUTH_COLUMNS`."""
-        value = _lookup(row, self._config.truth_key)
+        value = lookup(row, self._config.truth_key)
         if value is not MISSING and value is not None:
             mapping = _mapping(value)
             return mapping["ground_truth"] if mapping is not None and "ground_truth" in mapping else value
@@ -87,7 +87,7 @@ class RowReader:
 
     def _extra(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the mapping in the column, or without this column all columns that are not used otherwise."""
-        value = _lookup(row, self._config.extra_key)
+        value = lookup(row, self._config.extra_key)
         if value is MISSING:
             return {name: value for name, value in row.items() if name not in self._used_columns()}
         return dict(_mapping(value) or {})
@@ -104,17 +104,17 @@ class RowReader:
         return next((row[name] for name in RESPONSE_COLUMNS if isinstance(row.get(name), str)), None)
 
 
-def _lookup(row: Mapping[str, Any], column: str) -> Any:
+def lookup(row: Mapping[str, Any], column: str) -> Any:
     """Return the value of a column or a dotted path, or `MISSING`."""
     if column in row:
         return row[column]
     head, dot, rest = column.partition(".")
     mapping = _mapping(row.get(head)) if dot else None
-    return MISSING if mapping is None else _lookup(mapping, rest)
+    return MISSING if mapping is None else lookup(mapping, rest)
 
 
 def _column(row: Mapping[str, Any], column: str, key: str, row_name: str) -> Any:
-    value = _lookup(row, column)
+    value = lookup(row, column)
     if value is MISSING:
         raise _missing_column(row, column, key, row_name)
     return value
@@ -123,11 +123,12 @@ def _column(row: Mapping[str, Any], column: str, key: str, row_name: str) -> Any
 def _mapping(value: object) -> Mapping[str, Any] | None:
     """Return a mapping, also from a cell with JSON; None for anything else."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        value = _parse_json(value)
+        value = parse_json(value)
     return value if isinstance(value, Mapping) else None
 
 
-def _parse_json(text: str) -> object:
+def parse_json(text: str) -> object:
+    """Return the value of a cell with JSON; the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

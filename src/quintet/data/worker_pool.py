@@ -58,7 +58,13 @@ class WorkerPool:
     Results do not depend on the number of processes.
     """
 
-    def __init__(self, module: str, setup: Message, count: int) -> None:
+    def __init__(self, module: str, setup: Message, count: int, tokenizer: Any = None) -> None:
+        """`tokenizer` is saved to a temporary directory, whose path is added to `setup`."""
+        self._tokenizer_directory = tempfile.TemporaryDirectory(prefix="quintet-tokenizer-")
+        if tokenizer is not None:
+            # saved from memory: it may have another chat template than its files
+            tokenizer.save_pretrained(self._tokenizer_directory.name)
+            setup = {**setup, "tokenizer": self._tokenizer_directory.name}
         self._workers = [_start(module) for _ in range(count)]
         self._pending_workers: deque[_Worker] = deque()
         self._num_submitted = 0
@@ -101,6 +107,7 @@ class WorkerPool:
 
     def close(self) -> None:
         """Kill all workers."""
+        self._tokenizer_directory.cleanup()
         for worker in self._workers:
             worker.process.kill()
             worker.process.communicate()

@@ -9,8 +9,8 @@ from typing import Any
 
 from quintet.records import Observation, Step
 
-INVALID_OUTPUT = "Rubbish"
-"""`Failure.kind` of an `InvalidEnvOutputError`, part of a metric's name."""
+INVALID_OUTPUT = "InvalidOutput"
+"""`Failure.error_type` of an `InvalidEnvOutputError`, part of a metric's name."""
 NUMPY_BOOLS = ("bool_", "bool")
 STEP_FIELDS = frozenset({"observation", "reward", "terminated", "truncated", "info"})
 

@@ -67,13 +67,13 @@ class DriftCheckOptions:
 class WorstToken:
     """Token with the largest difference of log-probs."""
 
-    token: int
+    token_id: int
     text: str
     episode: int
     turn: int
-    learner: float
+    learner_logprob: float
     """Nats."""
-    engine: float
+    engine_logprob: float
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as JSON values; null for numbers that are not finite."""
@@ -88,24 +88,23 @@ class Measurement:
 
     name: str
     drift: Drift
-    worst: WorstToken
+    worst_token: WorstToken
 
 
 @dataclass(frozen=True, slots=True)
 class RetokenizationReport:
     """Tokens that would change if the episodes' text were decoded and encoded again."""
 
-    turns: int
+    num_turns: int
+    changed_turns: int
     """Turns in which response tokens would change."""
-    of_turns: int
-    own_tokens: int
-    """Response tokens that would change."""
-    context_tokens: int
-    """Prompt tokens that would change."""
+    changed_response_tokens: int
+    changed_prompt_tokens: int
     example: RetokenizedSpan | None = None
-    text: str = ""
-    """Text of the example's tokens before and, in `again`, after."""
-    again: str = ""
+    example_text: str = ""
+    """Text of the example's tokens as sampled."""
+    retokenized_text: str = ""
+    """Text of the example's tokens after decoding and encoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +112,12 @@ class TemplateComparison:
     """Differences between the episodes and the chat template."""
 
     report: TemplateReport
-    departures: Mapping[str, int]
+    deviations: Mapping[str, int]
     """Number of places where an episode's text differs from the template, by rule."""
     examples: Mapping[str, TemplateDeviation]
-    rebuilt: int
+    num_turns: int
+    reproduced_prompts: int
     """Turns whose prompt tokens are the same when rebuilt from the messages."""
-    of_turns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,22 +130,29 @@ class DriftReport:
     learner_dtype: str
     episodes: int
     limit: float
-    share: float
-    rounds: tuple[Measurement, ...]
-    respelled: RetokenizationReport
-    templated: TemplateComparison | None = None
+    tolerated_share: float
+    """Tolerated share of tokens above the limit."""
+    measurements: tuple[Measurement, ...]
+    retokenization: RetokenizationReport
+    template_comparison: TemplateComparison | None = None
     """None if the environment is not multi-turn."""
 
     @property
     def passed(self) -> bool:
         """Whether few enough tokens are beyond the limit, and all prompts are the same when rebuilt."""
-        prompts_match = self.templated is None or self.templated.rebuilt == self.templated.of_turns
-        return prompts_match and all(one.drift.beyond <= self.share for one in self.rounds)
+        comparison = self.template_comparison
+        prompts_match = comparison is None or comparison.reproduced_prompts == comparison.num_turns
+        return prompts_match and all(
+            measurement.drift.share_above_limit <= self.tolerated_share for measurement in self.measurements
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as JSON values; null for numbers that are not finite."""
-        rounds = [{"name": one.name, "drift": one.drift.as_json(), "worst": one.worst.as_json()} for one in self.rounds]
-        return asdict(self) | {"rounds": rounds, "passed": self.passed}
+        measurements = [
+            {"name": each.name, "drift": each.drift.as_json(), "worst_token": each.worst_token.as_json()}
+            for each in self.measurements
+        ]
+        return asdict(self) | {"measurements": measurements, "passed": self.passed}
 
 
 def check_drift(composed: ComposedConfig, options: DriftCheckOptions) -> DriftReport:
@@ -157,15 +163,15 @@ def check_drift(composed: ComposedConfig, options: DriftCheckOptions) -> DriftRe
         MachineError: a model cannot be read, or no episode could be run.
     """
     config = composed.experiment
-    with _components(config) as (components, policy, description):
-        dtype = str(engine_dtype(config, policy)).removeprefix("torch.")
+    with _components(config) as (components, policy_dir, description):
+        dtype = str(engine_dtype(config, policy_dir)).removeprefix("torch.")
         limit, share = _tolerance(config, dtype, options)
-        rounds = [_compare(components, "as loaded", options.episodes, limit)]
+        comparisons = [_compare(components, "as loaded", options.episodes, limit)]
         if options.updates:
             _perturb_and_sync(components, options.updates)
             name = f"after {options.updates} update{'s' * (options.updates > 1)}"
-            rounds.append(_compare(components, name, options.episodes, limit))
-        episodes = [episode for comparison in rounds for episode in comparison.episodes]
+            comparisons.append(_compare(components, name, options.episodes, limit))
+        episodes = [episode for comparison in comparisons for episode in comparison.episodes]
         return DriftReport(
             policy=description,
             engine=config.rollout.engine,
@@ -173,10 +179,10 @@ def check_drift(composed: ComposedConfig, options: DriftCheckOptions) -> DriftRe
             learner_dtype=config.policy.dtype,
             episodes=len(episodes),
             limit=limit,
-            share=share,
-            rounds=tuple(comparison.result for comparison in rounds),
-            respelled=_retokenization(components.tokenizer, episodes),
-            templated=_template_comparison(components, episodes),
+            tolerated_share=share,
+            measurements=tuple(comparison.result for comparison in comparisons),
+            retokenization=_retokenization(components.tokenizer, episodes),
+            template_comparison=_template_comparison(components, episodes),
         )
 
 
@@ -194,13 +200,13 @@ def _tolerance(config: Experiment, engine: str, options: DriftCheckOptions) -> t
 def _components(config: Experiment) -> Iterator[tuple[Components, Path, str]]:
     """Yield the components of the configuration's policy, its directory and its description."""
     with TemporaryDirectory(prefix="quintet-drift-") as directory:
-        policy, description = _policy(config, Path(directory) / "policy")
-        prompts = _prompts(config, policy)
+        policy_dir, description = _policy(config, Path(directory) / "policy")
+        prompts = _prompts(config, policy_dir)
         try:
-            components = build_components(config, policy, prompts)
+            components = build_components(config, policy_dir, prompts)
             try:
                 components.weight_sync.sync(0)
-                yield components, policy, description
+                yield components, policy_dir, description
             finally:
                 components.close()
         finally:
@@ -228,12 +234,12 @@ def _texts(config: Experiment) -> Iterator[str]:
     return iter_demonstration_texts(solve_episodes(config, VOCABULARY_EPISODES))
 
 
-def _prompts(config: Experiment, policy: Path) -> PromptDataset | None:
+def _prompts(config: Experiment, policy_dir: Path) -> PromptDataset | None:
     if not config.env.reads_prompts:
         return None
     trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
     return PromptDataset.from_config(
-        config, load_tokenizer(config.policy.tokenizer or policy, trust_remote_code=trusted)
+        config, load_tokenizer(config.policy.tokenizer or policy_dir, trust_remote_code=trusted)
     )
 
 
@@ -296,31 +302,31 @@ def _worst(tokenizer: Any, batch: Batch, learner: Tensor, engine: Tensor) -> Wor
 def _retokenization(tokenizer: Any, episodes: Sequence[Trajectory]) -> RetokenizationReport:
     """Decode every sequence of every episode and encode it again."""
     batch = collate(episodes)
-    found: list[tuple[int, RetokenizedSpan]] = []
+    spans: list[tuple[int, RetokenizedSpan]] = []
     columns = [column.tolist() for column in (batch.tokens, batch.turn, batch.loss_mask)]
-    at = 0
+    start = 0
     for length, episode in zip(batch.lengths.tolist(), batch.trajectory.tolist(), strict=True):
-        tokens, turns, own = (column[at : at + length] for column in columns)
-        found += [(episode, span) for span in find_retokenized_spans(tokenizer, tokens, turns, own)]
-        at += length
-    mine = [span for _, span in found if span.has_response_tokens]
+        tokens, turns, loss_mask = (column[start : start + length] for column in columns)
+        spans += [(episode, span) for span in find_retokenized_spans(tokenizer, tokens, turns, loss_mask)]
+        start += length
+    response_spans = [span for _, span in spans if span.has_response_tokens]
 
     def text(tokens: Sequence[int]) -> str:
         return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
 
-    def telling(span: RetokenizedSpan) -> tuple[bool, int]:
+    def readability(span: RetokenizedSpan) -> tuple[bool, int]:
         """Prefer examples of complete characters and few tokens."""
         return REPLACEMENT_CHARACTER in text(span.tokens), len(span.tokens)
 
-    example = min(mine or [span for _, span in found], key=telling, default=None)
+    example = min(response_spans or [span for _, span in spans], key=readability, default=None)
     return RetokenizationReport(
-        turns=len({(episode, span.turn) for episode, span in found if span.has_response_tokens}),
-        of_turns=sum(len(episode.turns) for episode in episodes),
-        own_tokens=sum(len(span.tokens) for span in mine),
-        context_tokens=sum(len(span.tokens) for _, span in found if not span.has_response_tokens),
+        num_turns=sum(len(episode.turns) for episode in episodes),
+        changed_turns=len({(episode, span.turn) for episode, span in spans if span.has_response_tokens}),
+        changed_response_tokens=sum(len(span.tokens) for span in response_spans),
+        changed_prompt_tokens=sum(len(span.tokens) for _, span in spans if not span.has_response_tokens),
         example=example,
-        text="" if example is None else text(example.tokens),
-        again="" if example is None else text(example.retokenized),
+        example_text="" if example is None else text(example.tokens),
+        retokenized_text="" if example is None else text(example.retokenized),
     )
 
 
@@ -329,26 +335,26 @@ def _template_comparison(components: Components, episodes: Sequence[Trajectory])
     if components.chat is None:
         return None
     config, chat = components.config, components.chat
-    played = {one.name: (one.rollout, build_env(one.config).instruction()) for one in config.played}
+    played = {env.name: (env.rollout, build_env(env.config).instruction()) for env in config.played}
     counts: Counter[str] = Counter()
     examples: dict[str, TemplateDeviation] = {}
-    rebuilt = 0
+    reproduced = 0
     for episode in episodes:
-        dialogue, right = _rebuilt(*played[episode.env], chat, episode)
-        rebuilt += right
-        for departure in dialogue.compare().deviations:
-            counts[str(departure.kind)] += 1
-            examples.setdefault(str(departure.kind), departure)
+        dialogue, reproduced_in_episode = _rebuilt(*played[episode.env], chat, episode)
+        reproduced += reproduced_in_episode
+        for deviation in dialogue.compare().deviations:
+            counts[str(deviation.kind)] += 1
+            examples.setdefault(str(deviation.kind), deviation)
     return TemplateComparison(
-        chat.report, dict(counts), examples, rebuilt, sum(len(episode.turns) for episode in episodes)
+        chat.report, dict(counts), examples, sum(len(episode.turns) for episode in episodes), reproduced
     )
 
 
 def _rebuilt(rollout: RolloutConfig, system: str, chat: ChatFormat, episode: Trajectory) -> tuple[Dialogue, int]:
     """Return the episode rebuilt from its messages, and the number of its prompts that are the same."""
-    dialogue, right = Dialogue.from_config(rollout, chat, system), 0
+    dialogue, reproduced = Dialogue.from_config(rollout, chat, system), 0
     for turn in episode.turns:
         _, new, continues = dialogue.observe(turn.observation)
-        right += (new, continues) == (turn.prompt, turn.continues)
+        reproduced += (new, continues) == (turn.prompt, turn.continues)
         dialogue.add_response(turn.tokens)
-    return dialogue, right
+    return dialogue, reproduced

@@ -247,7 +247,7 @@ def _uses_model(reward: RewardConfig | None) -> bool:
 def evaluate_model(
     composed: ComposedConfig, statistics: Statistics, console: Console, endpoint: EndpointSettings | None = None
 ) -> Evaluation:
-    """Let `policy.path`, or the model behind an endpoint, answer the held-out prompts of `data`, or run the held-out
+    """Run `policy.path`, or the model behind an endpoint, on the held-out prompts of `data`, or on the held-out
     episodes of its environments: `validation.sampling.samples` times each, sampled as `validation.sampling` says.
 
     Raises:
@@ -335,7 +335,7 @@ class _Evaluator:
         engine = policy.open(config.rollout.max_prompt_tokens)
         starts = build_start_states(config).held_out()
         # failures are part of the results and do not end an evaluation
-        rules = [one.tolerating_failures() for one in build_episode_rules(config)]
+        rules = [rules.tolerating_failures() for rules in build_episode_rules(config)]
         chat = ChatFormat.from_config(config.rollout, policy.tokenizer, policy.stop_token_ids)
         episodes = AgentLoop.with_rules(engine, chat, build_run_envs(config), rules)
         return cls(episodes, starts, sampling, engine, validation_prompts(config, len(starts)))

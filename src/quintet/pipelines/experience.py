@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 from quintet.algorithms.advantages.critics import turn_ends
+from quintet.algorithms.advantages.custom import estimate
 from quintet.algorithms.advantages.groups import has_response, trajectory_rewards
-from quintet.algorithms.advantages.outside import estimate
 from quintet.algorithms.aggregation import token_weights
 from quintet.algorithms.correction import rollout_correction
 from quintet.algorithms.drift import max_gap, measure_drift
@@ -86,7 +86,7 @@ def _log_prob_gap(learner: torch.Tensor, engine: torch.Tensor, dtype: torch.dtyp
         "training/rollout_probs_diff_max": gap.probs_diff_max,
         "training/rollout_probs_diff_mean": gap.probs_diff_mean,
         "training/rollout_probs_diff_std": gap.probs_diff_std,
-        "training/rollout_probs_diff_beyond": gap.beyond,
+        "training/rollout_probs_diff_beyond": gap.share_above_limit,
         "rollout_corr/kl": gap.kl,
         "rollout_corr/k3_kl": gap.k3_kl,
     }

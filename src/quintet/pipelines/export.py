@@ -224,15 +224,15 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
 def _results(run: RunDirectory, step: int) -> list[str]:
     """Return the card's table of the first and last validation up to that step."""
     lines = [line for line in read_metrics(run.metrics) if line["step"] <= step] if run.metrics.is_file() else []
-    found: dict[str, list[tuple[int, float]]] = {}
+    history: dict[str, list[tuple[int, float]]] = {}
     for line in lines:
         for name, value in line.items():
             if name.startswith("val/") and value is not None:
-                found.setdefault(name, []).append((int(line["step"]), float(value)))
-    if not found:
+                history.setdefault(name, []).append((int(line["step"]), float(value)))
+    if not history:
         return []
     rows = [
         (name.removeprefix("val/"), *(f"{value:.4g} (step {at})" for at, value in (values[0], values[-1])))
-        for name, values in sorted(found.items())
+        for name, values in sorted(history.items())
     ]
     return ["## Results", "", *_table(("held out", "first", "last"), rows)]

@@ -21,7 +21,7 @@ LOG_PROB_GAP = {
     "probs_diff_mean": "training/rollout_probs_diff_mean",
     "kl_mean": "rollout_corr/kl",
     "k3_kl_mean": "rollout_corr/k3_kl",
-    "beyond_mean": "training/rollout_probs_diff_beyond",
+    "above_limit_mean": "training/rollout_probs_diff_beyond",
 }
 """Full names of an update's metrics of the gap between the engine's and the learner's log-probs."""
 STOPPED_UPDATES = "actor/stopped_updates"

@@ -56,14 +56,14 @@ def build_prompts(run: Run, resources: ExitStack) -> PromptDataset | None:
     if config.data is None or config.env.name != "prompts":
         return None
     if run.checkpoint:
-        policy = run.checkpoint.directory / "hf"
+        policy_dir = run.checkpoint.directory / "hf"
     elif config.policy.path is not None:
-        policy = Path(config.policy.path)
+        policy_dir = Path(config.policy.path)
     else:
-        policy = _create_preset(run, islice(iter_training_texts(config.data), VOCABULARY_TEXTS))
+        policy_dir = _create_preset(run, islice(iter_training_texts(config.data), VOCABULARY_TEXTS))
     trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
     prompts = PromptDataset.from_config(
-        config, load_tokenizer(config.policy.tokenizer or policy, trust_remote_code=trusted)
+        config, load_tokenizer(config.policy.tokenizer or policy_dir, trust_remote_code=trusted)
     )
     resources.callback(prompts.close)
     if prompts.train.num_filtered:
@@ -119,9 +119,9 @@ def _policy_to_resume(config: Experiment, checkpoint: Checkpoint) -> Path:
     return Path(config.policy.path)
 
 
-def _build(run: Run, policy: Path, prompts: PromptDataset | None, resources: ExitStack) -> Components:
+def _build(run: Run, policy_dir: Path, prompts: PromptDataset | None, resources: ExitStack) -> Components:
     """Build the components, and note how the chat template differs from plain multi-turn chats."""
-    components = build_components(run.config, policy, prompts, run.controller)
+    components = build_components(run.config, policy_dir, prompts, run.controller)
     resources.callback(components.close)
     for line in components.chat.report.lines() if components.chat else ():
         run.progress.note(f"chat template: {line}")

@@ -39,7 +39,7 @@ class EnvDemonstrations:
 
 
 def solve_episodes(config: Experiment, episodes: int) -> list[EnvDemonstrations]:
-    """Let the experts of the run's environments solve episodes, divided by share and at least one of each.
+    """Have the experts of the run's environments solve episodes, divided by share and at least one of each.
 
     Raises:
         ConfigError: an environment has no expert, or almost no episode can be won.

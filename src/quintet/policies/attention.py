@@ -27,7 +27,7 @@ from quintet.policies.flash_varlen import FlashVarlenInputs, supports_flash_varl
 ATTENTION_IMPLEMENTATION = "quintet"
 
 
-class Layout(Protocol):
+class AttentionLayout(Protocol):
     """Attention over the tokens of one forward pass."""
 
     @property
@@ -40,7 +40,7 @@ class Layout(Protocol):
         ...
 
 
-class MovableLayout(Layout, Protocol):
+class MovableAttentionLayout(AttentionLayout, Protocol):
     """A layout that can be moved to a device."""
 
     def to(self, device: torch.device) -> Self:
@@ -55,7 +55,7 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
-    layout: Layout,
+    layout: AttentionLayout,
     sliding_window: int | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
@@ -170,7 +170,10 @@ class PackedLayout:
         return moved
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """See `Layout.attend`. Uses flash-attn on a GPU if it is installed, else torch's attention on padded rows."""
+        """See `AttentionLayout.attend`.
+
+        Uses flash-attn on a GPU if it is installed, else torch's attention on padded rows.
+        """
         if supports_flash_varlen(query) and is_flash_allowed():
             return self._flash_inputs_on(query.device).attend(query, key, value, scale)
         prefix_qkv, stems, branches = zip(*(torch.split(x, self._sizes) for x in (query, key, value)), strict=True)

@@ -77,7 +77,7 @@ class FlashVarlenInputs:
         )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """See `Layout.attend`."""
+        """See `AttentionLayout.attend`."""
         function = load_flash_attn()
         if function is None:
             raise RuntimeError("flash-attn is not installed: check supports_flash_varlen first")

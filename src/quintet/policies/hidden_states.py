@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from quintet.policies.attention import Layout
+from quintet.policies.attention import AttentionLayout
 from quintet.policies.training_decoder import training_hidden_states
 
 
-def compute_hidden_states(body: nn.Module, tokens: Tensor, position_ids: Tensor, layout: Layout) -> Tensor:
+def compute_hidden_states(body: nn.Module, tokens: Tensor, position_ids: Tensor, layout: AttentionLayout) -> Tensor:
     """Return the last hidden states [P, hidden] of `tokens` [P], by the CPU kernels if they support the model."""
     if (states := training_hidden_states(body, tokens, position_ids, layout)) is not None:
         return states

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.kernels.decode import decode_kernels
-from quintet.policies.attention import Layout, PackedLayout
+from quintet.policies.attention import AttentionLayout, PackedLayout
 from quintet.policies.hidden_states import compute_hidden_states
 from quintet.policies.lora import adapter_parameters, has_adapters
 
@@ -284,7 +284,7 @@ class InferenceDecoder:
             layer.release_memory()
 
     @torch.inference_mode()
-    def __call__(self, tokens: Tensor, position_ids: Tensor, layout: Layout) -> Tensor:
+    def __call__(self, tokens: Tensor, position_ids: Tensor, layout: AttentionLayout) -> Tensor:
         """Return the last hidden states [P, hidden] of `tokens` [P], like `compute_hidden_states`."""
         body = self._body
         states: Tensor = body.embed_tokens(tokens)  # type: ignore[operator]
@@ -303,7 +303,7 @@ class InferenceDecoder:
         states: Tensor,
         views: _WorkspaceViews,
         rotary: tuple[Tensor, Tensor],
-        layout: Layout,
+        layout: AttentionLayout,
     ) -> None:
         """Add the attention output to the states."""
         inputs = self._rms_norm(layer.input_norm, states, views.normed)

@@ -32,7 +32,7 @@ MAX_PROBE_DIFFERENCE = 1e-3
 def load_model(
     directory: str | Path, *, trust_remote_code: bool = False, overrides: Mapping[str, Any] | None = None
 ) -> PreTrainedModel:
-    """Load a causal language model in float32 whose attention follows a `Layout`.
+    """Load a causal language model in float32 whose attention follows a `AttentionLayout`.
 
     `overrides` replace values of its `config.json`.
 

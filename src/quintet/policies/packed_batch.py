@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from quintet.policies.attention import MovableLayout
+from quintet.policies.attention import MovableAttentionLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class PackedBatch:
 
     tokens: Tensor
     position_ids: Tensor
-    layout: MovableLayout
+    layout: MovableAttentionLayout
     prediction_indices: Tensor
     targets: Tensor
 

@@ -18,7 +18,7 @@ from quintet.errors import ConfigError, MachineError
 from quintet.policies.model_loading import load_tokenizer
 from quintet.records import Failure, PromptRow, Response, RewardResult
 from quintet.rewards.format_check import has_format
-from quintet.rewards.reward_terms import overlong_penalty
+from quintet.rewards.reward_computation import overlong_penalty
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -97,17 +97,17 @@ class RewardModel:
             self._model.to(device)
 
     @classmethod
-    def load(cls, config: RewardModelConfig, policy: Path, max_length: int) -> RewardModel:
+    def load(cls, config: RewardModelConfig, policy_dir: Path, max_length: int) -> RewardModel:
         """Load the configured model, on a GPU if there is one.
 
-        `policy` is the policy's directory, `max_length` the largest number of tokens of prompt and response.
+        `policy_dir` is the policy's directory, `max_length` the largest number of tokens of prompt and response.
 
         Raises:
             ConfigError: the directory contains no reward model, or one of its libraries cannot be imported.
             MachineError: the model cannot be loaded.
         """
         import_libraries(config.external_libs, "reward.model.external_libs")
-        directory = Path(config.path).expanduser() if config.path else policy
+        directory = Path(config.path).expanduser() if config.path else policy_dir
         model = _load_classifier(directory, trust_remote_code=config.trust_remote_code)
         tokenizer = load_tokenizer(directory, trust_remote_code=config.trust_remote_code)
         if not tokenizer.chat_template:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.kernels.training import TrainingKernels, training_kernels
-from quintet.policies.attention import Layout, PackedLayout
+from quintet.policies.attention import AttentionLayout, PackedLayout
 from quintet.policies.attention_backends import attention_backend
 
 SUPPORTED_BODIES = frozenset({"LlamaModel", "MistralModel", "Qwen2Model"})
@@ -154,7 +154,9 @@ def _concat_rows(dtype: torch.dtype, *parts: Tensor) -> Tensor:
     return concatenated
 
 
-def training_hidden_states(body: nn.Module, tokens: Tensor, position_ids: Tensor, layout: Layout) -> Tensor | None:
+def training_hidden_states(
+    body: nn.Module, tokens: Tensor, position_ids: Tensor, layout: AttentionLayout
+) -> Tensor | None:
     """Return the last hidden states [P, hidden] in the kernels' dtype, or None if the model's modules must be used."""
     if type(layout) is not PackedLayout or tokens.device.type != "cpu" or not len(tokens):
         return None

@@ -60,7 +60,7 @@ def has_single_tag(text: str, tag: str) -> bool:
 
 def extract_stated(text: str) -> str | None:
     """Return the rest of the line after the last "answer is" or "answer:", or None."""
-    ends = [found.end() for found in STATED.finditer(text)]
+    ends = [match.end() for match in STATED.finditer(text)]
     if not ends:
         return None
     line = text[ends[-1] :].split("\n", 1)[0]

@@ -10,8 +10,8 @@ from quintet.config.native.registry_union import validate_options
 from quintet.errors import ConfigError
 from quintet.rewards.data_sources import Route, route
 from quintet.rewards.dispatcher import PoolConfig
+from quintet.rewards.reward_computation import RewardComputation
 from quintet.rewards.reward_managers import FUNCTION_PROCESS, BatchRewardScorer, PooledRewardScorer, RewardScorer
-from quintet.rewards.reward_terms import RewardComputation
 from quintet.rewards.verifier_pool import VerifierPool
 from quintet.rewards.verifier_worker import Setup
 from quintet.rewards.verifiers.registry import VERIFIERS

@@ -12,7 +12,7 @@ from typing import Any
 from quintet.config.native.data import RewardConfig
 from quintet.records import Failure, PromptRow, Response, RewardResult
 from quintet.rewards.chat_endpoint import ChatEndpoint, EndpointError, shortened, with_retries
-from quintet.rewards.reward_terms import RewardComputation
+from quintet.rewards.reward_computation import RewardComputation
 
 PROMPT = """You judge an answer to a question.
 

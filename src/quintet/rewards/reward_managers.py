@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from quintet.records import Failure, PromptRow, Response, RewardResult
 from quintet.rewards.data_sources import Route, route
 from quintet.rewards.dispatcher import VerifierResult
-from quintet.rewards.reward_terms import RewardComputation
+from quintet.rewards.reward_computation import RewardComputation
 from quintet.rewards.verifier_pool import VerifierPool
 from quintet.rewards.verifier_process import ProcessKind, VerifierJob
 

@@ -21,7 +21,7 @@ from quintet.training.learner_setup import LearnerSetup
 from quintet.training.offload import Offload
 from quintet.training.optim.dtensor_step import DTensorStep
 from quintet.training.optim.optimizer import build_optimizer, hidden_matrices
-from quintet.training.packing import MicroBatch, micro_batches
+from quintet.training.packing import MicroBatch, iter_micro_batches
 from quintet.training.parallel.strategy import ParallelStrategy, ReplicatedStrategy, parameter_name
 from quintet.training.policy_update import PolicyUpdate, ValueUpdate
 from quintet.training.protocols import DivergenceReference
@@ -105,8 +105,8 @@ class _GradientLearner:
         """Run forward and backward over the batch on all ranks and return the metrics, summed over all of them."""
         sums: dict[str, float] = {}
         factor = self.strategy.loss_factor * (self.loss_scale.factor if self.loss_scale else 1.0)
-        micros = micro_batches(batch, self.setup.budget)
-        assigned = list(self._ranks.assign(micros, even=self.strategy.needs_equal_passes))
+        micro_batches = iter_micro_batches(batch, self.setup.budget)
+        assigned = list(self._ranks.assign(micro_batches, even=self.strategy.needs_equal_passes))
 
         def scaled_loss(index: int) -> Tensor:
             assignment = assigned[index]
@@ -173,7 +173,7 @@ class ActorLearner(_GradientLearner):
             batch,
             objective,
             aggregation,
-            micro_batches(batch, self.setup.budget),
+            iter_micro_batches(batch, self.setup.budget),
             compute_log_probs=self.scorer.compute_log_probs,
             dtype=self.scorer.dtype,
             has_reference=reference is not None,
@@ -228,7 +228,9 @@ class CriticLearner(_GradientLearner):
         Raises:
             ValueError: the batch has no values or no returns.
         """
-        update = ValueUpdate(batch, objective, aggregation, lambda part: micro_batches(part, self.setup.budget), mask)
+        update = ValueUpdate(
+            batch, objective, aggregation, lambda part: iter_micro_batches(part, self.setup.budget), mask
+        )
 
         def compute_loss(micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
             return update.loss(micro, self._values(micro.packed))

@@ -77,7 +77,7 @@ def mini_batches(
         yield select_sequences(batch, torch.isin(owner, chosen).nonzero().squeeze(-1))
 
 
-def micro_batches(batch: Batch, budget: MicroBatchBudget) -> Iterator[MicroBatch]:
+def iter_micro_batches(batch: Batch, budget: MicroBatchBudget) -> Iterator[MicroBatch]:
     """Yield packed micro-batches of all sequences with response tokens, each with as many as the budget allows and at
     least one.
 

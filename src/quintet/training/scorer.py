@@ -15,7 +15,7 @@ from quintet.policies.token_statistics import LazyLogits, TokenStatistics
 from quintet.records import Batch
 from quintet.training.learner_setup import LearnerSetup
 from quintet.training.offload import Offload
-from quintet.training.packing import MicroBatchBudget, micro_batches
+from quintet.training.packing import MicroBatchBudget, iter_micro_batches
 from quintet.training.parallel.process_group import RankGroup
 from quintet.training.parallel.strategy import ParallelStrategy, ReplicatedStrategy
 from quintet.training.protocols import DivergenceReference
@@ -41,7 +41,7 @@ def forward_only(
     """Return `compute` of all micro-batches at their response tokens, float32 [N], 0 elsewhere. `compute` may call
     `reference.lazy_logits` once per pass."""
     out = torch.zeros(len(batch.tokens))
-    assigned = list(ranks.assign(micro_batches(batch, budget), even=strategy.needs_equal_passes))
+    assigned = list(ranks.assign(iter_micro_batches(batch, budget), even=strategy.needs_equal_passes))
     passes = [assignment.item.packed for assignment in assigned]
     if reference is not None:
         reference.precompute_lazy_logits(passes)

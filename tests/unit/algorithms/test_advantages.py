@@ -33,7 +33,7 @@ def close(actual: torch.Tensor, expected: list[float]) -> None:
     torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), atol=2e-6, rtol=0)
 
 
-def test_gae_skips_what_the_env_said(make_batch: MakeBatch) -> None:
+def test_gae_skips_observation_tokens(make_batch: MakeBatch) -> None:
     advantages, returns = gae(two_turns(make_batch), GaeConfig(gamma=1.0, lam=0.95, whiten=False))
     close(advantages, [1.580733, 1.558666, 1.535438, 1.510987, 1.48525, 0, 0, 0.195, 0.1, 0])
     close(returns, [1.680733, 1.758666, 1.835438, 1.910987, 1.98525, 0, 0, 0.995, 1, 1])
@@ -60,7 +60,7 @@ def test_without_discounts_bi_level_gae_is_gae(make_batch: MakeBatch) -> None:
     torch.testing.assert_close(flat, two_level)
 
 
-def test_a_trajectory_in_several_sequences_is_one_trajectory(make_batch: MakeBatch) -> None:
+def test_advantages_span_all_sequences_of_a_trajectory(make_batch: MakeBatch) -> None:
     """A sliding window cuts an episode into sequences; credit must still flow over the cuts."""
     whole = gae(two_turns(make_batch), GaeConfig(gamma=0.9, lam=0.8, whiten=False))[0]
     cut = make_batch(
@@ -84,7 +84,7 @@ def test_grpo_compares_within_the_group(make_batch: MakeBatch) -> None:
     )
 
 
-def test_a_group_of_one_keeps_its_score() -> None:
+def test_a_group_of_one_has_mean_0_and_deviation_1() -> None:
     mean, deviation = group_statistics(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([5, 6, 6]))
     assert mean.tolist() == [0.0, 1.5, 1.5]
     assert deviation[0] == 1.0

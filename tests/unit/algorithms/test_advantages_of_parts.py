@@ -47,7 +47,7 @@ def make(make_batch: MakeBatch, rows: list[int], dtype: torch.dtype = torch.floa
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_episodes_that_are_gone_take_no_part(make_batch: MakeBatch, name: str) -> None:
+def test_dropped_episodes_do_not_affect_advantages(make_batch: MakeBatch, name: str) -> None:
     """What remains of a batch, whose trajectories keep their numbers, is estimated like a batch of its own."""
     rows = [0, 1, 3, 4]
     whole = make(make_batch, list(range(len(MASKS))))
@@ -64,7 +64,9 @@ def test_episodes_that_are_gone_take_no_part(make_batch: MakeBatch, name: str) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", NAMES)
-def test_as_exact_as_the_rewards_and_0_on_the_envs_words(make_batch: MakeBatch, name: str, dtype: torch.dtype) -> None:
+def test_advantages_keep_the_rewards_dtype_and_are_0_on_observations(
+    make_batch: MakeBatch, name: str, dtype: torch.dtype
+) -> None:
     batch = make(make_batch, list(range(len(MASKS))), dtype)
     advantages, returns = ADVANTAGES.get(name).load()(batch, CONFIG.validate_python({"name": name}))
     assert advantages.dtype == returns.dtype == dtype
@@ -76,7 +78,7 @@ def test_as_exact_as_the_rewards_and_0_on_the_envs_words(make_batch: MakeBatch, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_batch_of_nothing_gives_nothing(make_batch: MakeBatch, name: str) -> None:
+def test_an_empty_batch_has_empty_advantages(make_batch: MakeBatch, name: str) -> None:
     whole = make(make_batch, [0, 1, 2])
     nothing = select_trajectories(whole, torch.zeros(3, dtype=torch.bool))
     advantages, returns = ADVANTAGES.get(name).load()(nothing, CONFIG.validate_python({"name": name}))
@@ -98,7 +100,7 @@ def test_every_estimator_of_the_schema_is_registered() -> None:
     assert {entry.name for entry in ADVANTAGES} | {"none"} == set(schema["discriminator"]["mapping"])
 
 
-def test_what_is_not_counted_enters_no_mean() -> None:
+def test_excluded_episodes_do_not_enter_group_means() -> None:
     scores = torch.tensor([3.0, 1.0, 2.0, 9.0])
     group = torch.tensor([5, 6, 6, 6])
     mean, deviation = group_statistics(scores, group, torch.tensor([True, True, True, False]))
@@ -106,12 +108,12 @@ def test_what_is_not_counted_enters_no_mean() -> None:
     assert deviation.tolist() == pytest.approx([1.0, 0.5**0.5, 0.5**0.5, 0.5**0.5])
 
 
-def test_own_tokens_are_counted_over_all_sequences_of_a_episode(make_batch: MakeBatch) -> None:
+def test_response_tokens_are_counted_over_all_sequences_of_an_episode(make_batch: MakeBatch) -> None:
     batch = make_batch([[1, 0, 1], [0, 1]], [[0, 0, 0], [0, 0]], trajectory=[0, 0])
     assert num_response_tokens(batch).tolist() == [3]
 
 
-def test_the_critic_learns_where_returns_are_known(make_batch: MakeBatch) -> None:
+def test_the_critic_learns_only_at_tokens_with_returns(make_batch: MakeBatch) -> None:
     batch = make_batch([[1, 1, 0, 1, 1]], [[0, 1.0, 0, 0, 2.0]], ends=[[0, 1, 0, 0, 1]], values=[[0.0] * 5])
     turn_wise = CONFIG.validate_python({"name": "turn_wise_gae"})
     assert critic_mask(batch, turn_wise).tolist() == [False, True, False, False, True]
@@ -132,7 +134,7 @@ def broken(batch, options):
 """
 
 
-def test_a_users_own_estimator(make_batch: MakeBatch, tmp_path: Path) -> None:
+def test_a_custom_estimator_is_called_with_its_options(make_batch: MakeBatch, tmp_path: Path) -> None:
     from quintet.errors import ConfigError
 
     (tmp_path / "mine.py").write_text(OUTSIDE)

@@ -74,18 +74,20 @@ def baseline(name: str) -> AdvantageSection:
         (raw, baseline("raw"), SCORES),
     ],
 )
-def test_against_the_others(make_batch: MakeBatch, estimate: Estimator, config: object, expected: list[float]) -> None:
+def test_group_baselines_match_hand_computed_values(
+    make_batch: MakeBatch, estimate: Estimator, config: object, expected: list[float]
+) -> None:
     advantages, returns = estimate(one_token_each(make_batch), config)
     close(advantages, expected)
     close(returns, expected)
 
 
-def test_gpg_lifts_what_is_left_when_most_episodes_have_nothing(make_batch: MakeBatch) -> None:
+def test_gpg_scales_by_the_share_of_rewarded_episodes(make_batch: MakeBatch) -> None:
     batch = one_token_each(make_batch, [0.0, 0.0, 0.0, 2.0], [0, 0, 0, 0])
     close(gpg(batch, baseline("gpg"))[0], [4 * -0.5] * 3 + [4 * 1.5])
 
 
-def test_of_two_best_nobody_leads(make_batch: MakeBatch) -> None:
+def test_tied_best_responses_have_no_pass_at_k_advantage(make_batch: MakeBatch) -> None:
     batch = one_token_each(make_batch, [2.0, 2.0, 1.0], [0, 0, 0])
     close(grpo_passk(batch, PassKConfig(name="grpo_passk"))[0], [0, 0, 0])
 
@@ -96,7 +98,7 @@ def test_opo_weighs_the_baseline_by_length(make_batch: MakeBatch) -> None:
     close(opo(batch, baseline("opo"))[0], [0, 3, -1, 0, -1, -1, 5, 5])
 
 
-def test_remax_takes_off_what_a_greedy_episode_earns(make_batch: MakeBatch) -> None:
+def test_remax_subtracts_the_reward_of_the_greedy_episode(make_batch: MakeBatch) -> None:
     batch = make_batch([[0, 1, 1], [1, 0, 1]], [[0, 0, 1.0], [0.5, 0, 2.0]])
     batch = dataclasses.replace(batch, baseline=torch.tensor([0.25, 1.0]))
     advantages, returns = remax(batch, baseline("remax"))
@@ -106,7 +108,7 @@ def test_remax_takes_off_what_a_greedy_episode_earns(make_batch: MakeBatch) -> N
         remax(dataclasses.replace(batch, baseline=None), baseline("remax"))
 
 
-def test_returns_are_discounted_over_own_tokens_alone(make_batch: MakeBatch) -> None:
+def test_returns_are_discounted_over_response_tokens_only(make_batch: MakeBatch) -> None:
     batch = make_batch([[1, 0, 0, 1, 1]], [[1.0, 0, 0, 0, 8.0]])
     advantages, returns = reinforce(batch, ReinforceConfig(name="reinforce", gamma=0.5))
     close(advantages, [1 + 0.25 * 8, 0, 0, 4, 8])
@@ -120,7 +122,7 @@ def test_reinforce_plus_plus_baseline_is_whitened_over_tokens(make_batch: MakeBa
     close(reinforce_plus_plus_baseline(batch, config)[0], [0, 1.5, -0.5, -0.5, -0.5])
 
 
-def test_gdpo_does_not_let_one_part_of_the_reward_drown_another(make_batch: MakeBatch) -> None:
+def test_gdpo_normalizes_each_reward_component(make_batch: MakeBatch) -> None:
     """Both parts lie two apart, in other units: alike, they cancel each other; weighted, the first wins."""
     batch = dataclasses.replace(
         one_token_each(make_batch, [0.0, 0.0], [0, 0]),
@@ -142,7 +144,7 @@ def test_gdpo_does_not_let_one_part_of_the_reward_drown_another(make_batch: Make
         ({"right": torch.ones(4)}, {"rihgt": 1.0}, "no part 'rihgt'; it has right"),
     ],
 )
-def test_gdpo_without_its_parts_says_what_to_do(
+def test_gdpo_without_reward_components_is_an_error_with_a_hint(
     make_batch: MakeBatch, parts: Any, weights: dict[str, float], told: str
 ) -> None:
     batch = dataclasses.replace(one_token_each(make_batch), reward_components=parts)
@@ -153,7 +155,7 @@ def test_gdpo_without_its_parts_says_what_to_do(
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 7.7])
-def test_episodes_of_one_reward_have_exactly_no_advantage(make_batch: MakeBatch, value: float) -> None:
+def test_equal_rewards_give_exactly_zero_advantages(make_batch: MakeBatch, value: float) -> None:
     """The rounding of a mean over 1e-6 would be a gradient."""
     batch = make_batch([[1]] * 7, [[value]] * 7, group=[0] * 7, dtype=torch.float32)
     assert not grpo(batch, GrpoConfig())[0].any()
@@ -166,7 +168,7 @@ def token_baseline_batch(make_batch: MakeBatch) -> Batch:
     return dataclasses.replace(batch, logprobs=half.log(), sum_squared_probs=half)
 
 
-def test_places_without_the_envs_words(make_batch: MakeBatch) -> None:
+def test_otb_positions_can_exclude_observation_tokens(make_batch: MakeBatch) -> None:
     """Returns 4, 4, 3 and 2, 2; W = 1/2, 1, 3/2: baselines (4 + 2) / 2 = 3, 3, and at the third place, where there
     is no other, 3 or with a zero tail none."""
     batch = token_baseline_batch(make_batch)
@@ -178,7 +180,7 @@ def test_places_without_the_envs_words(make_batch: MakeBatch) -> None:
     close(tail, [1, 0, 1, 3, -1, -1])
 
 
-def test_places_with_the_envs_words(make_batch: MakeBatch) -> None:
+def test_otb_positions_include_observation_tokens(make_batch: MakeBatch) -> None:
     """At the second place only the second episode has a token, at the third only the first."""
     config = OptimalTokenBaselineConfig(zero_tail=False)
     close(optimal_token_baseline(token_baseline_batch(make_batch), config)[0], [1, 0, 0, 0, -1, 0])

@@ -54,20 +54,20 @@ def test_turn_wise_advantages_are_whitened_over_turns(make_batch: MakeBatch) -> 
 
 
 @pytest.mark.parametrize(("ends", "first"), [("turns", 0.85), ("rewards", 0.9)])
-def test_the_peers_lose_a_turn_that_earned_nothing(make_batch: MakeBatch, ends: Any, first: float) -> None:
+def test_turn_gae_by_rewards_merges_turns_without_reward(make_batch: MakeBatch, ends: Any, first: float) -> None:
     batch = two_turns(make_batch, [[0, 0, 0, 0, 0.0, 0, 0, 0, 0, 1.0]])
     config = BiLevelGaeConfig(gamma=1.0, lam=1.0, turn_gamma=0.95, turn_lam=1.0, turn_ends=ends, whiten=False)
     advantages, _ = bi_level_gae(batch, config)
     close(advantages, [first - 0.1 * place for place in range(5)] + [0, 0, 0.2, 0.1, 0])
 
 
-def test_where_every_turn_is_rewarded_the_peers_are_right(make_batch: MakeBatch) -> None:
+def test_both_turn_definitions_agree_if_every_turn_is_rewarded(make_batch: MakeBatch) -> None:
     batch = two_turns(make_batch)
     found = [bi_level_gae(batch, BiLevelGaeConfig(turn_ends=ends)) for ends in ("turns", "rewards")]
     torch.testing.assert_close(found[0], found[1])
 
 
-def test_a_penalty_on_each_token_makes_a_turn_of_it_for_the_peers(make_batch: MakeBatch) -> None:
+def test_by_rewards_a_token_penalty_makes_each_token_a_turn(make_batch: MakeBatch) -> None:
     """Then `turn_gamma` is a discount a token; with `turn_ends: turns` it isn't."""
     batch = make_batch([[1, 1, 1]], [[-0.1, -0.1, 1.0]], ends=[[0, 0, 1]], values=[[0.0, 0.0, 0.0]])
     options = {"gamma": 1.0, "lam": 1.0, "turn_gamma": 0.5, "turn_lam": 1.0, "whiten": False}
@@ -75,7 +75,7 @@ def test_a_penalty_on_each_token_makes_a_turn_of_it_for_the_peers(make_batch: Ma
     close(bi_level_gae(batch, BiLevelGaeConfig(turn_ends="turns", **options))[0], [0.8, 0.9, 1.0])
 
 
-def test_the_last_own_token_ends_a_turn_whatever_was_marked(make_batch: MakeBatch) -> None:
+def test_the_last_response_token_always_ends_a_turn(make_batch: MakeBatch) -> None:
     """An episode that was cut in mid-reply. RAGEN's code reads beyond the end where the last token isn't rewarded."""
     batch = make_batch([[1, 1, 0, 1, 0]], [[0, 1.0, 0, 0, 0]], ends=[[0, 1, 0, 0, 0]], values=[[0.5] * 5])
     assert turn_ends(batch).tolist() == [False, True, False, True, False]
@@ -83,7 +83,7 @@ def test_the_last_own_token_ends_a_turn_whatever_was_marked(make_batch: MakeBatc
     close(bi_level_gae(batch, config)[0], [0.5, 0.5, 0, -0.5, 0])
 
 
-def test_one_turn_alone_is_plain_gae(make_batch: MakeBatch) -> None:
+def test_turn_gae_of_a_single_turn_is_plain_gae(make_batch: MakeBatch) -> None:
     batch = make_batch([[1, 1, 1]], [[0.2, 0, 1.0]], ends=[[0, 0, 1]], values=[[0.3, 0.1, 0.4]])
     flat = gae(batch, GaeConfig(gamma=0.9, lam=0.8, whiten=False))
     torch.testing.assert_close(bi_level_gae(batch, BiLevelGaeConfig(gamma=0.9, lam=0.8, whiten=False)), flat)
@@ -102,7 +102,7 @@ def episodes(make_batch: MakeBatch) -> Batch:
     )
 
 
-def test_turns_are_compared_with_those_that_answered_the_same(make_batch: MakeBatch) -> None:
+def test_gigpo_compares_turns_with_the_same_observation(make_batch: MakeBatch) -> None:
     """Returns of turns with γ 1/2: 2, 2 and 2, 4. Episodes 3 and 4 about 3.5; the lone episode keeps its 3."""
     config = GigpoConfig(name="gigpo", turn_gamma=0.5, normalize_by_std=False)
     close(gigpo(episodes(make_batch), config)[0], [0, -0.5, -0.5, 0, -0.5 - 1, 0, 0.5, 0, 0.5 + 1, 0, 3.0])
@@ -114,7 +114,7 @@ def test_turns_are_compared_with_those_that_answered_the_same(make_batch: MakeBa
         gigpo(dataclasses.replace(episodes(make_batch), observation_group=None), config)
 
 
-def test_a_turn_that_nobody_else_had_is_not_credited(make_batch: MakeBatch) -> None:
+def test_gigpo_gives_no_step_advantage_to_unique_observations(make_batch: MakeBatch) -> None:
     batch = dataclasses.replace(episodes(make_batch), observation_group=torch.tensor([0, 0, 0, 1, 1, 0, 0, 3, 3, 2, 2]))
     config = GigpoConfig(name="gigpo", turn_gamma=1.0, normalize_by_std=False, episode_weight=0.0)
     close(gigpo(batch, config)[0], [0, -0.5, -0.5, 0, 0, 0, 0.5, 0, 0, 0, 0])

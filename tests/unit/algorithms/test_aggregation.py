@@ -34,7 +34,7 @@ def test_an_unknown_aggregation_is_refused() -> None:
         token_weights("seq-mean-token-sum-norm", MASK, OWNER)
 
 
-def test_the_longest_episode_is_the_scale_where_none_is_given() -> None:
+def test_the_default_scale_is_the_longest_episode() -> None:
     config = AlgorithmConfig(aggregation="seq-mean-token-sum-norm")
     assert Aggregation.from_config(config, 96).scale == 96.0
     assert Aggregation.from_config(config.model_copy(update={"aggregation_scale": 7.5}), 96).scale == 7.5
@@ -53,7 +53,7 @@ def test_the_longest_episode_is_the_scale_where_none_is_given() -> None:
         ("exact", "seq-mean-token-mean", [1 / 3, 1 / 3, 1 / 3]),
     ],
 )
-def test_other_frameworks_ways_of_weighing_micro_batches(ways: str, mode: str, expected: list[float]) -> None:
+def test_micro_batch_weights_match_the_other_frameworks(ways: str, mode: str, expected: list[float]) -> None:
     aggregation = Aggregation(mode, micro_batch_weights=ways)  # type: ignore[arg-type]
     mask, owner, part = torch.tensor([True, True, True, False]), torch.tensor([0, 1, 2, 2]), torch.tensor([0, 0, 1, 1])
     torch.testing.assert_close(aggregation.weights(mask, owner, part), torch.tensor([*expected, 0.0]))

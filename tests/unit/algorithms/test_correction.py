@@ -51,7 +51,7 @@ def test_weights_may_be_brought_to_mean_1(batch: Batch) -> None:
     )
 
 
-def test_without_a_level_nothing_is_weighed(batch: Batch) -> None:
+def test_without_a_level_all_correction_weights_are_1(batch: Batch) -> None:
     assert weights(batch, level=None) == [0, 1, 1, 1, 1, 0]
 
 
@@ -95,12 +95,12 @@ def test_the_gap_is_measured(batch: Batch) -> None:
     assert metrics["rollout_corr/rollout_is_ratio_fraction_high"] == pytest.approx(1 / 4)
 
 
-def test_a_batch_without_the_engines_words_is_refused(batch: Batch) -> None:
+def test_correction_without_engine_log_probs_is_an_error(batch: Batch) -> None:
     with pytest.raises(ValueError, match="rollout_logprobs"):
         rollout_correction(replace(batch, rollout_logprobs=None), CorrectionConfig())
 
 
-def test_a_batch_without_own_words_has_no_gap(batch: Batch) -> None:
+def test_a_batch_without_response_tokens_has_no_gap(batch: Batch) -> None:
     silent = replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
     found, keep, metrics = rollout_correction(silent, CorrectionConfig(reject=(RejectionConfig(upper=1.1),)))
     assert (found.tolist(), bool(keep.all()), metrics) == ([0.0] * 6, True, {})

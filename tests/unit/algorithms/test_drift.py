@@ -26,23 +26,23 @@ def test_the_gap_by_hand() -> None:
     # log(learner / engine) is 0, log 2, -log 2, 0
     assert found.kl == pytest.approx(0.0, abs=1e-12)
     assert found.k3_kl == pytest.approx((2 - 1 - LOG_2 + 0.5 - 1 + LOG_2) / 4)
-    assert found.beyond == 0.5
+    assert found.share_above_limit == 0.5
     assert found.pearson == pytest.approx(float(torch.corrcoef(torch.stack((LEARNER, ENGINE)))[0, 1]))
-    assert measure_drift(LEARNER.log(), ENGINE.log(), limit=0.7).beyond == 0.0
+    assert measure_drift(LEARNER.log(), ENGINE.log(), limit=0.7).share_above_limit == 0.0
 
 
-def test_each_token_adds_its_own_share() -> None:
+def test_token_gaps_do_not_depend_on_the_split_into_micro_batches() -> None:
     """What is summed over micro-batches gives the mean over all."""
     whole = token_gaps(LEARNER.log(), ENGINE.log(), 0.5)
     for name, each in whole.items():
         parts = [token_gaps(LEARNER[i : i + 1].log(), ENGINE[i : i + 1].log(), 0.5)[name] for i in range(4)]
         assert torch.equal(torch.cat(parts), each)
-    assert whole["beyond"].tolist() == [0, 1, 1, 0]
+    assert whole["above_limit"].tolist() == [0, 1, 1, 0]
 
 
-def test_what_isnt_a_number_is_beyond_every_limit() -> None:
+def test_nan_log_probs_are_above_every_limit() -> None:
     found = measure_drift(torch.tensor([0.0, math.nan, -math.inf]), torch.tensor([0.0, -1.0, -1.0]), limit=100.0)
-    assert found.beyond == pytest.approx(2 / 3)
+    assert found.share_above_limit == pytest.approx(2 / 3)
     assert found.logprobs_diff_max == math.inf
     told = found.as_json()
     assert told["logprobs_diff_max"] is None

@@ -61,7 +61,7 @@ def test_everything_stays_by_default() -> None:
         (0.9, [2, 4, 7, 9]),
     ],
 )
-def test_the_share_that_deviates_most_stays(share: float, expected: list[int]) -> None:
+def test_the_groups_of_largest_deviation_are_kept(share: float, expected: list[int]) -> None:
     """Four groups; a started group counts whole, and of the two without deviation the first by number stays."""
     assert kept(keep_share=share) == expected
 
@@ -93,7 +93,7 @@ def test_bounds_on_the_mean_come_first(options: dict[str, Any], expected: list[i
     assert kept(**options) == expected
 
 
-def test_what_is_not_counted_is_not_kept() -> None:
+def test_excluded_episodes_do_not_enter_the_deviation_of_their_group() -> None:
     """Without its second episode group 9 has no deviation left."""
     counted = torch.tensor([True] * 5 + [False] + [True])
     assert kept(counted=counted) == [2, 4, 7, 9]
@@ -105,7 +105,7 @@ def test_what_is_not_counted_is_not_kept() -> None:
     st.lists(st.tuples(st.integers(0, 4), st.integers(-3, 3)), min_size=1, max_size=20),
     st.floats(0.01, 1.0),
 )
-def test_groups_stay_or_go_whole_and_one_always_stays(episodes: list[tuple[int, int]], share: float) -> None:
+def test_whole_groups_are_filtered_and_one_always_remains(episodes: list[tuple[int, int]], share: float) -> None:
     group = torch.tensor([number for number, _ in episodes])
     rewards = torch.tensor([float(reward) for _, reward in episodes])
     keep = select_groups(rewards, group, FilterConfig(keep_share=share))

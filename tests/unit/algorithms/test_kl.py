@@ -56,12 +56,12 @@ def test_policy_and_reference_may_change_places(estimator: str, values: list[flo
     assert slope == pytest.approx(slopes)
 
 
-def test_the_third_estimate_is_held_within_bounds() -> None:
+def test_the_k3_estimate_is_clamped() -> None:
     far = kl_estimate(torch.tensor([-300.0, 300.0]), torch.zeros(2), "k3")
     assert far.tolist() == [10.0, 10.0]
 
 
-def test_what_is_missing_is_told() -> None:
+def test_missing_kl_inputs_and_unknown_estimators_are_errors() -> None:
     with pytest.raises(ValueError, match="full divergence"):
         token_divergence(NOW, REFERENCE, KlConfig(estimator="full"), None)
     with pytest.raises(ValueError, match="reference"):
@@ -71,7 +71,7 @@ def test_what_is_missing_is_told() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"estimator": "k1"}, {"estimator": "full"}])
-def test_a_penalty_comes_off_own_tokens_alone(changes: dict[str, Any]) -> None:
+def test_the_kl_penalty_applies_to_response_tokens_only(changes: dict[str, Any]) -> None:
     config = KlConfig.model_validate({"apply_to": "reward", "coefficient": 0.5, **changes})
     full = torch.tensor([0.3, 0.7], dtype=torch.float64)
     mask = torch.tensor([False, True])
@@ -80,7 +80,7 @@ def test_a_penalty_comes_off_own_tokens_alone(changes: dict[str, Any]) -> None:
     assert rewards.tolist() == pytest.approx([1.0, 1.0 - 0.5 * cost])
 
 
-def test_a_steered_coefficient_moves_by_a_fifth_at_most() -> None:
+def test_the_adaptive_kl_coefficient_changes_by_at_most_a_fifth() -> None:
     """Worked out by hand: β (1 + clip(KL / target - 1, ±0.2) n / horizon)."""
     control = KlControl.from_config(KlConfig(apply_to="reward", coefficient=0.2, target=0.1, horizon=100))
     control.observe(0.11, 10)

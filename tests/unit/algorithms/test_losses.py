@@ -38,7 +38,7 @@ def test_without_dual_clip_a_bad_token_has_no_ceiling() -> None:
     assert one(9.0, -1.0, dual=None) == pytest.approx(9.0, rel=1e-5)
 
 
-def test_ppo_clip_counts_what_it_clipped() -> None:
+def test_ppo_marks_clipped_tokens() -> None:
     ratios = torch.tensor([1.5, 1.0, 9.0]).log()
     parts = ppo_clip(ratios, torch.zeros(3), torch.tensor([1.0, 1.0, -1.0]), 0.2, 0.28, 3.0)
     assert parts.clipped.tolist() == [True, False, False]
@@ -61,7 +61,7 @@ def test_value_loss_takes_the_worse_of_free_and_clipped() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.booleans()), min_size=1, max_size=20))
-def test_whitening_ignores_what_is_masked(cells: list[tuple[float, bool]]) -> None:
+def test_whitening_ignores_masked_tokens(cells: list[tuple[float, bool]]) -> None:
     values = torch.tensor([v for v, _ in cells], dtype=torch.float64)
     mask = torch.tensor([m for _, m in cells])
     noisy = torch.where(mask, values, torch.full_like(values, 7e5))

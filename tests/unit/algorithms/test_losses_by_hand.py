@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from quintet.algorithms.losses.outside import loss_from_config
+from quintet.algorithms.losses.custom import loss_from_config
 from quintet.algorithms.losses.targets import PolicyLoss, PolicyTargets
 from quintet.config.native.losses import LOSSES, LossConfig
 from quintet.errors import ConfigError
@@ -38,7 +38,7 @@ def told(
     return parts._replace(loss=parts.loss.detach()), slope.tolist()
 
 
-def test_decoupled_ppo_weighs_by_old_against_engine_and_leaves_out_what_is_too_heavy() -> None:
+def test_decoupled_ppo_weights_by_the_proximal_ratio_and_drops_large_weights() -> None:
     config = {"name": "decoupled_ppo", "clip_low": 0.2, "clip_high": 0.2, "max_weight": 1.5}
     old, engine = ln(0.2, 0.2), ln(0.25, 0.1)
     parts, slope = told(config, ln(0.22, 0.22), old, [1.0, 1.0], rollout_logprobs=engine)
@@ -52,7 +52,7 @@ def test_decoupled_ppo_weighs_by_old_against_engine_and_leaves_out_what_is_too_h
     assert rule.mask(alone, options).tolist() == [True, True]  # the engine's words are the old policy's
 
 
-def test_gspo_has_one_ratio_a_sequence_and_the_tokens_slope() -> None:
+def test_gspo_has_one_ratio_per_sequence_and_token_gradients() -> None:
     sequence = torch.tensor([0, 0, 4])
     parts, slope = told(
         {"name": "gspo", "clip_low": 0.2, "clip_high": 0.3},
@@ -94,7 +94,7 @@ def test_gmpo_takes_the_gaps_weights_as_their_geometric_mean() -> None:
     assert parts.loss.tolist() == pytest.approx([-2.0, -2.0])
 
 
-def test_cispo_keeps_the_slope_of_what_it_clips() -> None:
+def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
     config = {"name": "cispo", "clip_low": 0.2, "clip_high": 0.3}
     now = ln(0.6, 0.05, 0.2)
     parts, slope = told(config, now, ln(0.2, 0.2, 0.2), [1.0, -2.0, 1.0])
@@ -103,7 +103,7 @@ def test_cispo_keeps_the_slope_of_what_it_clips() -> None:
     assert parts.clipped.tolist() == [True, True, False]
 
 
-def test_sapo_has_a_gate_of_slope_one_at_one() -> None:
+def test_the_sapo_gate_has_slope_1_at_ratio_1() -> None:
     config = {"name": "sapo", "temperature_positive": 2.0, "temperature_negative": 4.0}
     parts, slope = told(config, ln(0.2, 0.3, 0.3), ln(0.2, 0.2, 0.2), [1.0, 1.0, -1.0])
     sigmoid = lambda x: 1.0 / (1.0 + math.exp(-x))  # noqa: E731
@@ -205,7 +205,7 @@ def test_clip_cov_draws_among_tokens_within_bounds() -> None:
         told({"name": "clip_cov"}, now, now, advantages)
 
 
-def test_clip_cov_never_draws_what_ppo_clips_already() -> None:
+def test_clip_cov_never_selects_tokens_that_ppo_clips() -> None:
     rule, options = loss_from_config(
         TypeAdapter(LossConfig).validate_python({"name": "clip_cov", "min_covariance": -9.0})
     )
@@ -216,7 +216,7 @@ def test_clip_cov_never_draws_what_ppo_clips_already() -> None:
         assert rule.select(now, targets, options, torch.Generator().manual_seed(seed)).tolist() == [True, False]
 
 
-def test_losses_over_sequences_say_what_they_miss() -> None:
+def test_gspo_without_sequence_indices_is_an_error() -> None:
     with pytest.raises(ValueError, match="sequence"):
         told({"name": "gspo"}, ln(0.2), ln(0.2), [1.0])
 
@@ -245,7 +245,7 @@ def forgetful(logprobs, targets, options):
 """
 
 
-def test_a_users_own_function_is_a_loss(tmp_path: Path) -> None:
+def test_a_custom_loss_function_is_used(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(OUTSIDE)
     config = {"name": "outside", "function": f"{file}:squares", "options": {"strength": 2.0}}

@@ -55,7 +55,7 @@ def test_shares_stay_means_over_tokens_whatever_the_aggregation(batch: Batch, mo
     assert loss == pytest.approx(-2 * first + (-1 - 1 + 1.5) * sums)
 
 
-def test_weights_of_the_gap_multiply_the_loss_alone(batch: Batch) -> None:
+def test_correction_weights_multiply_only_the_loss(batch: Batch) -> None:
     weighed = replace(batch, correction=torch.tensor([9, 0.5, 2, 9, 1, 0], dtype=torch.float64))
     _, metrics = told(weighed)
     assert metrics["actor/pg_loss"] == pytest.approx((-1 - 2 - 1) / 4)
@@ -69,7 +69,7 @@ def test_gmpo_counts_every_reply_alike_and_leaves_entropy_to_the_aggregation(bat
     assert metrics["actor/entropy"] == pytest.approx(2.5)
 
 
-def test_what_decoupled_ppo_leaves_out_doesnt_count_in_the_mean(batch: Batch) -> None:
+def test_tokens_that_decoupled_ppo_excludes_do_not_count_in_the_mean(batch: Batch) -> None:
     engine = batch.logprobs.clone()
     engine[5] -= 1.0  # a weight of e
     loss = {"name": "decoupled_ppo", "max_weight": 2.0}
@@ -97,7 +97,7 @@ def test_stopping_needs_a_bound() -> None:
     assert [skips({"actor/ratio": ratio}) for ratio in (1.9, 2.0, 2.1)] == [False, False, True]
 
 
-def test_targets_are_those_of_own_tokens_in_their_order(batch: Batch) -> None:
+def test_targets_are_those_of_response_tokens_in_order(batch: Batch) -> None:
     targets = batch_targets(batch, Aggregation())
     assert targets.advantages.tolist() == [2, 1, 1, -1]
     assert targets.sequence is not None

@@ -25,7 +25,7 @@ def singles(make_batch: MakeBatch, totals: list[float], group: list[int]) -> Bat
     return make_batch([[1]] * len(totals), [[total] for total in totals], group=group)
 
 
-def test_nothing_asked_nothing_done(make_batch: MakeBatch) -> None:
+def test_shaping_without_options_leaves_rewards_unchanged(make_batch: MakeBatch) -> None:
     batch = singles(make_batch, [1.0, 2.0], [0, 0])
     assert torch.equal(shape_rewards(batch, ShapingConfig(), 10).rewards, batch.rewards)
 
@@ -64,20 +64,20 @@ def test_normalised_within_the_group_or_the_batch(
     close(shape_rewards(batch, ShapingConfig(center=center, divide=divide), 10).rewards, expected)
 
 
-def test_rewards_that_are_all_the_same_are_not_blown_up(make_batch: MakeBatch) -> None:
+def test_normalizing_equal_rewards_does_not_divide_by_zero(make_batch: MakeBatch) -> None:
     batch = make_batch([[1]] * 3, [[0.1]] * 3, dtype=torch.float32)
     found = shape_rewards(batch, ShapingConfig(divide="group"), 10).rewards
     torch.testing.assert_close(found, batch.rewards)
 
 
-def test_a_turn_keeps_its_share_of_what_is_divided(make_batch: MakeBatch) -> None:
+def test_normalization_keeps_the_share_of_each_turn(make_batch: MakeBatch) -> None:
     """Totals 3 and 1: deviation √2."""
     batch = make_batch([[1, 0, 1], [1]], [[1.0, 0, 2.0], [1.0]])
     root = 2**0.5 + 1e-6
     close(shape_rewards(batch, ShapingConfig(divide="group"), 10).rewards, [1 / root, 0, 2 / root, 1 / root])
 
 
-def test_what_is_clipped_is_the_total(make_batch: MakeBatch) -> None:
+def test_clipping_applies_to_the_total_reward_of_an_episode(make_batch: MakeBatch) -> None:
     batch = make_batch([[1, 1], [1, 1], [1, 1]], [[1.0, 7.0], [-3.0, -1.0], [5.0, -4.0]])
     found = shape_rewards(batch, ShapingConfig(clip=2.0), 10).rewards
     close(found, [0.25, 1.75, -1.5, -0.5, 5.0, -4.0])
@@ -93,7 +93,7 @@ def test_length_then_mean_then_deviation_then_bound(make_batch: MakeBatch) -> No
     close(trajectory_rewards(unbound), [-2 / (8**0.5 + 1e-6), 2 / (8**0.5 + 1e-6)])
 
 
-def test_episodes_that_are_gone_take_no_part(make_batch: MakeBatch) -> None:
+def test_dropped_episodes_do_not_affect_shaping(make_batch: MakeBatch) -> None:
     batch = singles(make_batch, [1.0, 4.0, 100.0], [0, 0, 0])
     rest = select_trajectories(batch, torch.tensor([True, True, False]))
     close(shape_rewards(rest, ShapingConfig(center="batch"), 10).rewards, [-1.5, 1.5])

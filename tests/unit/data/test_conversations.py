@@ -103,7 +103,7 @@ def test_llamas_replies_end_with_the_end_of_their_turn() -> None:
     ]
 
 
-def test_of_a_prompt_and_its_answer_only_the_answer_is_learnt() -> None:
+def test_only_the_response_to_a_prompt_is_trained() -> None:
     ((*_, (before, asked), (answer, own)),) = learnt(None, TWO_TURNS, first=4)
     assert "Up<|im_end|>" in before
     assert not asked
@@ -133,7 +133,7 @@ def test_thoughts_that_the_template_leaves_out_of_the_reply_itself_are_learnt(sa
     assert learnt(BEGUN, talk) == [[("<|U|>one<|A|><think>\n", False), ("a</think>b<|im_end|>", True)]]
 
 
-def test_a_template_without_end_tokens_gets_one_behind_the_last_reply() -> None:
+def test_a_template_without_end_tokens_gets_one_after_the_last_reply() -> None:
     assert learnt(UNMARKED, TWO_TURNS[1:3]) == [[("user: Up or down?\nassistant:", False), (" Up<|im_end|>", True)]]
 
 
@@ -141,13 +141,13 @@ def test_a_conversation_that_the_assistant_begins() -> None:
     assert learnt(None, TWO_TURNS[2:3]) == [[("<|im_start|>assistant\n", False), ("Up<|im_end|>", True)]]
 
 
-def test_a_prompt_with_the_template_applied_stands_as_it_is() -> None:
+def test_a_rendered_prompt_is_not_templated_again() -> None:
     made = tokenizer()
     (passage,) = ConversationFormat(made).encode(Conversation(prompt="Q: or\nA:", answer=" Up"))
     assert parts(made, passage) == [("Q: or\nA:", False), (" Up<|im_end|>", True)]
 
 
-def test_a_tokenizer_that_puts_a_space_before_every_text_encodes_in_one() -> None:
+def test_sentencepiece_tokenizers_encode_all_pieces_jointly() -> None:
     """As Llama 2's: by itself "Up" would become "▁Up", which isn't what follows a line break."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -175,7 +175,7 @@ def test_a_tokenizer_that_puts_a_space_before_every_text_encodes_in_one() -> Non
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=12), min_size=2, max_size=6))
 @settings(max_examples=60, deadline=None)
-def test_whatever_is_said_what_is_learnt_are_the_replies(said: list[str]) -> None:
+def test_exactly_the_replies_are_trained_for_any_messages(said: list[str]) -> None:
     made = FIXED
     roles = ["user", "assistant"] * 3
     talk = tuple({"role": role, "content": text} for role, text in zip(roles, said, strict=False))
@@ -196,7 +196,7 @@ def read(row: dict[str, Any], **keys: Any) -> Conversation:
     return parse_conversation(row, DataConfig(**keys), 3, "x.jsonl, row 3")
 
 
-def test_rows_are_read_by_the_columns_that_are_named() -> None:
+def test_rows_are_read_from_the_configured_columns() -> None:
     asked = {"role": "user", "content": "2 + 3?"}
     answered = Conversation((asked, {"role": "assistant", "content": "5"}), first_trained=1)
     assert read({"prompt": "2 + 3?", "answer": "5"}) == answered
@@ -223,7 +223,7 @@ def test_rows_are_read_by_the_columns_that_are_named() -> None:
         ({"question": "a", "answer": "b"}, {}, ["prompt", "question"]),
     ],
 )
-def test_rows_that_hold_something_else_are_named(row: dict[str, Any], keys: dict[str, Any], words: list[str]) -> None:
+def test_rows_without_messages_are_named(row: dict[str, Any], keys: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         read(row, **keys)
     for word in words:
@@ -238,12 +238,14 @@ def test_rows_that_hold_something_else_are_named(row: dict[str, Any], keys: dict
         ("{{ messages | length }}", TWO_TURNS, "is not found"),
     ],
 )
-def test_what_a_template_cant_say_is_refused(template: str | None, messages: tuple[Any, ...], words: str) -> None:
+def test_a_conversation_that_the_template_rejects_is_an_error(
+    template: str | None, messages: tuple[Any, ...], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         ConversationFormat(tokenizer(template)).encode(Conversation(messages), "row 7")
 
 
-def test_a_tokenizer_without_a_template_may_be_given_one_by_name() -> None:
+def test_a_template_can_be_configured_for_a_tokenizer_without_one() -> None:
     bare = tokenizer()
     bare.chat_template = None
     with pytest.raises(ConfigError, match="no chat template"):

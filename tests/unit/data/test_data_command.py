@@ -75,7 +75,7 @@ def test_tasks_are_listed_with_their_options(capsys: pytest.CaptureFixture[str])
         (["show", "ROWS", "prompt_key=q"], "columns: data_source"),
     ],
 )
-def test_what_is_wrong_is_told(tmp_path: Path, words: list[str], told: str) -> None:
+def test_errors_of_the_data_command_name_the_cause(tmp_path: Path, words: list[str], told: str) -> None:
     out, rows = tmp_path / "out", tmp_path / "rows.jsonl"
     rows.write_text('{"data_source": "addition", "prompt": "2 + 3 = ?"}\n')
     with pytest.raises(ConfigError) as caught:

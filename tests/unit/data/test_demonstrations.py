@@ -28,6 +28,6 @@ def test_several_actions_go_into_one_turn() -> None:
     assert max(len(turn.actions) for episode in shown for turn in episode.turns) == 3
 
 
-def test_a_episode_nobody_wins_in_time_is_refused() -> None:
+def test_an_unsolvable_env_is_an_error() -> None:
     with pytest.raises(ConfigError, match="solved"):
         collect_demonstrations(lambda: build_env(SokobanConfig(min_solution_pushes=3)), 2, max_turns=1)

@@ -40,19 +40,19 @@ def text(template: str | None, *messages: tuple[str, str]) -> str:
         ("error", 7, (0, 1, 2, 3, 4, 5, 6)),
     ],
 )
-def test_what_is_kept_of_seven_tokens(side: Truncation, limit: int, kept: tuple[int, ...]) -> None:
+def test_truncation_keeps_the_configured_side(side: Truncation, limit: int, kept: tuple[int, ...]) -> None:
     assert truncate(range(7), limit, side) == kept
 
 
 @given(st.lists(st.integers(0, 9)), st.integers(1, 12), st.sampled_from(["left", "right", "middle"]))
-def test_no_more_is_cut_than_must_be(tokens: list[int], limit: int, side: Truncation) -> None:
+def test_truncation_leaves_exactly_the_limit(tokens: list[int], limit: int, side: Truncation) -> None:
     kept = truncate(tokens, limit, side)
     assert len(kept) == min(len(tokens), limit)
     if len(tokens) <= limit:
         assert kept == tuple(tokens)
 
 
-def test_a_prompt_too_long_is_told_with_what_to_do() -> None:
+def test_a_too_long_prompt_is_an_error_with_a_hint() -> None:
     form = PromptFormat(tokenizer(), max_tokens=3)
     length = len(form.untruncated_tokens(ask(("user", "2 + 3 ="))))
     with pytest.raises(ConfigError) as caught:
@@ -63,7 +63,7 @@ def test_a_prompt_too_long_is_told_with_what_to_do() -> None:
         assert other in str(caught.value)
 
 
-def test_the_tokenizers_own_template_and_where_the_answer_begins() -> None:
+def test_the_tokenizers_template_is_applied_with_the_generation_prompt() -> None:
     expected = "<|im_start|>user\n2 + 3<|im_end|>\n<|im_start|>assistant\n"
     assert text(None, ("user", "2 + 3")) == text("native", ("user", "2 + 3")) == expected
     form = PromptFormat(tokenizer(), max_tokens=64)
@@ -104,11 +104,11 @@ SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
         ("Q: {{ messages[0]['content'] }}\nA:", "Q: Hi\nA:"),
     ],
 )
-def test_a_named_template(name: str, expected: str) -> None:
+def test_a_template_can_be_chosen_by_name(name: str, expected: str) -> None:
     assert text(name, ("user", "Hi")) == expected
 
 
-def test_a_system_message_of_ones_own_stands_alone() -> None:
+def test_a_system_message_replaces_the_templates_default() -> None:
     told = text("qwen2_5", ("system", "Be brief."), ("user", "Hi"))
     assert told == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
@@ -141,7 +141,7 @@ def test_a_template_from_a_file(tmp_path: Path) -> None:
         ("{{ messages.__class__.__mro__ }}", "cannot be applied to row 3"),
     ],
 )
-def test_a_template_that_is_wrong_is_told(name: str, told: str) -> None:
+def test_an_invalid_template_is_reported(name: str, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         text(name, ("user", "Hi"))
     assert told in str(caught.value)

@@ -61,7 +61,7 @@ def test_long_prompts_are_left_out_and_counted(tmp_path: Path) -> None:
     assert caught.value.key == "data.weights"
 
 
-def test_several_processes_leave_out_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filtering_does_not_depend_on_the_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_split, "MIN_ROWS_PER_WORKER", 1)
     mixed = tmp_path / "mixed.jsonl"
     mixed.write_text("".join(json.dumps({"prompt": "x " * (n % 37)}) + "\n" for n in range(600)))
@@ -71,7 +71,7 @@ def test_several_processes_leave_out_the_same(tmp_path: Path, monkeypatch: pytes
     assert [question.id for question in one] == [question.id for question in two]
 
 
-def test_processes_hand_on_what_the_user_can_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_errors_in_workers_are_raised_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_split, "MIN_ROWS_PER_WORKER", 1)
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text('{"prompt": "a"}\n' * 3 + '{"promt": "a"}\n')
@@ -81,14 +81,14 @@ def test_processes_hand_on_what_the_user_can_mend(tmp_path: Path, monkeypatch: p
     assert "did you mean promt" in str(caught.value)
 
 
-def test_a_process_that_dies_is_named() -> None:
+def test_a_dead_worker_is_reported_with_its_exit_status() -> None:
     with WorkerPool("quintet.nothing", {}, 1) as some:
         with pytest.raises(MachineError, match="ended with status 1") as caught:
             list(some.map([{}]))
         assert "No module named" in str(caught.value)
 
 
-def test_prompts_made_ahead_are_the_same(tmp_path: Path) -> None:
+def test_prompts_tokenized_by_workers_are_the_same(tmp_path: Path) -> None:
     path = rows(tmp_path / "a.jsonl", 40)
     here, there = questions(path), questions(path, workers=2)
     try:
@@ -121,7 +121,7 @@ def test_held_out_rows_come_from_their_own_files_or_from_those_of_training(tmp_p
     assert truths(fallen_back) == ["0", "1", "2", "3", "4"]
 
 
-def test_batches_of_held_out_rows(tmp_path: Path) -> None:
+def test_validation_rows_are_batched(tmp_path: Path) -> None:
     a = rows(tmp_path / "a.jsonl", 7)
     assert questions(a, split="validation").batches() == [[0, 1, 2, 3, 4, 5, 6]]
     assert questions(a, split="validation", validation_batch=3).batches() == [[0, 1, 2], [3, 4, 5], [6]]
@@ -140,7 +140,7 @@ def test_the_order_of_training_follows_the_configuration(tmp_path: Path) -> None
     assert 10 < sum(row < 6 for row in weighted) < 45
 
 
-def test_what_rows_keep_goes_to_reward_functions(tmp_path: Path) -> None:
+def test_keep_options_add_prompts_to_the_extra_fields(tmp_path: Path) -> None:
     a = rows(tmp_path / "a.jsonl", 3)
     found = questions(a, keep_raw_tokens=True, keep_messages=True, keep_text=True)
     extra = found[1].extra
@@ -176,7 +176,7 @@ def own(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_data_set_of_ones_own(own: str) -> None:
+def test_a_custom_dataset_class_provides_the_rows(own: str) -> None:
     found = questions("anything", dataset_class=f"{own}:Own", prompt_key="q")
     assert len(found) == 3
     assert found[1].messages == ({"role": "user", "content": "anything 1"},)
@@ -191,6 +191,6 @@ def test_a_data_set_of_ones_own(own: str) -> None:
     assert caught.value.key == "data.weights"
 
 
-def test_no_files_are_told() -> None:
+def test_empty_train_files_are_an_error() -> None:
     with pytest.raises(ConfigError, match=r"data.train_files is empty"):
         questions()

@@ -23,7 +23,7 @@ def test_every_row_comes_once_in_each_pass(parts: list[int], seed: int, shuffle:
     assert sorted(order[passed * rows + place] for place in range(rows)) == list(range(rows))
 
 
-def test_each_pass_has_an_order_of_its_own() -> None:
+def test_each_epoch_has_another_order() -> None:
     order = RowOrder([50], shuffle=True, seed=3)
     passes = [[order[passed * 50 + place] for place in range(50)] for passed in range(3)]
     assert passes[0] != passes[1] != passes[2]
@@ -38,7 +38,7 @@ def test_without_shuffling_rows_come_as_they_lie() -> None:
 
 
 @given(sizes, seeds, st.lists(st.integers(1, 5), min_size=1, max_size=12), st.data())
-def test_a_resumed_sampler_goes_on_exactly(
+def test_a_resumed_sampler_continues_exactly(
     parts: list[int], seed: int, batches: list[int], data: st.DataObject
 ) -> None:
     batches = [min(batch, sum(parts)) for batch in batches]
@@ -67,7 +67,7 @@ def test_no_batch_holds_rows_of_two_passes(parts: list[int], seed: int, batch: i
 
 
 @given(sizes, seeds)
-def test_looking_ahead_moves_nothing(parts: list[int], seed: int) -> None:
+def test_peeking_does_not_advance_the_sampler(parts: list[int], seed: int) -> None:
     sampler = RowSampler(parts, shuffle=True, seed=seed)
     for _ in range(5):
         ahead = sampler.peek(1)
@@ -94,7 +94,7 @@ def test_each_part_gets_its_share(shares: list[float], seed: int, shuffle: bool,
         )
 
 
-def test_weights_spread_evenly_where_nothing_is_shuffled() -> None:
+def test_unshuffled_files_are_interleaved_evenly_by_weight() -> None:
     order = RowOrder([100, 100], [3, 1], shuffle=False, seed=0)
     drawn = [order[position] for position in range(8)]
     assert [row for row in drawn if row < 100] == [0, 1, 2, 3, 4, 5]
@@ -138,7 +138,7 @@ def test_weights_that_dont_fit_the_files_are_refused() -> None:
         (RowSampler([3, 2], [1.0, 2.0], shuffle=True, seed=1), "data.weights"),
     ],
 )
-def test_other_data_than_the_checkpoints_are_refused(other: RowSampler, key: str) -> None:
+def test_resuming_with_other_files_is_an_error(other: RowSampler, key: str) -> None:
     with pytest.raises(ConfigError, match="the checkpoint was made with") as caught:
         RowSampler([3, 2], shuffle=True, seed=1).load(other.state())
     assert caught.value.key == key

@@ -66,7 +66,7 @@ def test_a_row_of_roll() -> None:
     assert (plain.messages, plain.ground_truth, plain.extra["tag"]) == ((user("2 + 3 = ?"),), "5", "x")
 
 
-def test_a_conversation_that_ends_with_an_answer_shows_it() -> None:
+def test_a_final_assistant_message_is_the_demonstrated_response() -> None:
     talk = [
         user("Hi"),
         {"role": "assistant", "content": "Yes?"},
@@ -106,14 +106,14 @@ def test_a_column_of_pictures_that_is_empty_or_not_there_is_no_fault() -> None:
     )
 
 
-def test_the_demonstrated_answer() -> None:
+def test_the_demonstrated_response_is_read_from_its_column() -> None:
     assert read(VERL | {"response": "It is 5."}).response == "It is 5."
     assert read({"prompt": "?", "answer": "5"}).response == "5"
     assert read(VERL | {"shown": 5}, response_key="shown").response == "5"
     assert read(VERL).response is None
 
 
-def test_the_system_message_of_rows_that_have_none() -> None:
+def test_system_prompt_is_added_to_rows_without_one() -> None:
     system = {"role": "system", "content": "Be brief."}
     assert read(VERL, system_prompt="Be brief.").messages == (system, user("2 + 3 = ?"))
     own = VERL | {"prompt": [{"role": "system", "content": "Own."}, user("?")]}
@@ -142,7 +142,7 @@ def test_content_in_parts_and_empty_fields() -> None:
         ({"prompt": "?", "images": [b"png"]}, {"image_key": "images"}, "data.image_key", "contains images"),
     ],
 )
-def test_what_isnt_there_is_named(row: dict[str, Any], config: dict[str, Any], key: str, told: str) -> None:
+def test_a_missing_column_is_named(row: dict[str, Any], config: dict[str, Any], key: str, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(row, **config)
     assert caught.value.key == key

@@ -46,7 +46,7 @@ def read(*names: str | Path, cache: Path | None = None) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("ending", tables.FILE_SUFFIXES)
-def test_every_kind_gives_the_same_rows(tmp_path: Path, ending: str) -> None:
+def test_all_file_types_give_the_same_rows(tmp_path: Path, ending: str) -> None:
     path = write(tmp_path / f"rows{ending}", ROWS * 10)
     assert read(path) == ROWS * 10
 
@@ -58,7 +58,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path, ending: s
     assert read(path) == ROWS
 
 
-def test_json_may_be_objects_one_after_another(tmp_path: Path) -> None:
+def test_a_json_file_may_contain_concatenated_objects(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text(json.dumps(ROWS[0], indent=1) + "\n\n" + json.dumps(ROWS[1]))
     assert read(path) == ROWS
@@ -85,7 +85,7 @@ values = st.recursive(
     indent=st.sampled_from([None, 2]),
     array=st.booleans(),
 )
-def test_json_is_found_wherever_a_block_ends(
+def test_json_rows_are_found_across_block_boundaries(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], block: int, indent: int | None, array: bool
 ) -> None:
     path = tmp_path_factory.mktemp("json") / "rows.json"
@@ -113,7 +113,7 @@ def test_json_is_found_wherever_a_block_ends(
         ("a.csv", "a,a\n1,2\n", 1, "same name"),
     ],
 )
-def test_a_broken_row_is_told_with_file_and_line(
+def test_an_invalid_row_is_reported_with_file_and_line(
     tmp_path: Path, name: str, content: str | bytes, line: int, why: str
 ) -> None:
     path = tmp_path / name
@@ -125,7 +125,7 @@ def test_a_broken_row_is_told_with_file_and_line(
     assert caught.value.hint
 
 
-def test_a_broken_row_of_a_large_file_is_told_when_it_is_reached(
+def test_an_invalid_row_of_a_large_file_is_reported_when_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "MAX_EAGER_BYTES", 0)
@@ -177,7 +177,7 @@ def test_names_home_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         rows[8]
 
 
-def test_a_missing_file_is_told_with_what_is_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_similar_names(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", ROWS)
     with pytest.raises(ConfigError, match="no such file") as caught:
         read(tmp_path / "trian.jsonl")
@@ -207,7 +207,7 @@ def test_a_large_parquet_file_is_mapped_and_not_read(tmp_path: Path, monkeypatch
     assert len(read(tmp_path / "a.parquet", cache=tmp_path / "cache")) == 50
 
 
-def test_a_cache_that_cant_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "MAX_EAGER_BYTES", 0)
     write(tmp_path / "a.parquet", ROWS)
     (tmp_path / "cache").write_text("no directory")
@@ -224,7 +224,7 @@ def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert cache_directory("~/x") == tmp_path / "x"
 
 
-def test_files_of_other_machines_are_copied(tmp_path: Path) -> None:
+def test_remote_files_are_copied_to_the_cache(tmp_path: Path) -> None:
     import fsspec
 
     system = fsspec.filesystem("memory")

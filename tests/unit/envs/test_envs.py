@@ -51,7 +51,7 @@ def test_every_lake_can_be_crossed(seed: int, size: int, density: float) -> None
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**9), st.integers(1, 2))
-def test_every_puzzle_can_be_solved_and_none_is_at_the_start(seed: int, boxes: int) -> None:
+def test_every_level_is_solvable_and_not_solved_at_the_start(seed: int, boxes: int) -> None:
     env = Sokoban(SokobanConfig(boxes=boxes))
     level = parse_level(env.reset(seed).text)
     assert not level.solved
@@ -71,7 +71,7 @@ def _placed(level: object) -> int:
 
 
 @pytest.mark.parametrize("config", [FrozenLakeConfig(slippery=True), SokobanConfig()])
-def test_the_same_seed_plays_the_same_episode(config: FrozenLakeConfig | SokobanConfig) -> None:
+def test_the_same_seed_gives_the_same_episode(config: FrozenLakeConfig | SokobanConfig) -> None:
     def episode() -> list[str]:
         env = build_env(config)
         words = [env.reset(12).text]
@@ -86,7 +86,7 @@ def test_the_same_seed_plays_the_same_episode(config: FrozenLakeConfig | Sokoban
 
 
 @pytest.mark.parametrize("config", [FrozenLakeConfig(slippery=True), SokobanConfig()])
-def test_envs_leave_global_random_state_alone(config: FrozenLakeConfig | SokobanConfig) -> None:
+def test_envs_do_not_change_the_global_random_state(config: FrozenLakeConfig | SokobanConfig) -> None:
     before = random.getstate(), np.random.get_state()[1].tolist()
     env = build_env(config)
     env.reset(3)
@@ -95,7 +95,7 @@ def test_envs_leave_global_random_state_alone(config: FrozenLakeConfig | Sokoban
 
 
 @pytest.mark.parametrize(("slippery", "rate"), [(False, 1 / 3), (True, 0.7)])
-def test_dynamics_are_gymnasiums_own(slippery: bool, rate: float) -> None:
+def test_dynamics_match_gymnasium(slippery: bool, rate: float) -> None:
     config = FrozenLakeConfig(slippery=slippery, success_rate=rate)
     for seed in range(12):
         env = FrozenLake(config)
@@ -170,7 +170,7 @@ LEVEL = """\
  # # # # # #"""
 
 
-def test_an_observation_says_what_lies_next_to_the_player() -> None:
+def test_an_observation_describes_the_neighbouring_cells() -> None:
     plain = FrozenLake(FrozenLakeConfig(observation="grid"))
     told = FrozenLake(FrozenLakeConfig())
     for seed in range(20):

@@ -1,4 +1,4 @@
-"""If these fail, one env that hangs, dies or answers rubbish takes others down, or the whole run with it."""
+"""If these fail, one env that hangs, dies or returns invalid output takes others down, or the whole run with it."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def gone(pid: int, seconds: float = 5.0) -> bool:
     return False
 
 
-def test_a_episode_is_played_in_a_process_of_its_own(envs: VectorEnv) -> None:
+def test_each_episode_runs_in_its_own_process(envs: VectorEnv) -> None:
     answers = opened(envs, {1: 5, 2: 6})
     begun = answers[1]
     assert isinstance(begun, EpisodeStarted)
@@ -193,26 +193,26 @@ def test_a_episode_is_played_in_a_process_of_its_own(envs: VectorEnv) -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "kind", "told"),
+    ("action", "error_type", "message"),
     [
         ("raise", "RuntimeError", r"the floor gave way \(trouble.py:\d+\)"),
         ("hang", "Timeout", "no step after 0.6 s: its process was killed"),
         ("SIGKILL", "ProcessDied", r"its process died of SIGKILL \(out of memory\?\)"),
         ("exit", "ProcessDied", "its process ended with status 3"),
         ("sys.exit", "SystemExit", "4"),
-        ("line", "Rubbish", "the worker process sent b'hello'"),
-        ("deep", "Rubbish", "the worker process sent"),
-        ("flood", "Rubbish", "the worker process sent"),
+        ("line", "InvalidOutput", "the worker process sent b'hello'"),
+        ("deep", "InvalidOutput", "the worker process sent"),
+        ("flood", "InvalidOutput", "the worker process sent"),
     ],
 )
-def test_a_fault_costs_its_own_episode(envs: VectorEnv, action: str, kind: str, told: str) -> None:
+def test_an_env_error_fails_only_its_own_episode(envs: VectorEnv, action: str, error_type: str, message: str) -> None:
     found = failure(envs, action)
-    assert (found.where, found.error_type) == ("step", kind)
-    assert re.match(told, found.message), found.message
+    assert (found.where, found.error_type) == ("step", error_type)
+    assert re.match(message, found.message), found.message
 
 
 @pytest.mark.parametrize(
-    ("action", "told"),
+    ("action", "message"),
     [
         ("nothing", "step() returned a NoneType, not a Step"),
         ("tuple", "step() returned a tuple, not a Step"),
@@ -226,18 +226,20 @@ def test_a_fault_costs_its_own_episode(envs: VectorEnv, action: str, kind: str, 
     ],
 )
 @pytest.mark.parametrize("here", [False, True], ids=["process", "in this process"])
-def test_rubbish_is_named(envs: VectorEnv, file: str, action: str, told: str, here: bool) -> None:
+def test_invalid_output_fails_the_episode_with_its_cause(
+    envs: VectorEnv, file: str, action: str, message: str, here: bool
+) -> None:
     played = build_vector_env(trouble(file).model_copy(update={"processes": None})) if here else envs
-    assert failure(played, action) == Failure("step", "Rubbish", told)
+    assert failure(played, action) == Failure("step", "InvalidOutput", message)
 
 
-def test_a_start_that_fails_costs_its_own_episode(envs: VectorEnv) -> None:
+def test_a_failing_reset_fails_only_its_own_episode(envs: VectorEnv) -> None:
     answers = opened(envs, {1: 13, 2: 14, 3: 15, 4: 16, 5: 17})
     found = {episode: answer.failure for episode, answer in answers.items() if isinstance(answer, EpisodeFailed)}
     assert {episode: (one.where, one.error_type) for episode, one in found.items()} == {
         1: ("reset", "ValueError"),
         2: ("reset", "Timeout"),
-        3: ("reset", "Rubbish"),
+        3: ("reset", "InvalidOutput"),
         4: ("reset", "ProcessDied"),
     }
     assert found[3].message == "reset() returned a str, not an Observation"
@@ -247,16 +249,16 @@ def test_a_start_that_fails_costs_its_own_episode(envs: VectorEnv) -> None:
         envs.drop(episode)
 
 
-@pytest.mark.parametrize(("option", "kind"), [("broken", "OSError"), ("odd", "Rubbish")])
-def test_a_env_that_cannot_be_made_fails_every_episode(file: str, option: str, kind: str) -> None:
+@pytest.mark.parametrize(("option", "error_type"), [("broken", "OSError"), ("odd", "InvalidOutput")])
+def test_an_env_that_cannot_be_constructed_fails_every_episode(file: str, option: str, error_type: str) -> None:
     played = build_vector_env(trouble(file, **{option: True}))
     found = opened(played, {1: 1, 2: 2})
     played.close()
     failures = [answer.failure for answer in found.values() if isinstance(answer, EpisodeFailed)]
-    assert [(one.where, one.error_type) for one in failures] == [("start", kind)] * 2
+    assert [(one.where, one.error_type) for one in failures] == [("start", error_type)] * 2
 
 
-def test_what_hangs_is_killed_with_all_that_it_started(file: str, tmp_path: Path) -> None:
+def test_a_hanging_env_is_killed_with_its_child_processes(file: str, tmp_path: Path) -> None:
     note = tmp_path / "pids"
     played = build_vector_env(trouble(file, note=str(note)))
     assert failure(played, "hang with a child").error_type == "Timeout"
@@ -264,7 +266,7 @@ def test_what_hangs_is_killed_with_all_that_it_started(file: str, tmp_path: Path
     played.close()
 
 
-def test_a_process_that_dies_while_the_policy_writes_is_told_at_the_next_move(file: str) -> None:
+def test_a_process_that_dies_between_steps_is_reported_at_the_next_step(file: str) -> None:
     played = build_vector_env(trouble(file))
     opened(played, {1: 1})
     played.step(1, ["pid"])
@@ -324,7 +326,7 @@ def test_draws_from_everybody_s_generators_follow_from_the_seed(envs: VectorEnv)
     assert seen[1] == seen[3] != seen[2]
 
 
-def test_a_env_that_is_given_up_while_it_works_is_killed(file: str) -> None:
+def test_dropping_a_busy_env_kills_its_process(file: str) -> None:
     played = build_vector_env(trouble(file, {"step_timeout_seconds": 600}))
     opened(played, {1: 1})
     played.step(1, ["hang"])
@@ -351,7 +353,7 @@ UNLOADABLE = [
     ("name", "arguments", "told", "here"),
     [(*case, True) for case in UNLOADABLE] + [(*UNLOADABLE[0], False), (*UNLOADABLE[-1], False)],
 )
-def test_a_env_that_cannot_be_loaded_is_told_at_once(
+def test_an_env_that_cannot_be_loaded_is_reported_at_once(
     file: str, name: str, arguments: dict[str, object], told: str, here: bool
 ) -> None:
     folder = Path(file).parent
@@ -364,7 +366,7 @@ def test_a_env_that_cannot_be_loaded_is_told_at_once(
         build_vector_env(config.model_copy(update={"processes": None}) if here else config)
 
 
-def test_where_no_process_can_be_started_the_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_to_start_a_process_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     played = build_vector_env(FrozenLakeConfig(processes=EnvProcessesConfig()))
     played.start(1, 1)
@@ -373,7 +375,7 @@ def test_where_no_process_can_be_started_the_run_is_told(monkeypatch: pytest.Mon
     played.close()
 
 
-def test_the_keeper_s_death_costs_the_episodes_that_are_played_and_no_more(file: str) -> None:
+def test_the_death_of_the_fork_server_fails_only_running_episodes(file: str) -> None:
     played = build_vector_env(trouble(file))
     opened(played, {1: 1})
     played.step(1, ["pid"])
@@ -393,7 +395,7 @@ def test_the_keeper_s_death_costs_the_episodes_that_are_played_and_no_more(file:
 
 
 @pytest.mark.parametrize("config", [FrozenLakeConfig(slippery=True), SokobanConfig()], ids=lambda config: config.name)
-def test_a_env_is_the_same_wherever_it_is_played(config: EnvConfig) -> None:
+def test_an_env_behaves_the_same_in_and_out_of_process(config: EnvConfig) -> None:
     words = build_env(config).actions
     transcripts = []
     for processes in (None, EnvProcessesConfig(max_processes=3)):
@@ -444,7 +446,7 @@ envs.step(1, ["hang with a child"])
     ],
     ids=["SIGKILL", "SIGTERM", "no close"],
 )
-def test_nothing_outlives_the_run(
+def test_no_process_outlives_the_run(
     file: str, tmp_path: Path, last: str, end: Callable[[subprocess.Popen[bytes]], None]
 ) -> None:
     note = tmp_path / "pids"
@@ -458,7 +460,7 @@ def test_nothing_outlives_the_run(
     assert all(gone(int(pid)) for pid in note.read_text().split())
 
 
-def test_what_crosses_between_processes_is_what_was_said() -> None:
+def test_observations_and_actions_are_unchanged_between_processes() -> None:
     step = Step(Observation("seen", (np.arange(24, dtype=np.uint8).reshape(2, 4, 3),)), 0.5, True, False, {"a": 1})
     again = validation.step_from_message(validation.step_message(step))
     assert (again.reward, again.terminated, again.info) == (0.5, True, {"a": 1})

@@ -35,7 +35,7 @@ def lines(directory: Path, *words: str) -> dict[str, float]:
 
 
 @pytest.mark.proves("rlinf", "actor.calculate_flops")
-def test_operations_are_logged_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_flops_are_logged_if_configured(tmp_path: Path) -> None:
     (row,) = (
         row
         for reference in DIALECTS["rlinf"].references
@@ -51,7 +51,7 @@ def test_operations_are_logged_where_they_are_asked_for(tmp_path: Path) -> None:
     assert 3e6 < operations / told["perf/total_num_tokens"] < 9e6
 
 
-def test_what_a_checkpoint_took_from_the_loop_is_told_a_step_later(tmp_path: Path) -> None:
+def test_checkpoint_time_is_logged_in_the_next_step(tmp_path: Path) -> None:
     words = (f"output_dir={tmp_path}", "name=run", "training.steps=3", "checkpoint.every_steps=2")
     train(load_experiment(None, (*WORDS, *words)), Console(file=io.StringIO()))
     steps = {line["step"]: line for line in map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())}

@@ -33,9 +33,9 @@ def check(monkeypatch: pytest.MonkeyPatch, policy: Path, output: Path, *words: s
     return int(end.value.code or 0)
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+def printed_report(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
 
 
 def perturbed(monkeypatch: pytest.MonkeyPatch, noise: float) -> None:
@@ -55,7 +55,7 @@ def perturbed(monkeypatch: pytest.MonkeyPatch, noise: float) -> None:
 
 
 @pytest.mark.parametrize("backend", ["fsdp2", "megatron"])
-def test_an_engine_that_agrees_passes(
+def test_the_drift_check_passes_if_engine_and_learner_agree(
     backend: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -65,34 +65,37 @@ def test_an_engine_that_agrees_passes(
     if backend == "megatron":
         pytest.importorskip("megatron.core")
     assert check(monkeypatch, policy_directory, tmp_path, "--json", f"actor.backend={backend}") == 0
-    found = told(capsys)
-    assert (found["passed"], found["limit"], found["share"]) == (True, 1e-4, 0.0)
-    assert [one["name"] for one in found["rounds"]] == ["as loaded", "after 1 update"]
-    for one in found["rounds"]:
-        assert one["drift"]["logprobs_diff_max"] < 1e-5
-        assert one["drift"]["tokens"] > 30
-    assert found["rounds"][0]["worst"]["learner"] != found["rounds"][1]["worst"]["learner"]
-    templated = found["templated"]
-    assert templated["rebuilt"] == templated["of_turns"] > 0
+    found = printed_report(capsys)
+    assert (found["passed"], found["limit"], found["tolerated_share"]) == (True, 1e-4, 0.0)
+    assert [each["name"] for each in found["measurements"]] == ["as loaded", "after 1 update"]
+    for measurement in found["measurements"]:
+        assert measurement["drift"]["logprobs_diff_max"] < 1e-5
+        assert measurement["drift"]["tokens"] > 30
+    assert (
+        found["measurements"][0]["worst_token"]["learner_logprob"]
+        != found["measurements"][1]["worst_token"]["learner_logprob"]
+    )
+    comparison = found["template_comparison"]
+    assert comparison["reproduced_prompts"] == comparison["num_turns"] > 0
     assert not list(tmp_path.iterdir())
 
 
-def test_weights_that_differ_are_found(
+def test_the_drift_check_fails_if_the_engines_weights_differ(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy_directory: Path, tmp_path: Path
 ) -> None:
     bf16 = ("policy.dtype=bfloat16", "--json")
     assert check(monkeypatch, policy_directory, tmp_path, *bf16) == 0
-    honest = told(capsys)
-    assert 0 < honest["rounds"][0]["drift"]["logprobs_diff_max"] < 0.2
+    honest = printed_report(capsys)
+    assert 0 < honest["measurements"][0]["drift"]["logprobs_diff_max"] < 0.2
     perturbed(monkeypatch, 0.5)
     assert check(monkeypatch, policy_directory, tmp_path, *bf16) == 1
-    found = told(capsys)
+    found = printed_report(capsys)
     assert not found["passed"]
-    assert found["rounds"][0]["drift"]["beyond"] > 0.01
-    assert found["rounds"][0]["drift"]["k3_kl"] > 100 * honest["rounds"][0]["drift"]["k3_kl"]
+    assert found["measurements"][0]["drift"]["share_above_limit"] > 0.01
+    assert found["measurements"][0]["drift"]["k3_kl"] > 100 * honest["measurements"][0]["drift"]["k3_kl"]
 
 
-def test_an_update_that_doesnt_arrive_is_found(
+def test_the_drift_check_fails_if_a_weight_update_is_lost(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy_directory: Path, tmp_path: Path
 ) -> None:
     real = WeightSync.sync
@@ -104,12 +107,12 @@ def test_an_update_that_doesnt_arrive_is_found(
     monkeypatch.setattr(WeightSync, "sync", once)
     words = ("policy.dtype=bfloat16", "--json", "--limit", "0.05", "--share", "0.02")
     assert check(monkeypatch, policy_directory, tmp_path, *words) == 1
-    loaded, updated = told(capsys)["rounds"]
-    assert loaded["drift"]["beyond"] <= 0.02 < updated["drift"]["beyond"]
+    loaded, updated = printed_report(capsys)["measurements"]
+    assert loaded["drift"]["share_above_limit"] <= 0.02 < updated["drift"]["share_above_limit"]
     assert check(monkeypatch, policy_directory, tmp_path, *words, "--updates", "0") == 0
 
 
-def test_the_limit_is_the_users(
+def test_limit_and_share_are_configurable(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy_directory: Path, tmp_path: Path
 ) -> None:
     bf16 = ("policy.dtype=bfloat16", "--updates", "0")
@@ -122,23 +125,23 @@ def test_the_limit_is_the_users(
     assert "below the limit" in capsys.readouterr().out
 
 
-def test_words_that_reencoding_would_change_are_named(
+def test_tokens_that_retokenization_would_change_are_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy_directory: Path, tmp_path: Path
 ) -> None:
     """A policy of random weights spells as no tokenizer would."""
     assert check(monkeypatch, policy_directory, tmp_path, "--json", "--updates", "0") == 0
-    spelled = told(capsys)["respelled"]
-    assert 0 < spelled["turns"] <= spelled["of_turns"]
-    assert spelled["own_tokens"] > 0
-    assert spelled["context_tokens"] == 0
-    assert spelled["example"]["tokens"] != spelled["example"]["retokenized"]
+    retokenization = printed_report(capsys)["retokenization"]
+    assert 0 < retokenization["changed_turns"] <= retokenization["num_turns"]
+    assert retokenization["changed_response_tokens"] > 0
+    assert retokenization["changed_prompt_tokens"] == 0
+    assert retokenization["example"]["tokens"] != retokenization["example"]["retokenized"]
     assert check(monkeypatch, policy_directory, tmp_path, "--updates", "0") == 0
     shown = capsys.readouterr().out
     assert "re-encoding the text would change response tokens in" in shown
     assert "chat template: reproduced token by token" in shown
 
 
-def test_a_prompt_that_was_spelled_anew_is_found(
+def test_a_prompt_that_differs_from_its_messages_fails_the_check(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy_directory: Path, tmp_path: Path
 ) -> None:
     """A fault in the loop: tokens of which no dialogue knows."""
@@ -157,7 +160,7 @@ def test_a_prompt_that_was_spelled_anew_is_found(
     assert "cannot be rebuilt from the messages" in capsys.readouterr().out
 
 
-def test_a_users_fault_is_status_2(
+def test_a_user_error_exits_with_status_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy_directory: Path, tmp_path: Path
 ) -> None:
     assert check(monkeypatch, tmp_path / "nowhere", tmp_path) == 2
@@ -166,7 +169,7 @@ def test_a_users_fault_is_status_2(
     assert "no episode could be run" in capsys.readouterr().err
 
 
-def test_a_preset_is_checked_before_anything_is_trained(
+def test_a_preset_can_be_checked_before_training(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     words = [f"output_dir={tmp_path}", "rollout.max_response_tokens=8", "training.threads=1", "--episodes", "2"]
@@ -174,4 +177,4 @@ def test_a_preset_is_checked_before_anything_is_trained(
     with pytest.raises(SystemExit) as end:
         command.main()
     assert not end.value.code
-    assert told(capsys)["policy"] == "a new grid-1m"
+    assert printed_report(capsys)["policy"] == "a new grid-1m"

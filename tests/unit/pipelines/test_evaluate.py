@@ -88,7 +88,7 @@ def lines(found: Evaluation) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (found.directory / "answers.jsonl").read_text().splitlines()]
 
 
-def test_stored_answers_are_judged_and_counted() -> None:
+def test_stored_responses_are_scored_and_counted() -> None:
     found = stored(ROWS)
     assert (found.answers, found.failed) == (9, 1)
     assert found.failures == {"a/b": {}, "c": {"Crashed": 1}}
@@ -118,7 +118,7 @@ def test_results_lie_in_the_runs_directory_in_the_order_of_the_file() -> None:
     ]
 
 
-def test_many_answers_dont_wait_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_pending_responses_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "MAX_CONCURRENT", 5)
     monkeypatch.setattr(Judge, "ready", lambda _self: [])
     found = stored(ROWS[:2] * 10)
@@ -126,7 +126,7 @@ def test_many_answers_dont_wait_all_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert Judge.opened[0].most <= 8
 
 
-def test_other_columns_and_ones_own_function() -> None:
+def test_stored_responses_with_other_columns_and_a_custom_function() -> None:
     rows = [{"src": "s", "question": "?", "out": ["9"], "right": "9"}]
     keys = {"source_key": "src", "prompt_key": "question", "response_key": "out", "truth_key": "right"}
     words = [f"evaluation.{key}={column}" for key, column in keys.items()]
@@ -137,7 +137,7 @@ def test_other_columns_and_ones_own_function() -> None:
     assert judging.function == "mine.py:score"
 
 
-def test_the_real_judge_calls_ones_own_function(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_function_scores_stored_responses(monkeypatch: pytest.MonkeyPatch) -> None:
     from quintet.runtime.reward_scorer import build_reward_scorer
 
     monkeypatch.setattr(evaluate, "build_reward_scorer", build_reward_scorer)
@@ -168,14 +168,14 @@ def test_a_prompt_is_needed_only_where_a_model_judges() -> None:
         ({"prompt": "?", "responses": [1]}, "use a list of texts"),
     ],
 )
-def test_rows_without_answers_are_refused(row: dict[str, Any], told: str) -> None:
+def test_rows_without_responses_are_an_error(row: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         stored([row])
     assert not list(Path("runs/e").glob("*answers*")), "nothing half made stays"
     assert Judge.opened[0].closed
 
 
-def test_nothing_to_evaluate_is_refused() -> None:
+def test_evaluation_without_responses_or_model_is_an_error() -> None:
     with pytest.raises(ConfigError, match="no stored responses"):
         evaluate_stored(load_experiment(None, []), Console(file=io.StringIO()))
 
@@ -195,7 +195,7 @@ def playing(policy: Path, *words: str, samples: int = 2) -> Evaluation:
     return evaluate_model(load_experiment(None, [*given, *words]), Statistics((1, 2)), Console(file=io.StringIO()))
 
 
-def test_a_model_answers_first(policy_directory: Path) -> None:
+def test_a_model_is_evaluated_on_held_out_prompts(policy_directory: Path) -> None:
     written(Path("questions.jsonl"), ROWS)
     words = ["env.name=prompts", "data.train_files=[questions.jsonl]", "data.validation_rows=2"]
     found = playing(policy_directory, *words)
@@ -209,7 +209,7 @@ def test_a_model_answers_first(policy_directory: Path) -> None:
     assert lines(again) == told, "the same seed draws the same answers"
 
 
-def test_held_out_episodes_are_played(policy_directory: Path) -> None:
+def test_a_model_is_evaluated_on_held_out_episodes(policy_directory: Path) -> None:
     found = playing(policy_directory, "env.size=3", "validation.episodes=3", "rollout.max_turns=2")
     lake = found.sources["frozenlake"]
     assert (lake.prompts, lake.answers) == (3, 6)
@@ -220,7 +220,7 @@ def test_held_out_episodes_are_played(policy_directory: Path) -> None:
     assert found.metrics["test_score/frozenlake"] == lake.score.mean
 
 
-def test_a_model_answers_with_its_adapters(policy_directory: Path, tmp_path: Path) -> None:
+def test_a_model_is_evaluated_with_its_adapters(policy_directory: Path, tmp_path: Path) -> None:
     """As the same model does into which they were merged."""
     model = load_model(policy_directory)
     add_lora(model, LoraConfig(rank=2, alpha=8.0))
@@ -238,7 +238,7 @@ def test_a_model_answers_with_its_adapters(policy_directory: Path, tmp_path: Pat
     assert adapted == merged != plain
 
 
-def test_a_env_that_raises_costs_its_own_episode(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_env_error_fails_only_its_own_episode(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from quintet.envs.frozenlake import FrozenLake
 
     reset: Callable[..., Any] = FrozenLake.reset
@@ -254,7 +254,7 @@ def test_a_env_that_raises_costs_its_own_episode(policy_directory: Path, monkeyp
     assert found.answers == 2
 
 
-def test_models_are_found_wherever_they_lie(policy_directory: Path, tmp_path: Path) -> None:
+def test_models_are_found_in_runs_checkpoints_and_directories(policy_directory: Path, tmp_path: Path) -> None:
     import shutil
 
     assert find_model(str(policy_directory)).policy == policy_directory
@@ -275,9 +275,7 @@ def test_models_are_found_wherever_they_lie(policy_directory: Path, tmp_path: Pa
         find_model(str(last))
 
 
-def test_a_configurations_model_is_the_checkpoint_it_names_its_path_or_its_runs_last(
-    policy_directory: Path, tmp_path: Path
-) -> None:
+def test_the_configured_model_is_its_checkpoint_path_or_last_checkpoint(policy_directory: Path, tmp_path: Path) -> None:
     import shutil
 
     def of(*words: str) -> Path:
@@ -297,7 +295,7 @@ def test_a_configurations_model_is_the_checkpoint_it_names_its_path_or_its_runs_
         of("resume=never")
 
 
-def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_a_model_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     with pytest.raises(MachineError, match="there is none yet"):
         find_model(str(tmp_path / "run"))

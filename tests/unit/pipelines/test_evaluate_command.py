@@ -72,7 +72,7 @@ def test_names_of_sources_are_no_markup(capsys: pytest.CaptureFixture[str]) -> N
     assert "[/red]x" in capsys.readouterr().out
 
 
-def test_json_alone_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_has_nothing_else_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     stored(["1", "0"])
     words = ["evaluation.path=my answers.jsonl", "name=mine", "evaluation.confidence=0.9"]
     assert run(None, words, None, "refuse", EvalOptions(), as_json=True) == 0
@@ -102,7 +102,7 @@ def test_options_lie_over_the_configuration() -> None:
     assert "confidence: 0.5  # command line" in Path("there/mine/evaluation.yaml").read_text()
 
 
-def test_when_most_cant_be_judged_the_status_says_so() -> None:
+def test_the_exit_status_is_nonzero_if_most_scoring_fails() -> None:
     stored(["crash", "crash", "1"])
     assert run(None, ["evaluation.path=my answers.jsonl"], None, "refuse", EvalOptions()) == 1
 

@@ -65,7 +65,7 @@ def test_groups_of_equal_reward_stay_where_something_else_teaches(words: list[st
     assert learnt.trajectory.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_what_the_filter_drops_enters_no_mean() -> None:
+def test_filtered_groups_do_not_enter_the_reward_mean() -> None:
     """By hand: without the group of mean 4.6 the others' mean is (-0.8 - 0.6 + 1 + 1) / 4 = 0.15."""
     words = ["algorithm.advantage={name: raw}", "algorithm.filter.max_mean=2.0", "algorithm.shaping.center=batch"]
     learnt, found = add_advantages(EPISODES, load_experiment(None, words).experiment)
@@ -75,7 +75,7 @@ def test_what_the_filter_drops_enters_no_mean() -> None:
     assert found["training/groups_kept"] == pytest.approx(2 / 3)
 
 
-def test_a_penalty_comes_off_the_rewards_after_the_signal_is_known() -> None:
+def test_the_kl_penalty_is_subtracted_after_filtering() -> None:
     """By hand: k1 of one own token is logp - ref = 0.5, times 2."""
     episodes = replace(EPISODES, ref_logprobs=torch.full((12,), -0.5) * EPISODES.loss_mask)
     kl = KlConfig(apply_to="reward", coefficient=2.0, estimator="k1")

@@ -42,7 +42,7 @@ def rows(directory: Path, *words: str, name: str = "run") -> list[dict[str, floa
     return [json.loads(line) for line in (directory / name / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_on_megatron_learns_as_any_other(tmp_path: Path) -> None:
+def test_a_megatron_run_matches_the_torch_backend(tmp_path: Path) -> None:
     ours = rows(tmp_path, "training.steps=2", "actor.backend=megatron", name="ours")
     theirs = rows(tmp_path, "training.steps=2", name="theirs")
     for one, two in zip(ours, theirs, strict=True):
@@ -114,7 +114,7 @@ def test_another_rate_is_refused_without_that(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("verl", "actor_rollout_ref.actor.data_loader_seed")
-def test_the_order_of_mini_batches_has_a_seed_of_its_own() -> None:
+def test_mini_batch_shuffling_uses_its_own_seed() -> None:
     def order(seed: int, own: int | None) -> list[int]:
         run = Experiment.model_validate({"seed": seed, "actor": {"shuffle_seed": own}})
         return torch.randperm(32, generator=shuffle_generator(run, 3, 0)).tolist()

@@ -86,7 +86,7 @@ def test_adapters_arent_added_to_a_model_that_was_changed(tune: Callable[..., Pa
 
 
 @pytest.mark.parametrize("saved", ["[optimizer, extra]", "[hf_model]"])
-def test_a_run_whose_adapters_werent_saved_doesnt_go_on_with_fresh_ones(tune: Callable[..., Path], saved: str) -> None:
+def test_resuming_without_saved_adapters_is_an_error(tune: Callable[..., Path], saved: str) -> None:
     tune("sft.epochs=1", f"checkpoint.contents={saved}")
     with pytest.raises(MachineError, match=r"has the adapters merged.*\n.*checkpoint\.load_contents"):
         tune("sft.epochs=2", f"checkpoint.contents={saved}")

@@ -73,7 +73,7 @@ def test_a_start_that_comes_twice_in_a_step_is_played_otherwise() -> None:
     assert len({episode.sampling_seed(sampling, 0) for episode in episodes}) == len(episodes) == 8
 
 
-def test_a_step_in_which_nothing_could_be_played_says_why() -> None:
+def test_a_step_without_any_episode_is_an_error_with_its_cause() -> None:
     table = components(2)
     failure = Failure("reset", "OSError", "no map")
     failed = Trajectory("table", 0, 0, 0, (), Outcome.FAILED, failure)
@@ -101,7 +101,7 @@ def test_where_rounds_run_out_the_step_is_filled_up() -> None:
     assert played.metrics == {"training/groups_drawn": 7, "training/refill_rounds": 1}
 
 
-def test_remax_plays_one_greedy_episode_from_each_start() -> None:
+def test_remax_runs_one_greedy_episode_per_start_state() -> None:
     table = components(2, "algorithm.advantage={name: remax}")
     played = collect_rollouts(table, 1)
     assert len(table.envs.rounds[1]) == 4
@@ -110,7 +110,7 @@ def test_remax_plays_one_greedy_episode_from_each_start() -> None:
     assert batch.baseline.tolist() == [0.25] * 8
 
 
-def test_of_several_envs_greedy_episodes_begin_where_the_others_of_their_group_do() -> None:
+def test_greedy_episodes_have_their_groups_start_state_with_several_envs() -> None:
     table = components(2, "algorithm.advantage={name: remax}", "envs.a={}", "envs.b={}")
     table.start_states = build_start_states(table.config)
     table.envs = Mixed(2)
@@ -130,7 +130,7 @@ class Mixed(Table):
             yield replace(episode, env="ab"[env_index(start)], seed=env_seed(start))
 
 
-def test_groups_that_take_the_place_of_others_are_drawn_by_share_too() -> None:
+def test_replacement_groups_are_drawn_by_share() -> None:
     words = ("algorithm.filter.refill_rounds=3", "envs.a={share: 2}", "envs.b={}")
     table = components(2, *words)
     table.start_states, table.envs = build_start_states(table.config), Mixed(2)

@@ -21,10 +21,11 @@ from quintet.config.compose import load_experiment
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.training import SftConfig
 from quintet.data.conversations import Conversation, ConversationFormat, TokenizedConversations
+from quintet.data.prompt_source import open_split
 from quintet.errors import ConfigError, InterruptedRun, MachineError
 from quintet.pipelines.sft import fine_tuning as sft
 from quintet.pipelines.sft import rows as sft_rows
-from quintet.pipelines.sft.rows import build_sft_dataset, open_files
+from quintet.pipelines.sft.rows import build_sft_dataset
 from quintet.pipelines.sft.stage import SftStage, build_stage, with_schedule
 from quintet.policies import liger
 from quintet.policies.model_loading import load_tokenizer
@@ -124,7 +125,7 @@ def test_every_pass_sees_every_row_at_most_once_in_an_order_of_its_own(
     def order(*words: str) -> list[list[int]]:
         config = load_experiment(None, [f"sft.path={policy_directory}", *rows, *COMMON, *words]).experiment
         assert config.data is not None
-        splits = [open_files(config.data, None, split) for split in ("train", "validation")]
+        splits = [open_split(config.data, None, split) for split in ("train", "validation")]
         lessons = build_sft_dataset(config, load_tokenizer(policy_directory), *splits, NullProgress())
         assert (lessons.steps_per_epoch, lessons.num_steps(3, None), lessons.num_steps(3, 4)) == (2, 6, 4)
         return [lessons.rows(step) for step in range(1, 5)]
@@ -293,14 +294,14 @@ def test_rows_of_which_cutting_leaves_nothing_are_left_out(tune: Run, tmp_path: 
         (["sft.batch=21"], "sft.batch", "fewer than the 21"),
         (["data.epochs=2"], "data.epochs", "sft.epochs"),
         (["data.filter_long_prompts=true"], "data.filter_long_prompts", "sft.max_tokens"),
-        (["data.train_files=[]"], "data.train_files", "no rows to train on"),
+        (["data.train_files=[]"], "data.train_files", "data.train_files is empty"),
         (["data.response_key=answer"], "data.response_key", "answer"),
         (["sft.liger=true"], "sft.liger", "pip install liger-kernel"),
         (["sft.lora={target_modules: [x]}"], "sft.lora.target_modules", "no such layers"),
         (["policy.freeze_router=true"], "policy.freeze_router", "no experts"),
     ],
 )
-def test_what_cant_be_is_refused_by_its_key(tune: Run, words: list[str], key: str, told: str) -> None:
+def test_invalid_fine_tuning_options_are_rejected_by_key(tune: Run, words: list[str], key: str, told: str) -> None:
     with pytest.raises(ConfigError) as error:
         tune(*words)
     assert error.value.key == key
@@ -308,7 +309,7 @@ def test_what_cant_be_is_refused_by_its_key(tune: Run, words: list[str], key: st
 
 
 @pytest.mark.proves("rlinf", "actor.fsdp_config.use_liger_kernel")
-def test_liger_is_put_into_a_model_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_liger_kernels_are_only_applied_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its package is played by a module, the GPU by a parameter that says it is on one."""
 
     class Parameter:

@@ -30,7 +30,7 @@ def experiment(tmp_path: Path, *words: str) -> Experiment:
 
 
 @pytest.mark.parametrize("window", ["1", "2", "null"])
-def test_a_row_is_what_the_policy_would_have_seen(tmp_path: Path, policy_directory: Path, window: str) -> None:
+def test_a_row_equals_the_policys_prompt_in_an_episode(tmp_path: Path, policy_directory: Path, window: str) -> None:
     """Token by token, for every move of every episode."""
     config = experiment(tmp_path, f"rollout.window_size={window}")
     tokenizer = load_tokenizer(policy_directory)
@@ -77,7 +77,7 @@ def test_episodes_are_solved_once_and_anew_where_something_changed(tmp_path: Pat
     assert json.loads((shelf / "made_of.json").read_text())["episodes"]["seed"] == 5
 
 
-def test_rows_of_somebody_else_are_left_alone(tmp_path: Path) -> None:
+def test_existing_rows_of_other_runs_are_not_overwritten(tmp_path: Path) -> None:
     shelf = tmp_path / "data/frozenlake"
     shelf.mkdir(parents=True)
     (shelf / "train.parquet").write_text("mine")

@@ -64,7 +64,7 @@ def test_an_endless_loop_is_ended() -> None:
     assert time.monotonic() - started < 3
 
 
-def test_endless_words_are_cut_off() -> None:
+def test_endless_output_is_truncated() -> None:
     done = outcome("while True: print('x' * 100_000)")
     assert done.status not in (0, None)
     assert len(done.output) <= seccomp.MAX_FILE_BYTES
@@ -85,7 +85,7 @@ def refused(program: str) -> bool:
     return done.output == "refused\n"
 
 
-def test_what_the_tests_below_call_refused_is_told_from_what_works() -> None:
+def test_confinement_tests_distinguish_rejected_from_working_calls() -> None:
     assert not refused("import math")
     assert not refused("import threading; a = threading.Thread(target=len, args=('',)); a.start(); a.join()")
     assert not refused("open('/etc/passwd').read()")
@@ -106,7 +106,7 @@ def test_what_the_tests_below_call_refused_is_told_from_what_works() -> None:
         "import ctypes; ctypes.CDLL(None).unshare(0x10000000) and (_ for _ in ()).throw(OSError)",
     ],
 )
-def test_no_processes_and_no_hand_on_others(program: str) -> None:
+def test_programs_cannot_start_or_signal_processes(program: str) -> None:
     assert refused(program)
 
 
@@ -146,7 +146,7 @@ def test_the_environment_isn_t_handed_on(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "abc" not in outcome("import os; print(os.environ)").output
 
 
-def test_tests_share_the_time_of_the_answer() -> None:
+def test_the_tests_of_a_response_share_its_time_budget() -> None:
     """A program that hangs is wrong; its judgement isn't ended with it."""
     time_budget.start(2.0)
     try:
@@ -158,14 +158,14 @@ def test_tests_share_the_time_of_the_answer() -> None:
     assert time.monotonic() - started < 2.0
 
 
-def test_where_programs_can_t_be_confined_none_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_program_runs_without_confinement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code, "_confinement_command", lambda *_: (sys.executable, "-c", "raise SystemExit(97)"))
     code._check_confinement.cache_clear()
     with pytest.raises(seccomp.ConfinementError, match="seccomp"):
         code.verify(DOUBLE, STDIN, {})
 
 
-def test_the_filter_holds_for_the_other_machine_too() -> None:
+def test_the_system_call_filter_covers_both_architectures() -> None:
     """Jumps and numbers for a machine that this isn't: each refusal is reached by its own number alone."""
     for machine, loaded in (("x86_64", 41), ("aarch64", 198)):
         program = list(seccomp._program(machine, 1234, False))

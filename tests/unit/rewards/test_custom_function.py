@@ -59,7 +59,7 @@ def verdicts(judge: RewardScorer, *texts: str, asked: PromptRow | None = None) -
         judge.close()
 
 
-def test_what_a_function_gives_is_the_reward(tmp_path: Path) -> None:
+def test_the_functions_result_is_the_reward(tmp_path: Path) -> None:
     found = verdicts(opened(tmp_path, TOLD, scale=2.0), "7", "8", "several", "sequence")
     assert [verdict.score for verdict in found] == [2.0, 0.0, 1.0, 1.5]
     assert found[2].reward_components == {"acc": 1.0, "pred": 3.0, "style": 0.25}
@@ -72,13 +72,13 @@ def test_arguments_are_given_on(tmp_path: Path) -> None:
     assert found.score == 1.25
 
 
-def test_a_row_arrives_as_it_is(tmp_path: Path) -> None:
+def test_the_function_gets_the_row_unchanged(tmp_path: Path) -> None:
     asked = question(numbers=np.array([1, 2]), picture=b"\x00\xff\x01")
     (found,) = verdicts(opened(tmp_path, TOLD), "extra", asked=asked)
     assert found.score == 5.0
 
 
-def test_faults_of_a_function_are_kept_with_their_cause(tmp_path: Path) -> None:
+def test_errors_of_a_function_are_recorded_with_their_cause(tmp_path: Path) -> None:
     found = verdicts(opened(tmp_path, TOLD, wrong_reward=-1.0), "raise", "nan", "words", "nothing", "7")
     kinds = [verdict.failure and verdict.failure.error_type for verdict in found]
     assert kinds == ["ValueError", "ValueError", "TypeError", "TypeError", None]
@@ -98,16 +98,14 @@ def test_faults_of_a_function_are_kept_with_their_cause(tmp_path: Path) -> None:
         ("raise SystemExit(4)", "judge", "SystemExit"),
     ],
 )
-def test_a_function_that_can_t_be_used_is_told_before_the_run(
-    tmp_path: Path, source: str, name: str, told: str
-) -> None:
+def test_an_unusable_function_is_reported_before_the_run(tmp_path: Path, source: str, name: str, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         opened(tmp_path, source, name)
     assert told in str(caught.value)
     assert caught.value.key == "reward.function"
 
 
-def test_a_missing_file_is_told_before_the_run(tmp_path: Path) -> None:
+def test_a_missing_function_file_is_reported_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no file"):
         build_verifier_scorer(RewardConfig(function=f"{tmp_path / 'none.py'}:judge"), 100)
 
@@ -221,12 +219,12 @@ def test_remote_asks_an_address(address: str) -> None:
         ({"kind": "maths"}, "reward.kind"),
     ],
 )
-def test_what_doesn_t_fit_together_is_told_before_the_run(options: dict, key: str) -> None:
+def test_conflicting_reward_options_are_reported_before_the_run(options: dict, key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build_verifier_scorer(RewardConfig.model_validate(options), 100)
     assert caught.value.key == key
 
 
-def test_unknown_sources_are_told_before_the_run() -> None:
+def test_unknown_sources_are_reported_before_the_run() -> None:
     with pytest.raises(ConfigError, match="openai/gsm8k"):
         build_verifier_scorer(RewardConfig(), 100, ["openai/gsm8"])

@@ -44,11 +44,11 @@ def test_a_kind_judges_all_rows_alike() -> None:
     assert route("", "math").verifier == "math"
 
 
-def test_the_generator_of_a_puzzle_is_told() -> None:
+def test_puzzle_sources_name_their_generator() -> None:
     assert route("reasoning_gym/chain_sum").extra == {"generator": "chain_sum"}
 
 
-def test_only_what_starts_processes_is_left_unsealed() -> None:
+def test_only_verifiers_that_start_processes_are_unconfined() -> None:
     assert not route("codeforces").process_kind.confined
     assert all(
         route(source.replace("*", "x")).process_kind.confined for source, name in SOURCES.items() if name != "code"
@@ -59,7 +59,7 @@ def test_only_what_starts_processes_is_left_unsealed() -> None:
     ("source", "hint"),
     [("openai/gsm8", "did you mean 'openai/gsm8k'"), ("my_own_task", "reward.function"), ("", "reward.kind")],
 )
-def test_an_unknown_source_says_what_to_do(source: str, hint: str) -> None:
+def test_an_unknown_source_is_an_error_with_a_hint(source: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint) as caught:
         check_sources(["openai/gsm8k", source])
     assert source in caught.value.message

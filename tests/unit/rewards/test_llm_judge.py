@@ -102,7 +102,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_endpoint, "MAX_PAUSE", 0.002)
 
 
-def test_answers_get_their_verdicts_in_the_units_of_rewards() -> None:
+def test_judge_scores_are_converted_to_reward_units() -> None:
     with endpoint(lambda prompt: "Fine. [[10]]" if "four" in prompt else "Half. [[5]]") as known:
         verdicts = judged(known, ["four", "five", "four"])
     assert [verdicts[i].reward_components["acc"] for i in range(3)] == [1.0, 0.5, 1.0]
@@ -133,7 +133,7 @@ def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert "Authorization" not in known.headers[1]
 
 
-def test_a_request_that_fails_is_made_again() -> None:
+def test_a_failed_request_is_retried() -> None:
     states = iter([(503, b"busy"), (429, b"later"), (200, b"<html>"), (200, b"")])
 
     def reply(_: str) -> str | tuple[int, bytes]:
@@ -160,7 +160,7 @@ def test_a_request_that_fails_is_made_again() -> None:
         ("[[11]]", "NoVerdict", "11", 1),
     ],
 )
-def test_what_is_no_verdict_is_a_failure_with_its_cause(
+def test_an_invalid_judge_reply_is_a_failure_with_its_cause(
     reply: str | bytes | tuple[int, bytes], kind: str, told: str, requests: int
 ) -> None:
     with endpoint(lambda _: reply) as known:
@@ -187,7 +187,7 @@ def test_a_slow_endpoint_costs_its_time_and_no_more() -> None:
     assert verdict.failure.error_type == "Timeout"
 
 
-def test_nobody_there_is_a_failure() -> None:
+def test_an_unreachable_endpoint_is_a_failure() -> None:
     with endpoint(lambda _: "[[1]]") as known:
         pass
     verdict = judged(known, ["a"], timeout_seconds=1.0)[0]
@@ -195,7 +195,7 @@ def test_nobody_there_is_a_failure() -> None:
     assert verdict.failure.error_type == "ConnectionError"
 
 
-def test_so_many_requests_are_under_way_and_no_more() -> None:
+def test_the_number_of_concurrent_requests_is_limited() -> None:
     barrier = threading.Barrier(3)
 
     def reply(_: str) -> str:
@@ -222,7 +222,7 @@ def test_verdicts_can_be_taken_as_they_come() -> None:
         judge.close()
 
 
-def test_closing_doesnt_wait() -> None:
+def test_close_does_not_wait_for_pending_requests() -> None:
     begun, release = threading.Event(), threading.Event()
 
     def reply(_: str) -> str:
@@ -241,7 +241,7 @@ def test_closing_doesnt_wait() -> None:
     assert len(known.seen) == 1
 
 
-def test_an_answer_cant_reach_into_the_prompt() -> None:
+def test_braces_in_a_response_are_not_replaced_in_the_prompt() -> None:
     answer = "{truth} {0.__class__} {question} %s \\1 [[10]]"
     assert fill_prompt("Q: {question}\nA: {answer}\nT: {truth} {x}", question(), answer) == (
         f"Q: 2 + 2 = ?\nA: {answer}\nT: 4 {{x}}"
@@ -298,6 +298,6 @@ def test_verdicts_are_read(reply: str, value: float | None) -> None:
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "127.0.0.1:8000", "ftp://host/v1", "https://"])
-def test_only_the_web_is_asked(url: str) -> None:
+def test_only_http_urls_are_accepted(url: str) -> None:
     with pytest.raises(ValidationError, match="url"):
         JudgeConfig(url=url, model="judge")

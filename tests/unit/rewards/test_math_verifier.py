@@ -64,12 +64,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("answer", "truth"), RIGHT)
-def test_equal_answers_are_right(answer: str, truth: str) -> None:
+def test_equivalent_answers_are_correct(answer: str, truth: str) -> None:
     assert math.verify_boxed(f"So it is $\\boxed{{{answer}}}$.", truth, {}).score == 1.0
 
 
 @pytest.mark.parametrize(("answer", "truth"), WRONG)
-def test_other_answers_are_wrong(answer: str, truth: str) -> None:
+def test_different_answers_are_wrong(answer: str, truth: str) -> None:
     assert math.verify_boxed(f"So it is $\\boxed{{{answer}}}$.", truth, {}).score == 0.0
 
 
@@ -107,11 +107,11 @@ def test_many_open_boxes_take_no_time_to_read() -> None:
         ("The answer is 41.", 0.0),
     ],
 )
-def test_an_answer_is_found_wherever_it_stands(text: str, score: float) -> None:
+def test_the_answer_is_extracted_from_any_position(text: str, score: float) -> None:
     assert math.verify_anywhere(text, "42", {}).score == score
 
 
-def test_an_answer_after_a_long_way_is_found() -> None:
+def test_the_answer_is_extracted_after_a_long_response() -> None:
     assert math.verify_anywhere("1 + 1 = 2. " * 5000 + "The final answer is 42.", "42", {}).score == 1.0
 
 
@@ -131,7 +131,7 @@ def test_without_a_box_a_boxed_answer_is_wrong() -> None:
         ("Answer: 42" + " and so on" * 40, 0.0),
     ],
 )
-def test_the_answer_on_a_line_of_its_own(text: str, score: float) -> None:
+def test_the_answer_line_is_verified(text: str, score: float) -> None:
     assert math.verify_answer_line(text, "42", {}).score == score
 
 
@@ -156,7 +156,7 @@ def test_a_row_without_truth_is_a_fault_of_the_row() -> None:
         math.verify_boxed(r"\boxed{3}", None, {})
 
 
-def test_equal_numbers_have_one_vote() -> None:
+def test_equal_numbers_are_one_class_of_majority_votes() -> None:
     votes = {
         math.verify_boxed(f"\\boxed{{{text}}}", "1", {}).extracted_answer
         for text in ("0.5", "1/2", r"\frac{2}{4}", "50%")

@@ -46,7 +46,7 @@ def judge(request: pytest.FixtureRequest) -> Iterator[PooledRewardScorer]:
     made.close()
 
 
-def test_answers_without_end_are_killed_and_hold_up_no_others(judge: PooledRewardScorer) -> None:
+def test_hanging_verifications_are_killed_and_delay_no_others(judge: PooledRewardScorer) -> None:
     judge.submit(answer(-1, r"\boxed{x}", "x+0"))
     judge.drain()
     started = time.monotonic()
@@ -69,7 +69,7 @@ def test_answers_without_end_are_killed_and_hold_up_no_others(judge: PooledRewar
 
 
 @pytest.mark.parametrize("judge", [60.0], indirect=True, ids=["patient"])
-def test_all_kinds_of_rows_go_through_one_judge(judge: PooledRewardScorer) -> None:
+def test_rows_of_all_sources_are_scored_by_one_scorer(judge: PooledRewardScorer) -> None:
     entry = {"question": "1 + 2 =", "answer": "3", "metadata": {"source_dataset": "chain_sum"}}
     rows = [
         answer(0, "#### 7", "7", "openai/gsm8k"),
@@ -90,7 +90,7 @@ def test_all_kinds_of_rows_go_through_one_judge(judge: PooledRewardScorer) -> No
         ]
 
 
-def test_a_fault_of_a_row_is_its_own_failure(judge: PooledRewardScorer) -> None:
+def test_an_error_of_a_row_fails_only_that_row(judge: PooledRewardScorer) -> None:
     judge.submit(answer(0, r"\boxed{7}", None))
     judge.submit(answer(1, "<answer>3</answer>", "3", "reasoning_gym/no_such_generator"))
     judge.submit(answer(2, r"\boxed{7}"))
@@ -102,7 +102,7 @@ def test_a_fault_of_a_row_is_its_own_failure(judge: PooledRewardScorer) -> None:
     assert found[2].score == 1.0
 
 
-def test_puzzles_are_judged_only_where_nothing_can_happen(judge: PooledRewardScorer, tmp_path: Path) -> None:
+def test_puzzles_are_only_scored_under_confinement(judge: PooledRewardScorer, tmp_path: Path) -> None:
     """Some of reasoning-gym's rules evaluate the answer as Python."""
     made = tmp_path / "made"
     entry = {"question": "", "answer": "[1, 2]", "metadata": {"source_dataset": "number_sorting"}}
@@ -164,7 +164,7 @@ def gone(pid: int, seconds: float = 5.0) -> bool:
     return False
 
 
-def test_a_function_that_hangs_is_killed_with_all_that_it_started(function: str, tmp_path: Path) -> None:
+def test_a_hanging_function_is_killed_with_its_child_processes(function: str, tmp_path: Path) -> None:
     judge = opened(function)
     note = tmp_path / "pids"
     judge.submit(answer(0, "hang with a child", str(note)))
@@ -175,7 +175,7 @@ def test_a_function_that_hangs_is_killed_with_all_that_it_started(function: str,
     assert all(gone(int(pid)) for pid in note.read_text().split())
 
 
-def test_a_process_that_dies_fails_its_own_answer(function: str) -> None:
+def test_a_dying_process_fails_only_its_own_response(function: str) -> None:
     judge = opened(function)
     texts = ["fine", "die", "fine", "exit", "sys.exit", "die", "fine"]
     for number, text in enumerate(texts):
@@ -189,7 +189,7 @@ def test_a_process_that_dies_fails_its_own_answer(function: str) -> None:
     assert "status 3" in found[3].failure.message
 
 
-def test_naive_keeps_to_one_process_and_prime_does_not(function: str) -> None:
+def test_naive_scores_in_one_process_and_prime_in_several(function: str) -> None:
     for options, most in (({"manager": "naive"}, 1), ({"manager": "prime", "workers": 3}, 3)):
         judge = opened(function, **options)
         for number in range(30):
@@ -199,7 +199,7 @@ def test_naive_keeps_to_one_process_and_prime_does_not(function: str) -> None:
         assert 1 <= len(pids) <= most
 
 
-def test_the_keeper_s_death_costs_what_was_being_judged_and_no_more(function: str) -> None:
+def test_the_death_of_the_fork_server_fails_only_pending_responses(function: str) -> None:
     judge = opened(function, manager="prime", workers=1)
     judge.submit(answer(0, "pid"))
     (first,) = judge.drain()
@@ -227,7 +227,7 @@ def test_a_closed_judge_has_no_processes_left(function: str) -> None:
         judge.submit(answer(2, "fine"))
 
 
-def test_where_no_process_can_be_started_the_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_to_start_a_process_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     judge = build_verifier_scorer(RewardConfig(), 100)
     judge.submit(answer(0, r"\boxed{7}"))
@@ -258,7 +258,7 @@ judge.submit(Response(0, PromptRow(0, "", (), sys.argv[2]), "hang with a child",
     ],
     ids=["SIGKILL", "SIGTERM", "SIGINT", "no close"],
 )
-def test_nothing_outlives_the_run(
+def test_no_process_outlives_the_run(
     function: str, tmp_path: Path, last: str, end: Callable[[subprocess.Popen[bytes]], None]
 ) -> None:
     note = tmp_path / "pids"

@@ -30,7 +30,7 @@ from quintet.rewards.verifiers.registry import VERIFIERS
         ("#### seventy", "72", 0.0),
     ],
 )
-def test_gsm8k_reads_what_follows_the_hashes(text: str, truth: str, score: float) -> None:
+def test_gsm8k_verifies_the_number_after_the_hashes(text: str, truth: str, score: float) -> None:
     assert gsm8k.verify_strict(text, truth, {}).score == score
 
 
@@ -64,7 +64,7 @@ def test_a_choice_is_read(text: str, letter: str | None) -> None:
     assert choice.verify(text, "(B)", {}).score == float(letter == "B")
 
 
-def test_the_words_of_a_choice_count_where_they_are_known() -> None:
+def test_the_text_of_a_choice_is_accepted_if_known() -> None:
     row = {"choices": ["Rome", "Paris", "Bonn"]}
     assert choice.verify("<answer>paris</answer>", "B", row).score == 1.0
     assert choice.verify("<answer>bonn</answer>", "B", row).score == 0.0
@@ -81,7 +81,7 @@ def test_the_words_of_a_choice_count_where_they_are_known() -> None:
         ("-5", "5", 0.0),
     ],
 )
-def test_exact_means_the_same_text(text: str, truth: object, score: float) -> None:
+def test_exact_match_compares_the_text(text: str, truth: object, score: float) -> None:
     assert text_match.verify_exact(text, truth, {}).score == score
 
 
@@ -95,7 +95,7 @@ def test_exact_means_the_same_text(text: str, truth: object, score: float) -> No
         ("<answer>beatles</answer>" * 11, 0.25),
     ],
 )
-def test_search_answers_agree_as_squad_has_it(text: str, score: float) -> None:
+def test_search_answers_are_compared_as_in_squad(text: str, score: float) -> None:
     assert text_match.verify_tagged(text, {"target": ["Beatles", "Fab Four"]}, {}).score == score
 
 
@@ -180,7 +180,7 @@ def test_countdown_finds_the_numbers_in_the_row() -> None:
 
 
 @pytest.mark.parametrize("text", ["(" * 200 + "1" + ")" * 200, "1+" * 150 + "1", "9" * 13, "1 2", "+", "1 /", "()"])
-def test_countdown_refuses_what_is_no_expression_or_endless(text: str) -> None:
+def test_countdown_rejects_invalid_and_too_long_expressions(text: str) -> None:
     with pytest.raises(countdown.ExpressionError):
         countdown.evaluate(text)
 
@@ -194,7 +194,7 @@ def test_countdown_computes_as_python_does(terms: list[tuple[int, str]], spaced:
 
 
 @given(st.text(max_size=400))
-def test_nothing_that_is_written_upsets_a_verifier(text: str) -> None:
+def test_no_response_raises_in_a_verifier(text: str) -> None:
     for judge in (
         gsm8k.verify_strict,
         gsm8k.verify_flexible,

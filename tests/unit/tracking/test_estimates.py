@@ -41,14 +41,14 @@ def test_pass_at_k_by_hand(answers: int, right: int, k: int, value: float) -> No
 
 
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(drawn: tuple[int, int, int]) -> None:
+def test_pass_at_k_is_the_share_of_subsets_with_a_correct_answer(drawn: tuple[int, int, int]) -> None:
     answers, right, k = drawn
     subsets = list(itertools.combinations([True] * right + [False] * (answers - right), k))
     assert pass_at_k(answers, right, k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
 
 
 @pytest.mark.parametrize(("answers", "right", "k"), [(4, 1, 5), (4, 1, 0), (4, 5, 2)])
-def test_pass_at_k_of_more_than_there_is_is_refused(answers: int, right: int, k: int) -> None:
+def test_pass_at_k_rejects_k_above_the_number_of_answers(answers: int, right: int, k: int) -> None:
     with pytest.raises(ValueError, match="pass@"):
         pass_at_k(answers, right, k)
 
@@ -86,7 +86,7 @@ def test_the_majority_is_that_of_all_subsets(votes: list[tuple[str | None, float
     assert majority_at_k(votes, k) == pytest.approx(by_subsets(votes, k), abs=1e-12)
 
 
-def test_the_majority_of_many_answers_is_exact_too() -> None:
+def test_maj_at_k_is_exact_for_many_answers() -> None:
     """1100 answers: binomials beyond any float."""
     votes = [("right", 1.0)] * 700 + [("wrong", 0.0)] * 400
     assert majority_at_k(votes, 1) == pytest.approx(7 / 11)
@@ -112,7 +112,7 @@ def test_best_and_worst_are_those_of_all_draws(scores: list[float], draws: int) 
         assert spread.std == pytest.approx(math.sqrt(fmean((x - fmean(found)) ** 2 for x in found)), abs=1e-6)
 
 
-def test_the_drawn_majority_is_near_its_expectation_and_always_the_same() -> None:
+def test_the_sampled_majority_is_deterministic_and_near_its_expectation() -> None:
     votes = [("4", 1.0), ("4", 1.0), ("5", 0.0), ("6", 0.0)]
     draws = itertools.product(range(4), repeat=3)
 
@@ -133,14 +133,14 @@ def test_wilsons_interval_by_hand() -> None:
     assert (found.low, found.high) == (pytest.approx(0.49016, abs=1e-5), pytest.approx(0.94332, abs=1e-5))
 
 
-def test_all_right_is_not_certain() -> None:
+def test_the_interval_of_a_perfect_score_has_nonzero_width() -> None:
     """z² / (n + z²) is the width where all agree."""
     found = estimate([1.0] * 20, 20)
     assert found.high == 1.0
     assert found.low == pytest.approx(20 / (20 + 1.959964**2), abs=1e-5)
 
 
-def test_answers_to_one_prompt_count_as_much_as_they_tell() -> None:
+def test_intervals_account_for_correlated_answers_to_a_prompt() -> None:
     """Four answers each that are all alike tell no more than one; that differ as coins do, as much as forty."""
     alike = estimate([1.0] * 5 + [0.0] * 5, 40)
     assert alike == estimate([1.0] * 5 + [0.0] * 5, 10)
@@ -153,7 +153,7 @@ def test_answers_to_one_prompt_count_as_much_as_they_tell() -> None:
     assert (alone.low, alone.high) == (pytest.approx(0.0546, abs=1e-4), pytest.approx(0.9454, abs=1e-4))
 
 
-def test_other_scores_take_the_clustered_error() -> None:
+def test_non_binary_scores_use_the_clustered_standard_error() -> None:
     found = estimate([1.0, 2.0, 3.0, 6.0], 16)  # variance 14/3, standard error √(14/12)
     half = 1.959964 * math.sqrt(14 / 12)
     assert (found.mean, found.low, found.high) == (3.0, pytest.approx(3 - half), pytest.approx(3 + half))
@@ -162,7 +162,7 @@ def test_other_scores_take_the_clustered_error() -> None:
 
 
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
-def test_intervals_hold_the_truth_as_often_as_they_say(confidence: float) -> None:
+def test_confidence_intervals_have_their_nominal_coverage(confidence: float) -> None:
     """Prompts of different difficulty, five answers each, 600 evaluations."""
     rng, held = random.Random(3), 0
     for _ in range(600):
@@ -198,7 +198,7 @@ def test_estimates_of_a_source() -> None:
     assert {k: one.mean for k, one in found.majority.items()} == {1: 0.25, 2: 0.25}
 
 
-def test_prompts_with_fewer_answers_leave_larger_k_out() -> None:
+def test_prompts_with_fewer_than_k_answers_are_left_out_of_k() -> None:
     found = estimates([sample("a", 1.0), sample("a", 0.0), sample("b", 0.0)], [1, 2])
     assert found.passed[2].mean == 1.0
     assert found.passed[2].prompts == 1
@@ -207,7 +207,7 @@ def test_prompts_with_fewer_answers_leave_larger_k_out() -> None:
     assert found.accuracy is None
 
 
-def test_graded_scores_are_right_from_where_one_says() -> None:
+def test_scores_from_pass_threshold_on_count_as_correct() -> None:
     graded = [sample("a", 0.6), sample("a", 0.2)]
     assert estimates(graded, [1]).passed[1].mean == 0.0
     assert estimates(graded, [1], pass_threshold=0.5).passed[1].mean == 0.5
@@ -241,6 +241,6 @@ def test_parts_that_are_no_numbers_dont_end_a_validation() -> None:
     assert metrics["val-core/math/reward/mean@2"] == 0.5
 
 
-def test_sources_are_kept_apart() -> None:
+def test_validation_metrics_are_computed_per_source() -> None:
     metrics = validation_metrics([Sample("a/b", "0", 1.0), Sample("c", "0", 0.0)])
     assert metrics == {"val-core/a/b/reward/mean@1": 1.0, "val-core/c/reward/mean@1": 0.0}

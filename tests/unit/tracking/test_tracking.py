@@ -62,7 +62,7 @@ def test_every_metric_is_defined_or_refused(tmp_path: Path) -> None:
     assert describe("timing_s/gen").name == "timing_s/{phase}" or describe("timing_s/gen").unit == "s"
 
 
-def test_a_resumed_run_forgets_what_it_wont_go_on_from(tmp_path: Path) -> None:
+def test_truncate_drops_metrics_after_the_resumed_step(tmp_path: Path) -> None:
     logger = build_loggers(["jsonl"], LoggerContext(tmp_path))
     for step in range(5):
         logger.log(step, float(step), {"actor/entropy": float(step)})
@@ -73,7 +73,7 @@ def test_a_resumed_run_forgets_what_it_wont_go_on_from(tmp_path: Path) -> None:
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1, 2]
 
 
-def test_reproducible_lines_hold_no_times() -> None:
+def test_without_timing_drops_times_and_rates() -> None:
     line = {"step": 1, "time_seconds": 3.0, "timing_s/gen": 1.0, "perf/throughput": 3.0, "actor/entropy": 0.1}
     assert without_timing(line) == {"step": 1, "actor/entropy": 0.1}
 
@@ -96,7 +96,7 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("actor/entropy")] == [(1, 0.5), (2, 1.0)]
 
 
-def test_plain_lines_say_how_far_and_how_long() -> None:
+def test_plain_progress_prints_steps_metrics_and_remaining_time() -> None:
     out, times = io.StringIO(), iter(float(i) for i in range(100))
     progress = PlainProgress(Console(file=out, width=200), every_seconds=0.0, clock=lambda: next(times))
     with progress.phase("learning", 10) as phase:
@@ -109,7 +109,7 @@ def test_plain_lines_say_how_far_and_how_long() -> None:
     assert (duration(41.2), duration(125), duration(3900)) == ("41 s", "2 min", "1 h 5 min")
 
 
-def test_episodes_survive_the_disk(tmp_path: Path) -> None:
+def test_trajectories_round_trip_through_a_file(tmp_path: Path) -> None:
     path = tmp_path / "validation/step_000001.jsonl"
     write_trajectories(path, 1, "validation", [episode(3), episode(4, outcome=Outcome.TERMINATED)])
     first, second = read_trajectories(path)
@@ -140,7 +140,7 @@ def test_trajectory_files_of_earlier_versions_are_read(tmp_path: Path) -> None:
     ]
 
 
-def test_summaries_by_hand() -> None:
+def test_episode_summaries_match_hand_computed_values() -> None:
     episodes = [
         episode(0, turn(reward=0.0, tokens=(1, 2, 3, 4)), turn(prompt=(9,), continues=True)),
         episode(1, turn(reward=-0.1, valid_format=False, finish_reason=FinishReason.LENGTH), outcome=Outcome.MAX_TURNS),
@@ -158,7 +158,7 @@ def test_summaries_by_hand() -> None:
         describe(name)
 
 
-def test_each_of_several_envs_has_its_own_numbers() -> None:
+def test_episodes_are_summarized_per_env() -> None:
     episodes = [
         replace(episode(number), env="lake" if number < 3 else "boxes", group=number // 2) for number in range(4)
     ]
@@ -171,19 +171,19 @@ def test_each_of_several_envs_has_its_own_numbers() -> None:
         describe(name)
 
 
-def test_a_env_of_another_name_is_still_drawn_as_what_it_is(tmp_path: Path) -> None:
+def test_episodes_of_a_renamed_env_are_rendered_by_its_type(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     shown = " P _\n _ G"
     lake = replace(episode(3, replace(turn(), observation=shown)), env="lake")
-    for kind, boards in ((None, 0), ("frozenlake", 1)):
-        write_trajectories(run.trajectories("validation", 1), 1, "validation", [replace(lake, env_type=kind)])
+    for env_type, boards in ((None, 0), ("frozenlake", 1)):
+        write_trajectories(run.trajectories("validation", 1), 1, "validation", [replace(lake, env_type=env_type)])
         (stored,) = read_trajectories(run.trajectories("validation", 1))
-        assert stored.get("kind") == kind
+        assert stored.get("env_type") == env_type
         page = write_report(tmp_path, "mixed", {}, []).read_text()
         assert page.count('<symbol id="b0"') == boards
 
 
-def test_the_report_stands_alone_and_escapes_the_policys_words(tmp_path: Path) -> None:
+def test_the_report_is_self_contained_and_escapes_responses(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     evil = '<script>alert("x")</script><img src=x onerror=alert(1)>'
     write_trajectories(run.trajectories("validation", 4), 4, "validation", [episode(0, turn(evil)), episode(1)])
@@ -201,11 +201,11 @@ def test_the_report_stands_alone_and_escapes_the_policys_words(tmp_path: Path) -
         assert outside not in page.replace("http://www.w3.org", ""), outside
 
 
-def test_the_report_of_an_empty_run_is_still_a_page(tmp_path: Path) -> None:
+def test_the_report_of_a_run_without_steps_is_a_page(tmp_path: Path) -> None:
     assert "<html" in write_report(tmp_path, "empty", {}, [], episodes=12).read_text()
 
 
-def test_whole_files_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "state"
     write_atomic(path, b"old")
 
@@ -222,12 +222,12 @@ def test_whole_files_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("code", "words"), [(errno.ENOSPC, "disk full"), (errno.EACCES, "no permission"), (errno.ENOENT, "no such file")]
 )
-def test_the_machines_refusals_are_messages(code: int, words: str) -> None:
+def test_os_errors_become_machine_errors_with_their_cause(code: int, words: str) -> None:
     with pytest.raises(MachineError, match=words), translate_os_errors(Path("/x")):
         raise OSError(code, os.strerror(code))
 
 
-def test_a_directory_is_held_by_one(tmp_path: Path) -> None:
+def test_a_locked_run_directory_rejects_a_second_process(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     run.create()
     with run.lock(), pytest.raises(MachineError, match=str(os.getpid())), run.lock():
@@ -236,7 +236,7 @@ def test_a_directory_is_held_by_one(tmp_path: Path) -> None:
         pass
 
 
-def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_run_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match="file"):
         RunDirectory(tmp_path / "file" / "run").create()

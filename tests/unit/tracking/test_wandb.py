@@ -12,9 +12,7 @@ from quintet.tracking.loggers import build_loggers
 pytest.importorskip("wandb")
 
 
-def test_without_a_key_everything_stays_on_disk_and_a_resumed_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_an_api_key_wandb_logs_offline_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_API_KEY", "WANDB_MODE", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

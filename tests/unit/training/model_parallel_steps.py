@@ -25,7 +25,7 @@ from quintet.policies.packed_batch import PackedBatch
 from quintet.policies.parallel.expert_parallel import Dispatcher, ExpertParallel, apply_expert_parallel
 from quintet.policies.token_statistics import compute_token_statistics
 from quintet.training.optim.grad_norm import GradNormGroup, clip_grad_norm
-from quintet.training.packing import MicroBatch, MicroBatchBudget, micro_batches
+from quintet.training.packing import MicroBatch, MicroBatchBudget, iter_micro_batches
 from quintet.training.parallel.pipeline import Pipeline
 from quintet.training.parallel.process_group import RankGroup
 
@@ -57,7 +57,7 @@ def one_sequence(length: int) -> PackedLayout:
 
 
 def passes() -> list[MicroBatch]:
-    return list(micro_batches(ragged_batch(), BUDGET))
+    return list(iter_micro_batches(ragged_batch(), BUDGET))
 
 
 def optimizer(groups: Iterable[list[nn.Parameter]]) -> torch.optim.Optimizer:

@@ -29,7 +29,7 @@ from quintet.training.learner_setup import LearnerSetup
 from quintet.training.optim.lr_schedule import learning_rate
 from quintet.training.packing import (
     MicroBatchBudget,
-    micro_batches,
+    iter_micro_batches,
     mini_batches,
     select_sequences,
     select_trajectories,
@@ -171,7 +171,7 @@ def test_mini_batches_are_in_order_without_a_generator() -> None:
 
 def test_micro_batches_predict_each_response_token_once() -> None:
     batch = ragged_batch()
-    seen = torch.cat([micro.index for micro in micro_batches(batch, MicroBatchBudget(40))])
+    seen = torch.cat([micro.index for micro in iter_micro_batches(batch, MicroBatchBudget(40))])
     assert sorted(seen.tolist()) == batch.loss_mask.nonzero().squeeze(-1).tolist()
 
 
@@ -222,7 +222,7 @@ def test_activation_checkpointing_saves_memory_and_gives_the_same_gradient(polic
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
-        (micro,) = micro_batches(ragged_batch(), MicroBatchBudget(10_000))
+        (micro,) = iter_micro_batches(ragged_batch(), MicroBatchBudget(10_000))
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             logprobs, _ = log_probs_and_entropy(model, micro.packed)
         held = sum(kept.values())
@@ -295,7 +295,7 @@ def test_chunked_logits_give_the_same_gradient(policy_directory: Path, monkeypat
     def measure(places: int) -> list[torch.Tensor]:
         model = load_model(policy_directory)
         monkeypatch.setattr(token_statistics, "MAX_LOGITS_IN_MEMORY", places * model.config.vocab_size)
-        (micro,) = micro_batches(ragged_batch(), MicroBatchBudget())
+        (micro,) = iter_micro_batches(ragged_batch(), MicroBatchBudget())
         found = token_statistics.compute_token_statistics(
             model,
             micro.packed,

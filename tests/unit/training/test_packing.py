@@ -13,7 +13,7 @@ from torch import Tensor
 from quintet.policies.model_loading import load_model
 from quintet.policies.token_statistics import log_probs_and_entropy
 from quintet.records import Batch
-from quintet.training.packing import MicroBatchBudget, micro_batches
+from quintet.training.packing import MicroBatchBudget, iter_micro_batches
 
 Sequence = tuple[list[int], list[tuple[int, bool]]]
 """A prompt, and what follows it: each token, and whether the policy wrote it."""
@@ -41,7 +41,7 @@ def packed_logprobs(directory: Path, batch: Batch, max_tokens: int) -> Tensor:
     model = load_model(directory)
     out = torch.zeros(len(batch.tokens))
     with torch.no_grad():
-        for micro in micro_batches(batch, MicroBatchBudget(max_tokens)):
+        for micro in iter_micro_batches(batch, MicroBatchBudget(max_tokens)):
             out[micro.index], _ = log_probs_and_entropy(model, micro.packed)
     return out
 
@@ -113,14 +113,14 @@ def test_any_batch_scores_as_its_sequences_would_alone(
 def test_each_prompt_is_computed_once() -> None:
     prompt, other = list(range(1, 21)), [*range(1, 11), *range(50, 60)]
     batch = batch_of([(p, own(100 + i, 200, 201)) for i in range(8) for p in (prompt, other)])
-    (micro,) = micro_batches(batch, MicroBatchBudget(10_000))
+    (micro,) = iter_micro_batches(batch, MicroBatchBudget(10_000))
     # the ten tokens in common, ten more of each prompt, and of each reply all but its last token
     assert len(micro.packed.tokens) == 10 + 2 * 10 + 16 * 2
 
 
 def test_each_response_token_is_in_exactly_one_micro_batch() -> None:
     batch = batch_of([case for cases in CASES.values() for case in cases])
-    scored = torch.cat([micro.index for micro in micro_batches(batch, MicroBatchBudget(7))])
+    scored = torch.cat([micro.index for micro in iter_micro_batches(batch, MicroBatchBudget(7))])
     assert torch.equal(scored.sort().values, batch.loss_mask.nonzero().squeeze(-1))
 
 
@@ -129,7 +129,7 @@ def test_micro_batches_respect_token_and_sequence_limits() -> None:
     batch = batch_of([([n, n + 1], [(n, True)] * 3) for n in range(7)])
 
     def sizes(budget: MicroBatchBudget) -> list[int]:
-        return [len(torch.unique(batch.tokens[micro.index])) for micro in micro_batches(batch, budget)]
+        return [len(torch.unique(batch.tokens[micro.index])) for micro in iter_micro_batches(batch, budget)]
 
     assert sizes(MicroBatchBudget(max_sequences=3)) == [3, 3, 1]
     assert sizes(MicroBatchBudget(max_tokens=10)) == [2, 2, 2, 1]
@@ -144,7 +144,8 @@ def test_balanced_ranks_get_equally_many_similar_micro_batches() -> None:
 
     def costs(budget: MicroBatchBudget) -> list[int]:
         return [
-            len(micro.index) + len(torch.unique(batch.tokens[micro.index])) for micro in micro_batches(batch, budget)
+            len(micro.index) + len(torch.unique(batch.tokens[micro.index]))
+            for micro in iter_micro_batches(batch, budget)
         ]
 
     assert costs(MicroBatchBudget(max_tokens=40)) == [33, 42, 33]
@@ -165,13 +166,13 @@ def test_balanced_micro_batches_have_each_sequence_once_within_limits(
     lengths: list[int], tokens: int | None, sequences: int | None, ranks: int
 ) -> None:
     batch = batch_of([([n], own(*range(length))) for n, length in enumerate(lengths)])
-    micros = list(micro_batches(batch, MicroBatchBudget(tokens, sequences, ranks)))
-    plain = list(micro_batches(batch, MicroBatchBudget(tokens, sequences)))
-    places = torch.cat([micro.index for micro in micros])
+    micro_batches = list(iter_micro_batches(batch, MicroBatchBudget(tokens, sequences, ranks)))
+    plain = list(iter_micro_batches(batch, MicroBatchBudget(tokens, sequences)))
+    places = torch.cat([micro.index for micro in micro_batches])
     assert torch.equal(places.sort().values, batch.loss_mask.nonzero().squeeze(-1))
-    assert len(micros) % ranks == 0 or len(micros) == len(lengths)
-    assert len(plain) <= len(micros) < len(plain) + ranks
+    assert len(micro_batches) % ranks == 0 or len(micro_batches) == len(lengths)
+    assert len(plain) <= len(micro_batches) < len(plain) + ranks
     owner = torch.arange(len(lengths)).repeat_interleave(batch.lengths)
-    held = [len(torch.unique(owner[micro.index])) for micro in micros]
+    held = [len(torch.unique(owner[micro.index])) for micro in micro_batches]
     assert max(held) <= (sequences or len(lengths))
-    assert max(len(micro.index) for micro in micros) <= max(len(micro.index) for micro in plain)
+    assert max(len(micro.index) for micro in micro_batches) <= max(len(micro.index) for micro in plain)

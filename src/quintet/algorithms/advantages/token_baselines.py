@@ -36,15 +36,15 @@ def optimal_token_baseline(batch: Batch, config: TokenBaselineSection) -> tuple[
         batch.token_trajectory,
         len(batch.group),
     )
-    own = rows.gather(batch.loss_mask)
-    returns = discounted_returns(rows.gather(batch.rewards) * own, 1.0)
-    energy = (rows.gather(_squared_scores(batch)) * own).cumsum(-1) * own
+    response_mask = rows.gather(batch.loss_mask)
+    returns = discounted_returns(rows.gather(batch.rewards) * response_mask, 1.0)
+    energy = (rows.gather(_squared_scores(batch)) * response_mask).cumsum(-1) * response_mask
     baseline = _baseline(batch, returns, energy, zero_tail=config.zero_tail)
     size = len(batch.tokens)
-    advantages = rows.scatter((returns - baseline) * own, size)
+    advantages = rows.scatter((returns - baseline) * response_mask, size)
     if config.whiten:
         advantages = whiten(advantages, batch.loss_mask)
-    return advantages, rows.scatter(returns * own, size)
+    return advantages, rows.scatter(returns * response_mask, size)
 
 
 def _squared_scores(batch: Batch) -> Tensor:
@@ -57,9 +57,9 @@ def _squared_scores(batch: Batch) -> Tensor:
 
 def _from_first_response(batch: Batch) -> Tensor:
     """Return all tokens of a trajectory from its first response token on, bool [N]."""
-    own = batch.loss_mask.long()
+    response_mask = batch.loss_mask.long()
     before = num_response_tokens(batch).cumsum(0) - num_response_tokens(batch)
-    return own.cumsum(0) > before[batch.token_trajectory]
+    return response_mask.cumsum(0) > before[batch.token_trajectory]
 
 
 def _baseline(batch: Batch, returns: Tensor, energy: Tensor, *, zero_tail: bool) -> Tensor:

@@ -29,12 +29,12 @@ class _Turns:
 
     @classmethod
     def from_batch(cls, batch: Batch) -> _Turns:
-        own = batch.loss_mask.nonzero().squeeze(-1)
-        owner = batch.token_trajectory[own]
-        pairs = torch.stack([owner, batch.turn[own]], dim=1)
+        response_index = batch.loss_mask.nonzero().squeeze(-1)
+        owner = batch.token_trajectory[response_index]
+        pairs = torch.stack([owner, batch.turn[response_index]], dim=1)
         turns, index = torch.unique(pairs, dim=0, return_inverse=True)
-        reward = batch.rewards.new_zeros(len(turns)).index_add(0, index, batch.rewards[own])
-        first = torch.full((len(turns),), len(batch.tokens)).scatter_reduce(0, index, own, "amin")
+        reward = batch.rewards.new_zeros(len(turns)).index_add(0, index, batch.rewards[response_index])
+        first = torch.full((len(turns),), len(batch.tokens)).scatter_reduce(0, index, response_index, "amin")
         return cls(index, turns[:, 0], reward, first)
 
     def to_tokens(self, batch: Batch, values: Tensor) -> Tensor:

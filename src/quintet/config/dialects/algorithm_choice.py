@@ -10,8 +10,8 @@ from typing import Any
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import inverted
 from quintet.config.dialects.value_types import is_function_address
-from quintet.config.native.advantages import ADVANTAGE_UNION, OutsideAdvantageConfig
-from quintet.config.native.losses import LOSS_UNION, OutsideLossConfig
+from quintet.config.native.advantages import ADVANTAGE_UNION, CustomAdvantageConfig
+from quintet.config.native.losses import LOSS_UNION, CustomLossConfig
 
 ADVANTAGE, LOSS = "algorithm.advantage", "algorithm.loss"
 _UNIONS = {ADVANTAGE: ADVANTAGE_UNION, LOSS: LOSS_UNION}
@@ -44,7 +44,7 @@ def choose(native: NativeBuilder, section: str, value: str, names: Mapping[Any, 
 def export_name(foreign: ForeignBuilder, section: str, key: str, names: Mapping[Any, str]) -> None:
     """Set a foreign key to the foreign name of the estimator or loss; `names` are native names by foreign names."""
     config = foreign.native_value(section)
-    if isinstance(config, OutsideAdvantageConfig | OutsideLossConfig):
+    if isinstance(config, CustomAdvantageConfig | CustomLossConfig):
         foreign.set(key, config.function)
     else:
         foreign.set(key, inverted(names).get(config.name, config.name))

@@ -260,8 +260,8 @@ class NoAdvantageConfig(AdvantageSection, name="none"):
     requires: ClassVar = Requires(Capability.EMBODIED)
 
 
-@_register("outside:outside", "a function of your own")
-class OutsideAdvantageConfig(AdvantageSection, name="outside"):
+@_register("custom:custom_advantage", "a function of your own")
+class CustomAdvantageConfig(AdvantageSection, name="outside"):
     """Custom function `(batch, options) -> (advantages, returns)`, both [N] like `batch.rewards`."""
 
     function: str

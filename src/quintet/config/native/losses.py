@@ -198,7 +198,7 @@ class EmbodiedLossConfig(LossSection):
     """Policy loss."""
 
 
-class OutsideLossConfig(LossSection, name="outside"):
+class CustomLossConfig(LossSection, name="outside"):
     """Custom function `(logprobs, targets, options) -> PolicyLoss`, one loss per token, all [M]."""
 
     function: str
@@ -207,5 +207,5 @@ class OutsideLossConfig(LossSection, name="outside"):
     """Third argument of the function; validated by the function's `config_class`, if it has one."""
 
 
-LOSS_UNION = RegistryUnion(LOSSES, LossSection, others=(EmbodiedLossConfig, OutsideLossConfig))
+LOSS_UNION = RegistryUnion(LOSSES, LossSection, others=(EmbodiedLossConfig, CustomLossConfig))
 LossConfig = Annotated[LossSection, LOSS_UNION]

@@ -19,11 +19,11 @@ from quintet.config.native.mixture import RunEnv, apportion
 from quintet.config.native.training import SolvedEpisodesConfig
 from quintet.data.data_files import write_atomically
 from quintet.data.demonstration_rows import write_demonstration_rows
+from quintet.data.prompt_source import SplitRows, open_split_files
 from quintet.data.tasks.generation import SPLITS, check_directory
 from quintet.envs.factory import env_errors_under_key
 from quintet.errors import ConfigError, MachineError
 from quintet.pipelines.run import Run
-from quintet.pipelines.sft.rows import SplitRows, open_split
 from quintet.pipelines.sft.stage import sft_config
 from quintet.tracking.progress import Progress
 
@@ -49,7 +49,7 @@ def build_solved_episodes(config: Experiment, progress: Progress) -> tuple[Split
     directories = [_solve(env, part, progress) for env, part in _divide(config, episodes)]
     data = DataConfig(cache_dir=config.data.cache_dir if config.data else None)
     train, held_out = (
-        open_split(data, None, [str(directory / f"{name}.parquet") for directory in directories], KEY)
+        open_split_files(data, None, [str(directory / f"{name}.parquet") for directory in directories], KEY)
         for name in SPLITS
     )
     return train, held_out

@@ -14,11 +14,12 @@ from quintet.config.composed import ComposedConfig
 from quintet.config.native.data import DataConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.training import SftConfig
+from quintet.data.prompt_source import SplitRows, open_split
 from quintet.errors import ConfigError
 from quintet.pipelines.run import Run, interrupted, is_due, open_run
 from quintet.pipelines.sft.episodes import build_solved_episodes, validate_in_episodes
 from quintet.pipelines.sft.final_weights import FinalWeights, copy_to_remote, remote_file_system, write_directory
-from quintet.pipelines.sft.rows import SftDataset, SplitRows, build_sft_dataset, iter_texts, open_files
+from quintet.pipelines.sft.rows import SftDataset, build_sft_dataset, iter_texts
 from quintet.pipelines.sft.stage import SftStage, build_stage, load_sft_tokenizer, sft_config
 from quintet.pipelines.timings import Timings, throughput
 from quintet.policies.lora import ADAPTER_DIRECTORY
@@ -237,7 +238,7 @@ def _set_up(run: Run, controller: Controller) -> tuple[SftStage, SftDataset]:
     base = _base_model(run, solved)
     tokenizer = load_sft_tokenizer(config, base)
     data = config.data or DataConfig()
-    train, held_out = solved or (open_files(data, tokenizer, "train"), open_files(data, tokenizer, "validation"))
+    train, held_out = solved or (open_split(data, tokenizer, "train"), open_split(data, tokenizer, "validation"))
     if not solved and not data.validation_files:
         run.progress.note("no data.validation_files: val/loss is measured on the training rows")
     dataset = build_sft_dataset(config, tokenizer, train, held_out, run.progress)
@@ -262,7 +263,7 @@ def _base_model(run: Run, solved: tuple[SplitRows, SplitRows] | None) -> Path:
     if path is not None:
         return Path(path)
     data = config.data or DataConfig()
-    rows = (solved[0] if solved else open_files(data, None, "train")).rows
+    rows = (solved[0] if solved else open_split(data, None, "train")).rows
     with translate_os_errors(run.directory.policy):
         texts, seed = iter_texts(rows, data, VOCABULARY_ROWS), derive_seed(config.seed, "policy")
         create_preset_policy(str(config.policy.preset), run.directory.policy, texts, seed)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,17 +20,15 @@ from quintet.data.conversations import (
     parse_conversation,
     truncate_sequence,
 )
-from quintet.data.prompt_source import open_rows
+from quintet.data.prompt_source import RowSource, SplitRows, open_split_files
 from quintet.data.row_order import RowOrder, sample_rows
 from quintet.data.worker_pool import WorkerPool, serve
 from quintet.errors import ConfigError
 from quintet.pipelines.sft.stage import sft_config
 from quintet.policies.model_loading import load_tokenizer
-from quintet.registry import load_user_object
 from quintet.tracking.progress import Progress
 
 MODULE: Final = "quintet.pipelines.sft.rows"
-CLASS = "data.dataset_class"
 MIN_ROWS_PER_WORKER: Final = 4096
 """Rows below which starting another worker takes longer than it saves."""
 ROWS_PER_REQUEST: Final = 128
@@ -44,73 +41,6 @@ UNSUPPORTED_KEYS = {
     "keep_text": "not used in fine-tuning",
 }
 """Keys of `data` without effect on fine-tuning, and the reason."""
-
-
-class RowSource(Protocol):
-    """Rows by number; `describe_row` returns its file and line."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int) -> Mapping[str, Any]: ...
-
-    def describe_row(self, number: int) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SplitRows:
-    """Rows of a split; see `open_split`."""
-
-    names: tuple[str, ...]
-    key: str
-    """Configuration key that names the files."""
-    rows: RowSource
-    sizes: tuple[int, ...]
-    """Number of rows per file."""
-
-
-class _UserRows:
-    """Rows of a user-defined dataset."""
-
-    def __init__(self, rows: Any, name: str) -> None:
-        self._rows = rows
-        self._name = name
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, number: int) -> Mapping[str, Any]:
-        row = self._rows[number]
-        if not isinstance(row, Mapping):
-            message = f"{CLASS} = {self._name}: row {number} is {type(row).__name__}, not a mapping"
-            raise ConfigError(
-                message, key=CLASS, value=self._name, hint="return a mapping of columns, like a row of a file"
-            )
-        return row
-
-    def describe_row(self, number: int) -> str:
-        return f"{self._name}, row {number}"
-
-
-def open_split(config: DataConfig, tokenizer: Any, names: Sequence[str], key: str) -> SplitRows:
-    """Return the rows of the files, or of the user-defined dataset that is created from them.
-
-    Raises:
-        ConfigError: no file is named, or one does not exist or cannot be read.
-        MachineError: a file cannot be copied, or the cache cannot be written.
-    """
-    if not names:
-        raise ConfigError("there are no rows to train on", key=key, hint=f"name files: {key}=[…]")
-    if config.dataset_class is None:
-        return SplitRows(tuple(names), key, *open_rows(names, key, config.cache_dir))
-    rows = load_user_object(config.dataset_class, CLASS)(list(names), tokenizer, config)
-    return SplitRows(tuple(names), key, _UserRows(rows, config.dataset_class), (len(rows),))
-
-
-def open_files(config: DataConfig, tokenizer: Any, split: Literal["train", "validation"]) -> SplitRows:
-    """Return the rows of a split; those of training if there are no validation files."""
-    if split == "validation" and config.validation_files:
-        return open_split(config, tokenizer, config.validation_files, "data.validation_files")
-    return open_split(config, tokenizer, config.train_files, "data.train_files")
 
 
 def iter_texts(source: RowSource, config: DataConfig, max_rows: int) -> Iterator[str]:
@@ -233,7 +163,9 @@ def _encode(
     workers = min(config.data.workers if config.data else 0, len(numbers) // MIN_ROWS_PER_WORKER)
     with progress.phase(phase_name, len(numbers), unit="row") as phase, ExitStack() as stack:
         if workers:
-            rows = stack.enter_context(EncodingWorkers(config, tokenizer, split, workers)).encoded(numbers)
+            setup = {"experiment": config.model_dump(mode="json"), "names": split.names, "key": split.key}
+            pool = stack.enter_context(WorkerPool(MODULE, setup, workers, tokenizer))
+            rows = _encode_in_workers(numbers, pool)
         else:
             rows = map(RowEncoder(config, tokenizer, split), numbers)
 
@@ -257,33 +189,12 @@ def _check_fills_one_step(train: TokenizedConversations, sft: SftConfig) -> None
         raise ConfigError(message, key="sft.batch", value=sft.batch, hint=hint)
 
 
-class EncodingWorkers(WorkerPool):
-    """Processes that read and encode rows; see `quintet.data.worker_pool`."""
-
-    def __init__(self, config: Experiment, tokenizer: Any, split: SplitRows, count: int) -> None:
-        # the tokenizer in memory may have another chat template than its files
-        self._copy = tempfile.TemporaryDirectory(prefix="quintet-tokenizer-")
-        tokenizer.save_pretrained(self._copy.name)
-        setup = {
-            "experiment": config.model_dump(mode="json"),
-            "tokenizer": self._copy.name,
-            "names": split.names,
-            "key": split.key,
-        }
-        super().__init__(MODULE, setup, count)
-
-    def encoded(self, numbers: Sequence[int]) -> Iterator[list[TokenSequence]]:
-        """Yield the sequences of each row, in order."""
-        starts = range(0, len(numbers), ROWS_PER_REQUEST)
-        requests = ({"rows": list(numbers[first : first + ROWS_PER_REQUEST])} for first in starts)
-        for rows in self.map(requests):
-            for row in rows:
-                yield [TokenSequence(tuple(tokens), tuple(map(bool, own))) for tokens, own in row]
-
-    def close(self) -> None:
-        """Stop all workers."""
-        super().close()
-        self._copy.cleanup()
+def _encode_in_workers(numbers: Sequence[int], workers: WorkerPool) -> Iterator[list[TokenSequence]]:
+    """Yield the sequences of each row, in order."""
+    starts = range(0, len(numbers), ROWS_PER_REQUEST)
+    for rows in workers.map({"rows": list(numbers[first : first + ROWS_PER_REQUEST])} for first in starts):
+        for row in rows:
+            yield [TokenSequence(tuple(tokens), tuple(map(bool, loss_mask))) for tokens, loss_mask in row]
 
 
 def _prepare(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
@@ -291,7 +202,7 @@ def _prepare(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
     trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
     tokenizer = load_tokenizer(setup["tokenizer"], trust_remote_code=trusted)
     encode = RowEncoder(
-        config, tokenizer, open_split(config.data or DataConfig(), tokenizer, setup["names"], setup["key"])
+        config, tokenizer, open_split_files(config.data or DataConfig(), tokenizer, setup["names"], setup["key"])
     )
 
     def answer(request: Mapping[str, Any]) -> list[list[tuple[list[int], list[int]]]]:

@@ -162,13 +162,13 @@ class ContextParallelLayout:
         )
 
     def to(self, device: torch.device) -> ContextParallelLayout:
-        """See `MovableLayout.to`."""
+        """See `MovableAttentionLayout.to`."""
         moved = copy.copy(self)
         moved._query_slices = [part.to(device) for part in self._query_slices]
         return moved
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """See `Layout.attend`; the output of padding tokens is 0."""
+        """See `AttentionLayout.attend`; the output of padding tokens is 0."""
         gathered = all_gather(torch.cat([key, value], 1), self._group)
         keys, values = torch.split(gathered, key.shape[1], 1)
         parts = [_attend(part, query, keys, values, scale) for part in self._query_slices]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from quintet.config.checks.sharding import ADAPTERS_NOT_SPLIT
 from quintet.errors import ConfigError, MachineError
-from quintet.policies.attention import Layout, PackedLayout
+from quintet.policies.attention import AttentionLayout, PackedLayout
 from quintet.policies.causal_lm import PolicyModule, ValueModel
 from quintet.policies.hidden_states import compute_hidden_states
 from quintet.policies.packed_batch import PackedBatch
@@ -37,7 +37,7 @@ class PipelineStageBody(nn.Module):
     input_states: Tensor | None
     """[P, hidden], output of the second-to-last stage; input of `forward`."""
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, **_: object) -> Any:
+    def forward(self, input_ids: Tensor, position_ids: Tensor, layout: AttentionLayout, **_: object) -> Any:
         """Run the last stage on `input_states` and return what a body's own forward pass returns."""
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
@@ -45,7 +45,7 @@ class PipelineStageBody(nn.Module):
         return BaseModelOutputWithPast(last_hidden_state=states[None])
 
     def forward_stage(
-        self, stage: int, tokens: Tensor, position_ids: Tensor, layout: Layout, states: Tensor | None
+        self, stage: int, tokens: Tensor, position_ids: Tensor, layout: AttentionLayout, states: Tensor | None
     ) -> Tensor:
         """Return the output [P, hidden] of one stage for its input [P, hidden]; None for the first stage."""
         if states is None:
@@ -182,7 +182,7 @@ def _drop_other_stages(module: nn.Module, *, first: bool, last: bool) -> None:
         module.get_submodule("policy").lm_head = None  # type: ignore[assignment]
 
 
-def _probe_inputs(body: nn.Module) -> tuple[Tensor, Tensor, Layout]:
+def _probe_inputs(body: nn.Module) -> tuple[Tensor, Tensor, AttentionLayout]:
     weight = body.get_parameter("embed_tokens.weight")
     tokens = torch.arange(PROBE_TOKENS, device=weight.device) * 7919 % len(weight)
     layout = PackedLayout(torch.tensor([PROBE_TOKENS])).to(weight.device)

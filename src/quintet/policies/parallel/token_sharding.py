@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from quintet.policies.attention import MovableLayout, PackedLayout
+from quintet.policies.attention import MovableAttentionLayout, PackedLayout
 from quintet.policies.packed_batch import PackedBatch
 from quintet.policies.parallel.collectives import scatter_all_reduce
 from quintet.policies.parallel.context_parallel import ContextParallelLayout
@@ -75,9 +75,9 @@ class TokenSharding:
             local, partial(scatter_all_reduce, indices=predicted, size=len(packed.prediction_indices), groups=groups)
         )
 
-    def _select(self, packed: PackedBatch) -> tuple[Tensor, MovableLayout]:
+    def _select(self, packed: PackedBatch) -> tuple[Tensor, MovableAttentionLayout]:
         """Return the indices of the rank's tokens, -1 for padding, and their layout."""
-        layout: MovableLayout = packed.layout
+        layout: MovableAttentionLayout = packed.layout
         indices = torch.arange(len(packed.tokens))
         if self.context is not None and self.context.size() > 1:
             if not isinstance(packed.layout, PackedLayout):

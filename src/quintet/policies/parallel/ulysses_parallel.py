@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from quintet.errors import ConfigError
-from quintet.policies.attention import MovableLayout
+from quintet.policies.attention import MovableAttentionLayout
 from quintet.policies.parallel.collectives import all_to_all
 
 
@@ -36,17 +36,17 @@ def check_ulysses(heads: int, kv_heads: int, num_ranks: int, component: str = "a
 class PaddedLayout:
     """A layout followed by padding tokens, so that the number of tokens is divisible."""
 
-    def __init__(self, inner: MovableLayout, size: int) -> None:
+    def __init__(self, inner: MovableAttentionLayout, size: int) -> None:
         """`size` is the number of tokens of `inner`."""
         self._inner, self._size = inner, size
         self.max_length = inner.max_length
 
     def to(self, device: torch.device) -> PaddedLayout:
-        """See `MovableLayout.to`."""
+        """See `MovableAttentionLayout.to`."""
         return PaddedLayout(self._inner.to(device), self._size)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """See `Layout.attend`; the output of padding tokens is 0."""
+        """See `AttentionLayout.attend`; the output of padding tokens is 0."""
         padding = len(query) - self._size
         query, key, value = (x[: self._size] for x in (query, key, value))
         return F.pad(self._inner.attend(layer, query, key, value, scale), (0, 0, 0, 0, 0, padding))
@@ -59,17 +59,17 @@ class UlyssesLayout:
     repeated.
     """
 
-    def __init__(self, inner: MovableLayout, group: ProcessGroup) -> None:
+    def __init__(self, inner: MovableAttentionLayout, group: ProcessGroup) -> None:
         """`inner` is the layout of the tokens of all ranks."""
         self._inner, self._group = inner, group
         self.max_length = inner.max_length
 
     def to(self, device: torch.device) -> UlyssesLayout:
-        """See `MovableLayout.to`."""
+        """See `MovableAttentionLayout.to`."""
         return UlyssesLayout(self._inner.to(device), self._group)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """See `Layout.attend`.
+        """See `AttentionLayout.attend`.
 
         Raises:
             ConfigError: the heads cannot be distributed over the ranks.

@@ -88,11 +88,11 @@ def check_weights(
     Raises:
         MachineError: they differ.
     """
-    theirs = dict(engine.weights()) if isinstance(engine, ReadableEngine) else None
-    ours = dict(iter_merged_weights(model))
-    weights = None if theirs is None else tuple(compare_weights(ours.items(), theirs))
+    engine_weights = dict(engine.weights()) if isinstance(engine, ReadableEngine) else None
+    learner_weights = dict(iter_merged_weights(model))
+    weights = None if engine_weights is None else tuple(compare_weights(learner_weights.items(), engine_weights))
     if directory is not None:
-        _save(directory, ours, theirs, weights)
+        _save(directory, learner_weights, engine_weights, weights)
     mismatches = [each for each in weights or () if each.is_mismatch]
     if mismatches:
         raise _mismatch_error(mismatches, directory)
@@ -105,11 +105,13 @@ def check_weights(
     return WeightsCheck(weights, gap)
 
 
-def compare_weights(ours: Iterable[tuple[str, Tensor]], theirs: dict[str, Tensor]) -> Iterator[WeightDifference]:
+def compare_weights(
+    learner_weights: Iterable[tuple[str, Tensor]], engine_weights: dict[str, Tensor]
+) -> Iterator[WeightDifference]:
     """Compare each of the learner's weights with the engine's. Additional weights of the engine are ignored, because a
     tied head counts once."""
-    for name, weight in ours:
-        other = theirs.get(name)
+    for name, weight in learner_weights:
+        other = engine_weights.get(name)
         if other is None:
             yield WeightDifference(name, "missing")
         elif other.shape != weight.shape:
@@ -139,14 +141,14 @@ def _by(difference: WeightDifference) -> str:
 
 def _save(
     directory: Path,
-    ours: dict[str, Tensor],
-    theirs: dict[str, Tensor] | None,
+    learner_weights: dict[str, Tensor],
+    engine_weights: dict[str, Tensor] | None,
     differences: Sequence[WeightDifference] | None,
 ) -> None:
     from safetensors.torch import save_file
 
     directory.mkdir(parents=True, exist_ok=True)
-    for side, weights in {"learner": ours, "engine": theirs}.items():
+    for side, weights in {"learner": learner_weights, "engine": engine_weights}.items():
         if weights is not None:
             plain = {name: weight.detach().cpu().clone() for name, weight in weights.items()}
             save_file(plain, directory / f"{side}.safetensors")

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from quintet.training.megatron.learner import MegatronActor, MegatronCritic, MegatronScorer
 
 
-def build_megatron_actor(config: Experiment, policy: Path, optimizer: OptimizerConfig | None = None) -> MegatronActor:
+def build_megatron_actor(
+    config: Experiment, policy_dir: Path, optimizer: OptimizerConfig | None = None
+) -> MegatronActor:
     """Build the actor on all ranks of `torch.distributed`, from the weights that `actor.megatron` names, or from the
-    Hugging Face directory `policy`. All ranks call it; a single one needs no process group.
+    Hugging Face directory `policy_dir`. All ranks call it; a single one needs no process group.
 
     Raises:
         ConfigError: megatron-core is not installed, or it does not support the configuration.
@@ -27,23 +29,25 @@ def build_megatron_actor(config: Experiment, policy: Path, optimizer: OptimizerC
     require_megatron()
     from quintet.training.megatron.build import build_actor
 
-    return build_actor(config, policy, optimizer or config.actor.optimizer)
+    return build_actor(config, policy_dir, optimizer or config.actor.optimizer)
 
 
 def build_megatron_critic(
-    config: Experiment, policy: Path, weights: Mapping[str, Tensor] | None = None
+    config: Experiment, policy_dir: Path, weights: Mapping[str, Tensor] | None = None
 ) -> MegatronCritic:
-    """Build the critic from the Hugging Face directory `policy`, or from `weights` under Hugging Face names; raises as
-    `build_megatron_actor` does."""
+    """Build the critic from the Hugging Face directory `policy_dir`, or from `weights` under Hugging Face names.
+
+    Raises as `build_megatron_actor` does.
+    """
     require_megatron()
     from quintet.training.megatron.build import build_critic
 
-    return build_critic(config, policy, weights)
+    return build_critic(config, policy_dir, weights)
 
 
-def build_megatron_reference(config: Experiment, policy: Path) -> MegatronScorer:
-    """Build a scorer from the Hugging Face directory `policy`; raises as `build_megatron_actor` does."""
+def build_megatron_reference(config: Experiment, policy_dir: Path) -> MegatronScorer:
+    """Build a scorer from the Hugging Face directory `policy_dir`; raises as `build_megatron_actor` does."""
     require_megatron()
     from quintet.training.megatron.build import build_reference
 
-    return build_reference(config, policy)
+    return build_reference(config, policy_dir)

@@ -28,13 +28,13 @@ from quintet.training.packing import MicroBatchBudget
 DTYPES_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def build_actor(config: Experiment, policy: Path, optimizer: OptimizerConfig) -> MegatronActor:
+def build_actor(config: Experiment, policy_dir: Path, optimizer: OptimizerConfig) -> MegatronActor:
     """See `build_megatron_actor`."""
-    spec = _model_spec(config, config.actor, policy, recompute=config.actor.gradient_checkpointing)
+    spec = _model_spec(config, config.actor, policy_dir, recompute=config.actor.gradient_checkpointing)
     model = spec.build_model()
     num_ranks = spec.ranks.data.size if config.actor.balance_ranks else 1
     load_hf_weights(
-        model.chunks, _initial_weights(config.actor.megatron or MegatronConfig(), spec, policy), model.shape
+        model.chunks, _initial_weights(config.actor.megatron or MegatronConfig(), spec, policy_dir), model.shape
     )
     return MegatronActor(
         model,
@@ -45,17 +45,17 @@ def build_actor(config: Experiment, policy: Path, optimizer: OptimizerConfig) ->
     )
 
 
-def build_critic(config: Experiment, policy: Path, weights: Mapping[str, Tensor] | None = None) -> MegatronCritic:
+def build_critic(config: Experiment, policy_dir: Path, weights: Mapping[str, Tensor] | None = None) -> MegatronCritic:
     """See `build_megatron_critic`."""
     recompute = config.critic.gradient_checkpointing
     spec = _model_spec(
         config,
         config.critic,
-        policy,
+        policy_dir,
         recompute=config.actor.gradient_checkpointing if recompute is None else recompute,
     )
     model = spec.build_model(critic=True)
-    load_hf_weights(model.chunks, HfWeights(policy) if weights is None else weights, model.shape)
+    load_hf_weights(model.chunks, HfWeights(policy_dir) if weights is None else weights, model.shape)
     return MegatronCritic(
         model,
         config.critic.optimizer,
@@ -64,11 +64,11 @@ def build_critic(config: Experiment, policy: Path, weights: Mapping[str, Tensor]
     )
 
 
-def build_reference(config: Experiment, policy: Path) -> MegatronScorer:
+def build_reference(config: Experiment, policy_dir: Path) -> MegatronScorer:
     """See `build_megatron_reference`."""
-    spec = _model_spec(config, config.reference, policy)
+    spec = _model_spec(config, config.reference, policy_dir)
     model = spec.build_model()
-    load_hf_weights(model.chunks, HfWeights(policy), model.shape)
+    load_hf_weights(model.chunks, HfWeights(policy_dir), model.shape)
     for chunk in model.chunks:
         chunk.requires_grad_(requires_grad=False)
     budget = MicroBatchBudget.from_config(config.reference.inference_budget, config.training)
@@ -76,50 +76,54 @@ def build_reference(config: Experiment, policy: Path) -> MegatronScorer:
 
 
 def _model_spec(
-    config: Experiment, learner: ActorConfig | CriticConfig | ReferenceConfig, policy: Path, *, recompute: bool = False
+    config: Experiment,
+    learner: ActorConfig | CriticConfig | ReferenceConfig,
+    policy_dir: Path,
+    *,
+    recompute: bool = False,
 ) -> ModelSpec:
     options = learner.megatron or MegatronConfig()
-    hf = _hf_config(policy, config.policy.overrides)
-    if config.policy.freeze_router and not model_family(hf).num_experts:
+    hf_config = _hf_config(policy_dir, config.policy.overrides)
+    if config.policy.freeze_router and not model_family(hf_config).num_experts:
         raise no_routers_error()
     check_supported(options, on_cpu=compute_device().type == "cpu")
     ranks = initialize_process_groups(learner.parallel, options, config.seed)
-    initialize_tp_comm_overlap(options, learner.parallel, hf.hidden_size)
+    initialize_tp_comm_overlap(options, learner.parallel, hf_config.hidden_size)
     return ModelSpec(
-        hf_config=hf,
+        hf_config=hf_config,
         options=options,
         parallel=learner.parallel,
         ranks=ranks,
         dtype=DTYPES_BY_NAME.get(config.policy.dtype, torch.float32),
         recompute=recompute,
         freeze_router=config.policy.freeze_router,
-        generation_config=_generation_config(policy),
+        generation_config=_generation_config(policy_dir),
     )
 
 
-def _hf_config(policy: Path, overrides: Mapping[str, Any]) -> Any:
+def _hf_config(policy_dir: Path, overrides: Mapping[str, Any]) -> Any:
     from transformers import AutoConfig
 
-    hf = AutoConfig.from_pretrained(policy, local_files_only=True)
+    hf_config = AutoConfig.from_pretrained(policy_dir, local_files_only=True)
     for name, value in overrides.items():
-        setattr(hf, name, value)
-    return hf
+        setattr(hf_config, name, value)
+    return hf_config
 
 
-def _generation_config(policy: Path) -> Any:
+def _generation_config(policy_dir: Path) -> Any:
     from transformers import GenerationConfig
 
-    if (policy / "generation_config.json").is_file():
-        return GenerationConfig.from_pretrained(policy, local_files_only=True)
-    return GenerationConfig.from_model_config(_hf_config(policy, {}))
+    if (policy_dir / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(policy_dir, local_files_only=True)
+    return GenerationConfig.from_model_config(_hf_config(policy_dir, {}))
 
 
-def _initial_weights(options: MegatronConfig, spec: ModelSpec, policy: Path) -> Mapping[str, Tensor]:
+def _initial_weights(options: MegatronConfig, spec: ModelSpec, policy_dir: Path) -> Mapping[str, Tensor]:
     """Return the initial weights: of a Megatron directory, converted before the run, or of a Hugging Face directory."""
     if options.checkpoint is not None:
         return MegatronWeights(Path(options.checkpoint), spec.hf_config)
     conversion = options.conversion
-    source = Path(conversion.source) if conversion.source else policy
+    source = Path(conversion.source) if conversion.source else policy_dir
     _check_model_name(conversion.model, spec.hf_config)
     if conversion.target is None:
         return HfWeights(source)
@@ -154,16 +158,16 @@ def _conversion_devices(conversion: ConversionConfig) -> tuple[int, ...]:
     return chosen[:count]
 
 
-def _check_model_name(name: str | None, hf: Any) -> None:
+def _check_model_name(name: str | None, hf_config: Any) -> None:
     """Check that the converter's model name fits the model."""
     if name is None:
         return
     model_types = {"qwen3": ("qwen3", "qwen3_moe"), "qwen2": ("qwen2",), "qwen": ("qwen2",), "llama": ("llama",)}
     expected = next((types for prefix, types in model_types.items() if prefix in name.lower()), None)
-    if expected is not None and hf.model_type not in expected:
+    if expected is not None and hf_config.model_type not in expected:
         raise ConfigError(
             f"actor.megatron.conversion.model = {name} implies model type {'/'.join(expected)}, but the model is "
-            f"{hf.model_type}",
+            f"{hf_config.model_type}",
             key="actor.megatron.conversion.model",
             value=name,
             hint="set it to null to use the model's config.json",

@@ -30,10 +30,10 @@ class ModelDims:
     vocab_size: int
 
     @classmethod
-    def from_hf_config(cls, hf: Any) -> ModelDims:
+    def from_hf_config(cls, hf_config: Any) -> ModelDims:
         """Return the dimensions of a Hugging Face model configuration."""
-        dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-        return cls(hf.num_attention_heads, hf.num_key_value_heads, dim, hf.vocab_size)
+        dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // hf_config.num_attention_heads
+        return cls(hf_config.num_attention_heads, hf_config.num_key_value_heads, dim, hf_config.vocab_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from quintet.training.megatron.optimizer_state import MegatronOptimizerState, cl
 from quintet.training.megatron.options import ddp_config, optimizer_config
 from quintet.training.megatron.pipeline_runner import MegatronModel
 from quintet.training.megatron.weight_export import WeightGatherer, global_parameters, load_hf_weights, local_shard
-from quintet.training.packing import MicroBatch, MicroBatchBudget, micro_batches
+from quintet.training.packing import MicroBatch, MicroBatchBudget, iter_micro_batches
 from quintet.training.policy_update import PolicyUpdate, ValueUpdate
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class _GradientLearner:
         self,
         learning_rate: float,
         compute_loss: Callable[[MicroBatch, Tensor], tuple[Tensor, dict[str, Tensor]]],
-        micros: list[MicroBatch],
+        micro_batches: list[MicroBatch],
         should_skip: Callable[[Mapping[str, float]], bool] = _never_skip,
         weight_decay: float | None = None,
     ) -> dict[str, float]:
@@ -173,14 +173,14 @@ class _GradientLearner:
             chunk.train()  # Megatron recomputes activations in training mode only; there is no dropout
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
-        results = self._model.run(micros, compute_loss)
+        results = self._model.run(micro_batches, compute_loss)
         sums: dict[str, float] = {}
         for _, metrics in results if self._ranks.reports_results else ():
             for name, value in metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value.detach())
         sums = self._ranks.world.all_reduce_dict(sums)
-        grad_norm, is_finite = self._prepare_grads() if micros else (0.0, True)
-        if micros and is_finite and not should_skip(sums):
+        grad_norm, is_finite = self._prepare_grads() if micro_batches else (0.0, True)
+        if micro_batches and is_finite and not should_skip(sums):
             decay = self._config.weight_decay if weight_decay is None else weight_decay
             self._optimizer_step(learning_rate, decay, grad_norm)
         return {**sums, "grad_norm": grad_norm, "skipped": float(not is_finite), "lr": learning_rate}
@@ -269,8 +269,8 @@ class MegatronScorer:
         swapped: bool = False,
         with_sum_squared_probs: bool = False,
     ) -> Tensor:
-        micros = list(micro_batches(batch, self.budget))
-        reference_hidden = {} if reference is None else reference.megatron_model.hidden_states(micros)
+        micro_batches = list(iter_micro_batches(batch, self.budget))
+        reference_hidden = {} if reference is None else reference.megatron_model.hidden_states(micro_batches)
 
         def compute(micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor]:
             other = None if reference is None else (reference.megatron_model, reference_hidden[id(micro)])
@@ -284,7 +284,9 @@ class MegatronScorer:
             )
             return hidden.new_zeros(()), select_result(statistics)
 
-        return _scatter_results(batch, self.megatron_model, self.megatron_model.run(micros, compute, backward=False))
+        return _scatter_results(
+            batch, self.megatron_model, self.megatron_model.run(micro_batches, compute, backward=False)
+        )
 
 
 def _scatter_results(batch: Batch, model: MegatronModel, results: list[tuple[MicroBatch, Tensor]]) -> Tensor:
@@ -336,19 +338,19 @@ class MegatronActor(_GradientLearner):
         weight_decay: float | None = None,
     ) -> dict[str, float]:
         """See `ActorLearner.update`."""
-        micros = list(micro_batches(batch, self._budget))
+        micro_batches = list(iter_micro_batches(batch, self._budget))
         update = PolicyUpdate(
             batch,
             objective,
             aggregation,
-            micros,
+            micro_batches,
             compute_log_probs=self.scorer.compute_log_probs,
             dtype=self.scorer.dtype,
             has_reference=reference is not None,
             seed=seed,
         )
         kl = update.full_divergence
-        reference_hidden = reference.megatron_model.hidden_states(micros) if kl and reference else {}
+        reference_hidden = reference.megatron_model.hidden_states(micro_batches) if kl and reference else {}
 
         def compute_loss(micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             other = (reference.megatron_model, reference_hidden[id(micro)]) if kl and reference else None
@@ -357,7 +359,7 @@ class MegatronActor(_GradientLearner):
             )
             return update.loss(micro, statistics)
 
-        metrics = self._update(learning_rate, compute_loss, micros, update.should_skip_step, weight_decay)
+        metrics = self._update(learning_rate, compute_loss, micro_batches, update.should_skip_step, weight_decay)
         return update.final_metrics(metrics, self._ranks.world.all_reduce_max(update.largest_gap))
 
 
@@ -371,8 +373,8 @@ class MegatronCritic(_GradientLearner):
             return hidden.new_zeros(()), self._value(hidden)
 
         with torch.no_grad():
-            micros = list(micro_batches(batch, self._inference_budget))
-            return _scatter_results(batch, self._model, self._model.run(micros, compute, backward=False))
+            micro_batches = list(iter_micro_batches(batch, self._inference_budget))
+            return _scatter_results(batch, self._model, self._model.run(micro_batches, compute, backward=False))
 
     def update(
         self,
@@ -385,13 +387,13 @@ class MegatronCritic(_GradientLearner):
         weight_decay: float | None = None,
     ) -> dict[str, float]:
         """See `CriticLearner.update`."""
-        update = ValueUpdate(batch, objective, aggregation, lambda part: micro_batches(part, self._budget), mask)
+        update = ValueUpdate(batch, objective, aggregation, lambda part: iter_micro_batches(part, self._budget), mask)
 
         def compute_loss(micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             return update.loss(micro, self._value(hidden))
 
-        micros = list(micro_batches(update.batch, self._budget))
-        return self._update(learning_rate, compute_loss, micros, weight_decay=weight_decay)
+        micro_batches = list(iter_micro_batches(update.batch, self._budget))
+        return self._update(learning_rate, compute_loss, micro_batches, weight_decay=weight_decay)
 
     def _value(self, hidden: Tensor) -> Tensor:
         """Return the values, [M], of hidden states [M, hidden]."""

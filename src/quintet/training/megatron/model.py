@@ -1,4 +1,4 @@
-"""Megatron Core's GPT on packed sequences, with attention by a `Layout`."""
+"""Megatron Core's GPT on packed sequences, with attention by a `AttentionLayout`."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from torch import Tensor, nn
 from quintet.config.checks.megatron import has_transformer_engine
 from quintet.config.native.megatron import MegatronConfig
 from quintet.errors import ConfigError
-from quintet.policies.attention import Layout
+from quintet.policies.attention import AttentionLayout
 from quintet.policies.packed_batch import PackedBatch
 from quintet.training.megatron.core_package import compute_device, emulate_cuda
 
 
 @dataclass
 class LayoutParams(PackedSeqParams):  # type: ignore[misc]
-    """Layout of packed sequences, which Megatron's layers pass on to their attention."""
+    """AttentionLayout of packed sequences, which Megatron's layers pass on to their attention."""
 
-    layout: Layout | None = None
+    layout: AttentionLayout | None = None
     num_tokens: int = 0
     """Number of tokens without padding."""
 
 
 class Attention(nn.Module):
-    """Megatron's core attention by a `Layout`, without an attention mask."""
+    """Megatron's core attention by a `AttentionLayout`, without an attention mask."""
 
     def __init__(self, config: TransformerConfig, layer_number: int, **_: Any) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class PackedGPT(GPTModel):  # type: ignore[misc]
 
     def __init__(
         self,
-        hf: Any,
+        hf_config: Any,
         config: TransformerConfig,
         spec: TransformerBlockSubmodules,
         *,
@@ -152,18 +152,18 @@ class PackedGPT(GPTModel):  # type: ignore[misc]
         super().__init__(
             config,
             spec,
-            vocab_size=padded_vocab_size(hf.vocab_size, config.tensor_model_parallel_size),
-            max_sequence_length=hf.max_position_embeddings,
+            vocab_size=padded_vocab_size(hf_config.vocab_size, config.tensor_model_parallel_size),
+            max_sequence_length=hf_config.max_position_embeddings,
             pre_process=first,
             post_process=last,
-            share_embeddings_and_output_weights=bool(hf.tie_word_embeddings) and not critic,
+            share_embeddings_and_output_weights=bool(hf_config.tie_word_embeddings) and not critic,
             position_embedding_type="rope",
-            rotary_base=_theta(hf),
+            rotary_base=_theta(hf_config),
             vp_stage=stage,
         )
-        self.frequencies = rotary_frequencies(hf)[0].to(compute_device())
-        self.true_vocab_size = int(hf.vocab_size)
-        self.pad_token_id: int | None = getattr(hf, "pad_token_id", None)
+        self.frequencies = rotary_frequencies(hf_config)[0].to(compute_device())
+        self.true_vocab_size = int(hf_config.vocab_size)
+        self.pad_token_id: int | None = getattr(hf_config, "pad_token_id", None)
         if not last:
             return
         if critic:
@@ -239,11 +239,11 @@ class PackedGPT(GPTModel):  # type: ignore[misc]
         return logits[:, : len(self.local_vocab)]
 
 
-def _theta(hf: Any) -> float:
-    return float((getattr(hf, "rope_parameters", None) or {}).get("rope_theta", 10000.0))
+def _theta(hf_config: Any) -> float:
+    return float((getattr(hf_config, "rope_parameters", None) or {}).get("rope_theta", 10000.0))
 
 
-def rotary_frequencies(hf: Any) -> tuple[Tensor, float]:
+def rotary_frequencies(hf_config: Any) -> tuple[Tensor, float]:
     """Return the rotary frequency of each pair of dimensions, float32 [dim / 2], as in transformers, and its scaling
     factor of queries and keys.
 
@@ -252,26 +252,31 @@ def rotary_frequencies(hf: Any) -> tuple[Tensor, float]:
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    rope = getattr(hf, "rope_parameters", None) or {}
+    rope = getattr(hf_config, "rope_parameters", None) or {}
     kind = str(rope.get("rope_type", "default"))
     if kind == "default":
-        size = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-        return _theta(hf) ** -(torch.arange(0, size, 2, dtype=torch.int64).float() / size), 1.0
+        size = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // hf_config.num_attention_heads
+        return _theta(hf_config) ** -(torch.arange(0, size, 2, dtype=torch.int64).float() / size), 1.0
     if kind not in ("linear", "llama3", "yarn"):
         raise ConfigError(
             f"policy.path: Megatron does not support rope type {kind!r}",
             key="policy.path",
             hint="set actor.backend=fsdp2",
         )
-    frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"))
+    frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](hf_config, torch.device("cpu"))
     return frequencies, float(scaling)
 
 
 def build_chunks(
-    hf: Any, config: TransformerConfig, options: MegatronConfig, *, critic: bool = False, freeze_router: bool = False
+    hf_config: Any,
+    config: TransformerConfig,
+    options: MegatronConfig,
+    *,
+    critic: bool = False,
+    freeze_router: bool = False,
 ) -> list[PackedGPT]:
     """Build this process's stage of the model, or several virtual ones, without initialising weights."""
-    config.attention_scaling = rotary_frequencies(hf)[1]
+    config.attention_scaling = rotary_frequencies(hf_config)[1]
     virtual_stages = config.virtual_pipeline_model_parallel_size
     chunks = []
     with emulate_cuda():
@@ -280,7 +285,7 @@ def build_chunks(
             first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage)
             last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage)
             spec = block_spec(config, options, stage)
-            chunks.append(PackedGPT(hf, config, spec, first=first, last=last, stage=stage, critic=critic))
+            chunks.append(PackedGPT(hf_config, config, spec, first=first, last=last, stage=stage, critic=critic))
     for chunk in chunks:
         chunk.to(compute_device())
         _mark_sharded_weights(chunk)

@@ -50,18 +50,18 @@ class ModelFamily:
     num_experts: int = 0
 
 
-def model_family(hf: Any) -> ModelFamily:
+def model_family(hf_config: Any) -> ModelFamily:
     """Return the family of a Hugging Face model configuration.
 
     Raises:
         ConfigError: the Megatron backend does not support the architecture.
     """
-    kind = hf.model_type
-    if unknown := unsupported_architecture(kind, _dense_layers(hf) if kind == "qwen3_moe" else 0):
+    kind = hf_config.model_type
+    if unknown := unsupported_architecture(kind, _dense_layers(hf_config) if kind == "qwen3_moe" else 0):
         raise ConfigError(unknown, key="policy.path", value=kind, hint=SUPPORTED_MODELS)
     if kind == "qwen2":
         return ModelFamily(kind, qkv_bias=True)
-    attention, mlp = bool(getattr(hf, "attention_bias", False)), bool(getattr(hf, "mlp_bias", False))
+    attention, mlp = bool(getattr(hf_config, "attention_bias", False)), bool(getattr(hf_config, "mlp_bias", False))
     if kind == "llama" and attention and mlp:
         return ModelFamily(kind, qkv_bias=True, linear_bias=True)
     if attention or mlp:
@@ -71,18 +71,18 @@ def model_family(hf: Any) -> ModelFamily:
             value=kind,
             hint="set actor.backend=fsdp2",
         )
-    num_experts = int(hf.num_experts) if kind == "qwen3_moe" else 0
+    num_experts = int(hf_config.num_experts) if kind == "qwen3_moe" else 0
     return ModelFamily(kind, qk_norm=kind.startswith("qwen3"), num_experts=num_experts)
 
 
-def _dense_layers(hf: Any) -> int:
+def _dense_layers(hf_config: Any) -> int:
     """Return the number of layers without experts, as transformers builds them."""
-    sparse_step, dense = hf.decoder_sparse_step, hf.mlp_only_layers or ()
-    return sum(layer in dense or (layer + 1) % sparse_step != 0 for layer in range(hf.num_hidden_layers))
+    sparse_step, dense = hf_config.decoder_sparse_step, hf_config.mlp_only_layers or ()
+    return sum(layer in dense or (layer + 1) % sparse_step != 0 for layer in range(hf_config.num_hidden_layers))
 
 
 def transformer_config(
-    hf: Any,
+    hf_config: Any,
     options: MegatronConfig,
     parallel: ParallelConfig,
     dtype: torch.dtype = torch.float32,
@@ -90,28 +90,28 @@ def transformer_config(
     recompute: bool = False,
     on_cpu: bool = True,
 ) -> TransformerConfig:
-    """Return Megatron's configuration of the Hugging Face model `hf`, without dropout. `recompute` is
+    """Return Megatron's configuration of the Hugging Face model `hf_config`, without dropout. `recompute` is
     `gradient_checkpointing`, for all layers unless a granularity is set; `on_cpu` is True without a GPU.
 
     Raises:
         ConfigError: options do not fit the weights, contradict each other or need a GPU.
     """
-    family = model_family(hf)
+    family = model_family(hf_config)
     check_supported(options, on_cpu=on_cpu)
     _raise_first(conflicting_megatron_options(options, parallel, str(dtype).removeprefix("torch.")), options)
-    _check_fits_weights(hf, family, options)
-    if hf.num_attention_heads % (parallel.tensor * parallel.context):
+    _check_fits_weights(hf_config, family, options)
+    if hf_config.num_attention_heads % (parallel.tensor * parallel.context):
         raise ConfigError(
-            f"{hf.num_attention_heads} attention heads cannot be divided among tensor {parallel.tensor} × context "
-            f"{parallel.context} ranks",
+            f"{hf_config.num_attention_heads} attention heads cannot be divided among tensor {parallel.tensor} × "
+            f"context {parallel.context} ranks",
             key="actor.parallel.context",
             value=parallel.context,
             hint="set actor.parallel.tensor × actor.parallel.context to a divisor of the heads",
         )
-    values = _model_values(hf, family, options) | _computation_values(options, parallel, dtype, on_cpu=on_cpu)
+    values = _model_values(hf_config, family, options) | _computation_values(options, parallel, dtype, on_cpu=on_cpu)
     values |= _parallel_values(parallel)
-    values |= _recompute_values(options, hf.num_hidden_layers // parallel.pipeline, full=recompute)
-    values |= _expert_values(hf, options) if family.num_experts else {}
+    values |= _recompute_values(options, hf_config.num_hidden_layers // parallel.pipeline, full=recompute)
+    values |= _expert_values(hf_config, options) if family.num_experts else {}
     if options.tp_comm_bootstrap_backend is not None:
         values["tp_comm_bootstrap_backend"] = options.tp_comm_bootstrap_backend
     try:
@@ -120,18 +120,18 @@ def transformer_config(
         raise ConfigError(f"Megatron rejects the options of actor.megatron: {error}", key="actor.megatron") from error
 
 
-def _model_values(hf: Any, family: ModelFamily, options: MegatronConfig) -> dict[str, Any]:
+def _model_values(hf_config: Any, family: ModelFamily, options: MegatronConfig) -> dict[str, Any]:
     function, gated = ACTIVATIONS[options.activation.removeprefix("fast-")]
-    heads = int(hf.num_attention_heads)
+    heads = int(hf_config.num_attention_heads)
     return {
-        "num_layers": hf.num_hidden_layers,
-        "hidden_size": hf.hidden_size,
-        "ffn_hidden_size": hf.intermediate_size,
+        "num_layers": hf_config.num_hidden_layers,
+        "hidden_size": hf_config.hidden_size,
+        "ffn_hidden_size": hf_config.intermediate_size,
         "num_attention_heads": heads,
-        "num_query_groups": hf.num_key_value_heads,
-        "kv_channels": getattr(hf, "head_dim", None) or hf.hidden_size // heads,
+        "num_query_groups": hf_config.num_key_value_heads,
+        "kv_channels": getattr(hf_config, "head_dim", None) or hf_config.hidden_size // heads,
         "normalization": "RMSNorm",
-        "layernorm_epsilon": hf.rms_norm_eps,
+        "layernorm_epsilon": hf_config.rms_norm_eps,
         "layernorm_zero_centered_gamma": options.normalization == "layernorm1p",
         "activation_func": function,
         "gated_linear_unit": gated,
@@ -194,12 +194,12 @@ def _recompute_values(options: MegatronConfig, layers: int, *, full: bool) -> di
     return {"recompute_granularity": "selective", "recompute_modules": modules} if modules else {}
 
 
-def _expert_values(hf: Any, options: MegatronConfig) -> dict[str, Any]:
+def _expert_values(hf_config: Any, options: MegatronConfig) -> dict[str, Any]:
     return {
-        "num_moe_experts": hf.num_experts,
-        "moe_ffn_hidden_size": hf.moe_intermediate_size,
-        "moe_router_topk": hf.num_experts_per_tok,
-        "moe_router_pre_softmax": not hf.norm_topk_prob,
+        "num_moe_experts": hf_config.num_experts,
+        "moe_ffn_hidden_size": hf_config.moe_intermediate_size,
+        "moe_router_topk": hf_config.num_experts_per_tok,
+        "moe_router_pre_softmax": not hf_config.norm_topk_prob,
         "moe_router_load_balancing_type": "none",
         "moe_router_dtype": "fp32" if has_transformer_engine() else None,
         "moe_aux_loss_coeff": 0.0,
@@ -227,9 +227,9 @@ def _raise_option_error(name: str, value: Any, reason: str, hint: str) -> None:
     raise ConfigError(f"actor.megatron.{name}: {reason}", key=f"actor.megatron.{name}", value=value, hint=hint)
 
 
-def _check_fits_weights(hf: Any, family: ModelFamily, options: MegatronConfig) -> None:
+def _check_fits_weights(hf_config: Any, family: ModelFamily, options: MegatronConfig) -> None:
     """Check that options which describe the weights agree with them."""
-    act = GATED_ACTIVATIONS.get(str(hf.hidden_act), str(hf.hidden_act))
+    act = GATED_ACTIVATIONS.get(str(hf_config.hidden_act), str(hf_config.hidden_act))
     if options.activation.removeprefix("fast-") != act:
         _raise_option_error(
             "activation", options.activation, f"the weights were trained with {act}", f"set it to {act}"
@@ -244,7 +244,7 @@ def _check_fits_weights(hf: Any, family: ModelFamily, options: MegatronConfig) -
             f"the weights have {actual}",
             f"set it to {family.linear_bias}".lower(),
         )
-    rope = str((getattr(hf, "rope_parameters", None) or {}).get("rope_type", "default"))
+    rope = str((getattr(hf_config, "rope_parameters", None) or {}).get("rope_type", "default"))
     if options.position_embedding_type not in ("rope", rope):
         reason = f"{family.name} encodes positions by rope ({rope})"
         _raise_option_error("position_embedding_type", options.position_embedding_type, reason, "set it to rope")

@@ -73,10 +73,10 @@ def convert(job: ConversionJob) -> None:
     """
     from transformers import AutoConfig
 
-    hf = AutoConfig.from_pretrained(job.source, local_files_only=True)
-    if hf.num_hidden_layers % job.pipeline or hf.num_attention_heads % job.tensor:
+    hf_config = AutoConfig.from_pretrained(job.source, local_files_only=True)
+    if hf_config.num_hidden_layers % job.pipeline or hf_config.num_attention_heads % job.tensor:
         raise ConfigError(
-            f"{hf.num_hidden_layers} layers of {hf.num_attention_heads} heads cannot be divided into "
+            f"{hf_config.num_hidden_layers} layers of {hf_config.num_attention_heads} heads cannot be divided into "
             f"{job.pipeline} stages of {job.tensor} ranks",
             key="actor.megatron.conversion",
         )
@@ -89,7 +89,7 @@ def convert(job: ConversionJob) -> None:
     else:
         for rank, stage in shards:
             _write_shard(job, rank, stage)
-    hf.save_pretrained(job.target)
+    hf_config.save_pretrained(job.target)
     write_index(job.target, job.tensor, job.pipeline)
 
 
@@ -101,13 +101,13 @@ def write_index(directory: Path, tensor: int, pipeline: int) -> None:
 def _write_shard(job: ConversionJob, rank: int, stage: int) -> None:
     from transformers import AutoConfig
 
-    hf = AutoConfig.from_pretrained(job.source, local_files_only=True)
-    weights, shape = HfWeights(job.source), ModelDims.from_hf_config(hf)
+    hf_config = AutoConfig.from_pretrained(job.source, local_files_only=True)
+    weights, shape = HfWeights(job.source), ModelDims.from_hf_config(hf_config)
     number = stage * job.tensor + rank
     device = torch.device("cuda", job.devices[number % len(job.devices)]) if job.devices else torch.device("cpu")
     shard = {}
-    for mapping in tensor_mappings(set(weights), hf.num_hidden_layers):
-        if _stage(mapping, hf.num_hidden_layers // job.pipeline, job.pipeline) == stage:
+    for mapping in tensor_mappings(set(weights), hf_config.num_hidden_layers):
+        if _stage(mapping, hf_config.num_hidden_layers // job.pipeline, job.pipeline) == stage:
             full = from_hugging_face([weights[name].to(device) for name in mapping.hugging_face], mapping.layout, shape)
             shard[mapping.megatron] = take_shard(full, mapping.layout, rank, job.tensor)
     path = shard_path(job.target, rank, stage)
@@ -124,12 +124,12 @@ def _stage(mapping: TensorMapping, layers_per_stage: int, stages: int) -> int:
 class MegatronWeights(Mapping[str, Tensor]):
     """Mapping of the full Hugging Face tensors in a directory of shards, each loaded on access."""
 
-    def __init__(self, directory: Path, hf: Any) -> None:
+    def __init__(self, directory: Path, hf_config: Any) -> None:
         """Raise `MachineError` if shards are missing."""
         if not is_complete(directory):
             raise MachineError(f"no converted Megatron weights in {directory}", "check the path, or convert again")
         index = json.loads((directory / INDEX).read_text())
-        self._shape = ModelDims.from_hf_config(hf)
+        self._shape = ModelDims.from_hf_config(hf_config)
         self._paths: dict[str, list[Path]] = {}
         self._megatron_name: dict[str, str] = {}
         for stage in range(index["pipeline"]):

@@ -77,7 +77,7 @@ def value(text: str) -> Fraction:
         ("arithmetic", {"operators": "-*", "terms": 4, "negative": False}),
     ],
 )
-def test_what_is_right_is_right(tmp_path: Path, task: str, options: dict[str, Any]) -> None:
+def test_generated_ground_truth_is_correct(tmp_path: Path, task: str, options: dict[str, Any]) -> None:
     train, validation = make(tmp_path, task, options=options)
     for row in train + validation:
         asked = row["prompt"][0]["content"].partition(" = ?")[0]
@@ -95,7 +95,7 @@ def plain(working: str) -> list[str]:
     return [part for part in working.split(" , ") if not re.search(r"(^|[-+*/] )-", part)]
 
 
-def test_the_working_of_a_sum_goes_digit_by_digit() -> None:
+def test_worked_sums_proceed_digit_by_digit() -> None:
     task = build_task("addition", {"style": "worked", "digits": 2})
     problem = next(p for p in (task.problem(0, n) for n in range(100)) if p is not None and p.question[:2] == "97")
     left, right = (int(word) for word in re.findall(r"\d+", problem.question)[:2])
@@ -113,7 +113,7 @@ trees: st.SearchStrategy[Tree] = st.recursive(
 
 @settings(max_examples=200)
 @given(trees)
-def test_a_written_tree_means_what_the_tree_means(tree: Tree) -> None:
+def test_expression_text_evaluates_to_the_value_of_its_tree(tree: Tree) -> None:
     done = evaluate_steps(tree)
     if done:
         assert value(to_text(tree)) == done[-1][-1]
@@ -132,7 +132,7 @@ def test_countdown_can_be_solved_with_each_number_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["chain_sum", "gsm_symbolic", "countdown"])
-def test_the_generators_own_rules_accept_its_own_answer(tmp_path: Path, name: str) -> None:
+def test_reasoning_gym_scores_its_own_answers_as_correct(tmp_path: Path, name: str) -> None:
     import reasoning_gym
 
     train, validation = make(tmp_path, f"reasoning_gym:{name}", 6, 3)
@@ -161,7 +161,7 @@ def test_sizes_are_exact_and_no_question_is_in_both_splits(tmp_path: Path, task:
     assert question.response
 
 
-def test_the_same_sum_in_another_order_stays_in_one_split(tmp_path: Path) -> None:
+def test_equivalent_problems_stay_in_one_split(tmp_path: Path) -> None:
     train, validation = make(tmp_path, "addition", 40, 20, options={"digits": 1})
     keys = [
         {tuple(sorted(re.findall(r"\d", row["prompt"][0]["content"]))) for row in found}
@@ -182,7 +182,7 @@ def test_the_rows_follow_from_the_seed(tmp_path: Path, task: str) -> None:
     assert len(asked[0] & asked[1]) < 10
 
 
-def test_several_processes_make_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generation_does_not_depend_on_the_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = [generate_dataset("addition", tmp_path / str(n), train=400, validation=50, processes=n) for n in (1, 2)]
     assert made[0]["train"].read_bytes() == made[1]["train"].read_bytes()
     assert made[0]["validation"].read_bytes() == made[1]["validation"].read_bytes()
@@ -196,7 +196,7 @@ def test_several_processes_make_the_same(tmp_path: Path, monkeypatch: pytest.Mon
     assert played[0]["train"].read_bytes() == played[1]["train"].read_bytes()
 
 
-def test_a_task_without_so_many_questions_says_how_many_there_are(
+def test_too_few_distinct_problems_is_an_error_with_their_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert len(generate_dataset("addition", tmp_path / "a", train=100, validation=0, options={"digits": 1})) == 1
@@ -222,14 +222,14 @@ def test_a_task_without_so_many_questions_says_how_many_there_are(
         ("reasoning_gym:rearc", {}, "cannot be stored"),
     ],
 )
-def test_wrong_options_are_told(tmp_path: Path, task: str, options: dict[str, Any], told: str) -> None:
+def test_invalid_task_options_are_named(tmp_path: Path, task: str, options: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         generate_dataset(task, tmp_path, train=2, validation=1, options=options)
     assert told in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_there_isnt_lost(tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     generate_dataset("addition", tmp_path, train=5, validation=2)
     with pytest.raises(MachineError, match="exists already"):
         generate_dataset("addition", tmp_path, train=6, validation=2)
@@ -289,7 +289,7 @@ def test_solved_episodes_as_text(tmp_path: Path) -> None:
     assert "<|im_start|>" not in base[0]["prompt"]
 
 
-def test_episodes_too_hard_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_solvable_episodes_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demonstration_rows, "MAX_TRIES_PER_EPISODE", 5)
     hard, episodes = (
         parse_env_config("sokoban", {"min_solution_pushes": 3}),

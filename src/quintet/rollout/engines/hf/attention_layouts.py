@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from quintet.policies.attention import Layout, PaddedRows, attend_padded_rows
+from quintet.policies.attention import AttentionLayout, PaddedRows, attend_padded_rows
 from quintet.rollout.engines.hf.kv_cache import BLOCK, KVCache
 
 MAX_KERNEL_TOKENS = 64
@@ -46,7 +46,7 @@ class PrefillLayout:
         self._kernels = cache.kernels() if self._rows.width <= MAX_KERNEL_TOKENS else None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """See `Layout.attend`."""
+        """See `AttentionLayout.attend`."""
         slots, positions = self._targets
         if self._kernels:
             in_slot = self._cache.kernel_descriptor(layer, slots, self._num_visible)
@@ -206,7 +206,7 @@ class DecodeLayout:
         return torch.cat([*parts, unused], -1)[:, None]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """See `Layout.attend`."""
+        """See `AttentionLayout.attend`."""
         if self._kernels is None:
             return self._attend(layer, query, key, value, scale)
         segments = [
@@ -244,14 +244,14 @@ class DecodeLayout:
 class ConcatenatedLayout:
     """Tokens of several layouts one after the other: linear layers process them together, attention one by one."""
 
-    def __init__(self, layouts: Sequence[Layout], sizes: Sequence[int]) -> None:
+    def __init__(self, layouts: Sequence[AttentionLayout], sizes: Sequence[int]) -> None:
         """`sizes` is the number of tokens of each layout."""
         self._layouts = layouts
         self._sizes = list(sizes)
         self.max_length = max(layout.max_length for layout in layouts)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """See `Layout.attend`."""
+        """See `AttentionLayout.attend`."""
         parts = zip(*(torch.split(x, self._sizes) for x in (query, key, value)), strict=True)
         pairs = zip(self._layouts, parts, strict=True)
         return torch.cat([layout.attend(layer, q, k, v, scale) for layout, (q, k, v) in pairs])

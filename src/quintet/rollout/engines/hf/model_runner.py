@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quintet.policies.attention import Layout
+from quintet.policies.attention import AttentionLayout
 from quintet.policies.hidden_states import compute_hidden_states
 from quintet.policies.inference_decoder import InferenceDecoder
 from quintet.rollout.engines.hf.attention_layouts import ConcatenatedLayout
@@ -25,7 +25,7 @@ class ForwardInput:
 
     tokens: Tensor
     positions: Tensor
-    layout: Layout
+    layout: AttentionLayout
 
 
 class ModelRunner:
@@ -59,7 +59,7 @@ class ModelRunner:
             positions = torch.cat([each.positions for each in inputs])
         return torch.split(self._hidden_states(tokens, positions, layout), sizes)
 
-    def _hidden_states(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    def _hidden_states(self, tokens: Tensor, positions: Tensor, layout: AttentionLayout) -> Tensor:
         if self._decoder:
             return self._decoder(tokens, positions, layout)
         if self._max_compiled_tokens is None or len(tokens) <= self._max_compiled_tokens:

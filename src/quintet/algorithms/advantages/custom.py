@@ -1,4 +1,4 @@
-"""Advantage estimators from other files and packages."""
+"""Advantages of the configured estimator, which may be a user's function or come from another package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.tokens import whiten
-from quintet.config.native.advantages import ADVANTAGES, AdvantageSection, OutsideAdvantageConfig
+from quintet.config.native.advantages import ADVANTAGES, AdvantageSection, CustomAdvantageConfig
 from quintet.config.native.registry_union import validate_options
 from quintet.errors import ConfigError
 from quintet.records import Batch
@@ -30,7 +30,7 @@ def estimate(batch: Batch, config: AdvantageSection) -> tuple[Tensor, Tensor]:
     return result
 
 
-def outside(batch: Batch, config: OutsideAdvantageConfig) -> tuple[Tensor, Tensor]:
+def custom_advantage(batch: Batch, config: CustomAdvantageConfig) -> tuple[Tensor, Tensor]:
     """Return (advantages [N], returns [N]) of a user's function `(batch, options)`, set to 0 outside the loss mask.
 
     Raises:

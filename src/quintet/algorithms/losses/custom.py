@@ -1,4 +1,4 @@
-"""Policy losses by configuration, those of other files and packages included."""
+"""The configured policy loss, which may be a user's function or come from another package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from quintet.algorithms.losses.targets import Loss, PolicyLoss, PolicyTargets
-from quintet.config.native.losses import LOSSES, LossSection, OutsideLossConfig
+from quintet.config.native.losses import LOSSES, CustomLossConfig, LossSection
 from quintet.config.native.registry_union import validate_options
 from quintet.errors import ConfigError
 from quintet.registry import load_user_object
@@ -20,7 +20,7 @@ def loss_from_config(config: LossSection) -> tuple[Loss, Any]:
     Raises:
         ConfigError: the loss is unknown, cannot be imported, or refuses its options.
     """
-    if isinstance(config, OutsideLossConfig):
+    if isinstance(config, CustomLossConfig):
         key = "algorithm.loss.function"
         function = load_user_object(config.function, key, "quintet.losses")
         options = validate_options(function, config.options, "algorithm.loss.options")
@@ -33,7 +33,7 @@ def loss_from_config(config: LossSection) -> tuple[Loss, Any]:
 
 
 def _as_loss(function: Callable[..., Any] | Loss, key: str, value: str) -> Loss:
-    """Wrap a foreign function in a check of its result."""
+    """Wrap a function from another file or package in a check of its result."""
     if isinstance(function, Loss):
         return function
 

@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from quintet.config.native.data import OverlongConfig, RewardConfig
 from quintet.records import Failure, PromptRow, Response
+from quintet.rewards.reward_computation import RewardComputation, overlong_penalty
 from quintet.rewards.reward_managers import strip_end_marks
-from quintet.rewards.reward_terms import RewardComputation, overlong_penalty
 
 
 def answer(text: str = "", tokens: int = 1) -> Response:
@@ -32,18 +32,18 @@ def test_the_overlong_penalty_grows_over_the_buffer(tokens: int, penalty: float)
     ("wrong", "scale", "score", "expected"),
     [(0, 1, 1, 1), (0, 1, 0, 0), (0, 2, 0.5, 1), (-1, 5, 1, 5), (-1, 5, 0, -5), (-1, 5, 0.5, 0), (-1, 1, 0.25, -0.5)],
 )
-def test_scores_reach_from_wrong_reward_to_one_times_scale(
+def test_verifier_scores_map_to_wrong_reward_to_1_times_scale(
     wrong: float, scale: float, score: float, expected: float
 ) -> None:
     assert reward(RewardConfig(wrong_reward=float(wrong), scale=float(scale)), score) == pytest.approx(expected)
 
 
-def test_a_function_s_own_scores_are_scaled_but_not_mapped() -> None:
+def test_scores_of_a_custom_function_are_scaled_but_not_mapped() -> None:
     assert reward(RewardConfig(wrong_reward=-1.0, scale=2.0, function="a.py:f"), 0.25) == 0.5
     assert reward(RewardConfig(wrong_reward=-1.0, scale=2.0, function="a.py:f"), -3.0) == -6.0
 
 
-def test_the_form_is_worth_what_it_says_whatever_the_scale() -> None:
+def test_the_format_reward_does_not_depend_on_scale() -> None:
     config = RewardConfig(format="boxed", format_reward=0.1, scale=2.0)
     judged = RewardComputation(config, 100).reward(answer(r"\boxed{3}"), {"score": 1.0})
     assert (judged.score, judged.reward_components) == (pytest.approx(2.1), {"acc": 1.0, "format": 1.0})
@@ -60,7 +60,7 @@ def test_length_counts_whatever_the_scale() -> None:
     )
 
 
-def test_what_a_verifier_or_function_adds_is_kept() -> None:
+def test_further_reward_components_are_kept() -> None:
     config = RewardConfig(function="a.py:f")
     judged = RewardComputation(config, 100).reward(
         answer(), {"score": 2.0, "reward_components": {"acc": 0.0, "style": 0.7}}
@@ -82,7 +82,7 @@ def test_a_score_that_is_no_number_has_failed_and_counts_as_quite_wrong(score: f
     )
 
 
-def test_a_failure_is_kept_with_its_cause() -> None:
+def test_a_failure_is_recorded_with_its_cause() -> None:
     judged = RewardComputation(RewardConfig(), 100).reward(answer(), Failure("reward", "Timeout", "no verdict"))
     assert (judged.score, judged.failure) == (0.0, Failure("reward", "Timeout", "no verdict"))
 
@@ -98,6 +98,6 @@ def test_marks_of_the_end_are_taken_off(text: str, bare: str) -> None:
 @pytest.mark.parametrize(
     "idle", [{"format_reward": 0.5}, {"requests_per_minute": 5}, {"function_arguments": {"a": 1}}], ids=str
 )
-def test_what_would_have_no_effect_is_refused(idle: dict) -> None:
+def test_reward_options_without_effect_are_rejected(idle: dict) -> None:
     with pytest.raises(ValidationError, match=next(iter(idle))):
         RewardConfig(**idle)
