@@ -51,11 +51,8 @@ class EnvSection:
 
     def __getitem__(self, key: str) -> Any:
         full_key = f"{self.name}.{key}"
-        return (
-            self.values[full_key]
-            if self.values.is_set(full_key)
-            else self.values.dialect.specs()[f"{ENV}.{key}"].default
-        )
+        is_set = self.values.is_set(full_key)
+        return self.values[full_key] if is_set else self.values.dialect.specs()[f"{ENV}.{key}"].default
 
     @property
     def native(self) -> str:
