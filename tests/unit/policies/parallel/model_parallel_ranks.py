@@ -32,7 +32,7 @@ from quintet.policies.parallel.tensor_parallel import (
 )
 from quintet.policies.parallel.token_sharding import TokenSharding
 from quintet.records import Batch
-from quintet.training.packing import MicroBatch, MicroBatchBudget, micro_batches
+from quintet.training.packing import MicroBatch, MicroBatchBudget, iter_micro_batches
 from quintet.training.parallel.fsdp import clip_dtensor_grad_norm
 from quintet.training.parallel.process_group import RankGroup
 
@@ -149,7 +149,7 @@ def steps(module: nn.Module, case: Case, way: Way) -> dict[str, list[float]]:
         batch = ragged_batch(step)
         weights = torch.randn(len(batch.tokens), generator=torch.Generator().manual_seed(step))
         loss = 0.0
-        for dealt in way.ranks.assign(micro_batches(batch, MicroBatchBudget(case.budget)), even=True):
+        for dealt in way.ranks.assign(iter_micro_batches(batch, MicroBatchBudget(case.budget)), even=True):
             part = loss_of(module, dealt.item, weights) * dealt.is_counted
             (part * way.factor).backward()
             loss += float(part.detach())
