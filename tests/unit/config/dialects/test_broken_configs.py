@@ -150,6 +150,7 @@ def test_defaults_lists_that_double_end_soon(tmp_path: Path) -> None:
         ("a: ${oc.env:SURELY_NOT_SET}\n", "SURELY_NOT_SET' not found\n  set it"),
         ("a: ${foo:1}\n", "Unsupported interpolation type foo\n  there are multiply, int_div"),
         ('a: ${multiply:"ab",99999999999}\n', "'ab' is not a number"),
+        ("a: ${int_div:1,0}\n", "cannot be interpolated"),
         ("a: ${b\n", "main.yaml:1): its ${…} cannot be parsed"),
         (f"a: '{'${' * 3000}b{'}' * 3000}'\n", "nested too deeply"),
         (f"a: '{'${b}' * 900}'\nb: 1\n", "its ${…} is"),

@@ -85,49 +85,8 @@ def test_an_interpolation_that_dangles_costs_only_who_reads_it(main: Path) -> No
         written.value("dangling")
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("a: ${b}\nb: ${a}\n", ["a", "interpolat"]),
-        ("a: ${oc.env:SURELY_NOT_SET}\n", ["a", "SURELY_NOT_SET"]),
-        ("a: ${int_div:1,0}\n", ["a"]),
-    ],
-)
-def test_circles_and_missing_variables_are_messages(tmp_path: Path, text: str, words: list[str]) -> None:
-    path = tmp_path / "bad.yaml"
-    path.write_text(text)
-    written = read_merged(path)
-    with pytest.raises(ConfigError) as error:
-        written.value("a")
-    assert all(word in str(error.value) for word in words)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "defaults:\n  - env/nothing\n",
-        "a: 1\na: 2\n",
-        "\ta: 1\n",
-        "- 1\n",
-        "a: &x [1]\nb: *x\n",
-        "a: !!python/name:os\n",
-    ],
-)
-def test_files_that_cant_be_composed_are_one_message(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "bad.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=r"bad\.yaml"):
-        read_merged(path)
-
-
 def test_what_isnt_there_or_isnt_text_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"a: \xe4\n")
     for name in ("nothing.yaml", "latin.yaml", "."):
         with pytest.raises(MachineError):
             read_merged(tmp_path / name)
-
-
-@pytest.mark.parametrize("word", ["=3", "a", "a=1,2", "a=${", "a=[1"])
-def test_words_that_cant_be_read_are_named(main: Path, word: str) -> None:
-    with pytest.raises(ConfigError):
-        read_merged(main, [word])

@@ -159,20 +159,3 @@ def _file(tmp_path: Path, text: str) -> Path:
 def test_a_huge_number_is_a_message_and_no_wait(dialect: str, tree: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         convert(config_from_tree(tree), DIALECTS[dialect])
-
-
-@pytest.mark.parametrize(
-    ("dialect", "key"),
-    [
-        ("ragen", "training.train_batch_size"),
-        ("verl", "data.train_batch_size"),
-        ("vagen", "data.train_batch_size"),
-        ("rlinf", "data.rollout_batch_size"),
-        ("roll", "rollout_batch_size"),
-    ],
-)
-def test_a_number_in_letters_is_a_type_error_everywhere(tmp_path: Path, dialect: str, key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{key} = 'eight' \(.*run.yaml:1\): must be an integer"):
-        convert(
-            compose_config(_file(tmp_path, "{}\n"), [f"{key}=eight"], [f"{tmp_path}/run.yaml:1"]), DIALECTS[dialect]
-        )
