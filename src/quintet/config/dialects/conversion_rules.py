@@ -164,18 +164,15 @@ class MiniBatches:
         foreign.set(self.size, max(1, total // foreign.native_value("training.mini_batches")))
 
 
-def mapped(native: str, foreign: str, names: Mapping[Any, Any], fallback: Any = None) -> Same:
-    """Return a rule for native values by foreign names; other values stay as they are.
-
-    Native values without a foreign name are exported as `fallback`, if that is set.
-    """
+def mapped(native: str, foreign: str, names: Mapping[Any, Any]) -> Same:
+    """Return a rule for native values by foreign names; other values stay as they are."""
     foreign_names = inverted(names)
     return Same(
         native,
         foreign,
         export_none=False,
         to_value=lambda value: names.get(value, value),
-        from_value=lambda value: foreign_names.get(value, fallback or value),
+        from_value=lambda value: foreign_names.get(value, value),
     )
 
 
