@@ -7,10 +7,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from quintet.config.dotted import unflatten
 from quintet.errors import ConfigError
 
 LINE = re.compile(r"(\+{0,2}|~)[A-Za-z_][\w.@/:-]*\s*=.*|~[\w.@/:-]+", re.DOTALL)
 SECOND_OVERRIDE = re.compile(r"\s(\+{0,2}|~)[A-Za-z_]\w*(\.\w+)*=")
+UNCOMMENTED = re.compile(r"""(?:[^'"#]|'[^']*'?|"[^"]*"?|(?<=\S)#)*""")
+"""A line up to a comment, which begins after a blank."""
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]")
 
 
@@ -44,25 +47,11 @@ def key_of(override: str) -> str:
 
 def keys_as_tree(overrides: Iterable[str]) -> dict[str, Any]:
     """Return the keys of overrides as nested sections, to detect the dialect."""
-    tree: dict[str, Any] = {}
-    for override in overrides:
-        node = tree
-        for part in key_of(override).split("."):
-            node = node.setdefault(part, {})
-    return tree
+    return unflatten({key: {} for key in sorted(map(key_of, overrides))})
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.splitlines(), 1):
-        if content := _without_comment(line).strip().removesuffix("\\").strip():
+        uncommented = UNCOMMENTED.match(line)
+        if uncommented and (content := uncommented[0].strip().removesuffix("\\").strip()):
             yield number, content
-
-
-def _without_comment(line: str) -> str:
-    quote = ""
-    for position, character in enumerate(line):
-        if character in "'\"" and quote in ("", character):
-            quote = "" if quote else character
-        elif character == "#" and not quote and (position == 0 or line[position - 1].isspace()):
-            return line[:position]
-    return line

@@ -14,17 +14,25 @@ from pathlib import Path
 from typing import Any
 
 from quintet.config.dialects.registry import DIALECTS, FRAMEWORK_FILES, detect
-from quintet.config.dialects.scripts.control_flow import ScriptCommand, commands_of
-from quintet.config.dialects.scripts.expansion import Field, Shell, UnknownValue
 from quintet.config.dialects.scripts.override_list import is_override_list, key_of, keys_as_tree, read_override_list
+from quintet.config.dialects.scripts.shell_commands import Argument, ScriptCommand, read_commands
+from quintet.config.dialects.scripts.shell_words import Variables, script_error
+from quintet.config.dotted import flatten
 from quintet.config.yaml_reader import read_file, read_text
 from quintet.errors import ConfigError, nearest
 
 TRAINERS = {module: name for name, dialect in DIALECTS.items() for module in dialect.trainers}
 """Frameworks by the modules of their trainers."""
-RAGEN_SCRIPT = "train.sh"
 PRINTING = {"echo", "printf", "cat", "tee"}
 PYTHON = re.compile(r"(.*/)?(python[\d.]*|torchrun|accelerate|deepspeed)")
+COMMENT_LINES = re.compile(
+    r"""(?<=\\\n)(?:[ \t]*\#.*\n)+(?=[ \t]+[+~]{0,2}[\w./@-]+= | [+~]{0,2}\w+(?:\.\w+)+= | [ \t]*"?\$\{?@)""",
+    re.VERBOSE,
+)
+"""Comment lines inside a command, if overrides follow.
+
+The first one ends the command for a shell. The overrides are read as well, since their author meant them to count.
+"""
 CONFIG_OPTIONS = {
     **dict.fromkeys(("--config-path", "-cp", "--config_path"), "path"),
     **dict.fromkeys(("--config-name", "-cn", "--config_name"), "name"),
@@ -86,7 +94,7 @@ def read_run_script(path: Path, environment: Mapping[str, str] | None = None) ->
     """
     if path.suffix in YAML:
         return RunScript(path)
-    text = read_text(path).translate(dict.fromkeys([0, 0xE000, 0xE001]))
+    text = read_text(path).translate(dict.fromkeys([0, *range(0xE000, 0xE007)]))
     if path.suffix not in SHELL and is_override_list(text):
         overrides = read_override_list(path, text)
         dialect = next(iter(detect(keys_as_tree(override for override, _ in overrides))), None)
@@ -106,61 +114,68 @@ def _env_config_beside(path: Path) -> Path | None:
     return file if file.is_file() else None
 
 
+def _read_script(path: Path, text: str, environment: Mapping[str, str]) -> RunScript:
+    variables = Variables(path, {"PWD": os.getcwd(), **environment})
+    comment_lines = [
+        text.count("\n", 0, matched.start()) + number
+        for matched in COMMENT_LINES.finditer(text)
+        for number, _ in enumerate(matched[0].splitlines(), 1)
+    ]
+    text = COMMENT_LINES.sub(lambda matched: "\\\n" * matched[0].count("\n"), text)
+    commands = list(_all_commands(text, variables, environment))
+    calls = [call for command in commands if (call := _trainer_call(command)) is not None]
+    if len(calls) != 1:
+        raise _trainer_count_error(path, commands, calls)
+    return _TrainerArguments(path, variables, calls[0]).run_script(_yaml_path_option(commands), comment_lines)
+
+
+def _all_commands(text: str, variables: Variables, environment: Mapping[str, str]) -> Iterator[ScriptCommand]:
+    """Yield the commands of a script, and those in an argument of one: `tmux send-keys "python3 -m …"`."""
+    for command in read_commands(text, variables):
+        if command[0].text in PRINTING:
+            continue
+        yield command
+        for word in command:
+            if re.search(r"\s-m\s+(verl|vagen|ragen)\.", word.text):
+                inner = Variables(variables.path, environment)
+                inner.unknown_values = variables.unknown_values
+                yield from read_commands(word.text, inner, word.line)
+
+
 @dataclass(slots=True)
 class _TrainerCall:
     module: str
     dialect: str
-    words: tuple[Field, ...]
+    words: tuple[Argument, ...]
     line: int
-    comment_lines: tuple[int, ...]
-
-
-def _read_script(path: Path, text: str, environment: Mapping[str, str]) -> RunScript:
-    shell = Shell(path, {"PWD": os.getcwd(), **environment})
-    commands = list(_all_commands(text, shell))
-    calls = [call for command in commands if (call := _trainer_call(command)) is not None]
-    if len(calls) != 1:
-        raise _trainer_count_error(path, commands, calls)
-    return _Arguments(path, shell, calls[0]).run_script(_yaml_path_option(commands))
-
-
-def _all_commands(text: str, shell: Shell) -> Iterator[ScriptCommand]:
-    """Yield the commands of a script, and those in an argument of one: `tmux send-keys "python3 -m …"`."""
-    for command in commands_of(text, shell):
-        if command.words[0].text not in PRINTING:
-            yield command
-            for word in command.words:
-                if re.search(r"\s-m\s+(verl|vagen|ragen)\.", word.text):
-                    yield from commands_of(
-                        word.text, Shell(shell.path, shell.environment, {}, shell.unknown_values), word.line
-                    )
 
 
 def _trainer_call(command: ScriptCommand) -> _TrainerCall | None:
-    words = command.words
     by_python = False
-    for position, word in enumerate(words):
-        before = words[position - 1].text if position else ""
-        if (trainer := _trainer(word.text, before, by_python=by_python)) is not None:
-            return _TrainerCall(*trainer, words[position + 1 :], word.line, command.comment_lines)
-        by_python = by_python or PYTHON.fullmatch(word.text) is not None
+    before = ""
+    for position, word in enumerate(command):
+        module = word.text
+        if framework := _framework(module, before, by_python=by_python):
+            return _TrainerCall(module, framework, command[position + 1 :], word.line)
+        by_python = by_python or PYTHON.fullmatch(module) is not None
+        before = module
     return None
 
 
-def _trainer(text: str, before: str, *, by_python: bool) -> tuple[str, str] | None:
-    """Return the module and the framework of a word that names a trainer."""
+def _framework(word: str, before: str, *, by_python: bool) -> str | None:
+    """Return the framework whose trainer a word names: `-m MODULE` or `python FILE.py`."""
     if before == "-m":
-        return (text, TRAINERS[text]) if text in TRAINERS else None
-    if Path(text).name == RAGEN_SCRIPT and before in ("", "bash", "sh"):
-        return RAGEN_SCRIPT, "ragen"
-    if not by_python or not text.endswith(".py"):
+        return TRAINERS.get(word)
+    if not by_python or not word.endswith(".py"):
         return None
-    module = text.removesuffix(".py").replace("/", ".")
-    for name, framework in TRAINERS.items():
-        if module == name or module.endswith(f".{name}"):
-            return name, framework
-    programs = ((name, dialect.programs) for name, dialect in DIALECTS.items() if dialect.programs)
-    return next(((text, name) for name, pattern in programs if re.fullmatch(pattern, Path(text).stem)), None)
+    module = word.removesuffix(".py").replace("/", ".")
+    by_module = (framework for name, framework in TRAINERS.items() if f".{module}".endswith(f".{name}"))
+    programs = (
+        name
+        for name, dialect in DIALECTS.items()
+        if dialect.programs and re.fullmatch(dialect.programs, Path(word).stem)
+    )
+    return next(by_module, None) or next(programs, None)
 
 
 def _trainer_count_error(path: Path, commands: list[ScriptCommand], calls: list[_TrainerCall]) -> ConfigError:
@@ -170,94 +185,90 @@ def _trainer_count_error(path: Path, commands: list[ScriptCommand], calls: list[
         return ConfigError(f"{path} trains {len(calls)} times: {trainers}", source=f"{path}:{calls[1].line}", hint=hint)
     hint = f"only scripts that run one of these are supported: {', '.join(TRAINERS)}"
     for command in commands:
-        texts = [word.text for word in command.words]
+        texts = [word.text for word in command]
         module = texts[texts.index("-m") + 1] if "-m" in texts[:-1] else ""
         if module.split(".")[0] in ("verl", "vagen", "ragen", "recipe"):
-            source = f"{path}:{command.line}"
+            source = f"{path}:{command[0].line}"
             return ConfigError(f"{source} runs {module}, whose arguments are not supported", source=source, hint=hint)
     return ConfigError(f"{path} runs no known trainer", source=str(path), hint=hint)
 
 
-def _yaml_path_option(commands: list[ScriptCommand]) -> Field | None:
+def _yaml_path_option(commands: list[ScriptCommand]) -> Argument | None:
     """Return the `--yaml_path` of VAGEN's `create_dataset`."""
     for command in commands:
-        words = command.words
-        if any(word.text.endswith(("create_dataset", "create_dataset.py")) for word in words):
-            for word, following in zip(words, (*words[1:], None), strict=True):
-                option, sign, value = word.text.partition("=")
-                if option == "--yaml_path" and (sign or following is not None):
-                    return Field(value, word.line) if sign or following is None else following
+        options, _ = _split_options(command, {"--yaml_path": "yaml_path"})
+        if options and any(word.text.endswith(("create_dataset", "create_dataset.py")) for word in command):
+            return options["yaml_path"]
     return None
 
 
-class _Arguments:
-    """The arguments of one trainer."""
+def _split_options(words: Sequence[Argument], names: Mapping[str, str]) -> tuple[dict[str, Argument], list[Argument]]:
+    """Return the values of options by their `names`, and the other words."""
+    options: dict[str, Argument] = {}
+    others = []
+    following = iter(words)
+    for word in following:
+        option, sign, value = word.text.partition("=")
+        if option not in names:
+            others.append(word)
+        else:
+            inline = Argument(value, word.line)
+            options[names[option]] = inline if sign else next(following, inline)
+    return options, others
 
-    def __init__(self, path: Path, shell: Shell, call: _TrainerCall) -> None:
-        self.path, self.shell, self.call = path, shell, call
+
+class _TrainerArguments:
+    """The arguments of a trainer, read into overrides and options."""
+
+    def __init__(self, path: Path, variables: Variables, call: _TrainerCall) -> None:
+        self.path, self.variables, self.call = path, variables, call
         self.overrides: list[Override] = []
         self.missing: list[MissingValue] = []
-        self.options: dict[str, Field] = {}
+        self.options, words = _split_options(call.words, CONFIG_OPTIONS)
+        for word in words:
+            self._add_override(word)
 
-    def run_script(self, yaml_path: Field | None) -> RunScript:
-        words = list(self.call.words)
-        ragen_env = words.pop(0) if self.call.module == RAGEN_SCRIPT and words and "=" not in words[0].text else None
-        while words:
-            self._read(words)
+    def run_script(self, yaml_path: Argument | None, comment_lines: Sequence[int]) -> RunScript:
+        """Return the content of the script; `yaml_path` is VAGEN's file of environments."""
         config = self._config_file()
-        beneath = self._framework_file() if config is None else []
+        beneath = self._framework_overrides() if config is None else []
         if self.call.dialect == "vagen" and (envs := self._env_config(yaml_path)) is not None:
-            beneath += [] if config is None else _file_overrides(envs)
+            if config is not None:
+                sources: dict[str, str] = {}
+                beneath += _as_overrides(read_file(envs, sources), sources.__getitem__)
             config = config or envs
-        if ragen_env is not None:
-            config, beneath = self._ragen_files(ragen_env)
-        exported = {name: self.shell.variables.get(name) for name in self.shell.exported}
-        return RunScript(
-            config,
-            *_columns([*beneath, *self.overrides]),
-            self.call.dialect,
-            tuple(self.missing),
-            {
-                name: value
-                for name, value in exported.items()
-                if isinstance(value, str) and self.shell.find_unknown(value) is None
-            },
-            tuple(
-                f"{self.path}:{line}: a shell ends the command at this comment; the lines after it are read as well"
-                for line in self.call.comment_lines
-            ),
+        overrides = _columns([*beneath, *self.overrides])
+        remarks = tuple(
+            f"{self.path}:{line}: a shell ends the command at this comment; the lines after it are read as well"
+            for line in comment_lines
+            if self.call.words and self.call.line < line < self.call.words[-1].line
         )
+        environment = self.variables.known_exports()
+        return RunScript(config, *overrides, self.call.dialect, tuple(self.missing), environment, remarks)
 
-    def _read(self, words: list[Field]) -> None:
-        """Remove an override, or an option with its value, from the front of `words`."""
-        word = words.pop(0)
-        source = f"{self.path}:{word.line}"
-        option, sign, value = word.text.partition("=")
-        if option in CONFIG_OPTIONS:
-            following = words.pop(0) if not sign and words else Field(value, word.line)
-            self.options[CONFIG_OPTIONS[option]] = following
-        elif (unknown := self.shell.find_unknown(word.text)) is not None:
-            self._add_unknown(word, source, unknown)
-        elif word.text and not word.text.strip():
-            message = f"{source}: a blank after the backslash ends the command there"
-            raise ConfigError(message, source=source, hint="remove the blank")
+    def _add_override(self, word: Argument) -> None:
+        source = self._source(word)
+        if (unknown := self.variables.find_unknown(word.text)) is not None:
+            key = key_of(word.text)
+            reason = f"{unknown} (line {unknown.line})"
+            if "=" not in word.text or self.variables.find_unknown(key) is not None:
+                hint = "write its words out in the script, or set what it depends on: NAME=… quintet …"
+                raise script_error(source, reason, hint)
+            self.missing.append(MissingValue(key, source, reason))
         elif OVERRIDE.fullmatch(word.text):
             self.overrides.append((word.text, source))
-        elif word.text:
+        elif word.text.isspace():
+            raise script_error(source, "a blank after the backslash ends the command there", "remove the blank")
+        else:
             hint = "the arguments of a trainer are key=value, --config-path and --config-name"
-            raise ConfigError(f"{source}: {word.text!r} is not an override", value=word.text, source=source, hint=hint)
+            raise script_error(source, f"{word.text!r} is not an override", hint, word.text)
 
-    def _add_unknown(self, word: Field, source: str, unknown: UnknownValue) -> None:
-        key = key_of(word.text)
-        if "=" not in word.text or self.shell.find_unknown(key) is not None:
-            hint = "write its words out in the script, or set what it depends on: NAME=… quintet …"
-            raise ConfigError(f"{source}: {unknown} (line {unknown.line})", source=source, hint=hint)
-        self.missing.append(MissingValue(key, source, f"{unknown} (line {unknown.line})"))
+    def _source(self, word: Argument) -> str:
+        return f"{self.path}:{word.line}"
 
-    def _option_text(self, option: Field) -> str:
-        if (unknown := self.shell.find_unknown(option.text)) is not None:
-            source = f"{self.path}:{option.line}"
-            raise ConfigError(f"{source}: {unknown} (line {unknown.line})", source=source, hint="write it out")
+    def _option_text(self, option: Argument) -> str:
+        if (unknown := self.variables.find_unknown(option.text)) is not None:
+            raise script_error(self._source(option), f"{unknown} (line {unknown.line})", "write it out")
         return option.text
 
     def _config_file(self) -> Path | None:
@@ -272,62 +283,41 @@ class _Arguments:
         files = [Path(os.path.normpath(root / directory / name)) for root in roots]
         existing = next((file for file in files if file.is_file()), None)
         if existing is None and Path(name).stem not in FRAMEWORK_FILES:
-            source = f"{self.path}:{self.options['name'].line}"
             beside = [other.stem for file in files if file.parent.is_dir() for other in file.parent.glob("*.yaml")]
             close = nearest(Path(name).stem, beside)
             hint = f"did you mean {close}?" if close else f"looked for {files[0]} and {files[1].absolute()}"
-            raise ConfigError(f"{source}: there is no {directory}/{name}", value=name, source=source, hint=hint)
+            raise script_error(self._source(self.options["name"]), f"there is no {directory}/{name}", hint, name)
         return existing
 
-    def _framework_file(self) -> list[Override]:
+    def _framework_overrides(self) -> list[Override]:
         """Return what a file that comes with the framework sets differently from the reference."""
         name = self.options.get("name")
-        if name is None:
-            return []
-        tree = FRAMEWORK_FILES[Path(name.text).name.removesuffix(".yaml")]
-        return list(_as_overrides(tree, "", lambda _: f"{self.path}:{name.line}"))
+        tree = FRAMEWORK_FILES[Path(name.text).name.removesuffix(".yaml")] if name else {}
+        return _as_overrides(tree, lambda _: self._source(name) if name else "")
 
-    def _env_config(self, yaml_path: Field | None) -> Path | None:
+    def _env_config(self, yaml_path: Argument | None) -> Path | None:
         """Return VAGEN's file of environments: that of `--yaml_path`, or the one beside the script."""
         if yaml_path is None:
             return _env_config_beside(self.path)
         name = self._option_text(yaml_path)
         existing = next((file for file in (self.path.parent / name, Path(name)) if file.is_file()), None)
         if existing is None:
-            source = f"{self.path}:{yaml_path.line}"
-            raise ConfigError(f"{source}: there is no {name}", value=name, source=source, hint="check --yaml_path")
+            raise script_error(self._source(yaml_path), f"there is no {name}", "check --yaml_path", name)
         directory = self.path.parent.resolve()
         inside = existing.resolve().is_relative_to(directory)
         return self.path.parent / existing.resolve().relative_to(directory) if inside else existing
 
-    def _ragen_files(self, env: Field) -> tuple[Path | None, list[Override]]:
-        """Return the files of `train.sh ENV`: RAGEN applies `config/ENV.yaml` over `config/base.yaml`."""
-        directory = self.path.parent / "config"
-        base, own = directory / "base.yaml", directory / f"{self._option_text(env)}.yaml"
-        return base if base.is_file() else None, _file_overrides(own) if own.is_file() else []
 
-
-def _file_overrides(path: Path) -> list[Override]:
-    sources: dict[str, str] = {}
-    tree = read_file(path, sources)
-    return list(_as_overrides(tree, "", sources.__getitem__))
-
-
-def _as_overrides(tree: Mapping[str, Any], prefix: str, source: Callable[[str], str]) -> Iterator[Override]:
-    for key, value in tree.items():
-        dotted = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from _as_overrides(value, f"{dotted}.", source)
-        else:
-            yield f"{dotted}={_hydra_value(value)}", source(dotted)
+def _as_overrides(tree: Mapping[str, Any], source: Callable[[str], str]) -> list[Override]:
+    return [(f"{key}={_hydra_value(value)}", source(key)) for key, value in flatten(tree).items()]
 
 
 def _hydra_value(value: Any) -> str:
     """Return a value in the grammar of Hydra's overrides."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
     if isinstance(value, str):
-        # backslashes are escapes only before a quote
-        quoted = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value)
-        return f"'{quoted}'"
+        return QuotedString(value, Quote.single).with_quotes()
     if isinstance(value, list):
         return f"[{','.join(map(_hydra_value, value))}]"
     if isinstance(value, Mapping):
