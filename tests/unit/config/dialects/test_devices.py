@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintet.config.dialects.rlinf.placement_spec import Process, parse_placement
+from quintet.config.dialects.rlinf.component_placement import parse_placement
 from quintet.config.dialects.roll.device_mapping import parse_device_mapping
 
 
@@ -74,8 +74,7 @@ def test_no_text_does_more_than_be_refused(text: str) -> None:
     ],
 )
 def test_a_placement_puts_processes_on_devices(spec: object, places: list[tuple[int, ...]]) -> None:
-    expected = tuple(Process(rank, devices) for rank, devices in enumerate(places))
-    assert parse_placement("actor, rollout", spec, 8) == {"actor": expected, "rollout": expected}
+    assert parse_placement("actor, rollout", spec, 8) == {"actor": places, "rollout": places}
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,16 @@ ENGINE = "rollout.engine_options"
 SERVED = {"rollout.backend": "vllm"}
 BY_SGLANG = {"rollout.backend": "sglang"}
 REINFORCED = {"algorithm.adv_type": "reinpp"}
+BONUS = {"algorithm.entropy_bonus": 0.01}
+FROM_CHECKPOINT = {"actor.megatron.use_hf_ckpt": False}
+CHECKPOINT = {"actor.model.megatron_checkpoint": "weights"}
+SPLIT = {**SERVED, "actor.model.tensor_model_parallel_size": 2}
+COMPARED = {"rollout.validate_weight": True}
+COMPILED = {**SERVED, "rollout.use_torch_compile": True}
+NO_OVERLAP = {"actor.optim.overlap_param_gather": False}
+DECAY_STEPS = {"actor.lr_sched.lr_decay_iters": 100}
+COSINE = {"actor.lr_sched.lr_decay_style": "cosine"}
+TWO_DEVICES = {"actor.megatron.ckpt.use_gpu_num": 2}
 
 BASIC: list[Reached] = [
     ("hydra.run.dir", "outputs", "", "tracking.config_dir", "outputs/.hydra", {"hydra.output_subdir": ".hydra"}),
@@ -71,30 +81,9 @@ BASIC: list[Reached] = [
     ("algorithm.kl_penalty_type", "mse", "kll", "algorithm.kl.estimator", "k2", {"algorithm.kl_beta": 0.1}),
     ("algorithm.ratio_clip_eps", 0.3, 1.5, "algorithm.loss.clip_low", 0.3),
     ("algorithm.ratio_clip_eps", 0.3, 0, "algorithm.loss.clip_high", 0.3),
-    (
-        "algorithm.entropy_bonus",
-        0.01,
-        -1,
-        "algorithm.entropy_coefficient",
-        0.01,
-        {"algorithm.calculate_entropy": True},
-    ),
-    (
-        "algorithm.calculate_entropy",
-        True,
-        "yes",
-        "algorithm.entropy_coefficient",
-        0.01,
-        {"algorithm.entropy_bonus": 0.01},
-    ),
-    (
-        "algorithm.calculate_entropy",
-        False,
-        0,
-        "algorithm.entropy_coefficient",
-        0.0,
-        {"algorithm.entropy_bonus": 0.01},
-    ),
+    ("algorithm.entropy_bonus", 0.01, -1, "algorithm.entropy_coefficient", 0.01, {"algorithm.calculate_entropy": True}),
+    ("algorithm.calculate_entropy", True, "yes", "algorithm.entropy_coefficient", 0.01, BONUS),
+    ("algorithm.calculate_entropy", False, 0, "algorithm.entropy_coefficient", 0.0, BONUS),
     ("algorithm.clip_ratio_c", 2.0, 1.0, "algorithm.loss.clip_dual", 2.0),
     ("algorithm.adv_type", "reinpp", "gea", "algorithm.advantage.name", "reinforce_plus_plus"),
     ("algorithm.adv_type", None, "gea", "algorithm.advantage.name", "none"),
@@ -113,14 +102,7 @@ BASIC: list[Reached] = [
     ("rollout.model.model_type", "qwen3", "qwen9", "policy.kind", "qwen3"),
     ("rollout.recompute_logprobs", False, 1, "rollout.recompute_logprobs", False),
     ("actor.group_name", "Learners", 5, "placement.actor.group", "Learners"),
-    (
-        "actor.model.megatron_checkpoint",
-        "weights",
-        5,
-        "actor.megatron.checkpoint",
-        "weights",
-        {"actor.megatron.use_hf_ckpt": False},
-    ),
+    ("actor.model.megatron_checkpoint", "weights", 5, "actor.megatron.checkpoint", "weights", FROM_CHECKPOINT),
     ("actor.seed", 7, -1, "seed", 7),
     ("reward.use_reward_model", False, 1, "reward.model", None),
     ("critic.use_critic_model", True, 1, "critic.shares_policy", False, CRITIC),
@@ -129,14 +111,7 @@ BASIC: list[Reached] = [
 TEXT: list[Reached] = [
     ("runner.enable_dynamic_batch_size", True, 1, "actor.budget.tokens", 2048),
     ("runner.enable_dynamic_batch_size", True, 1, "actor.budget.sequences", None),
-    (
-        "runner.max_tokens_per_mbs",
-        4096,
-        0,
-        "actor.budget.tokens",
-        4096,
-        {"runner.enable_dynamic_batch_size": True},
-    ),
+    ("runner.max_tokens_per_mbs", 4096, 0, "actor.budget.tokens", 4096, {"runner.enable_dynamic_batch_size": True}),
     ("algorithm.n_minibatches", 8, 0, "training.mini_batches", 8),
     ("algorithm.training_batch_size_per_gpu", 2, 0, "actor.budget.sequences", 2),
     ("algorithm.rollout_batch_size_per_gpu", 16, 0, f"{ENGINE}.prompts_per_device", 16),
@@ -149,37 +124,16 @@ TEXT: list[Reached] = [
     ("rollout.padding", 0, -1, "rollout.pad_token", 0),
     ("rollout.eos", 2, "</s>", "rollout.end_token", 2),
     ("rollout.attention_backend", "flashinfer", 5, f"{ENGINE}.attention_backend", "flashinfer", SERVED),
-    (
-        "rollout.tensor_parallel_size",
-        2,
-        0,
-        f"{ENGINE}.tensor_parallel",
-        2,
-        {**SERVED, "actor.model.tensor_model_parallel_size": 2},
-    ),
+    ("rollout.tensor_parallel_size", 2, 0, f"{ENGINE}.tensor_parallel", 2, SPLIT),
     ("rollout.pipeline_parallel_size", 2, 0, f"{ENGINE}.pipeline_parallel", 2, SERVED),
     ("rollout.validate_weight", True, 1, f"{ENGINE}.validate_weights", True),
-    (
-        "rollout.validate_save_dir",
-        "compared",
-        5,
-        f"{ENGINE}.validate_weights_dir",
-        "compared",
-        {"rollout.validate_weight": True},
-    ),
+    ("rollout.validate_save_dir", "compared", 5, f"{ENGINE}.validate_weights_dir", "compared", COMPARED),
     ("rollout.print_outputs", True, 1, f"{ENGINE}.print_responses", True),
     ("rollout.sglang_decode_log_interval", 100, 0, f"{ENGINE}.log_every_steps", 100, BY_SGLANG),
     ("rollout.max_running_requests", 32, 0, "rollout.max_concurrent", 32),
     ("rollout.cuda_graph_max_bs", 64, 0, f"{ENGINE}.cuda_graph_max_batch", 64, SERVED),
     ("rollout.use_torch_compile", True, 1, f"{ENGINE}.torch_compile", True, SERVED),
-    (
-        "rollout.torch_compile_max_bs",
-        64,
-        0,
-        f"{ENGINE}.torch_compile_max_batch",
-        64,
-        {**SERVED, "rollout.use_torch_compile": True},
-    ),
+    ("rollout.torch_compile_max_bs", 64, 0, f"{ENGINE}.torch_compile_max_batch", 64, COMPILED),
     ("rollout.backend", "vllm", "tgi", "rollout.engine", "vllm"),
     ("data.type", "robot_demo", "maths", "data.kind", "demonstrations"),
     ("data.type", "vision_language", "maths", "data.image_key", "image"),
@@ -235,14 +189,7 @@ TEXT: list[Reached] = [
     ("actor.optim.adam_eps", 1e-8, 0, "actor.optimizer.epsilon", 1e-8),
     ("actor.optim.min_lr", 1e-5, -1, "actor.optimizer.min_learning_rate_ratio", 0.5),
     ("actor.optim.weight_decay", 0.1, -1, "actor.optimizer.weight_decay", 0.1),
-    (
-        "actor.optim.use_distributed_optimizer",
-        False,
-        1,
-        "actor.megatron.use_distributed_optimizer",
-        False,
-        {"actor.optim.overlap_param_gather": False},
-    ),
+    ("actor.optim.use_distributed_optimizer", False, 1, "actor.megatron.use_distributed_optimizer", False, NO_OVERLAP),
     ("actor.optim.overlap_grad_reduce", False, 1, "actor.megatron.overlap_grad_reduce", False),
     ("actor.optim.overlap_param_gather", False, 1, "actor.megatron.overlap_param_gather", False),
     ("actor.optim.optimizer_enable_pin", True, 1, "actor.megatron.optimizer_enable_pin", True),
@@ -256,27 +203,13 @@ TEXT: list[Reached] = [
     ("actor.optim.clip_grad", 0.5, -1, "actor.optimizer.max_grad_norm", 0.5),
     ("actor.optim.clip_grad", 0, -1, "actor.optimizer.max_grad_norm", 1e9),
     ("actor.optim.loss_scale_window", 100, 0, "actor.megatron.loss_scale_window", 100),
-    (
-        "actor.lr_sched.lr_warmup_fraction",
-        0.1,
-        2,
-        "actor.optimizer.warmup_steps",
-        10,
-        {"actor.lr_sched.lr_decay_iters": 100},
-    ),
+    ("actor.lr_sched.lr_warmup_fraction", 0.1, 2, "actor.optimizer.warmup_steps", 10, DECAY_STEPS),
     ("actor.lr_sched.lr_warmup_init", 1e-7, -1, "actor.optimizer.warmup_start", 1e-7),
     ("actor.lr_sched.lr_warmup_iters", 7, -1, "actor.optimizer.warmup_steps", 7),
     ("actor.lr_sched.max_lr", 1e-5, 0, "actor.optimizer.learning_rate", 1e-5),
     ("actor.lr_sched.min_lr", 1e-5, -1, "actor.optimizer.min_learning_rate_ratio", 0.5),
     ("actor.lr_sched.lr_decay_style", "inverse-square-root", "exp", "actor.optimizer.schedule", "inverse_square_root"),
-    (
-        "actor.lr_sched.lr_decay_iters",
-        100,
-        0,
-        "actor.optimizer.decay_steps",
-        100,
-        {"actor.lr_sched.lr_decay_style": "cosine"},
-    ),
+    ("actor.lr_sched.lr_decay_iters", 100, 0, "actor.optimizer.decay_steps", 100, COSINE),
     ("actor.tokenizer.tokenizer_model", "other/words", 5, "policy.tokenizer", "other/words"),
     ("actor.tokenizer.use_fast", True, 1, "policy.fast_tokenizer", True),
     ("actor.tokenizer.trust_remote_code", False, 1, "policy.trust_tokenizer_code", False),
@@ -288,26 +221,12 @@ TEXT: list[Reached] = [
     ("actor.megatron.use_dist_ckpt", True, 1, "actor.megatron.use_dist_ckpt", True),
     ("actor.megatron.tp_comm_bootstrap_backend", "mpi", "x", "actor.megatron.tp_comm_bootstrap_backend", "mpi"),
     ("actor.megatron.tp_comm_overlap_cfg", "tp.yaml", 5, "actor.megatron.tp_comm_overlap_cfg", "tp.yaml"),
-    (
-        "actor.megatron.use_hf_ckpt",
-        False,
-        1,
-        "actor.megatron.checkpoint",
-        "weights",
-        {"actor.model.megatron_checkpoint": "weights"},
-    ),
+    ("actor.megatron.use_hf_ckpt", False, 1, "actor.megatron.checkpoint", "weights", CHECKPOINT),
     ("actor.megatron.ckpt.model", "Qwen3-8B", 5, "actor.megatron.conversion.model", "Qwen3-8B"),
     ("actor.megatron.ckpt.hf_model_path", "other", 5, "actor.megatron.conversion.source", "other"),
     ("actor.megatron.ckpt.save_path", "there", 5, "actor.megatron.conversion.target", "there"),
     ("actor.megatron.ckpt.use_gpu_num", 2, -1, "actor.megatron.conversion.devices", 2),
-    (
-        "actor.megatron.ckpt.use_gpu_index",
-        [0, 2],
-        [-1],
-        "actor.megatron.conversion.device_ranks",
-        (0, 2),
-        {"actor.megatron.ckpt.use_gpu_num": 2},
-    ),
+    ("actor.megatron.ckpt.use_gpu_index", [0, 2], [-1], "actor.megatron.conversion.device_ranks", (0, 2), TWO_DEVICES),
     ("actor.megatron.ckpt.process_num", 4, 0, "actor.megatron.conversion.processes", 4),
     ("actor.megatron.ckpt.tensor_model_parallel_size", 2, 0, "actor.megatron.conversion.tensor_parallel", 2),
     ("actor.megatron.ckpt.pipeline_model_parallel_size", 2, 0, "actor.megatron.conversion.pipeline_parallel", 2),
@@ -316,6 +235,8 @@ TEXT: list[Reached] = [
 ]
 
 FSDP, MIXED = "actor.fsdp_config", "actor.fsdp_config.mixed_precision"
+AUTOCAST = {f"{FSDP}.amp_autocast.enabled": True}
+SCALED = {f"{FSDP}.grad_scaler.enabled": True}
 SHARDS: list[Reached] = [
     (f"{FSDP}.strategy", "FSDP2", "zero", "actor.backend", "fsdp2"),
     (f"{FSDP}.sharding_strategy", "full_shard", "half", "actor.sharding.policy", "full_shard"),
@@ -334,31 +255,10 @@ SHARDS: list[Reached] = [
     (f"{MIXED}.reduce_dtype", "16-mixed", "fp8", "actor.sharding.reduce_dtype", "float16"),
     (f"{MIXED}.buffer_dtype", "bf16", "fp8", "actor.sharding.buffer_dtype", "bfloat16"),
     (f"{FSDP}.amp_autocast.enabled", True, 1, "actor.sharding.autocast", "bfloat16"),
-    (
-        f"{FSDP}.amp_autocast.precision",
-        "fp16",
-        "fp8",
-        "actor.sharding.autocast",
-        "float16",
-        {f"{FSDP}.amp_autocast.enabled": True},
-    ),
+    (f"{FSDP}.amp_autocast.precision", "fp16", "fp8", "actor.sharding.autocast", "float16", AUTOCAST),
     (f"{FSDP}.grad_scaler.enabled", True, 1, "actor.sharding.grad_scaler", True),
-    (
-        f"{FSDP}.grad_scaler.init_scale",
-        1024.0,
-        0,
-        "actor.sharding.grad_scaler_start",
-        1024.0,
-        {f"{FSDP}.grad_scaler.enabled": True},
-    ),
-    (
-        f"{FSDP}.grad_scaler.growth_interval",
-        100,
-        0,
-        "actor.sharding.grad_scaler_growth_steps",
-        100,
-        {f"{FSDP}.grad_scaler.enabled": True},
-    ),
+    (f"{FSDP}.grad_scaler.init_scale", 1024.0, 0, "actor.sharding.grad_scaler_start", 1024.0, SCALED),
+    (f"{FSDP}.grad_scaler.growth_interval", 100, 0, "actor.sharding.grad_scaler_growth_steps", 100, SCALED),
 ]
 
 VALUED = {"algorithm.adv_type": "gae"}
@@ -631,12 +531,7 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ),
     (
         MATH,
-        {
-            f"{PLACED}.actor": 0,
-            f"{PLACED}.rollout": 1,
-            f"{PLACED}.inference": 2,
-            "rollout.recompute_logprobs": False,
-        },
+        {f"{PLACED}.actor": 0, f"{PLACED}.rollout": 1, f"{PLACED}.inference": 2, "rollout.recompute_logprobs": False},
         [f"{PLACED}.inference = 2", "recompute_logprobs = false", "set rollout.recompute_logprobs=true"],
     ),
     (EMBODIED, {"runner.task_type": "math"}, ["runner.task_type = 'math'", "embodied"]),

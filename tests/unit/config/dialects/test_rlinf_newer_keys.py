@@ -26,14 +26,7 @@ REACHED: list[Reached] = [
     ("algorithm.clip_ratio_high", 0.28, 0, "algorithm.loss.clip_high", 0.28),
     ("algorithm.value_clip", 0.5, 0, "critic.value_clip", 0.5, GAE),
     ("algorithm.value_clip", None, 0, "critic.value_clip", None, GAE),
-    (
-        "algorithm.use_reinpp_baseline",
-        True,
-        1,
-        "algorithm.advantage.name",
-        "reinforce_plus_plus_baseline",
-        REINPP,
-    ),
+    ("algorithm.use_reinpp_baseline", True, 1, "algorithm.advantage.name", "reinforce_plus_plus_baseline", REINPP),
     ("algorithm.reinpp_kl_beta", 0.001, -1, "algorithm.kl.coefficient", 0.001, REINPP),
     ("algorithm.filter_rewards", True, 1, "algorithm.filter.min_mean", 0.1, {"algorithm.rewards_lower_bound": 0.1}),
     ("algorithm.rewards_lower_bound", 0.1, "x", "algorithm.filter.min_mean", 0.1, FILTERED),
@@ -48,14 +41,7 @@ REACHED: list[Reached] = [
     ("data.data_size", 100, 0, "data.train_rows", 100),
     ("data.data_size", 100, -2, "data.validation_rows", 100),
     ("data.data_size", -1, "all", "data.train_rows", None),
-    (
-        "reward.model.model_path",
-        "some/judge",
-        5,
-        "reward.model.path",
-        "some/judge",
-        {"reward.use_reward_model": True},
-    ),
+    ("reward.model.model_path", "some/judge", 5, "reward.model.path", "some/judge", {"reward.use_reward_model": True}),
 ]
 """Key, a legal value, an illegal one, the native key, what that becomes, and what else is written."""
 

@@ -18,17 +18,24 @@ from quintet.config.dialects.algorithm_choice import (
     set_options,
 )
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import Derived, apply_from_native, apply_to_native, inverted
-from quintet.config.dialects.rlinf.value_maps import ADVANTAGES, KL_ESTIMATORS, LOSSES
+from quintet.config.dialects.conversion_rules import (
+    Derived,
+    OptionalSection,
+    Same,
+    apply_from_native,
+    apply_to_native,
+    mapped,
+)
+from quintet.config.dialects.rlinf.key_values import ADVANTAGES, KL_ESTIMATORS, LOSSES
 from quintet.config.dialects.value_types import is_function_address
 from quintet.config.problems import ConfigProblem
 
-ESTIMATOR, LOSS_TYPE, WHITEN = "algorithm.adv_type", "algorithm.loss_type", "algorithm.normalize_advantages"
-CLIP, DUAL_CLIP = "algorithm.ratio_clip_eps", "algorithm.clip_ratio_c"
+ESTIMATOR, LOSS_TYPE, GROUP = "algorithm.adv_type", "algorithm.loss_type", "algorithm.group_size"
+CLIP, DUAL_CLIP, HAS_CRITIC = "algorithm.ratio_clip_eps", "algorithm.clip_ratio_c", "critic.use_critic_model"
 KL_COEFFICIENT, KL_TYPE, EMBODIED_KL_TYPE = (f"algorithm.{key}" for key in ("kl_beta", "kl_penalty_type", "kl_penalty"))
 BASELINE, KL_REWARD_COEFFICIENT = "algorithm.use_reinpp_baseline", "algorithm.reinpp_kl_beta"
 CORRECTION, CORRECTION_BOUND = "algorithm.importance_sampling_fix", "algorithm.importance_sampling_clip"
-FILTER = "algorithm.filter_rewards"
+FILTER, RECOMPUTE = "algorithm.filter_rewards", "rollout.recompute_logprobs"
 ENTROPY = Derived(
     "algorithm.entropy_coefficient",
     ("algorithm.entropy_bonus", "algorithm.calculate_entropy"),
@@ -53,52 +60,44 @@ def is_embodied(values: ForeignValues) -> bool:
     return values.dialect.references[0].name == "rlinf_embodied"
 
 
+def _kl_rule(estimator: str) -> OptionalSection:
+    """Return the rule of the KL divergence in the loss, with the foreign key of its estimator."""
+    rules = (
+        Same("algorithm.kl.coefficient", KL_COEFFICIENT, to_value=float),
+        mapped("algorithm.kl.estimator", estimator, KL_ESTIMATORS),
+    )
+    return OptionalSection("algorithm.kl", KL_COEFFICIENT, rules, off_value=0.0)
+
+
 def algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the native algorithm from the keys that all runs have."""
-    _advantage_to_native(values, native)
-    native.set("algorithm.drop_groups_without_signal", False)
-    choose(native, LOSS, values[LOSS_TYPE], LOSSES, LOSS_TYPE)
-    bounds = {"clip_low": CLIP, "clip_high": CLIP, "clip_dual": DUAL_CLIP}
-    set_options(native, LOSS, {option: (values[key], (key,)) for option, key in bounds.items()})
-    ENTROPY.to_native(values, native)
-    if not values[KL_COEFFICIENT]:
-        native.set("algorithm.kl", None, KL_COEFFICIENT)
-        return
-    native.set("algorithm.kl.apply_to", "loss")
-    native.set("algorithm.kl.coefficient", float(values[KL_COEFFICIENT]), KL_COEFFICIENT)
-    # embodied runs have another key beside the one that all runs have
-    has_embodied_key = is_embodied(values) and (values.is_set(EMBODIED_KL_TYPE) or not values.is_set(KL_TYPE))
-    kl_type = EMBODIED_KL_TYPE if has_embodied_key else KL_TYPE
-    native.set("algorithm.kl.estimator", KL_ESTIMATORS[values[kl_type]], kl_type)
-
-
-def _advantage_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     distils = LOSSES.get(values[LOSS_TYPE]) == "distillation"
     if distils and ADVANTAGES.get(values[ESTIMATOR]) == "none":
         native.set(ADVANTAGE, {"name": "raw"}, ESTIMATOR, LOSS_TYPE)
     else:
         choose(native, ADVANTAGE, values[ESTIMATOR], ADVANTAGES, ESTIMATOR)
-    native.set(f"{ADVANTAGE}.whiten", values[WHITEN], WHITEN)
     set_options(native, ADVANTAGE, {"lam": (1.0, ())})
     if is_function_address(values[ESTIMATOR]):
-        has_critic = "critic.use_critic_model"
-        native.set(f"{ADVANTAGE}.needs_critic", values[has_critic], has_critic)
+        native.set(f"{ADVANTAGE}.needs_critic", values[HAS_CRITIC], HAS_CRITIC)
+    choose(native, LOSS, values[LOSS_TYPE], LOSSES, LOSS_TYPE)
+    bounds = {"clip_low": CLIP, "clip_high": CLIP, "clip_dual": DUAL_CLIP}
+    set_options(native, LOSS, {option: (values[key], (key,)) for option, key in bounds.items()})
+    ENTROPY.to_native(values, native)
+    # embodied runs have another key beside the one that all runs have
+    has_embodied_key = is_embodied(values) and (values.is_set(EMBODIED_KL_TYPE) or not values.is_set(KL_TYPE))
+    _kl_rule(EMBODIED_KL_TYPE if has_embodied_key else KL_TYPE).to_native(values, native)
+    if values[KL_COEFFICIENT]:
+        native.set("algorithm.kl.apply_to", "loss")
 
 
 def algorithm_from_native(foreign: ForeignBuilder) -> None:
     """Set the keys of the algorithm that all runs have."""
-    algorithm = foreign.experiment.algorithm
     export_name(foreign, ADVANTAGE, ESTIMATOR, ADVANTAGES)
-    foreign.set(WHITEN, algorithm.advantage.whiten)
     export_name(foreign, LOSS, LOSS_TYPE, LOSSES)
     foreign.set(CLIP, option_value(foreign, LOSS, "clip_low", 0.2))
     foreign.set(DUAL_CLIP, option_value(foreign, LOSS, "clip_dual"))
     ENTROPY.from_native(foreign)
-    foreign.set(KL_COEFFICIENT, algorithm.kl.coefficient if algorithm.kl else 0.0)
-    names = inverted(KL_ESTIMATORS)
-    if algorithm.kl and algorithm.kl.estimator in names:
-        is_simulator = foreign.experiment.env.name == "simulator"
-        foreign.set(EMBODIED_KL_TYPE if is_simulator else KL_TYPE, names[algorithm.kl.estimator])
+    _kl_rule(EMBODIED_KL_TYPE if foreign.experiment.env.name == "simulator" else KL_TYPE).from_native(foreign)
 
 
 def _centers_rewards(values: ForeignValues) -> bool:
@@ -111,16 +110,15 @@ def _penalizes_rewards(values: ForeignValues) -> bool:
 
 def text_algorithm_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems of keys of the algorithm that only runs on text have."""
-    recompute = "rollout.recompute_logprobs"
-    if values[CORRECTION] and not values[recompute]:
-        problem = f"needs the learner's log-probs, and {values.describe(recompute)}"
-        yield values.problem(CORRECTION, problem, f"set {recompute}=true")
+    if values[CORRECTION] and not values[RECOMPUTE]:
+        problem = f"needs the learner's log-probs, and {values.describe(RECOMPUTE)}"
+        yield values.problem(CORRECTION, problem, f"set {RECOMPUTE}=true")
     if _penalizes_rewards(values) and values[KL_COEFFICIENT]:
         problem = f"the KL divergence already counts in the loss: {values.describe(KL_COEFFICIENT)}"
         yield values.problem(KL_REWARD_COEFFICIENT, problem, "keep one of them")
-    if _centers_rewards(values) and values["algorithm.group_size"] < 2:
-        problem = f"compares the responses to a prompt, and {values.describe('algorithm.group_size')}"
-        yield values.problem(BASELINE, problem, "nearest valid value: algorithm.group_size=2")
+    if _centers_rewards(values) and values[GROUP] < 2:
+        problem = f"compares the responses to a prompt, and {values.describe(GROUP)}"
+        yield values.problem(BASELINE, problem, f"nearest valid value: {GROUP}=2")
 
 
 def text_algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -128,8 +126,7 @@ def text_algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> No
     penalizes = _penalizes_rewards(values)
     if _centers_rewards(values) or (penalizes and values[ESTIMATOR] == "reinpp_baseline"):
         name = "reinforce_plus_plus" if penalizes else "reinforce_plus_plus_baseline"
-        native.set(ADVANTAGE, {"name": name, "whiten": values[WHITEN]}, ESTIMATOR, BASELINE)
-        native.set(f"{ADVANTAGE}.whiten", values[WHITEN], WHITEN)
+        native.set(ADVANTAGE, {"name": name}, ESTIMATOR, BASELINE)
         if penalizes:
             native.set("algorithm.shaping.center", "group", ESTIMATOR, BASELINE, KL_REWARD_COEFFICIENT)
     apply_to_native((DISCOUNTS, CLIP_BOUNDS, *FILTER_RULES), values, native)
@@ -144,19 +141,15 @@ def text_algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> No
 
 def text_algorithm_from_native(foreign: ForeignBuilder) -> None:
     """Set the keys of the algorithm that only runs on text have."""
-    run, algorithm = foreign.experiment, foreign.experiment.algorithm
+    algorithm = foreign.experiment.algorithm
     apply_from_native((DISCOUNTS, *FILTER_RULES), foreign)
     low, high = (option_value(foreign, LOSS, f"clip_{side}") for side in ("low", "high"))
     foreign.set(CLIP_BOUNDS.keys["clip_high"], None if low == high else high)
-    if run.needs_critic:
-        foreign.set("algorithm.value_clip", run.critic.value_clip)
     if algorithm.kl is not None and algorithm.kl.apply_to == "reward":
         foreign.set(KL_COEFFICIENT, 0.0)
         foreign.set(KL_REWARD_COEFFICIENT, algorithm.kl.coefficient)
         is_plus_plus = algorithm.advantage.name == "reinforce_plus_plus"
         foreign.set(BASELINE, is_plus_plus and algorithm.shaping.center == "group")
     foreign.set(FILTER, (algorithm.filter.min_mean, algorithm.filter.max_mean) != (None, None))
-    correction = algorithm.correction
-    foreign.set(CORRECTION, correction is not None and correction.level == "token")
-    if correction is not None:
-        foreign.set(CORRECTION_BOUND, correction.upper)
+    foreign.set(CORRECTION, foreign.native_value("algorithm.correction.level") == "token")
+    foreign.set(CORRECTION_BOUND, foreign.native_value("algorithm.correction.upper"))

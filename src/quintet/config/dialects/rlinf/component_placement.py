@@ -5,46 +5,49 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain, groupby
 from typing import Any
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.rlinf.placement_spec import MAX_DEVICES, Process, parse_placement
-from quintet.config.dialects.rlinf.value_maps import COMPONENTS
+from quintet.config.dialects.rlinf.key_values import COMPONENTS
 from quintet.config.native.placement import ComponentConfig
 from quintet.config.problems import ConfigProblem
 
-SECTION = "cluster.component_placement"
+SECTION, NUM_NODES = "cluster.component_placement", "cluster.num_nodes"
 DOCUMENTED = f"{SECTION}.actor,inference,rollout"
-NUM_NODES = "cluster.num_nodes"
-SPLITS = (
-    ("actor.model.tensor_model_parallel_size", "actor.model.pipeline_model_parallel_size"),
-    ("rollout.tensor_parallel_size", "rollout.pipeline_parallel_size"),
-)
+TENSOR, PIPELINE = "actor.model.tensor_model_parallel_size", "actor.model.pipeline_model_parallel_size"
+ENGINE_TENSOR, ENGINE_PIPELINE = "rollout.tensor_parallel_size", "rollout.pipeline_parallel_size"
+SPLITS = ((TENSOR, PIPELINE), (ENGINE_TENSOR, ENGINE_PIPELINE))
 """Keys whose product is the number of devices that share the learner's model, and the engine's."""
+MAX_DEVICES = 1 << 16
+Process = tuple[int, ...]
+"""Devices of one process; several processes may share a device."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Placement:
-    """Devices of all components."""
+    """Devices of all components; of none if there are problems."""
 
     devices_per_node: int
     """Enough for the highest device number and for models split over devices; RLinf asks Ray instead."""
-    processes: Mapping[str, tuple[Process, ...]]
-    """Processes by component."""
-    on_all_devices: frozenset[str]
-    """Components with the placement `all`."""
-    keys: Mapping[str, str]
-    """The key that places each component."""
     is_set: bool
     """Whether the user wrote the placement; that of the reference is only an example."""
+    processes: dict[str, list[Process]] = field(default_factory=dict)
+    """Processes by component."""
+    on_all_devices: set[str] = field(default_factory=set)
+    """Components with the placement `all`."""
+    keys: dict[str, str] = field(default_factory=dict)
+    """The key that places each component."""
+    problems: list[ConfigProblem] = field(default_factory=list)
+    """Unreadable placements, components placed twice, and placements that no native one corresponds to."""
 
     def devices(self, component: str) -> set[int] | None:
         """Return the devices of a component; None if they are unknown."""
         all_unnumbered = component in self.on_all_devices and set(self.processes) == self.on_all_devices
         if component not in self.processes or all_unnumbered:
             return None
-        return {device for process in self.processes[component] for device in process.devices}
+        return set(chain(*self.processes[component]))
 
     @property
     def is_colocated(self) -> bool | None:
@@ -56,92 +59,132 @@ class Placement:
 
 
 def parse_placements(values: ForeignValues) -> Placement:
-    """Return the placement of a configuration without `placement_problems`."""
-    specs = {key: values[key] for key in _placement_keys(values)}
-    per_node = _devices_per_node(values)
-    processes: dict[str, tuple[Process, ...]] = {}
-    keys: dict[str, str] = {}
-    on_all_devices = set()
-    for key, spec in specs.items():
-        for name, placed in parse_placement(_component_names(key), spec, per_node * values[NUM_NODES]).items():
-            if name not in COMPONENTS:
-                continue  # reported as an unknown key
-            processes[name], keys[name] = placed, key
-            if str(spec).strip().lower() == "all":
-                on_all_devices.add(name)
-    return Placement(per_node, processes, frozenset(on_all_devices), keys, any(map(values.is_set, specs)))
-
-
-def placement_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
-    """Yield unreadable placements, components placed twice, and placements that no native one corresponds to."""
-    placed: dict[str, str] = {}
-    num_devices = values[NUM_NODES] * _devices_per_node(values)
+    """Return the placement of a configuration, by default that of the reference."""
+    written = [key for key in values.merged.sources if key.startswith(f"{SECTION}.")]
+    specs = {key: values[key] for key in written or [DOCUMENTED]}
+    placement = Placement(_devices_per_node(values, specs), bool(written))
+    num_devices = values[NUM_NODES] * placement.devices_per_node
     if num_devices > MAX_DEVICES:
-        yield values.problem(NUM_NODES, f"makes more than {MAX_DEVICES} devices", f"at most: {MAX_DEVICES}")
+        problem = f"makes more than {MAX_DEVICES} devices"
+        placement.problems.append(values.problem(NUM_NODES, problem, f"at most: {MAX_DEVICES}"))
+        return placement
+    for key, spec in specs.items():
+        placement.problems += _place_components(placement, values, key, spec, num_devices)
+    if placement.problems:
+        placement.processes.clear()
+    return placement
+
+
+def _place_components(
+    placement: Placement, values: ForeignValues, key: str, spec: object, num_devices: int
+) -> Iterator[ConfigProblem]:
+    """Add the components of one key to a placement; yield problems."""
+    try:
+        by_component = parse_placement(key.removeprefix(f"{SECTION}."), spec, num_devices)
+    except ValueError as error:
+        hint = "valid: all, 3, 0,2,3, 0-3, 0-3,5,14, or devices with ranks such as 0-1:0-3"
+        yield values.problem(key, str(error), hint)
         return
-    for key in _placement_keys(values):
-        try:
-            by_component = parse_placement(_component_names(key), values[key], num_devices)
-        except ValueError as error:
-            hint = "valid: all, 3, 0,2,3, 0-3, 0-3,5,14, or devices with ranks such as 0-1:0-3"
-            yield values.problem(key, str(error), hint)
-            continue
-        for name, processes in by_component.items():
-            if name in placed:
-                problem = f"{values.describe(placed[name])} already places {name}"
-                yield values.problem(key, problem, "keep one of them")
-            placed[name] = key
-            if len({len(process.devices) for process in processes}) > 1:
-                problem = f"all processes of {name} must have the same number of devices"
-                yield values.problem(key, problem, "give each range the same number of devices per process")
+    for name, processes in by_component.items():
+        if name in placement.keys:
+            problem = f"{values.describe(placement.keys[name])} already places {name}"
+            yield values.problem(key, problem, "keep one of them")
+        placement.keys[name] = key
+        if len(set(map(len, processes))) > 1:
+            problem = f"all processes of {name} must have the same number of devices"
+            yield values.problem(key, problem, "give each range the same number of devices per process")
+        # other names are reported as unknown keys
+        if name in COMPONENTS:
+            placement.processes[name] = processes
+            if str(spec).strip().lower() == "all":
+                placement.on_all_devices.add(name)
+
+
+def _devices_per_node(values: ForeignValues, specs: Mapping[str, object]) -> int:
+    without_ranks = re.sub(r":[^,]*", "", ",".join(map(str, specs.values())))
+    highest = max(map(int, re.findall(r"\d+", without_ranks)), default=0)
+    per_model = math.lcm(*(math.prod(values[key] or 1 for key in keys) for keys in SPLITS))
+    nodes: int = values[NUM_NODES]
+    return math.ceil(max(min(highest + 1, MAX_DEVICES), per_model) / nodes)
+
+
+def parse_placement(components: str, spec: object, num_devices: int) -> dict[str, list[Process]]:
+    """Return the processes of each component, whose names are joined by commas.
+
+    A placement is `all`, `3`, `0,2,3`, `0-3` or `0-3,5,14`. After `:` come the ranks: `0-1:0-3` puts processes 0 to 3
+    on devices 0 and 1, two on each, and `0-3:0` gives four devices to one process. Devices count over all nodes.
+
+    >>> parse_placement("actor,rollout", "0-1", 8)["rollout"]
+    [(0,), (1,)]
+
+    Raises:
+        ValueError: the text is not such a placement.
+    """
+    names = [name.strip() for name in components.split(",")]
+    if not all(names) or len(set(names)) != len(names):
+        raise ValueError(f"{components!r} must name components, each once")
+    if isinstance(spec, bool) or not isinstance(spec, int | str):
+        raise ValueError(f"{spec!r} is not a placement")
+    processes: list[Process] = []
+    for part in filter(None, map(str.strip, str(spec).split(","))):
+        added = _parse_part(part, len(processes), num_devices)
+        if processes and added[0][0] <= processes[-1][-1]:
+            raise ValueError(f"{spec!r}: devices must be in ascending order, each once")
+        processes += added
+    return dict.fromkeys(names, processes)
+
+
+def _parse_part(part: str, first_rank: int, num_devices: int) -> list[Process]:
+    left, colon, right = (text.strip() for text in part.partition(":"))
+    devices = range(num_devices) if left.lower() == "all" else _parse_range(left, part)
+    if devices.stop > num_devices:
+        raise ValueError(f"{part!r}: there are {num_devices} devices, the last is {num_devices - 1}")
+    ranks = _parse_range(right, part) if colon else range(first_rank, first_rank + len(devices))
+    if ranks.start != first_rank:
+        raise ValueError(f"{part!r}: its ranks must continue at {first_rank}")
+    if len(ranks) % len(devices) == 0:
+        return [(device,) for device in devices for _ in range(len(ranks) // len(devices))]
+    if len(devices) % len(ranks) == 0:
+        size = len(devices) // len(ranks)
+        return [tuple(devices[start : start + size]) for start in range(0, len(devices), size)]
+    raise ValueError(f"{part!r}: {len(ranks)} processes cannot share {len(devices)} devices evenly")
+
+
+def _parse_range(text: str, part: str) -> range:
+    match = re.fullmatch(r"(\d{1,6})(?:\s*-\s*(\d{1,6}))?", text)
+    if match is None:
+        raise ValueError(f"{part!r} is not a rank or a range of ranks")
+    low, high = int(match[1]), int(match[2] or match[1])
+    if high < low:
+        raise ValueError(f"{part!r} is a range in descending order")
+    return range(low, high + 1)
 
 
 def placement_to_native(placement: Placement, native: NativeBuilder) -> None:
     """Set the native placement."""
-    numbered = [key for name, key in placement.keys.items() if name not in placement.on_all_devices]
+    keys = {name: placement.keys[name] for name in placement.processes}
+    numbered = dict.fromkeys(key for name, key in keys.items() if name not in placement.on_all_devices)
     if numbered or placement.devices_per_node > 1:
-        origins = [*dict.fromkeys(numbered), *(key for keys in SPLITS for key in keys), NUM_NODES]
-        native.set("placement.devices_per_node", placement.devices_per_node, *origins)
+        native.set("placement.devices_per_node", placement.devices_per_node, *numbered, *chain(*SPLITS), NUM_NODES)
     for name, processes in placement.processes.items():
-        component, key = f"placement.{COMPONENTS[name]}", placement.keys[name]
-        if name in placement.on_all_devices:
-            native.set(f"{component}.devices", None, key)
-            continue
-        for field, value in _native_component(processes).items():
-            native.set(f"{component}.{field}", value, key)
+        fields = {"devices": None} if name in placement.on_all_devices else _native_component(processes)
+        for field_name, value in fields.items():
+            native.set(f"placement.{COMPONENTS[name]}.{field_name}", value, keys[name])
     if placement.is_colocated is not None:
-        origins = [placement.keys["actor"], placement.keys["rollout"]]
-        native.set("placement.colocated", placement.is_colocated, *origins)
+        native.set("placement.colocated", placement.is_colocated, keys["actor"], keys["rollout"])
 
 
-def _native_component(processes: tuple[Process, ...]) -> dict[str, Any]:
+def _native_component(processes: list[Process]) -> dict[str, Any]:
     """Return the fields of a native component; devices are listed once if processes share them evenly."""
-    devices = [device for process in processes for device in process.devices]
+    devices = list(chain(*processes))
     unique = list(dict.fromkeys(devices))
     counts = {devices.count(device) for device in unique}
     is_even = len(counts) == 1
     return {
         "devices": unique if is_even else devices,
-        "devices_per_worker": len(processes[0].devices),
+        "devices_per_worker": len(processes[0]),
         "processes_per_device": counts.pop() if is_even else 1,
     }
-
-
-def _placement_keys(values: ForeignValues) -> list[str]:
-    """Return the placement keys that the user set, otherwise that of the reference."""
-    return [key for key in values.merged.sources if key.startswith(f"{SECTION}.")] or [DOCUMENTED]
-
-
-def _component_names(key: str) -> str:
-    return key.removeprefix(f"{SECTION}.")
-
-
-def _devices_per_node(values: ForeignValues) -> int:
-    devices = (part.partition(":")[0] for key in _placement_keys(values) for part in str(values[key]).split(","))
-    highest = max([0, *(int(rank) for part in devices for rank in re.findall(r"\d+", part))])
-    per_model = math.lcm(*(math.prod(values[key] or 1 for key in keys) for keys in SPLITS))
-    nodes: int = values[NUM_NODES]
-    return math.ceil(max(min(highest + 1, MAX_DEVICES), per_model) / nodes)
 
 
 def placement_from_native(foreign: ForeignBuilder) -> None:
@@ -151,7 +194,7 @@ def placement_from_native(foreign: ForeignBuilder) -> None:
     for name, component in COMPONENTS.items():
         if spec := _format_component(getattr(placement, component)):
             by_spec.setdefault(spec, []).append(name)
-    on_all_devices = [name for name in ("actor", "rollout") if not getattr(placement, COMPONENTS[name]).devices]
+    on_all_devices = [name for name in ("actor", "rollout") if not getattr(placement, name).devices]
     if by_spec and on_all_devices:
         by_spec["all"] = on_all_devices
     for spec, names in by_spec.items():
@@ -160,9 +203,7 @@ def placement_from_native(foreign: ForeignBuilder) -> None:
 
 def _format_component(config: ComponentConfig) -> str:
     """Return a component's placement as text; empty for all devices."""
-    if not config.devices:
-        return ""
-    devices, per_worker, rank, parts = config.devices, config.devices_per_worker, 0, []
+    devices, per_worker, rank, parts = config.devices or (), config.devices_per_worker, 0, []
     counts = {device: devices.count(device) * config.processes_per_device for device in devices}
     for first, last, count in _device_ranges(counts):
         workers = (last - first + 1) * count // per_worker
@@ -175,13 +216,7 @@ def _format_component(config: ComponentConfig) -> str:
 
 def _device_ranges(counts: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
     """Yield first and last device, and processes per device, of ranges of adjacent devices with as many processes."""
-    current: list[int] = []
-    for device, count in counts.items():
-        if current and device == current[1] + 1 and count == current[2]:
-            current[1] = device
-            continue
-        if current:
-            yield current[0], current[1], current[2]
-        current = [device, device, count]
-    if current:
-        yield current[0], current[1], current[2]
+    # adjacent devices differ from their positions by the same number
+    for (_, count), ranged in groupby(enumerate(counts.items()), lambda item: (item[1][0] - item[0], item[1][1])):
+        devices = [device for _, (device, _) in ranged]
+        yield devices[0], devices[-1], count

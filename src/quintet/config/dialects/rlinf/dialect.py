@@ -8,7 +8,7 @@ from typing import Any
 
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec
-from quintet.config.dialects.rlinf.value_maps import COMPONENTS
+from quintet.config.dialects.rlinf.key_values import COMPONENTS
 from quintet.config.dotted import get_value
 
 _ENV_FILE_CONTEXT = {

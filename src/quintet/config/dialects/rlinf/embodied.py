@@ -13,71 +13,73 @@ from quintet.config.dialects.conversion_rules import (
     apply_from_native,
     apply_to_native,
 )
-from quintet.config.dialects.rlinf.backend import (
-    LEARNER_RULES,
-    backend_from_native,
-    backend_to_native,
-    tokenizer_to_native,
-)
 from quintet.config.dialects.rlinf.constraints import samples_per_step
+from quintet.config.dialects.rlinf.rules import first_of
 from quintet.config.native.envs import SimulatorConfig
 from quintet.config.native.training import TrainingConfig
 
 WEIGHT_DECAY = 0.01
 """Weight decay of RLinf's FSDP learner, which has no key in embodied runs."""
-TASK, PATH, MODEL_TYPE = "runner.task_type", "actor.model.model_path", "actor.model.model_type"
+TASK, SEQUENCE = "runner.task_type", "runner.seq_length"
 LORA, LORA_RANK, LORA_PATH = (f"actor.model.{name}" for name in ("is_lora", "lora_rank", "lora_path"))
 NUM_ENVS, MAX_STEPS = "env.train.total_num_envs", "env.train.max_episode_steps"
 EVAL_ENVS, EVAL_SAMPLES = "env.eval.total_num_envs", "env.eval.group_size"
 EPOCHS, GROUP, BATCH = "algorithm.rollout_epoch", "algorithm.group_size", "actor.global_batch_size"
 CHUNK, ACTION_SIZE = "actor.model.num_action_chunks", "actor.model.action_dim"
-RESPONSE, MAX_LENGTH = "algorithm.length_params.max_new_token", "algorithm.length_params.max_length"
-MODE = "rollout.mode"
-
-
-def _first(*values: object) -> object:
-    return values[0]
-
-
-def _only(value: object) -> tuple[object]:
-    return (value,)
+RESPONSE = "algorithm.length_params.max_new_token"
 
 
 def _video(native: str, section: str) -> OptionalSection:
     switch = f"{section}.save_video"
-    overlay, directory = f"{section}.info_on_video", f"{section}.video_base_dir"
     rules = (
-        Derived(f"{native}.overlay", (overlay, switch), _first, _only),
-        Derived(f"{native}.directory", (directory, switch), _first, _only, export_none=False),
+        first_of(f"{native}.overlay", f"{section}.info_on_video", switch),
+        first_of(f"{native}.directory", f"{section}.video_base_dir", switch, export_none=False),
     )
     return OptionalSection(native, switch, rules, on_value=True)
 
 
-VIDEO_RULES = (
-    _video("tracking.video", "env.train.video_cfg"),
-    _video("tracking.validation_video", "env.eval.video_cfg"),
-)
 ENV_FILE_RULES: tuple[ConversionRule, ...] = (
     Same("env.max_steps", "max_episode_steps"),
     Same("env.environments", "total_num_envs"),
     _video("tracking.video", "video_cfg"),
 )
 RULES: tuple[ConversionRule, ...] = (
-    *LEARNER_RULES,
-    *VIDEO_RULES,
+    _video("tracking.video", "env.train.video_cfg"),
+    _video("tracking.validation_video", "env.eval.video_cfg"),
     Same("env.epochs", EPOCHS),
     Same("env.environments", NUM_ENVS),
     Same("env.max_steps", MAX_STEPS),
+    Same("validation.simulator.environments", EVAL_ENVS),
     Same("validation.sampling.samples", EVAL_SAMPLES),
+    first_of("training.samples_per_group", GROUP, "env.train.group_size"),
     Same(("actor.memory.offload_parameters", "actor.memory.offload_optimizer"), "actor.enable_offload"),
     OptionalSection(
         "policy.lora",
         LORA,
         (
-            Derived("policy.lora.rank", (LORA_RANK, LORA), _first, _only),
+            first_of("policy.lora.rank", LORA_RANK, LORA),
             Derived("policy.lora.alpha", (LORA_RANK, LORA), lambda rank, enabled: float(rank), lambda alpha: ()),
         ),
         on_value=True,
+    ),
+    Derived(
+        "validation.only",
+        ("runner.only_eval", TASK),
+        lambda only_eval, task: only_eval or task == "embodied_eval",
+        lambda only: (only,),
+    ),
+    Derived(
+        "training.steps",
+        ("runner.max_epochs", "runner.max_steps"),
+        lambda epochs, limit: epochs if limit < 0 else min(epochs, limit),
+        lambda steps: (steps,) if steps else (1, 0),
+    ),
+    Derived(
+        "rollout.engine_options.max_model_tokens",
+        ("algorithm.length_params.max_length", SEQUENCE),
+        min,
+        lambda longest: (longest, max(longest, 2048)),
+        export_none=False,
     ),
 )
 
@@ -105,40 +107,33 @@ def env_file_from_native(foreign: ForeignBuilder) -> None:
 def embodied_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Convert a run on simulators."""
     native.set("env.name", "simulator", TASK, "env.train.env_type")
-    apply_to_native(RULES, values, native)
-    _policy_to_native(values, native)
-    _episodes_to_native(values, native)
-    _lengths_to_native(values, native)
-    _training_to_native(values, native)
-    backend_to_native(values, native)
-
-
-def _policy_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    path, kind = (
-        engine if values.is_set(engine) and not values.is_set(learner) else learner
-        for engine, learner in (("rollout.model.model_path", PATH), ("rollout.model.model_type", MODEL_TYPE))
+    native.set_constants(
+        {
+            "actor.optimizer.schedule": "constant",
+            "actor.optimizer.warmup_steps": 0,
+            "actor.optimizer.weight_decay": WEIGHT_DECAY,
+        }
     )
-    native.set("policy.preset", None, path)
-    native.set("policy.path", values[path], path)
-    native.set("policy.kind", values[kind], kind)
-    tokenizer_to_native(values, native, path)
+    apply_to_native(RULES, values, native)
     if values[LORA]:
         # the reference's adapter is only an example
         native.set("policy.lora.path", values[LORA_PATH] if values.is_set(LORA_PATH) else None, LORA_PATH, LORA)
+    _episodes_to_native(values, native)
+    tokens = values[RESPONSE] or values[CHUNK] * values[ACTION_SIZE]
+    native.set("rollout.max_response_tokens", tokens, RESPONSE, CHUNK, ACTION_SIZE)
+    native.set("rollout.max_actions_per_turn", values[CHUNK], CHUNK)
+    native.set("rollout.max_turns", math.ceil(values[MAX_STEPS] / values[CHUNK]), MAX_STEPS, CHUNK)
+    if values["actor.model.do_sample"]:
+        temperature = "algorithm.sampling_params.temperature"
+        native.set("validation.sampling.temperature", values[temperature], temperature, "actor.model.do_sample")
 
 
 def _episodes_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    only_eval = "runner.only_eval"
-    native.set("validation.only", values[only_eval] or values[TASK] == "embodied_eval", only_eval, TASK)
     for side, env in {"train": "env", "eval": "validation.simulator"}.items():
         for name in ("auto_reset", "ignore_terminations"):
             older = f"algorithm.{name}"
             if values.is_set(older) and not values.is_set(f"env.{side}.{name}"):
                 native.set(f"{env}.{name}", values[older], older)
-    native.set("validation.simulator.environments", values[EVAL_ENVS], EVAL_ENVS)
-    eval_steps = "env.eval.max_episode_steps"
-    native.set("validation.simulator.max_steps", values[eval_steps], eval_steps)
-    native.set("training.samples_per_group", values[GROUP], GROUP, "env.train.group_size")
     if values[NUM_ENVS]:
         groups = values[NUM_ENVS] * values[EPOCHS] // values[GROUP]
         native.set("training.groups_per_step", groups, NUM_ENVS, EPOCHS, GROUP)
@@ -149,63 +144,15 @@ def _episodes_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         native.set("validation.episodes", episodes, EVAL_ENVS, EVAL_SAMPLES)
 
 
-def _lengths_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    tokens = values[RESPONSE] or values[CHUNK] * values[ACTION_SIZE]
-    native.set("rollout.max_response_tokens", tokens, RESPONSE, CHUNK, ACTION_SIZE)
-    native.set("rollout.max_actions_per_turn", values[CHUNK], CHUNK)
-    native.set("rollout.max_turns", math.ceil(values[MAX_STEPS] / values[CHUNK]), MAX_STEPS, CHUNK)
-    sequence = "runner.seq_length"
-    longest = min(values[sequence], values[MAX_LENGTH])
-    native.set("rollout.engine_options.max_model_tokens", longest, MAX_LENGTH, sequence)
-    native.set_constants({"rollout.think": False, "rollout.format_penalty": 0.0})
-    if values["actor.model.do_sample"]:
-        temperature = "algorithm.sampling_params.temperature"
-        native.set("validation.sampling.temperature", values[temperature], temperature, "actor.model.do_sample")
-
-
-def _training_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    epochs, max_steps = "runner.max_epochs", "runner.max_steps"
-    steps = values[epochs] if values[max_steps] < 0 else min(values[epochs], values[max_steps])
-    native.set("training.steps", steps, epochs, max_steps)
-    native.set_constants(
-        {
-            "actor.optimizer.schedule": "constant",
-            "actor.optimizer.warmup_steps": 0,
-            "actor.optimizer.weight_decay": WEIGHT_DECAY,
-        }
-    )
-    if "placement.colocated" not in native.origins:
-        native.set("placement.colocated", values[MODE] != "disaggregated", MODE)
-
-
 def embodied_from_native(foreign: ForeignBuilder) -> None:
     """Set the keys of a run on simulators."""
-    run, policy = foreign.experiment, foreign.experiment.policy
-    apply_from_native(RULES, foreign)
-    if policy.path is not None:
-        foreign.set(PATH, policy.path)
-    foreign.set(MODEL_TYPE, policy.kind or "openvla_oft")
-    if policy.lora is not None and policy.lora.path is not None:
-        foreign.set(LORA_PATH, policy.lora.path)
-    foreign.set("runner.only_eval", run.validation.only)
-    if run.validation.simulator is not None:
-        foreign.set(EVAL_ENVS, run.validation.simulator.environments)
-    _lengths_from_native(foreign)
-    foreign.set("runner.max_epochs", max(1, run.training.steps))
-    if run.training.steps == 0:
-        foreign.set("runner.max_steps", 0)
-    foreign.set(MODE, "collocate" if run.placement.colocated else "disaggregated")
-    backend_from_native(foreign)
-
-
-def _lengths_from_native(foreign: ForeignBuilder) -> None:
     run, env, vla = foreign.experiment, foreign.experiment.env, foreign.experiment.policy.vla
+    apply_from_native(RULES, foreign)
+    if (adapter := foreign.native_value("policy.lora.path")) is not None:
+        foreign.set(LORA_PATH, adapter)
     if isinstance(env, SimulatorConfig) and env.environments:
         samples = env.environments * env.epochs * math.ceil(env.max_steps / (vla.action_chunk if vla else 1))
         foreign.set(BATCH, samples // run.training.mini_batches)
     default = vla.action_chunk * vla.action_dim if vla else None
     response = run.rollout.max_response_tokens
     foreign.set(RESPONSE, None if response == default else response)
-    if (longest := run.rollout.engine_options.max_model_tokens) is not None:
-        foreign.set(MAX_LENGTH, longest)
-        foreign.set("runner.seq_length", max(longest, 2048))
