@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from quintet.config.checks.unused_keys import unused_keys
 from quintet.config.composed import ComposedConfig
 from quintet.config.deprecation import current_key, refuse_both_names, upgrade, upgrade_override
+from quintet.config.dialects.synonyms import keys_by_synonym
 from quintet.config.dotted import flatten, get_value, set_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
@@ -40,7 +41,7 @@ def load_experiment(
     try:
         experiment = Experiment.model_validate(tree)
     except ValidationError as error:
-        raise_problems(describe_problems(error, tree, sources))
+        raise_problems(describe_problems(error, tree, sources, keys_by_synonym))
         raise
     values = flatten(experiment.model_dump())
     provenance = {key: source_of(key, sources) for key in values}

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from quintet.config.dotted import get_value
-from quintet.config.problems import ConfigProblem, source_of
-from quintet.config.schema import Key, chosen_name, documented_key, format_value, keys, keys_for, valid_keys
+from quintet.config.problems import ConfigProblem, describe_setting, setting_problem, source_of
+from quintet.config.schema import Key, chosen_name, documented_key, keys, keys_for, valid_keys
 from quintet.errors import nearest
 
 
+class Synonyms(Protocol):
+    """Function that returns the valid keys that other frameworks call by the last part of a name."""
+
+    def __call__(self, name: str, legal: Collection[str], *, anywhere: bool = False) -> list[str]:
+        """Return those of the same section, otherwise of a section around it, otherwise of `anywhere`."""
+        ...
+
+
 def describe_problems(
-    error: ValidationError, tree: Mapping[str, Any], sources: Mapping[str, str]
+    error: ValidationError, tree: Mapping[str, Any], sources: Mapping[str, str], synonyms: Synonyms
 ) -> Iterator[ConfigProblem]:
     """Yield a problem for each error of pydantic; keys omit union members and list positions."""
     for details in error.errors():
         key = _key(details["loc"])
         if details["type"] == "extra_forbidden":
-            yield _unknown(key, details["input"], tree, sources)
+            value, source = details["input"], source_of(key, sources)
+            message = f"unknown key {describe_setting(key, value, source)}"
+            yield ConfigProblem(key, value, source, message, _suggestion(key, tree, synonyms))
         elif details["type"].startswith("union_tag"):
             yield _unknown_choice(f"{key}.name", tree, sources)
         elif details["type"] == "value_error":
@@ -30,24 +40,22 @@ def describe_problems(
             yield _invalid_value(key, tree, sources)
 
 
-def suggest_keys(name: str, valid: list[Key]) -> list[str]:
+def suggest_keys(name: str, valid: list[Key], synonyms: Synonyms) -> list[str]:
     """Return the valid keys that an unknown key may stand for.
 
     In this order: a synonym of another framework in the same section, a similar key of the section, the same last part
     in another section, a synonym in any section, a similar last part in any section.
     """
-    from quintet.config.dialects.synonyms import keys_by_synonym
-
     section, _, last = name.rpartition(".")
     names = {key.name for key in valid}
-    if synonyms := keys_by_synonym(name, names):
-        return synonyms
+    if matches := synonyms(name, names):
+        return matches
     siblings = [key.name.rpartition(".")[2] for key in valid if key.name.rpartition(".")[0] == section]
     if close := nearest(last, siblings):
         return [f"{section}.{close}" if section else close]
     last_parts = [key.name.rpartition(".")[2] for key in valid]
-    if last not in last_parts and (synonyms := keys_by_synonym(name, names, anywhere=True)):
-        return synonyms
+    if last not in last_parts and (matches := synonyms(name, names, anywhere=True)):
+        return matches
     similar = last if last in last_parts else nearest(last, last_parts)
     return sorted({key.name for key, part in zip(valid, last_parts, strict=True) if part == similar})[:3]
 
@@ -65,14 +73,7 @@ def _key(location: tuple[int | str, ...]) -> str:
     return dotted
 
 
-def _unknown(key: str, value: object, tree: Mapping[str, Any], sources: Mapping[str, str]) -> ConfigProblem:
-    source = source_of(key, sources)
-    return ConfigProblem(
-        key, value, source, f"unknown key {key} = {format_value(value)} ({source})", _suggestion(key, tree)
-    )
-
-
-def _suggestion(key: str, tree: Mapping[str, Any]) -> str:
+def _suggestion(key: str, tree: Mapping[str, Any], synonyms: Synonyms) -> str:
     section, _, last = key.rpartition(".")
     valid = valid_keys(tree)
     if any(other.name == key for other in valid):
@@ -81,20 +82,20 @@ def _suggestion(key: str, tree: Mapping[str, Any]) -> str:
     if choices:
         choice, names = choices[0][0], " or ".join(name for _, name in choices)
         return f"it belongs to {choice}={names}, and {choice} is {chosen_name(tree, choice.removesuffix('.name'))}"
-    if suggestions := suggest_keys(key, valid):
+    if suggestions := suggest_keys(key, valid, synonyms):
         return f"did you mean {' or '.join(suggestions)}?"
     siblings = [other.name.rpartition(".")[2] for other in valid if other.name.rpartition(".")[0] == section]
     return f"valid keys: {', '.join(siblings)}"
 
 
 def _unknown_choice(key: str, tree: Mapping[str, Any], sources: Mapping[str, str]) -> ConfigProblem:
-    value, source = get_value(tree, key), source_of(key, sources)
+    value = get_value(tree, key)
     names = [
         name for other in keys_for(tree) if other.name == key and other.choice for name in other.choice[1].split(" | ")
     ]
     close = nearest(value, names) if isinstance(value, str) else None
     hint = (f"did you mean {close}? " if close else "") + f"valid: {', '.join(names)}"
-    return ConfigProblem(key, value, source, f"{key} = {format_value(value)} ({source}): no such choice", hint)
+    return setting_problem(key, value, source_of(key, sources), "no such choice", hint)
 
 
 def _contradiction(
@@ -103,27 +104,23 @@ def _contradiction(
     """Describe keys of one section that contradict each other; those that were set are named with their sources."""
     value = get_value(tree, key)
     keys_set = [f"{key}.{name}" for name in value] if isinstance(value, Mapping) else [key]
-    settings = ", ".join(
-        f"{name} = {format_value(get_value(tree, name))} ({source_of(name, sources)})" for name in keys_set
-    )
-    reason = details["msg"].removeprefix("Value error, ")
-    return ConfigProblem(
-        keys_set[0], get_value(tree, keys_set[0]), source_of(keys_set[0], sources), f"{settings}: {reason}"
-    )
+    settings = [describe_setting(name, get_value(tree, name), source_of(name, sources)) for name in keys_set]
+    message = f"{', '.join(settings)}: {details['msg'].removeprefix('Value error, ')}"
+    first = keys_set[0]
+    return ConfigProblem(first, get_value(tree, first), source_of(first, sources), message)
 
 
 def _invalid_value(key: str, tree: Mapping[str, Any], sources: Mapping[str, str]) -> ConfigProblem:
     value, source = get_value(tree, key), source_of(key, sources)
-    setting = f"{key} = {format_value(value)} ({source})"
     entry = next((other for other in valid_keys(tree) if other.name == key), None)
     if entry is None:
-        return ConfigProblem(key, value, source, f"{setting}: not valid here")
+        return setting_problem(key, value, source, "not valid here")
     if entry.is_section:
         example = next(other.name for other in (*keys_for(tree), *keys()) if other.name.startswith(f"{key}."))
-        return ConfigProblem(
-            key, value, source, f"{setting}: must be {entry.value_type}", f"set the keys in it, such as {example}"
-        )
-    return ConfigProblem(key, value, source, f"{setting}: must be {entry.value_type}", _advice(entry, value))
+        hint: str | None = f"set the keys in it, such as {example}"
+    else:
+        hint = _advice(entry, value)
+    return setting_problem(key, value, source, f"must be {entry.value_type}", hint)
 
 
 def _advice(key: Key, value: object) -> str | None:

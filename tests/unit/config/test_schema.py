@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from quintet.config.dialects.synonyms import keys_by_synonym
 from quintet.config.dotted import flatten
 from quintet.config.native.experiment import Experiment
 from quintet.config.schema import keys, valid_keys
@@ -55,7 +56,7 @@ def test_ranges_are_told_in_words(name: str, takes: str) -> None:
     ],
 )
 def test_the_nearest_key_is_a_sibling_then_the_same_word_elsewhere(name: str, meant: list[str]) -> None:
-    assert suggest_keys(name, valid_keys({})) == meant
+    assert suggest_keys(name, valid_keys({}), keys_by_synonym) == meant
 
 
 @pytest.mark.parametrize(
@@ -72,4 +73,4 @@ def test_the_nearest_key_is_a_sibling_then_the_same_word_elsewhere(name: str, me
 )
 def test_another_frameworks_word_finds_the_key_that_it_means(name: str, meant: list[str]) -> None:
     """Who comes from verl writes `lr` and not `learning_rate`; spelling alone would lead to `lora`."""
-    assert suggest_keys(name, valid_keys({})) == meant
+    assert suggest_keys(name, valid_keys({}), keys_by_synonym) == meant

@@ -33,6 +33,7 @@ from quintet.config.dialects.key_checks import (
     unsupported_keys,
 )
 from quintet.config.dialects.passthrough import model_config_problems, unchecked_model_sections
+from quintet.config.dialects.synonyms import keys_by_synonym
 from quintet.config.dotted import flatten, set_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.megatron import MegatronConfig
@@ -128,7 +129,7 @@ def convert(
     try:
         experiment = Experiment.model_validate(native.tree)
     except ValidationError as error:
-        raise_problems(describe_problems(error, native.tree, sources))
+        raise_problems(describe_problems(error, native.tree, sources, keys_by_synonym))
         raise
     remarks = (
         *alias_remarks,
