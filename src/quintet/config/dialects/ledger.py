@@ -28,8 +28,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, InstanceOf, model_validator
 
 from quintet.config.capabilities import Capability
-from quintet.config.dialects.type_expressions import parse_type
-from quintet.config.dialects.value_types import ValueType
+from quintet.config.dialects.value_types import ValueType, parse_type
 
 
 class KeySpec(BaseModel):

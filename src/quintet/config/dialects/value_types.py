@@ -1,13 +1,26 @@
-"""Types of foreign keys' values: each describes itself in error messages and checks a value as YAML reads it."""
+"""Types of foreign keys' values: each describes itself in error messages and checks a value as YAML reads it.
+
+Key files name them by expressions: `int >= 1`, `one of a | b or null`, `list of (text or section)`.
+"""
 
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
+COMPARISONS: Mapping[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    ">": (">", operator.gt),
+    ">=": ("≥", operator.ge),
+    "<=": ("≤", operator.le),
+    "<": ("<", operator.lt),
+}
+_BOUND = re.compile(r"(>=|<=|>|<) (\S+)")
 _FUNCTION_ADDRESS = re.compile(r"[^:\n]+:[A-Za-z_]\w*")
 
 
@@ -15,7 +28,7 @@ _FUNCTION_ADDRESS = re.compile(r"[^:\n]+:[A-Za-z_]\w*")
 class ValueType:
     """A set of valid values.
 
-    >>> integer(minimum=1).description
+    >>> parse_type("int >= 1").description
     'an integer ≥ 1'
     """
 
@@ -26,34 +39,24 @@ class ValueType:
     """Valid values of an enumeration."""
 
 
-def integer(*, minimum: int | None = None, maximum: int | None = None) -> ValueType:
-    """An integer in a closed range; neither true nor 8.0 is an integer."""
+def _is_integer(value: Any) -> bool:
+    """Whether a value is an integer; neither true nor 8.0 is one."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _bounded(description: str, is_kind: Callable[[Any], bool], bounds: str) -> ValueType:
+    """A number with bounds such as `>= 0 < 1`."""
+    limits = [(*COMPARISONS[sign], _scalar(limit)) for sign, limit in _BOUND.findall(bounds)]
 
     def accepts(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and _in_range(value, minimum, maximum)
+        return is_kind(value) and all(compare(value, limit) for _, compare, limit in limits)
 
-    return ValueType(" ".join(["an integer", *_describe_range(minimum, maximum)]), accepts)
-
-
-def number(
-    *,
-    above: float | None = None,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    below: float | None = None,
-) -> ValueType:
-    """A finite number in a range that excludes `above` and `below` and includes `minimum` and `maximum`."""
-
-    def accepts(value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            return False
-        in_range = _in_range(value, minimum, maximum)
-        return in_range and (above is None or value > above) and (below is None or value < below)
-
-    bounds = [f"> {above:g}"] if above is not None else []
-    bounds += _describe_range(minimum, maximum)
-    bounds += [f"< {below:g}"] if below is not None else []
-    return ValueType(" ".join(["a number", *([" and ".join(bounds)] if bounds else [])]), accepts)
+    described = " and ".join(f"{sign} {limit:g}" for sign, _, limit in limits)
+    return ValueType(f"{description} {described}".strip(), accepts)
 
 
 def one_of(*choices: Any) -> ValueType:
@@ -90,21 +93,52 @@ def is_function_address(value: object) -> bool:
     return isinstance(value, str) and _FUNCTION_ADDRESS.fullmatch(value) is not None
 
 
-def _in_range(value: float, minimum: float | None, maximum: float | None) -> bool:
-    return (minimum is None or value >= minimum) and (maximum is None or value <= maximum)
-
-
-def _describe_range(minimum: float | None, maximum: float | None) -> list[str]:
-    bounds = [f"≥ {minimum:g}"] if minimum is not None else []
-    bounds += [f"≤ {maximum:g}"] if maximum is not None else []
-    return [" and ".join(bounds)] if bounds else []
-
-
 BOOLEAN = ValueType("true or false", lambda value: isinstance(value, bool))
-POSITIVE = integer(minimum=1)
-POSITIVE_NUMBER = number(above=0)
 TEXT = ValueType("text", lambda value: isinstance(value, str) and value != "")
 FUNCTION = ValueType("a custom function, file.py:function", is_function_address)
 SECTION = ValueType("a free-form section", lambda value: value is None or isinstance(value, Mapping))
 """A free-form section, whose entries are checked against the component that receives them."""
 ANYTHING = ValueType("anything", lambda value: True)
+_SIMPLE = {"anything": ANYTHING, "bool": BOOLEAN, "function": FUNCTION, "section": SECTION, "text": TEXT}
+
+
+def parse_type(expression: str, named: Mapping[str, ValueType] | None = None) -> ValueType:
+    """Return the type that an expression describes; `named` are types that it may refer to by name.
+
+    Grammar: `TYPE or TYPE`, `TYPE or null`, `list of TYPE`, `one of VALUE | VALUE`, `int` and `number` with bounds
+    such as `>= 1`, `text`, `bool`, `section`, `function`, `anything`, a name, and parentheses after `list of`.
+
+    >>> parse_type("int >= 1 or null").description
+    'an integer ≥ 1 or null'
+
+    Raises:
+        ValueError: the expression has a name or a bound that does not exist.
+    """
+    alternatives = re.split(r" or (?![^(]*\))", expression)
+    types = [_parse_alternative(text, named or {}) for text in alternatives if text != "null"]
+    combined = types[0] if len(types) == 1 else either(*types)
+    return optional(combined) if "null" in alternatives else combined
+
+
+def _parse_alternative(text: str, named: Mapping[str, ValueType]) -> ValueType:
+    if text.startswith("list of "):
+        return list_of(parse_type(text.removeprefix("list of ").strip("()"), named))
+    if text.startswith("one of "):
+        return one_of(*(_scalar(value) for value in text.removeprefix("one of ").split(" | ")))
+    kind, _, bounds = text.partition(" ")
+    if kind == "int":
+        return _bounded("an integer", _is_integer, bounds)
+    if kind == "number":
+        return _bounded("a number", _is_number, bounds)
+    matched = named.get(text) or _SIMPLE.get(text)
+    if matched is None:
+        raise ValueError(f"no type is called {text!r}")
+    return matched
+
+
+def _scalar(text: str) -> Any:
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+
+
+POSITIVE = parse_type("int >= 1")
+POSITIVE_NUMBER = parse_type("number > 0")

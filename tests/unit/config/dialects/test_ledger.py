@@ -14,8 +14,7 @@ from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Reference
 from quintet.config.dialects.ledger import KeySpec, is_effective, unmet_condition
 from quintet.config.dialects.registry import DIALECTS
-from quintet.config.dialects.type_expressions import parse_type
-from quintet.config.dialects.value_types import BOOLEAN, POSITIVE, SECTION, ValueType, integer, one_of, optional
+from quintet.config.dialects.value_types import BOOLEAN, POSITIVE, SECTION, ValueType, one_of, optional, parse_type
 from quintet.config.schema import keys
 from quintet.config.yaml_reader import FLOAT
 
@@ -85,9 +84,9 @@ def test_a_condition_on_an_ineffective_key_is_unmet_too() -> None:
 
 
 def test_types_are_strict() -> None:
-    assert not integer().accepts(True)
-    assert not integer().accepts(8.0)
-    assert not integer().accepts("8")
+    assert not parse_type("int").accepts(True)
+    assert not parse_type("int").accepts(8.0)
+    assert not parse_type("int").accepts("8")
     assert not one_of(1).accepts(True)
     assert optional(POSITIVE).accepts(None)
     assert not optional(POSITIVE).accepts(0)
@@ -109,13 +108,13 @@ def test_types_are_strict() -> None:
 def test_a_type_expression_describes_and_accepts_the_same_values(
     expression: str, description: str, legal: list[Any], illegal: list[Any]
 ) -> None:
-    parsed = parse_type(expression, {"named": parse_type("text", {})})
+    parsed = parse_type(expression, {"named": parse_type("text")})
     assert parsed.description == description
     assert all(map(parsed.accepts, legal))
     assert not any(map(parsed.accepts, illegal))
 
 
 def test_a_type_that_does_not_exist_is_refused() -> None:
-    assert parse_type("section", {}) is SECTION
+    assert parse_type("section") is SECTION
     with pytest.raises(ValueError, match="no type is called 'txet'"):
-        parse_type("txet", {})
+        parse_type("txet")

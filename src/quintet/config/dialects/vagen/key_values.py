@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quintet.config.dialects.value_types import ValueType, integer
+from quintet.config.dialects.value_types import ValueType, parse_type
 from quintet.config.dialects.verl.key_values import KL_ESTIMATORS
 
 ENV = "env1"
 """Section of an environment in the reference's env_config.yaml; users choose any name."""
 
-_SIDE = integer(minimum=4, maximum=16)
+_SIDE = parse_type("int >= 4 <= 16")
 
 
 def _is_room_size(value: object) -> bool:
