@@ -47,7 +47,7 @@ def run(
 
 
 def _to_json(problems: Sequence[ConfigProblem]) -> list[dict[str, object]]:
-    return [{"key": one.key, "value": one.value, "source": one.source, "message": one.message} for one in problems]
+    return [{name: getattr(problem, name) for name in ("key", "value", "source", "message")} for problem in problems]
 
 
 def _missing(inspected: InspectedConfig) -> tuple[ConfigProblem, ...]:
@@ -56,11 +56,12 @@ def _missing(inspected: InspectedConfig) -> tuple[ConfigProblem, ...]:
     Unknown names in a native configuration are refused. Names of other frameworks, models of the hub and unsupported
     values are not looked up.
     """
-    pending = {each.key for each in unsupported_values(inspected.composed.experiment)}
+    pending = {unsupported.key for unsupported in unsupported_values(inspected.composed.experiment)}
     unknown = [
-        problem for problem in unknown_choices(inspected.composed) if problem.key.removesuffix(".name") not in pending
+        problem
+        for problem in unknown_choices(inspected.composed)
+        if pending.isdisjoint((problem.key, problem.key.removesuffix(".name"))) and not _is_on_hub(problem)
     ]
-    unknown = [problem for problem in unknown if problem.key not in pending and not _is_on_hub(problem)]
     if inspected.dialect == NATIVE:
         raise_problems(unknown)
         unknown = []

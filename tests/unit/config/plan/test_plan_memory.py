@@ -32,6 +32,11 @@ MEGATRON = ("actor.backend=megatron", "actor.parallel.tensor=2", "actor.parallel
 VLLM = ("rollout.engine=vllm",)
 
 
+def qwen(tmp_path: Path, *words: str) -> ComposedConfig:
+    """Qwen2.5-7B on one node of eight devices."""
+    return on(tmp_path, "Qwen2.5-7B", 1, 8, *words)
+
+
 def actor(composed: ComposedConfig) -> MemoryUse:
     return measured(composed).active["actor"]
 
@@ -55,7 +60,7 @@ def test_one_process_in_bfloat16_casts_weights_and_gives_the_engine_its_own() ->
 def test_fsdp_cuts_up_float32_and_gathers_two_layers_at_a_time(tmp_path: Path) -> None:
     """Eight devices: 4 bytes of weights, 4 of gradients, 8 of moments for each eighth; in bfloat16 two layers,
     embedding and head; one layer's whole gradients in float32."""
-    load = actor(on(tmp_path, "Qwen2.5-7B", 1, 8))
+    load = actor(qwen(tmp_path))
     assert (load.weights, load.optimizer) == (P // 2, P)
     assert load.gradients == P // 2 + 4 * LAYER
     assert load.copies == 2 * (2 * LAYER + 2 * EMBEDDING)
@@ -75,7 +80,7 @@ def test_smaller_groups_hold_larger_shards(tmp_path: Path, words: list[str], sha
 
 
 def test_sharing_out_gradients_alone_leaves_whole_weights(tmp_path: Path) -> None:
-    load = actor(on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.sharding.policy=shard_grad_op"))
+    load = actor(qwen(tmp_path, "actor.sharding.policy=shard_grad_op"))
     assert (load.copies, load.optimizer) == (2 * P, P)
 
 
@@ -134,8 +139,8 @@ def test_tensor_parallelism_splits_what_it_can_of_a_layer() -> None:
 
 
 def test_plain_attention_keeps_its_matrix(tmp_path: Path) -> None:
-    flash = actor(on(tmp_path, "Qwen2.5-7B", 1, 8))
-    eager = actor(on(tmp_path, "Qwen2.5-7B", 1, 8, "policy.attention=eager"))
+    flash = actor(qwen(tmp_path))
+    eager = actor(qwen(tmp_path, "policy.attention=eager"))
     matrix = attention_bytes(QWEN, 8 * 536, 536, 2)
     assert matrix == 8 * 536 * 536 * 28 * 2
     assert eager.activations - flash.activations == 28 * matrix
@@ -144,8 +149,8 @@ def test_plain_attention_keeps_its_matrix(tmp_path: Path) -> None:
 def test_recomputing_keeps_inputs_and_one_layer(tmp_path: Path) -> None:
     """A rank has 8 episodes of 536 tokens in a mini-batch, less than its budget."""
     tokens = 8 * 536
-    kept = actor(on(tmp_path, "Qwen2.5-7B", 1, 8)).activations
-    anew = actor(on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.gradient_checkpointing=true")).activations
+    kept = actor(qwen(tmp_path)).activations
+    anew = actor(qwen(tmp_path, "actor.gradient_checkpointing=true")).activations
     assert kept == 28 * tokens * 2 * 98_304
     assert anew == tokens * 2 * 98_304 + 28 * tokens * 2 * 3584
 
@@ -161,23 +166,23 @@ def test_megatron_recomputes_as_many_layers_as_it_is_told(tmp_path: Path) -> Non
 
 def test_a_critic_recomputes_as_the_actor_does_unless_told(tmp_path: Path) -> None:
     words = ["algorithm.advantage.name=gae", "actor.gradient_checkpointing=true"]
-    same = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words)).active
+    same = measured(qwen(tmp_path, *words)).active
     assert same["critic"].activations == same["actor"].activations
     assert same["critic"].logits == 0
-    other = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words, "critic.gradient_checkpointing=false")).active
+    other = measured(qwen(tmp_path, *words, "critic.gradient_checkpointing=false")).active
     assert other["critic"].activations > 10 * other["actor"].activations
 
 
 def test_logits_count_the_places_that_are_predicted(tmp_path: Path) -> None:
     """Four of a rank's eight episodes at a time, 24 tokens of an answer each, 16 bytes for each of 152,064 words."""
-    load = actor(on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.budget.sequences=4"))
+    load = actor(qwen(tmp_path, "actor.budget.sequences=4"))
     assert load.logits == 4 * 24 * 152_064 * 16
 
 
 def test_sequences_that_are_split_take_a_share_of_everything(tmp_path: Path) -> None:
     words = ["training.groups_per_step=64", "actor.budget.sequences=4"]
-    whole = actor(on(tmp_path, "Qwen2.5-7B", 1, 8, *words))
-    split = actor(on(tmp_path, "Qwen2.5-7B", 1, 8, *words, "actor.parallel.ulysses=4"))
+    whole = actor(qwen(tmp_path, *words))
+    split = actor(qwen(tmp_path, *words, "actor.parallel.ulysses=4"))
     assert (split.activations, split.logits) == (whole.activations // 4, whole.logits // 4)
 
 
@@ -189,14 +194,14 @@ def test_a_token_of_qwen_takes_57344_bytes_of_cache() -> None:
 def test_an_engine_keeps_as_many_requests_as_there_can_be(tmp_path: Path) -> None:
     """512 episodes over two engines of four devices, 536 tokens each; no more than it may run side by side."""
     words = (*VLLM, "rollout.engine_options.tensor_parallel=4")
-    load = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words)).active["rollout"]
+    load = measured(qwen(tmp_path, *words)).active["rollout"]
     assert (load.weights, load.cache) == (P // 4 * 2, 256 * 536 * 14_336)
-    few = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words, "rollout.max_concurrent=10")).active["rollout"]
+    few = measured(qwen(tmp_path, *words, "rollout.max_concurrent=10")).active["rollout"]
     assert few.cache == 10 * 536 * 14_336
 
 
 def test_an_engine_takes_its_share_of_a_known_device(tmp_path: Path) -> None:
-    composed = on(tmp_path, "Qwen2.5-7B", 1, 8, *VLLM, "rollout.engine_options.memory_share=0.5")
+    composed = qwen(tmp_path, *VLLM, "rollout.engine_options.memory_share=0.5")
     load = measured(composed, 80 * GIB).active["rollout"]
     assert load.total == 40 * GIB
     assert load.weights == 2 * P
@@ -208,23 +213,22 @@ def test_the_embedded_engine_has_half_a_slot_more_for_prompts() -> None:
 
 
 def test_a_reference_is_a_copy_in_one_process_and_a_shard_in_many(tmp_path: Path) -> None:
-    words = ["algorithm.kl.coefficient=0.1"]
-    alone = measured(on(tmp_path, "Qwen2.5-7B", 1, 1, *words)).active["reference"]
-    spread = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *words)).active["reference"]
-    assert (alone.weights, spread.weights) == (4 * P, 2 * P // 8)
-    typed = measured(on(tmp_path, "Qwen2.5-7B", 1, 1, *words, "reference.dtype=bfloat16")).active["reference"]
-    assert typed.weights == 2 * P
+    def weights(devices: int, *words: str) -> int:
+        composed = on(tmp_path, "Qwen2.5-7B", 1, devices, "algorithm.kl.coefficient=0.1", *words)
+        return measured(composed).active["reference"].weights
+
+    assert (weights(1), weights(8), weights(1, "reference.dtype=bfloat16")) == (4 * P, 2 * P // 8, 2 * P)
 
 
 def test_taking_turns_needs_the_fullest_turn(tmp_path: Path) -> None:
     """While the actor learns the engine keeps weights and cache, unless it sleeps and its weights are moved away."""
-    composed = on(tmp_path, "Qwen2.5-7B", 1, 8, *VLLM)
+    composed = qwen(tmp_path, *VLLM)
     found = measured(composed)
     (peak,) = found.peaks
     assert peak.phase == "while the actor learns"
     assert peak.total == found.active["actor"].total + found.active["rollout"].total
     words = ["rollout.engine_options.sleep_between_steps=true", "rollout.engine_options.offload=true"]
-    (asleep,) = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *VLLM, *words)).peaks
+    (asleep,) = measured(qwen(tmp_path, *VLLM, *words)).peaks
     assert asleep.total == found.active["actor"].total
 
 
@@ -244,7 +248,7 @@ def test_weights_that_the_engine_plays_with_stay(tmp_path: Path) -> None:
 
 
 def test_working_side_by_side_needs_the_sum(tmp_path: Path) -> None:
-    found = measured(on(tmp_path, "Qwen2.5-7B", 1, 8, *VLLM, "placement.colocated=false"))
+    found = measured(qwen(tmp_path, *VLLM, "placement.colocated=false"))
     (peak,) = found.peaks
     assert peak.phase == "all at once"
     assert peak.total == sum(load.total for load in found.active.values())
@@ -267,7 +271,7 @@ def test_a_model_of_an_unknown_size_takes_nothing_that_would_be_made_up(tmp_path
 
 def test_auto_is_the_models_own_type(tmp_path: Path) -> None:
     """`dtype: auto` of a model stored in bfloat16 must not be planned as float32."""
-    composed = on(tmp_path, "Qwen2.5-7B", 1, 8, "policy.dtype=auto")
+    composed = qwen(tmp_path, "policy.dtype=auto")
     (tmp_path / "Qwen2.5-7B" / "config.json").write_text(
         json.dumps(CONFIGS["Qwen2.5-7B"] | {"torch_dtype": "bfloat16"})
     )
@@ -285,21 +289,19 @@ ASLEEP = (*VLLM, "rollout.engine_options.sleep_between_steps=true", "rollout.eng
 
 def test_what_doesnt_fit_is_refused_with_what_helps_most(tmp_path: Path) -> None:
     """Activations of 28 layers are 22.0 GiB here: recomputing them is enough, and changes no number."""
-    composed = on(tmp_path, "Qwen2.5-7B", 1, 8, *ASLEEP)
+    composed = qwen(tmp_path, *ASLEEP)
     total = measured(composed).peaks[0].total
     assert faults(composed, 80) == []
     (message,) = faults(composed, 30)
-    assert (
-        f"device 0 needs {format_bytes(total)} of 30.0 GiB while the actor learns: activations of actor 22.0 GiB"
-        in message
-    )
+    needed = f"device 0 needs {format_bytes(total)} of 30.0 GiB while the actor learns"
+    assert f"{needed}: activations of actor 22.0 GiB" in message
     assert "what helps most: actor.gradient_checkpointing=true (then " in message
     assert "more devices" not in message
 
 
 def test_what_one_change_doesnt_mend_several_may(tmp_path: Path) -> None:
     """Recomputed layers leave 36.0 GiB, of which 18.2 are the engine's."""
-    (message,) = faults(on(tmp_path, "Qwen2.5-7B", 1, 8, *VLLM), 30)
+    (message,) = faults(qwen(tmp_path, *VLLM), 30)
     asked = ["actor.gradient_checkpointing=true (then 36.0 GiB)", "rollout.engine_options.offload=true (then"]
     assert all(part in message for part in asked), message
     assert "more devices" not in message
@@ -314,21 +316,16 @@ def test_a_budget_is_cut_down_to_the_longest_sequence(tmp_path: Path) -> None:
     """With layers recomputed what is left are their inputs, of which a smaller pass has fewer."""
     words = ["actor.gradient_checkpointing=true", "rollout.max_response_tokens=8000", "rollout.max_concurrent=8"]
     words += ["training.micro_batch_tokens=160000", "training.mini_batches=1"]
-    (message,) = faults(on(tmp_path, "Qwen2.5-7B", 1, 8, *words, *ASLEEP), 22)
+    (message,) = faults(qwen(tmp_path, *words, *ASLEEP), 22)
     assert "training.micro_batch_tokens=8512 (then" in message
 
 
 def test_an_engine_that_stays_awake_is_put_to_sleep(tmp_path: Path) -> None:
     words = ["rollout.engine_options.memory_share=0.6", "actor.gradient_checkpointing=true"]
-    (message,) = faults(on(tmp_path, "Qwen2.5-7B", 1, 8, *VLLM, *words), 48)
+    (message,) = faults(qwen(tmp_path, *VLLM, *words), 48)
     assert "what helps most: rollout.engine_options.sleep_between_steps=true (then" in message
 
 
 def test_small_sizes_are_told_in_mebibytes() -> None:
-    assert [format_bytes(size) for size in (1, 1 << 20, 3 << 29, GIB, 2500 << 30)] == [
-        "1 MiB",
-        "1 MiB",
-        "1.5 GiB",
-        "1.0 GiB",
-        "2,500.0 GiB",
-    ]
+    assert [format_bytes(size) for size in (1, 1 << 20, 3 << 29, GIB)] == ["1 MiB", "1 MiB", "1.5 GiB", "1.0 GiB"]
+    assert format_bytes(2500 << 30) == "2,500.0 GiB"
