@@ -95,14 +95,12 @@ def _log_prob_gap(learner: torch.Tensor, engine: torch.Tensor, dtype: torch.dtyp
 def _needs_learner_log_probs(config: Experiment) -> bool:
     """Return whether the learner's log-probs are requested, or needed beside the engine's."""
     algorithm = config.algorithm
-    return (
-        config.rollout.recompute_logprobs or algorithm.correction is not None or algorithm.loss.name == "decoupled_ppo"
-    )
+    return config.rollout.recompute_logprobs or algorithm.correction is not None or algorithm.loss.weighs_rollout_gap
 
 
 def _with_sum_squared_probs(components: Components, batch: Batch) -> Batch:
     """Add the sum of squared probabilities if the advantage estimator needs it."""
-    if not components.config.algorithm.advantage.name.endswith("optimal_token_baseline"):
+    if not components.config.algorithm.advantage.needs_sum_squared_probs:
         return batch
     return replace(batch, sum_squared_probs=components.learners.actor.scorer.compute_sum_squared_probs(batch))
 

@@ -64,9 +64,9 @@ def collect_rollouts(components: Components, step: int) -> Rollout:
 
 
 def _as_rollout(components: Components, episodes: list[Trajectory], metrics: dict[str, float]) -> Rollout:
-    """Return the episodes with the metrics of environments and engines, and with ReMax's baseline if configured."""
-    remax = components.config.algorithm.advantage.name == "remax"
-    baseline = _greedy_rewards(components, episodes) if remax else None
+    """Return the episodes with the metrics of environments and engines, and with the greedy baseline if needed."""
+    needs_baseline = components.config.algorithm.advantage.needs_greedy_baseline
+    baseline = _greedy_rewards(components, episodes) if needs_baseline else None
     return Rollout(sorted(episodes, key=lambda t: (t.group, t.sample)), metrics | _new_metrics(components), baseline)
 
 
