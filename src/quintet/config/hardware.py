@@ -46,7 +46,7 @@ def cpu_cores() -> int:
 
 
 def memory_bytes() -> int:
-    """Return the size of main memory."""
+    """Return the size of host memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 
 
 class Moves:
-    """Counts what is moved. Two places of main memory stand for a GPU and main memory: what moves is copied, and
+    """Counts what is moved. Two places of host memory stand for a GPU and host memory: what moves is copied, and
     nothing else keeps what was there."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

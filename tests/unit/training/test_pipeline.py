@@ -134,7 +134,7 @@ def test_a_pipeline_of_one_is_the_model(policy_directory: Path, by_itself: Devic
 
 
 def test_passes_run_on_the_stages_device_with_offloaded_shards(policy_directory: Path, by_itself: DeviceMesh) -> None:
-    """Shards in main memory are fetched by passes on a GPU; another kind of device stands for main memory here."""
+    """Shards in host memory are fetched by passes on a GPU; another kind of device stands for host memory here."""
     module = PolicyModule(load_model(policy_directory))
     pipeline = Pipeline(module, by_itself, autocast=torch.bfloat16)
     module.to("meta")

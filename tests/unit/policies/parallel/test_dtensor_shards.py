@@ -1,4 +1,4 @@
-"""If these fail, ranks with GPUs can't have their parts of weights and moments in main memory: what was moved away
+"""If these fail, ranks with GPUs can't have their parts of weights and moments in host memory: what was moved away
 comes back at once, a step mixes devices, or a checkpoint is read into a copy that nobody looks at."""
 
 from __future__ import annotations
