@@ -25,11 +25,9 @@ class Expert(Env, Protocol):
         Raises:
             UnsolvableError: the expert finds no action that leads to success.
         """
-        ...
 
     def expert_thought(self) -> str:
         """Return a short description of the current state."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

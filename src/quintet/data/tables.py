@@ -46,7 +46,6 @@ class Table(Protocol):
         Raises:
             ConfigError: the row cannot be read.
         """
-        ...
 
 
 def open_table(path: Path, key: str, cache: Path) -> Table:

@@ -22,18 +22,14 @@ class Env(Protocol):
 
     def instruction(self) -> str:
         """Return the system message: task, legend, valid actions."""
-        ...
 
     def reset(self, seed: int) -> Observation:
         """Start the episode of this seed."""
-        ...
 
     def step(self, action: Any) -> Step:
         """Execute one valid action."""
-        ...
 
     def render(self) -> np.ndarray:
         """Return the current state as RGB `uint8[height, width, 3]`."""
-        ...
 
     def close(self) -> None: ...

@@ -47,7 +47,6 @@ class FrozenLake:
         self._config = config
 
     def instruction(self) -> str:
-        """See `Env.instruction`."""
         slip = " The ice is slippery." if self._config.slippery else ""
         return (
             "Reach the goal G over the frozen lake. P is you, _ is ice, O is a hole, # is the edge,"
@@ -55,7 +54,6 @@ class FrozenLake:
         )
 
     def reset(self, seed: int) -> Observation:
-        """See `Env.reset`."""
         config = self._config
         rows, lake = _build_lake(config, seed)
         self._env = copy(lake)

@@ -54,7 +54,6 @@ class MixedStartStates:
         return ShareSchedule([env.share for env in self._envs])
 
     def take(self, count: int) -> list[int]:
-        """See `StartStates.take`."""
         return [env_start(env, self._starts[env].take(1)[0]) for env in islice(self._schedule, count)]
 
     def held_out(self) -> list[int]:
@@ -68,7 +67,6 @@ class MixedStartStates:
         return [env_start(env, next(seeds[env])) for env in order]
 
     def state(self) -> dict[str, Any]:
-        """See `StartStates.state`."""
         return {"envs": self._names, "drawn": list(self._schedule.counts)}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -96,7 +94,6 @@ class MixedVectorEnv:
 
     @property
     def seconds(self) -> float:
-        """See `VectorEnv.seconds`."""
         return sum(env.seconds for env in self._envs)
 
     def start(self, episode: int, seed: int) -> None:
@@ -105,17 +102,14 @@ class MixedVectorEnv:
         self._env_by_episode[episode].start(episode, env_seed(seed))
 
     def step(self, episode: int, actions: Sequence[Any]) -> None:
-        """See `VectorEnv.step`."""
         self._env_by_episode[episode].step(episode, actions)
 
     def drop(self, episode: int) -> None:
-        """See `VectorEnv.drop`."""
         env = self._env_by_episode.pop(episode, None)
         if env is not None:
             env.drop(episode)
 
     def poll(self, *, wait: bool = False, seconds: float | None = None) -> list[EnvEvent]:
-        """See `VectorEnv.poll`."""
         events = [event for env in self._envs for event in env.poll()]
         while wait and not events and (pending := [env for env in self._envs if env.pending]):
             limit = seconds if len(pending) == 1 else POLL_SECONDS
@@ -125,11 +119,9 @@ class MixedVectorEnv:
 
     @property
     def pending(self) -> bool:
-        """See `VectorEnv.pending`."""
         return any(env.pending for env in self._envs)
 
     def close(self) -> None:
-        """See `VectorEnv.close`."""
         self._env_by_episode.clear()
         for env in self._envs:
             env.close()

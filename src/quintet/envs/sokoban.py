@@ -164,14 +164,12 @@ class Sokoban:
         self._config = config
 
     def instruction(self) -> str:
-        """See `Env.instruction`."""
         return (
             "Push every box X onto a target O. # is a wall, _ is floor, P is you, S is you on a target,"
             " √ is a box on a target. Answer with Up, Down, Left or Right."
         )
 
     def reset(self, seed: int) -> Observation:
-        """See `Env.reset`."""
         self._level = _generate_level(self._config, seed)
         self._steps = 0
         self._plan: list[str] | None = None
@@ -193,7 +191,6 @@ class Sokoban:
         return Step(Observation(self._text()), reward, solved, truncated, {"success": solved})
 
     def render(self) -> np.ndarray:
-        """See `Env.render`."""
         return grid.paint(self._level.symbols(), _tiles())
 
     def close(self) -> None:

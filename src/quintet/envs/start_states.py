@@ -83,27 +83,22 @@ class StartStates(Protocol):
 
     def take(self, count: int) -> list[int]:
         """Return the next start states for training."""
-        ...
 
     def held_out(self) -> list[int]:
         """Return all start states of a validation, always the same."""
-        ...
 
     def warm_start_check_starts(self, count: int) -> list[int]:
         """Return start states that a warm start is evaluated on; none of them is used in validation."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """Return the position as JSON."""
-        ...
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state`."""
-        ...
 
 
 class SeedStartStates:
-    """Seeds of an env."""
+    """`StartStates` that are seeds of an env."""
 
     def __init__(self, states: int | None, seed: int, held_out: int) -> None:
         """`states` distinct start states, None for no repetition; `held_out` validation episodes."""
@@ -113,13 +108,11 @@ class SeedStartStates:
         self._num_drawn = 0
 
     def take(self, count: int) -> list[int]:
-        """See `StartStates.take`."""
         numbers = range(self._num_drawn, self._num_drawn + count)
         self._num_drawn += count
         return [split_seed(Split.TRAIN, start_state(number, self._states, self._seed)) for number in numbers]
 
     def held_out(self) -> list[int]:
-        """See `StartStates.held_out`."""
         return [split_seed(Split.VALIDATION, index) for index in range(self._held_out)]
 
     def warm_start_check_starts(self, count: int) -> list[int]:
@@ -127,9 +120,7 @@ class SeedStartStates:
         return [split_seed(Split.TRAIN, FIRST_TRIAL + index) for index in range(count)]
 
     def state(self) -> dict[str, Any]:
-        """See `StartStates.state`."""
         return {"drawn": self._num_drawn}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """See `StartStates.load`."""
         self._num_drawn = int(state["drawn"])

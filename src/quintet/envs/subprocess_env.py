@@ -52,12 +52,10 @@ class SubprocessVectorEnv:
         self._finalizer = weakref.finalize(self, _close, self._fork_servers, os.getpid())
 
     def start(self, episode: int, seed: int) -> None:
-        """See `VectorEnv.start`."""
         self._pending.add(episode)
         self._queue.append((episode, seed))
 
     def step(self, episode: int, actions: Sequence[Any]) -> None:
-        """See `VectorEnv.step`."""
         started = time.perf_counter()
         if episode in self._failures:
             self._events.append(EpisodeFailed(episode, self._failures.pop(episode)))
@@ -83,7 +81,6 @@ class SubprocessVectorEnv:
         self.seconds += time.perf_counter() - started
 
     def poll(self, *, wait: bool = False, seconds: float | None = None) -> list[EnvEvent]:
-        """See `VectorEnv.poll`."""
         started = time.perf_counter()
         if self._processes or self._queue:
             self._process_io(0.0)
@@ -96,7 +93,6 @@ class SubprocessVectorEnv:
 
     @property
     def pending(self) -> bool:
-        """See `VectorEnv.pending`."""
         return bool(self._pending or self._events)
 
     def check(self) -> None:
@@ -118,7 +114,6 @@ class SubprocessVectorEnv:
             raise ConfigError(message, key="env.path", value=getattr(self._config, "path", None))
 
     def close(self) -> None:
-        """See `VectorEnv.close`."""
         for process in list(self._processes.values()):
             self._kill(process)
         for episodes in (self._process_by_episode, self._queue, self._pending, self._events, self._failures):

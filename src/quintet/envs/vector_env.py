@@ -56,19 +56,15 @@ class VectorEnv(Protocol):
     @property
     def seconds(self) -> float:
         """Time that this process has spent in envs or waiting for them."""
-        ...
 
     def start(self, episode: int, seed: int) -> None:
         """Begin an episode; completes with `EpisodeStarted` or `EpisodeFailed`."""
-        ...
 
     def step(self, episode: int, actions: Sequence[Any]) -> None:
         """Execute valid actions until the episode ends; completes with `ActionsExecuted` or `EpisodeFailed`."""
-        ...
 
     def drop(self, episode: int) -> None:
         """Discard an episode, whether it has ended or a request is in progress; it produces no further events."""
-        ...
 
     def poll(self, *, wait: bool = False, seconds: float | None = None) -> list[EnvEvent]:
         """Return the events since the last call.
@@ -80,20 +76,17 @@ class VectorEnv(Protocol):
         Raises:
             UserError: no env can run any more.
         """
-        ...
 
     @property
     def pending(self) -> bool:
         """Whether requests are in progress or events are waiting."""
-        ...
 
     def close(self) -> None:
         """End all episodes and worker processes."""
-        ...
 
 
 class LocalVectorEnv:
-    """Envs in this process, each request executed at once. An env that hangs blocks the run."""
+    """`VectorEnv` with the envs in this process, each request executed at once. An env that hangs blocks the run."""
 
     def __init__(self, build_env: Callable[[], Env]) -> None:
         self._build_env = build_env
@@ -102,13 +95,11 @@ class LocalVectorEnv:
         self.seconds = 0.0
 
     def start(self, episode: int, seed: int) -> None:
-        """See `VectorEnv.start`."""
         started = time.perf_counter()
         self._events.append(self._start(episode, seed))
         self.seconds += time.perf_counter() - started
 
     def step(self, episode: int, actions: Sequence[Any]) -> None:
-        """See `VectorEnv.step`."""
         started = time.perf_counter()
         self._events.append(self._step(episode, actions))
         self.seconds += time.perf_counter() - started
@@ -122,17 +113,14 @@ class LocalVectorEnv:
             self._events = [event for event in self._events if event.episode != episode]
 
     def poll(self, *, wait: bool = False, seconds: float | None = None) -> list[EnvEvent]:
-        """See `VectorEnv.poll`."""
         events, self._events = self._events, []
         return events
 
     @property
     def pending(self) -> bool:
-        """See `VectorEnv.pending`."""
         return bool(self._events)
 
     def close(self) -> None:
-        """See `VectorEnv.close`."""
         for episode in list(self._envs):
             self.drop(episode)
 

@@ -33,11 +33,9 @@ class AttentionLayout(Protocol):
     @property
     def max_length(self) -> int:
         """Length of the longest sequence in tokens."""
-        ...
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Return [N, heads, dim] for query [N, heads, dim] and key and value [N, kv_heads, dim]."""
-        ...
 
 
 class MovableAttentionLayout(AttentionLayout, Protocol):
@@ -45,7 +43,6 @@ class MovableAttentionLayout(AttentionLayout, Protocol):
 
     def to(self, device: torch.device) -> Self:
         """Return this layout with its tensors on `device`."""
-        ...
 
 
 def _attention(

@@ -36,11 +36,9 @@ class ResponseScorer(Protocol):
     @property
     def offloads(self) -> bool:
         """Whether each call of `score` moves the weights to the device and back."""
-        ...
 
     def score(self, prompt_rows: Sequence[PromptRow], responses: Sequence[str]) -> list[float]:
         """Return the model's raw scores `[responses]`; they may be NaN."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

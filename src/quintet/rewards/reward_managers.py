@@ -37,19 +37,15 @@ class RewardScorer(Protocol):
         Raises:
             ConfigError: there is no verifier for its source.
         """
-        ...
 
     def ready(self) -> list[RewardResult]:
         """Return the results since the last call, without waiting."""
-        ...
 
     def drain(self) -> list[RewardResult]:
         """Wait for all responses and return the results that were not returned yet."""
-        ...
 
     def close(self) -> None:
         """End all processes and threads."""
-        ...
 
 
 def strip_end_marks(text: str) -> str:

@@ -36,7 +36,6 @@ class PromptSource(Protocol):
 
     def prompt(self, number: int) -> tuple[int, ...]:
         """Return the token ids of a prompt, truncated as configured."""
-        ...
 
 
 @dataclass(slots=True)

@@ -32,16 +32,13 @@ class RoutedEngines:
 
     @property
     def max_model_len(self) -> int:
-        """See `Engine.max_model_len`."""
         return min(engine.max_model_len for engine in self._engines)
 
     @property
     def busy(self) -> bool:
-        """See `Engine.busy`."""
         return any(engine.busy for engine in self._engines)
 
     def add_request(self, request: Request) -> None:
-        """See `Engine.add_request`."""
         least_loaded = min(range(len(self._engines)), key=self._num_running.__getitem__)
         index = self._engine_by_id.get(request.id, least_loaded)
         self._engines[index].add_request(request)
@@ -53,11 +50,9 @@ class RoutedEngines:
             self._continued.discard(request.id)
 
     def step(self) -> list[Generation]:
-        """See `Engine.step`."""
         return self._completed(generation for engine in self._engines for generation in engine.step())
 
     def abort(self, ids: Collection[int]) -> list[Generation]:
-        """See `Engine.abort`."""
         return self._completed(generation for engine in self._engines for generation in engine.abort(ids))
 
     def _completed(self, generations: Iterable[Generation]) -> list[Generation]:
@@ -72,33 +67,27 @@ class RoutedEngines:
         return completed
 
     def sync_weights(self, version: int, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
-        """See `EngineGroup.sync_weights`."""
         self.weight_version = version
         for engine in self._engines:
             engine.load_weights(version, weights())
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Engine.load_weights`."""
         shared = weights if len(self._engines) == 1 else list(weights)
         self.sync_weights(version, lambda: shared)
 
     def reset_prefix_cache(self) -> None:
-        """See `Engine.reset_prefix_cache`."""
         for engine in self._engines:
             engine.reset_prefix_cache()
 
     def sleep(self) -> None:
-        """See `Engine.sleep`."""
         for engine in self._engines:
             engine.sleep()
 
     def wake_up(self) -> None:
-        """See `Engine.wake_up`."""
         for engine in self._engines:
             engine.wake_up()
 
     def close(self) -> None:
-        """See `Engine.close`."""
         for engine in self._engines:
             engine.close()
 

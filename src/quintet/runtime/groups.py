@@ -30,43 +30,34 @@ class LearnerGroup(Protocol):
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        ...
 
     @property
     def has_full_weights(self) -> bool:
         """Whether rank 0 holds all of the policy's weights, so that an engine in its process can share them."""
-        ...
 
     @property
     def actor(self) -> Actor:
         """Learner of the policy."""
-        ...
 
     @property
     def critic(self) -> Critic | None:
         """Learner of the values; None before `create_critic`."""
-        ...
 
     @property
     def reference(self) -> LogProbScorer | None:
         """Policy from which the KL divergence is measured; None before `snapshot_reference`."""
-        ...
 
     def actor_with_optimizer(self, optimizer: OptimizerConfig) -> Actor:
         """Return the same policy under a fresh optimizer, with log-probs at temperature 1."""
-        ...
 
     def release_warm_start_actor(self) -> None:
         """Free the optimizer that `actor_with_optimizer` created."""
-        ...
 
     def create_critic(self) -> Critic:
         """Create the critic from the current policy, or from `critic.path`."""
-        ...
 
     def snapshot_reference(self) -> LogProbScorer:
         """Make the current policy, or the model at `reference.path`, the reference."""
-        ...
 
     def load_reward_model(self, config: RewardModelConfig, max_length: int) -> ResponseScorer:
         """Load a reward model for up to `max_length` tokens of prompt and response.
@@ -75,20 +66,16 @@ class LearnerGroup(Protocol):
             ConfigError: the directory contains no reward model, or one of its libraries cannot be imported.
             MachineError: the model cannot be loaded.
         """
-        ...
 
     def perturb_actor(self, max_change: float, seed: int) -> None:
         """Multiply each weight tensor of the policy by a random factor in `1 ± max_change`."""
-        ...
 
     def save(self, directory: Path) -> WriteFiles:
         """Copy the state that `checkpoint.contents` names; return the function that writes rank 0's copies into the
         checkpoint. The other ranks write theirs into the checkpoint at `directory` in the background."""
-        ...
 
     def extra_state(self) -> dict[str, Any]:
         """Return the state besides tensors, as JSON values; the same on all ranks."""
-        ...
 
     def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
         """Load the `contents` of the checkpoint at `directory`, and the `extra_state` saved with it.
@@ -96,7 +83,6 @@ class LearnerGroup(Protocol):
         Raises:
             MachineError: the checkpoint belongs to another model.
         """
-        ...
 
 
 class EngineGroup(Engine, Protocol):
@@ -105,16 +91,13 @@ class EngineGroup(Engine, Protocol):
     @property
     def engines(self) -> Sequence[Engine]:
         """The engines that the requests are routed to."""
-        ...
 
     def sync_weights(self, version: int, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
         """Load new weights into every engine; `weights` is called once per engine and yields full tensors under
         Hugging Face names."""
-        ...
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the metrics since the last call."""
-        ...
 
 
 class EnvGroup(Protocol):
@@ -123,28 +106,21 @@ class EnvGroup(Protocol):
     @property
     def busy(self) -> bool:
         """Whether episodes are running."""
-        ...
 
     def collect_rollouts(self, episodes: Sequence[Episode], sampling: SamplingParams) -> Iterator[Trajectory]:
         """Run all episodes to their end; yield trajectories in the order in which they end."""
-        ...
 
     def start(self, episodes: Sequence[Episode], sampling: SamplingParams) -> None:
         """Start episodes beside those that are running; `step` runs them."""
-        ...
 
     def step(self) -> list[Trajectory]:
         """Advance all running episodes by one step; return those that ended."""
-        ...
 
     def abort(self, groups: Collection[int]) -> list[Trajectory]:
         """Abort the episodes of the groups; return what was completed of them."""
-        ...
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the metrics since the last call."""
-        ...
 
     def close(self) -> None:
         """Abort running episodes and stop the environment processes."""
-        ...

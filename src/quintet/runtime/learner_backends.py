@@ -23,19 +23,15 @@ class LearnerBackend(Protocol):
             MachineError: the directory contains no model.
             ConfigError: the backend is not installed, or does not support the configuration.
         """
-        ...
 
     def build_sft_actor(self, config: Experiment, sft: SftConfig, base: Path, ranks: RankGroup) -> LocalActor:
         """Build the learner of supervised fine-tuning of the model at `base`; raises as `build_actor` does."""
-        ...
 
     def build_critic(self, config: Experiment, actor: LocalActor, policy: Path, ranks: RankGroup) -> LocalCritic:
         """Build a critic from the model at `critic.path`, or from the current policy."""
-        ...
 
     def build_reference(self, config: Experiment, actor: LocalActor, policy: Path, ranks: RankGroup) -> LogProbScorer:
         """Build the reference from the model at `reference.path`, or from the current policy."""
-        ...
 
 
 LEARNER_BACKENDS: Registry[LearnerBackend] = Registry("learner backend")

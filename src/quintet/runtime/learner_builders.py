@@ -257,12 +257,11 @@ def _full_model(config: Experiment, actor: LocalActor, policy: Path) -> PreTrain
 
 
 class TorchBackend:
-    """Builds learners on torch: replicated, FSDP1 or FSDP2."""
+    """`LearnerBackend` on torch: replicated, FSDP1 or FSDP2."""
 
     def build_actor(
         self, config: Experiment, policy: Path, optimizer: OptimizerConfig, ranks: RankGroup
     ) -> ActorLearner:
-        """See `LearnerBackend.build_actor`."""
         trusted = config.policy.trust_remote_code
         model = load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides)
         if config.policy.lora is not None:
@@ -274,7 +273,6 @@ class TorchBackend:
         return build_actor(config, model, optimizer, config.rollout.temperature, ranks)
 
     def build_sft_actor(self, config: Experiment, sft: SftConfig, base: Path, ranks: RankGroup) -> ActorLearner:
-        """See `LearnerBackend.build_sft_actor`."""
         model = load_model(base, trust_remote_code=config.policy.trust_remote_code, overrides=config.policy.overrides)
         if sft.lora is not None:
             add_lora(model, sft.lora, seed=derive_seed(config.seed, "adapters"), key="sft.lora")
@@ -289,9 +287,7 @@ class TorchBackend:
         return build_sft_actor(config, sft, model, ranks)
 
     def build_critic(self, config: Experiment, actor: LocalActor, policy: Path, ranks: RankGroup) -> CriticLearner:
-        """See `LearnerBackend.build_critic`."""
         return build_critic(config, actor, policy, ranks)
 
     def build_reference(self, config: Experiment, actor: LocalActor, policy: Path, ranks: RankGroup) -> PolicyScorer:
-        """See `LearnerBackend.build_reference`."""
         return build_reference(config, actor, policy, ranks)

@@ -72,32 +72,26 @@ class LocalLearners:
 
     @property
     def world_size(self) -> int:
-        """See `LearnerGroup.world_size`."""
         return self.ranks.size
 
     @property
     def has_full_weights(self) -> bool:
-        """See `LearnerGroup.has_full_weights`."""
         return isinstance(self.actor, ActorLearner) and isinstance(self.actor.strategy, ReplicatedStrategy)
 
     def actor_with_optimizer(self, optimizer: OptimizerConfig) -> LocalActor:
-        """See `LearnerGroup.actor_with_optimizer`."""
         self.warm_start_actor = self.actor.with_optimizer(optimizer)
         return self.warm_start_actor
 
     def release_warm_start_actor(self) -> None:
-        """See `LearnerGroup.release_warm_start_actor`."""
         self.warm_start_actor = None
 
     def create_critic(self) -> LocalCritic:
-        """See `LearnerGroup.create_critic`."""
         config = self.experiment
         backend = load_backend(config.critic.backend)
         self.critic = backend.build_critic(config, self.actor, self.policy, self.ranks)
         return self.critic
 
     def snapshot_reference(self) -> LogProbScorer:
-        """See `LearnerGroup.snapshot_reference`."""
         config = self.experiment
         if config.reference.path is not None and self.reference is not None:
             return self.reference
@@ -106,13 +100,11 @@ class LocalLearners:
         return self.reference
 
     def load_reward_model(self, config: RewardModelConfig, max_length: int) -> ResponseScorer:
-        """See `LearnerGroup.load_reward_model`."""
         self.reward_model = RewardModel.load(config, self.policy, max_length)
         return self.reward_model
 
     @torch.no_grad()
     def perturb_actor(self, max_change: float, seed: int) -> None:
-        """See `LearnerGroup.perturb_actor`."""
         generator = torch.Generator().manual_seed(seed)
 
         def factor() -> float:
@@ -126,7 +118,6 @@ class LocalLearners:
             cast("FullStateLearner", self.actor).load_weights(weights)
 
     def save(self, directory: Path) -> WriteFiles:
-        """See `LearnerGroup.save`."""
         write = self._snapshots.copy(self._snapshot_source())
         if self.ranks.rank == 0:
             return write
@@ -139,12 +130,10 @@ class LocalLearners:
         return SnapshotSource(self.experiment, self.ranks, self.actor, self.critic, self.reference, base, self.sft)
 
     def extra_state(self) -> dict[str, Any]:
-        """See `LearnerGroup.extra_state`."""
         scales = {name: learner.loss_scale_state() for name, learner in self._scaled_learners()}
         return {name: scale for name, scale in scales.items() if scale}
 
     def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
-        """See `LearnerGroup.load`."""
         if self.sft and isinstance(self.actor, ActorLearner) and has_lora(self.actor.model):
             restore_adapters(self.actor, directory, contents)
         else:

@@ -50,7 +50,6 @@ class FullWeights(Protocol):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield full tensors, the same on all ranks."""
-        ...
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Load full tensors.
@@ -59,7 +58,6 @@ class FullWeights(Protocol):
             KeyError: one is missing.
             RuntimeError: one has another shape.
         """
-        ...
 
 
 class FullStateLearner(FullWeights, Protocol):
@@ -67,11 +65,9 @@ class FullStateLearner(FullWeights, Protocol):
 
     def optimizer_state_dict(self) -> dict[str, Tensor]:
         """Return the optimizer state by `<parameter>.<field>`."""
-        ...
 
     def load_optimizer_state_dict(self, state: dict[str, Tensor]) -> None:
         """Load the result of `optimizer_state_dict`."""
-        ...
 
 
 def build_megatron_actor(
@@ -124,22 +120,18 @@ def build_megatron_reference(config: Experiment, weights: Iterable[tuple[str, Te
 
 
 class MegatronBackend:
-    """Builds learners on Megatron Core."""
+    """`LearnerBackend` on Megatron Core."""
 
     def build_actor(self, config: Experiment, policy: Path, optimizer: OptimizerConfig, ranks: RankGroup) -> LocalActor:
-        """See `LearnerBackend.build_actor`."""
         return build_megatron_actor(config, policy, optimizer)
 
     def build_sft_actor(self, config: Experiment, sft: SftConfig, base: Path, ranks: RankGroup) -> LocalActor:
-        """See `LearnerBackend.build_sft_actor`."""
         return build_megatron_actor(_with_sft_settings(config, sft), base, sft.optimizer, sft=True)
 
     def build_critic(self, config: Experiment, actor: LocalActor, policy: Path, ranks: RankGroup) -> LocalCritic:
-        """See `LearnerBackend.build_critic`."""
         return build_megatron_critic(config, actor.weights(), policy)
 
     def build_reference(self, config: Experiment, actor: LocalActor, policy: Path, ranks: RankGroup) -> LogProbScorer:
-        """See `LearnerBackend.build_reference`."""
         return build_megatron_reference(config, actor.weights(), policy)
 
 

@@ -25,7 +25,6 @@ class LearnerBuilder(Protocol):
 
     def build_learners(self, config: Experiment, policy: Path, *, sft: bool = False) -> None:
         """Build the actor from the model at `policy`; with `sft` the learner of supervised fine-tuning."""
-        ...
 
 
 REMOTE_OBJECTS: Final[Mapping[str, type]] = {

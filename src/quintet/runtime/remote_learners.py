@@ -82,46 +82,38 @@ class RemoteLearnerGroup:
 
     @property
     def world_size(self) -> int:
-        """See `LearnerGroup.world_size`."""
         return self._transport.world_size
 
     @property
     def has_full_weights(self) -> bool:
-        """See `LearnerGroup.has_full_weights`."""
         return bool(self._transport.call(RemoteCall(LEARNERS, "has_full_weights")))
 
     @property
     def critic(self) -> Critic | None:
-        """See `LearnerGroup.critic`."""
         exists = self._transport.call(RemoteCall(LEARNERS, "critic")) is not None
         proxy: Critic | None = remote_proxy(self._transport, CRITIC) if exists else None
         return proxy
 
     @property
     def reference(self) -> LogProbScorer | None:
-        """See `LearnerGroup.reference`."""
         exists = self._transport.call(RemoteCall(LEARNERS, "reference")) is not None
         proxy: LogProbScorer | None = remote_proxy(self._transport, REFERENCE) if exists else None
         return proxy
 
     def actor_with_optimizer(self, optimizer: OptimizerConfig) -> Actor:
-        """See `LearnerGroup.actor_with_optimizer`."""
         self._broadcast("actor_with_optimizer", optimizer=optimizer)
         proxy: Actor = remote_proxy(self._transport, WARM_START_ACTOR)
         return proxy
 
     def release_warm_start_actor(self) -> None:
-        """See `LearnerGroup.release_warm_start_actor`."""
         self._broadcast("release_warm_start_actor")
 
     def create_critic(self) -> Critic:
-        """See `LearnerGroup.create_critic`."""
         self._broadcast("create_critic")
         proxy: Critic = remote_proxy(self._transport, CRITIC)
         return proxy
 
     def snapshot_reference(self) -> LogProbScorer:
-        """See `LearnerGroup.snapshot_reference`."""
         self._broadcast("snapshot_reference")
         proxy: LogProbScorer = remote_proxy(self._transport, REFERENCE)
         return proxy
@@ -133,21 +125,17 @@ class RemoteLearnerGroup:
         return proxy
 
     def perturb_actor(self, max_change: float, seed: int) -> None:
-        """See `LearnerGroup.perturb_actor`."""
         self._broadcast("perturb_actor", max_change=max_change, seed=seed)
 
     def save(self, directory: Path) -> WriteFiles:
-        """See `LearnerGroup.save`."""
         write: WriteFiles = self._broadcast("save", directory=directory)
         return write
 
     def extra_state(self) -> dict[str, Any]:
-        """See `LearnerGroup.extra_state`."""
         state: dict[str, Any] = self._transport.call(RemoteCall(LEARNERS, "extra_state"))
         return state
 
     def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
-        """See `LearnerGroup.load`."""
         self._broadcast("load", directory=directory, contents=list(contents), extra=dict(extra))
 
     def _broadcast(self, method: str, **arguments: Any) -> Any:

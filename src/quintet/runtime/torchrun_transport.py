@@ -15,7 +15,7 @@ from quintet.training.parallel.rendezvous import RankDiedError, Rendezvous, desc
 
 
 class TorchrunTransport:
-    """Sends each call to all other ranks and executes it together with them."""
+    """`Transport` that sends each call to all other ranks and executes it together with them."""
 
     def __init__(self, worker: Worker, rendezvous: Rendezvous) -> None:
         self._worker = worker
@@ -25,15 +25,12 @@ class TorchrunTransport:
 
     @property
     def world_size(self) -> int:
-        """See `Transport.world_size`."""
         return self._rendezvous.ranks.size
 
     def call(self, call: RemoteCall) -> Any:
-        """See `Transport.call`."""
         return self._worker.execute(call)
 
     def broadcast(self, call: RemoteCall) -> Any:
-        """See `Transport.broadcast`."""
         self._in_call = True
         with self._translate_rank_loss():
             send(call, self._rendezvous.control_group)
@@ -62,7 +59,6 @@ class TorchrunTransport:
             raise
 
     def check_alive(self) -> None:
-        """See `Transport.check_alive`."""
         if dead := self._rendezvous.dead_ranks():
             raise _rank_died(describe_dead_ranks(dead))
 

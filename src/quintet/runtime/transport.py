@@ -17,11 +17,9 @@ class Transport(Protocol):
     @property
     def world_size(self) -> int:
         """Number of workers."""
-        ...
 
     def call(self, call: RemoteCall) -> Any:
         """Execute a call, or read a property, on the worker of rank 0 alone."""
-        ...
 
     def broadcast(self, call: RemoteCall) -> Any:
         """Execute a call on all workers; return the result of rank 0.
@@ -29,7 +27,6 @@ class Transport(Protocol):
         Raises:
             RankDiedError: a worker has died; the message names it.
         """
-        ...
 
     def check_alive(self) -> None:
         """Check that all workers are alive.
@@ -37,15 +34,13 @@ class Transport(Protocol):
         Raises:
             RankDiedError: a worker has died; the message names it.
         """
-        ...
 
     def close(self) -> None:
         """Stop all workers; workers that have already ended are ignored."""
-        ...
 
 
 class InProcessTransport:
-    """Calls the only worker, which runs in the process of the controller."""
+    """`Transport` to the only worker, which runs in the process of the controller."""
 
     world_size = 1
 
@@ -53,11 +48,9 @@ class InProcessTransport:
         self._worker = worker
 
     def call(self, call: RemoteCall) -> Any:
-        """See `Transport.call`."""
         return self._worker.execute(call)
 
     def broadcast(self, call: RemoteCall) -> Any:
-        """See `Transport.broadcast`."""
         return self._worker.execute(call)
 
     def check_alive(self) -> None:

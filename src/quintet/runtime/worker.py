@@ -22,14 +22,13 @@ SINGLE_RANK = RankGroup()
 
 
 class Worker:
-    """Executes calls with the learners of this rank."""
+    """`LearnerBuilder` that executes calls with the learners of this rank."""
 
     def __init__(self, ranks: RankGroup = SINGLE_RANK) -> None:
         self._ranks = ranks
         self._learners: LocalLearners | None = None
 
     def build_learners(self, config: Experiment, policy: Path, *, sft: bool = False) -> None:
-        """See `LearnerBuilder.build_learners`."""
         configure_process(config)
         if not sft:
             seed_torch(config)

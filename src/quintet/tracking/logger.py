@@ -16,7 +16,6 @@ class Logger(Protocol):
 
     def log(self, step: int, time_seconds: float, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one step; `time_seconds` counts from the start of the run."""
-        ...
 
     def close(self) -> None: ...
 

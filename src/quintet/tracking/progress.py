@@ -45,7 +45,6 @@ class Phase(Protocol):
 
     def advance(self, metrics: Mapping[str, float] | None = None, count: int = 1) -> None:
         """Advance by `count` units and show `metrics`."""
-        ...
 
 
 class Progress(Reporter, Protocol):
@@ -53,11 +52,9 @@ class Progress(Reporter, Protocol):
 
     def phase(self, name: str, total: int, done: int = 0, unit: str = "step") -> AbstractContextManager[Phase]:
         """Start a phase of `total` units, of which `done` are already completed (in a resumed run)."""
-        ...
 
     def note(self, text: str) -> None:
         """Print one permanent line."""
-        ...
 
 
 def build_progress(console: Console, every_steps: int = 1, every_seconds: float = 5.0) -> Progress:

@@ -52,7 +52,6 @@ class _GradientLearner:
         self._offload.register_optimizer(self.optimizer, sharded_step.clear_cache if sharded_step else lambda: None)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Learner.weights`."""
         with self._offload.on_device():
             yield from self.strategy.full_weights()
 
@@ -61,11 +60,9 @@ class _GradientLearner:
         return self._offload.on_device(optimizer=True)
 
     def loss_scale_state(self) -> dict[str, float]:
-        """See `LossScaled.loss_scale_state`."""
         return self.loss_scale.state_dict() if self.loss_scale else {}
 
     def load_loss_scale_state(self, state: Mapping[str, float]) -> None:
-        """See `LossScaled.load_loss_scale_state`."""
         if self.loss_scale and "factor" in state:
             self.loss_scale.load_state_dict(state)
 

@@ -25,7 +25,6 @@ class Learner(Protocol):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield full tensors under Hugging Face names."""
-        ...
 
 
 class DivergenceReference(Protocol):
@@ -33,15 +32,12 @@ class DivergenceReference(Protocol):
 
     def lazy_logits(self, packed: PackedBatch) -> LazyLogits:
         """Return hidden states and head of a pass."""
-        ...
 
     def precompute_lazy_logits(self, passes: Sequence[PackedBatch]) -> None:
         """Prepare for one `lazy_logits` call for each of these passes."""
-        ...
 
     def on_device(self) -> AbstractContextManager[None]:
         """Keep offloaded weights on the device within the context, for several calls."""
-        ...
 
 
 class LogProbScorer(DivergenceReference, Protocol):
@@ -50,24 +46,19 @@ class LogProbScorer(DivergenceReference, Protocol):
     @property
     def model(self) -> PreTrainedModel:
         """This process's model."""
-        ...
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the forward pass."""
-        ...
 
     def compute_log_probs(self, batch: Batch) -> Tensor:
         """See `PolicyScorer.compute_log_probs`."""
-        ...
 
     def compute_sum_squared_probs(self, batch: Batch) -> Tensor:
         """See `PolicyScorer.compute_sum_squared_probs`."""
-        ...
 
     def compute_divergence(self, batch: Batch, reference: DivergenceReference, *, swapped: bool = False) -> Tensor:
         """See `PolicyScorer.compute_divergence`."""
-        ...
 
 
 class Actor(Protocol):
@@ -76,12 +67,10 @@ class Actor(Protocol):
     @property
     def model(self) -> PreTrainedModel:
         """This process's model."""
-        ...
 
     @property
     def scorer(self) -> LogProbScorer:
         """Scorer with the current policy."""
-        ...
 
     def update(
         self,
@@ -95,15 +84,12 @@ class Actor(Protocol):
         weight_decay: float | None = None,
     ) -> dict[str, float]:
         """See `ActorLearner.update`."""
-        ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Learner.weights`."""
-        ...
 
     def adapters(self) -> Iterator[tuple[str, Tensor]]:
         """See `ActorLearner.adapters`."""
-        ...
 
 
 class LossScaled(Protocol):
@@ -111,11 +97,9 @@ class LossScaled(Protocol):
 
     def loss_scale_state(self) -> dict[str, float]:
         """Return the state of the loss scale; empty if losses are not scaled."""
-        ...
 
     def load_loss_scale_state(self, state: Mapping[str, float]) -> None:
         """Load the state, unless another backend has saved it: its loss scale follows other rules."""
-        ...
 
 
 class LocalActor(Actor, LossScaled, Protocol):
@@ -123,7 +107,6 @@ class LocalActor(Actor, LossScaled, Protocol):
 
     def with_optimizer(self, config: OptimizerConfig) -> LocalActor:
         """See `ActorLearner.with_optimizer`."""
-        ...
 
 
 class Critic(Protocol):
@@ -131,7 +114,6 @@ class Critic(Protocol):
 
     def compute_values(self, batch: Batch) -> Tensor:
         """See `CriticLearner.compute_values`."""
-        ...
 
     def update(
         self,
@@ -144,7 +126,6 @@ class Critic(Protocol):
         weight_decay: float | None = None,
     ) -> dict[str, float]:
         """See `CriticLearner.update`."""
-        ...
 
 
 class LocalCritic(Critic, LossScaled, Protocol):

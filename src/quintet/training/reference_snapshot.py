@@ -67,7 +67,6 @@ class ReferenceSnapshot(PolicyScorer):
             return {name: tensor.clone() for name, tensor in self.strategy.full_weights() if is_adapter_name(name)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `PolicyScorer.load_state_dict`."""
         with self.on_device(), self._swapped_in():
             super().load_state_dict(state)
             self._snapshot = _copies(self._trained)

@@ -64,7 +64,6 @@ class PolicyScorer:
         self._lazy_logits: dict[int, LazyLogits] = {}
 
     def on_device(self) -> AbstractContextManager[None]:
-        """See `DivergenceReference.on_device`."""
         return self.offload.on_device()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -95,7 +94,6 @@ class PolicyScorer:
 
     @torch.no_grad()
     def lazy_logits(self, packed: PackedBatch) -> LazyLogits:
-        """See `DivergenceReference.lazy_logits`."""
         precomputed = self._lazy_logits.pop(id(packed), None)
         if precomputed is not None:
             return precomputed
@@ -104,7 +102,6 @@ class PolicyScorer:
         return logits
 
     def precompute_lazy_logits(self, passes: Sequence[PackedBatch]) -> None:
-        """See `DivergenceReference.precompute_lazy_logits`."""
         logits = self.strategy.precompute(passes, lambda index: self.lazy_logits(passes[index]))
         # all passes have the same head: keep one copy of it
         self._lazy_logits = {

@@ -82,7 +82,6 @@ class Loss:
     """The function applies `PolicyTargets.correction`; otherwise its loss is multiplied by it."""
 
     def __call__(self, logprobs: Tensor, targets: PolicyTargets, config: Any) -> PolicyLoss:
-        """See `function`."""
         return self.function(logprobs, targets, config)
 
 

@@ -51,7 +51,7 @@ class ArithmeticOptions(TaskOptions):
 
 
 class Addition:
-    """`27 + 34 = ?`; intermediate steps are column sums from the right, with carry."""
+    """`Task` such as `27 + 34 = ?`; intermediate steps are column sums from the right, with carry."""
 
     source = "addition"
     ability = "math"
@@ -60,7 +60,6 @@ class Addition:
         self._options = parse_options(AdditionOptions, options, "addition")
 
     def problem(self, seed: int, number: int) -> Problem:
-        """See `Task.problem`."""
         options, rng = self._options, _rng(seed, number)
         min_term = 10 ** (options.digits - 1) if options.digits > 1 else 0
         terms = [rng.randrange(min_term, 10**options.digits) for _ in range(options.terms)]
@@ -85,7 +84,7 @@ def _column_sums(terms: Sequence[int]) -> Iterator[str]:
 
 
 class Arithmetic:
-    """`12 - 3 * 4 = ?`; intermediate steps are single operations."""
+    """`Task` such as `12 - 3 * 4 = ?`; intermediate steps are single operations."""
 
     source = "arithmetic"
     ability = "math"
@@ -94,7 +93,6 @@ class Arithmetic:
         self._options = parse_options(ArithmeticOptions, options, "arithmetic")
 
     def problem(self, seed: int, number: int) -> Problem | None:
-        """See `Task.problem`."""
         options, rng = self._options, _rng(seed, number)
         for _ in range(MAX_ATTEMPTS):
             tree = self._tree(rng)

@@ -39,7 +39,6 @@ class ReasoningGymTask:
         self._dataset(0, 0)
 
     def problem(self, seed: int, number: int) -> Problem | None:
-        """See `Task.problem`."""
         dataset_index, index = divmod(number, PROBLEMS_PER_DATASET)
         entry = self._dataset(seed, dataset_index)[index]
         ground_truth = json.dumps(entry, default=_to_json)

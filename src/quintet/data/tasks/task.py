@@ -40,7 +40,6 @@ class Task(Protocol):
 
     def problem(self, seed: int, number: int) -> Problem | None:
         """Return problem `number`, or None if none could be generated from its random numbers."""
-        ...
 
 
 class TaskOptions(Section):

@@ -144,7 +144,7 @@ class _QuerySlice:
 
 
 class ContextParallelLayout:
-    """Attention of the tokens of `context_parallel_indices`, padded at the end to `size` on all ranks."""
+    """`MovableAttentionLayout` of the `context_parallel_indices`, padded at the end to `size` on all ranks."""
 
     def __init__(self, structure: PackedStructure, group: ProcessGroup) -> None:
         rank, num_ranks = group.rank(), group.size()
@@ -162,7 +162,6 @@ class ContextParallelLayout:
         )
 
     def to(self, device: torch.device) -> ContextParallelLayout:
-        """See `MovableAttentionLayout.to`."""
         moved = copy.copy(self)
         moved._query_slices = [part.to(device) for part in self._query_slices]
         return moved

@@ -34,7 +34,7 @@ def check_ulysses(heads: int, kv_heads: int, num_ranks: int, component: str = "a
 
 
 class PaddedLayout:
-    """A layout followed by padding tokens, so that the number of tokens is divisible."""
+    """`MovableAttentionLayout` followed by padding tokens, so that the number of tokens is divisible."""
 
     def __init__(self, inner: MovableAttentionLayout, size: int) -> None:
         """`size` is the number of tokens of `inner`."""
@@ -42,7 +42,6 @@ class PaddedLayout:
         self.max_length = inner.max_length
 
     def to(self, device: torch.device) -> PaddedLayout:
-        """See `MovableAttentionLayout.to`."""
         return PaddedLayout(self._inner.to(device), self._size)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -53,7 +52,7 @@ class PaddedLayout:
 
 
 class UlyssesLayout:
-    """Attention over the tokens of all ranks, each for its share of heads.
+    """`MovableAttentionLayout` of the tokens of all ranks, each for its share of heads.
 
     Ranks hold equally many tokens, in the order of ranks. If there are fewer key-value heads than ranks, they are
     repeated.
@@ -65,7 +64,6 @@ class UlyssesLayout:
         self.max_length = inner.max_length
 
     def to(self, device: torch.device) -> UlyssesLayout:
-        """See `MovableAttentionLayout.to`."""
         return UlyssesLayout(self._inner.to(device), self._group)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

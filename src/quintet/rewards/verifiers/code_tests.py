@@ -21,15 +21,12 @@ class Case(Protocol):
     @property
     def stdin(self) -> str:
         """Standard input of the program."""
-        ...
 
     def program(self, solution: str) -> str:
         """Return the program to run for a solution."""
-        ...
 
     def accepts(self, output: str) -> bool:
         """Return whether the output is correct."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

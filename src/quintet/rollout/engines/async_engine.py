@@ -29,7 +29,6 @@ class StreamingEngine(Protocol):
 
     def partial_responses(self, ids: Collection[int]) -> Mapping[int, PartialResponse]:
         """Return tokens and log-probs so far of those of the requests that are running."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

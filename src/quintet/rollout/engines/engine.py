@@ -29,7 +29,6 @@ class Engine(Protocol):
     @property
     def max_model_len(self) -> int:
         """Maximum number of tokens of prompt and response together."""
-        ...
 
     def add_request(self, request: Request) -> None:
         """Queue a request.
@@ -37,7 +36,6 @@ class Engine(Protocol):
         Raises:
             ValueError: the prompt leaves no room for a single token.
         """
-        ...
 
     def step(self) -> list[Generation]:
         """Advance the running requests and return those that finished since the last call. A request that cannot
@@ -46,16 +44,13 @@ class Engine(Protocol):
         Raises:
             EngineError: the engine itself died, together with all its requests.
         """
-        ...
 
     @property
     def busy(self) -> bool:
         """Whether any request is waiting or running."""
-        ...
 
     def abort(self, ids: Collection[int]) -> list[Generation]:
         """Abort requests and return their partial responses as `FinishReason.ABORT`. Unknown ids are ignored."""
-        ...
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load full tensors under Hugging Face names and drop all cached keys and values; running requests continue
@@ -64,21 +59,17 @@ class Engine(Protocol):
         Raises:
             EngineError: a weight is unknown to the engine, or one is missing.
         """
-        ...
 
     def reset_prefix_cache(self) -> None:
         """Drop the keys and values of earlier prompts, so that later results do not depend on earlier requests."""
-        ...
 
     def sleep(self) -> None:
         """Free the KV cache until `wake_up`; no request may be running."""
-        ...
 
     def wake_up(self) -> None: ...
 
     def close(self) -> None:
         """Release memory and processes for good."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,6 @@ class EndpointEngine:
             return {name: self._counts[name] for name in ("requests", "failed", "prompt_tokens", "completion_tokens")}
 
     def add_request(self, request: Request) -> None:
-        """See `Engine.add_request`."""
         serial = self._unfinished[request.id] = next(self._attempt_ids)
         self._waiting.put((serial, request))
         if len(self._threads) < min(self._settings.max_concurrent, len(self._unfinished)):

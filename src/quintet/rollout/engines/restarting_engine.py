@@ -53,16 +53,13 @@ class RestartingEngine:
 
     @property
     def max_model_len(self) -> int:
-        """See `Engine.max_model_len`."""
         return self._engine.max_model_len
 
     @property
     def busy(self) -> bool:
-        """See `Engine.busy`."""
         return bool(self._failed) or self._engine.busy
 
     def add_request(self, request: Request) -> None:
-        """See `Engine.add_request`."""
         self._unfinished.add(request.id)
         try:
             self._call(lambda: self._engine.add_request(request))
@@ -86,31 +83,25 @@ class RestartingEngine:
         return [*failed, *generations]
 
     def abort(self, ids: Collection[int]) -> list[Generation]:
-        """See `Engine.abort`."""
         aborted = set(ids)
         self._failed = [generation for generation in self._failed if generation.id not in aborted]
         self._unfinished -= aborted
         return self._call(lambda: self._engine.abort(ids)) or []
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Engine.load_weights`."""
         self.weight_version = version
         self._call(lambda: self._engine.load_weights(version, weights))
 
     def reset_prefix_cache(self) -> None:
-        """See `Engine.reset_prefix_cache`."""
         self._call(self._engine.reset_prefix_cache)
 
     def sleep(self) -> None:
-        """See `Engine.sleep`."""
         self._call(self._engine.sleep)
 
     def wake_up(self) -> None:
-        """See `Engine.wake_up`."""
         self._call(self._engine.wake_up)
 
     def close(self) -> None:
-        """See `Engine.close`."""
         self._engine.close()
 
     def pop_metrics(self) -> dict[str, float]:

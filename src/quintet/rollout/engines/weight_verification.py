@@ -41,7 +41,6 @@ class ReadableEngine(Protocol):
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
         """Yield full tensors under Hugging Face names."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,7 +229,6 @@ class MegatronScorer:
         return self.megatron_model.hf_model
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Learner.weights`."""
         gatherer = WeightGatherer(self.megatron_model.chunks, self.megatron_model.spec.ranks.world)
         return gatherer.gather(self.megatron_model.shape, lambda parameter: parameter.detach())
 
@@ -248,15 +247,12 @@ class MegatronScorer:
         return MegatronScorer(copy, budget=budget, temperature=self.temperature)
 
     def compute_log_probs(self, batch: Batch) -> Tensor:
-        """See `PolicyScorer.compute_log_probs`."""
         return self._forward_only(batch, lambda statistics: statistics.logprobs)
 
     def compute_sum_squared_probs(self, batch: Batch) -> Tensor:
-        """See `PolicyScorer.compute_sum_squared_probs`."""
         return self._forward_only(batch, lambda statistics: statistics.sum_squared_probs, with_sum_squared_probs=True)
 
     def compute_divergence(self, batch: Batch, reference: MegatronScorer, *, swapped: bool = False) -> Tensor:
-        """See `PolicyScorer.compute_divergence`."""
         return self._forward_only(batch, lambda statistics: statistics.divergence, reference, swapped=swapped)
 
     @torch.no_grad()
@@ -319,7 +315,6 @@ class MegatronActor(_GradientLearner):
         return self._model.hf_model
 
     def with_optimizer(self, config: OptimizerConfig) -> MegatronActor:
-        """See `ActorLearner.with_optimizer`."""
         return MegatronActor(self._model, config, budget=self._budget, inference_budget=self._inference_budget)
 
     def adapters(self) -> Iterator[tuple[str, Tensor]]:
@@ -337,7 +332,6 @@ class MegatronActor(_GradientLearner):
         seed: int = 0,
         weight_decay: float | None = None,
     ) -> dict[str, float]:
-        """See `ActorLearner.update`."""
         micro_batches = list(iter_micro_batches(batch, self._budget))
         update = PolicyUpdate(
             batch,
@@ -367,8 +361,6 @@ class MegatronCritic(_GradientLearner):
     """Learner of the critic; see `quintet.training.learner.CriticLearner`."""
 
     def compute_values(self, batch: Batch) -> Tensor:
-        """See `CriticLearner.compute_values`."""
-
         def compute(_: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor]:
             return hidden.new_zeros(()), self._value(hidden)
 
@@ -386,7 +378,6 @@ class MegatronCritic(_GradientLearner):
         *,
         weight_decay: float | None = None,
     ) -> dict[str, float]:
-        """See `CriticLearner.update`."""
         update = ValueUpdate(batch, objective, aggregation, lambda part: iter_micro_batches(part, self._budget), mask)
 
         def compute_loss(micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

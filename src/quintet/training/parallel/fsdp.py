@@ -166,11 +166,9 @@ class Fsdp2Strategy(UnpipelinedStrategy):
         return self._device
 
     def parameters(self) -> list[nn.Parameter]:
-        """See `ParallelStrategy.parameters`."""
         return list(self.module.parameters())
 
     def accumulate_gradients(self, *, last: bool) -> AbstractContextManager[object]:
-        """See `ParallelStrategy.accumulate_gradients`."""
         self.module.set_is_last_backward(last)
         self.module.set_requires_gradient_sync(last or self._sync_every_micro_batch)
         return nullcontext()
@@ -179,7 +177,6 @@ class Fsdp2Strategy(UnpipelinedStrategy):
         """See `ParallelStrategy.reduce_gradients`; FSDP2 reduces them in the last backward pass."""
 
     def clip_grad_norm(self, max_norm: float) -> Tensor:
-        """See `ParallelStrategy.clip_grad_norm`."""
         if self._experts:
             return clip_grad_norm(self.grad_norm_groups(), max_norm)
         return clip_dtensor_grad_norm(self.parameters(), max_norm)
@@ -192,7 +189,6 @@ class Fsdp2Strategy(UnpipelinedStrategy):
         return [GradNormGroup(rest), GradNormGroup(self._experts.parameters, [self._experts.group])]
 
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `ParallelStrategy.full_weights`."""
         for name, parameter in zip(self._names, self.module.parameters(), strict=True):
             if self._experts and self._experts.is_expert(parameter):
                 yield name, self._experts.gather(parameter)
@@ -201,7 +197,6 @@ class Fsdp2Strategy(UnpipelinedStrategy):
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `ParallelStrategy.load_weights`."""
         parameters = dict(zip(self._names, self.module.parameters(), strict=True))
         for name, tensor in weights:
             if name in parameters:
@@ -306,11 +301,9 @@ class FsdpStrategy(UnpipelinedStrategy):
         return self._device
 
     def parameters(self) -> list[nn.Parameter]:
-        """See `ParallelStrategy.parameters`."""
         return list(self.module.parameters())
 
     def accumulate_gradients(self, *, last: bool) -> AbstractContextManager[object]:
-        """See `ParallelStrategy.accumulate_gradients`."""
         if last or self._sync_every_micro_batch:
             return nullcontext()
         no_sync: AbstractContextManager[object] = self.module.no_sync()
@@ -320,7 +313,6 @@ class FsdpStrategy(UnpipelinedStrategy):
         """See `ParallelStrategy.reduce_gradients`; FSDP reduces them in the last backward pass."""
 
     def clip_grad_norm(self, max_norm: float) -> Tensor:
-        """See `ParallelStrategy.clip_grad_norm`."""
         norm: Tensor = self.module.clip_grad_norm_(max_norm)
         return norm
 
@@ -343,7 +335,6 @@ class FsdpStrategy(UnpipelinedStrategy):
         ]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `ParallelStrategy.load_weights`."""
         with FullyShardedDataParallel.summon_full_params(self.module, writeback=True):
             load_full_weights(self.module, ((name, tensor) for name, tensor in weights if name in self._names))
 

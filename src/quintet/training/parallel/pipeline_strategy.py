@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class PipelineStrategy:
-    """Pipeline of stages; the weights of a stage are placed by its own strategy."""
+    """`ParallelStrategy` of pipeline stages; the weights of a stage are placed by its own strategy."""
 
     needs_equal_passes = True
 
@@ -35,23 +35,18 @@ class PipelineStrategy:
 
     @property
     def device(self) -> torch.device:
-        """See `ParallelStrategy.device`."""
         return self._stage.device
 
     def parameters(self) -> list[nn.Parameter]:
-        """See `ParallelStrategy.parameters`."""
         return self._stage.parameters()
 
     def accumulate_gradients(self, *, last: bool) -> AbstractContextManager[object]:
-        """See `ParallelStrategy.accumulate_gradients`."""
         return self._stage.accumulate_gradients(last=last)
 
     def reduce_gradients(self) -> None:
-        """See `ParallelStrategy.reduce_gradients`."""
         self._stage.reduce_gradients()
 
     def clip_grad_norm(self, max_norm: float) -> Tensor:
-        """See `ParallelStrategy.clip_grad_norm`."""
         return self._pipeline.clip_grad_norm(max_norm, self._grad_norm_groups())
 
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -60,7 +55,6 @@ class PipelineStrategy:
         return self._pipeline.stream_weights(entry for entry in self._stage.full_weights() if entry[0] != skipped)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `ParallelStrategy.load_weights`."""
         self._stage.load_weights(self._with_tied_head(weights))
 
     def _with_tied_head(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -70,18 +64,14 @@ class PipelineStrategy:
                 yield parameter_name(HEAD_NAME), tensor
 
     def forward_backward(self, passes: Sequence[PackedBatch], compute_loss: Callable[[int], Tensor]) -> None:
-        """See `ParallelStrategy.forward_backward`."""
         self._pipeline.forward_backward(passes, compute_loss, lambda last: self.accumulate_gradients(last=last))
 
     def forward(self, passes: Sequence[PackedBatch], compute: Callable[[int], Tensor]) -> Iterator[Tensor]:
-        """See `ParallelStrategy.forward`."""
         return iter(self._pipeline.forward_only(passes, compute))
 
     def broadcast_from_last_stage(self, value: T) -> T:
-        """See `ParallelStrategy.broadcast_from_last_stage`."""
         last_value: T = self._pipeline.ranks.all_gather(value)[-1]
         return last_value
 
     def precompute(self, passes: Sequence[PackedBatch], compute: Callable[[int], T]) -> dict[int, T]:
-        """See `ParallelStrategy.precompute`."""
         return self._pipeline.precompute(passes, compute)

@@ -36,49 +36,38 @@ class ParallelStrategy(Protocol):
     @property
     def device(self) -> torch.device:
         """The device of forward passes."""
-        ...
 
     def parameters(self) -> list[nn.Parameter]:
         """Return this rank's shards of the parameters, for the optimizer."""
-        ...
 
     def accumulate_gradients(self, *, last: bool) -> AbstractContextManager[object]:
         """Return the context for forward and backward pass of one micro-batch; `last` is the last of the step."""
-        ...
 
     def reduce_gradients(self) -> None:
         """Sum the gradients of the whole mini-batch over ranks, after all backward passes."""
-        ...
 
     def clip_grad_norm(self, max_norm: float) -> Tensor:
         """Clip gradients to a norm over all ranks and return the norm before clipping, a plain tensor []."""
-        ...
 
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield full tensors under the model's parameter names, one after the other."""
-        ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load full tensors by the model's parameter names."""
-        ...
 
     def forward_backward(self, passes: Sequence[PackedBatch], compute_loss: Callable[[int], Tensor]) -> None:
         """Run forward and backward over all passes of this rank. `compute_loss(index)` runs the forward pass and
         returns the loss; with pipeline stages it is called on the last stage only."""
-        ...
 
     def forward(self, passes: Sequence[PackedBatch], compute: Callable[[int], Tensor]) -> Iterator[Tensor]:
         """Yield `compute(index)` of each pass; with pipeline stages all of them receive the last stage's result."""
-        ...
 
     def broadcast_from_last_stage(self, value: T) -> T:
         """Return the last pipeline stage's value on all stages; the value must be JSON."""
-        ...
 
     def precompute(self, passes: Sequence[PackedBatch], compute: Callable[[int], T]) -> dict[int, T]:
         """Return `compute(index)` of each pass on the last pipeline stage, because stages cannot run a forward pass
         in the middle of another learner's. Empty without pipeline stages, which can."""
-        ...
 
 
 def parameter_name(name: str) -> str:
@@ -98,36 +87,30 @@ def cast_buffers(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 class UnpipelinedStrategy:
-    """Base of strategies under which every rank runs all layers in each pass."""
+    """Base of each `ParallelStrategy` under which every rank runs all layers in each pass."""
 
     module: Any
 
     @property
     def device(self) -> torch.device:
-        """See `ParallelStrategy.device`."""
         device: torch.device = next(self.module.parameters()).device
         return device
 
     def accumulate_gradients(self, *, last: bool) -> AbstractContextManager[object]:
-        """See `ParallelStrategy.accumulate_gradients`."""
         raise NotImplementedError
 
     def forward_backward(self, passes: Sequence[PackedBatch], compute_loss: Callable[[int], Tensor]) -> None:
-        """See `ParallelStrategy.forward_backward`."""
         for index in range(len(passes)):
             with self.accumulate_gradients(last=index == len(passes) - 1):
                 torch.autograd.backward(compute_loss(index))
 
     def forward(self, passes: Sequence[PackedBatch], compute: Callable[[int], Tensor]) -> Iterator[Tensor]:
-        """See `ParallelStrategy.forward`."""
         return (compute(index) for index in range(len(passes)))
 
     def broadcast_from_last_stage(self, value: T) -> T:
-        """See `ParallelStrategy.broadcast_from_last_stage`."""
         return value
 
     def precompute(self, passes: Sequence[PackedBatch], compute: Callable[[int], T]) -> dict[int, T]:
-        """See `ParallelStrategy.precompute`."""
         return {}
 
 
@@ -149,28 +132,22 @@ class ReplicatedStrategy(UnpipelinedStrategy):
         return cls(module.double() if config.parameter_dtype == "float64" else module, ranks)
 
     def parameters(self) -> list[nn.Parameter]:
-        """See `ParallelStrategy.parameters`."""
         return list(self.module.parameters())
 
     def accumulate_gradients(self, *, last: bool) -> AbstractContextManager[object]:
-        """See `ParallelStrategy.accumulate_gradients`."""
         return nullcontext()
 
     def reduce_gradients(self) -> None:
-        """See `ParallelStrategy.reduce_gradients`."""
         self._ranks.all_reduce_gradients(self.module.parameters())
 
     def clip_grad_norm(self, max_norm: float) -> Tensor:
-        """See `ParallelStrategy.clip_grad_norm`."""
         return torch.nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
 
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `ParallelStrategy.full_weights`."""
         for name, parameter in self.module.named_parameters():
             yield parameter_name(name), parameter.detach()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `ParallelStrategy.load_weights`."""
         load_full_weights(self.module, weights)
 
 

@@ -20,7 +20,8 @@ MAX_KERNEL_TOKENS = 64
 
 
 class PrefillLayout:
-    """New tokens of several sequences, packed, each attending to its slot's earlier tokens and a shared prefix."""
+    """`AttentionLayout` of new tokens of several sequences, packed, each attending to its slot's earlier tokens and a
+    shared prefix."""
 
     def __init__(
         self,
@@ -46,7 +47,6 @@ class PrefillLayout:
         self._kernels = cache.kernels() if self._rows.width <= MAX_KERNEL_TOKENS else None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """See `AttentionLayout.attend`."""
         slots, positions = self._targets
         if self._kernels:
             in_slot = self._cache.kernel_descriptor(layer, slots, self._num_visible)
@@ -174,7 +174,7 @@ def _round_up(tokens: int, dtype: torch.dtype) -> int:
 
 
 class DecodeLayout:
-    """A decode step: n new tokens, each attending to shared segments and to its sequence's response."""
+    """`AttentionLayout` of a decode step: n new tokens attend to shared segments and their sequence's response."""
 
     def __init__(self, responses: KVCache, shared: Sequence[SharedSegment], slots: Tensor, positions: Tensor) -> None:
         """`slots` and `positions`, int64 [n] each, say where each row's new token is stored. Unless
@@ -206,7 +206,6 @@ class DecodeLayout:
         return torch.cat([*parts, unused], -1)[:, None]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """See `AttentionLayout.attend`."""
         if self._kernels is None:
             return self._attend(layer, query, key, value, scale)
         segments = [
@@ -242,7 +241,8 @@ class DecodeLayout:
 
 
 class ConcatenatedLayout:
-    """Tokens of several layouts one after the other: linear layers process them together, attention one by one."""
+    """`AttentionLayout` of several layouts one after the other: linear layers process their tokens together, attention
+    one by one."""
 
     def __init__(self, layouts: Sequence[AttentionLayout], sizes: Sequence[int]) -> None:
         """`sizes` is the number of tokens of each layout."""
@@ -251,7 +251,6 @@ class ConcatenatedLayout:
         self.max_length = max(layout.max_length for layout in layouts)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """See `AttentionLayout.attend`."""
         parts = zip(*(torch.split(x, self._sizes) for x in (query, key, value)), strict=True)
         pairs = zip(self._layouts, parts, strict=True)
         return torch.cat([layout.attend(layer, q, k, v, scale) for layout, (q, k, v) in pairs])

@@ -70,7 +70,7 @@ def _inference_model(model: PreTrainedModel, dtype: torch.dtype, *, copied: bool
 
 
 class HfEngine:
-    """Continuous batching in this process.
+    """`StreamingEngine` with continuous batching in this process.
 
     The scheduler admits requests while sequence slots are free. A prompt is prefilled once for all requests that share
     it, now or later under the same weights, and a common prefix of prompts once; each step decodes one token for all
@@ -136,7 +136,6 @@ class HfEngine:
         return self._max_model_len
 
     def add_request(self, request: Request) -> None:
-        """See `Engine.add_request`."""
         if not 0 < len(request.prompt) < self._max_model_len:
             raise ValueError(f"a prompt of {len(request.prompt)} tokens in a context of {self._max_model_len}")
         if request.stop_strings and self._detokenize is None:
@@ -145,7 +144,6 @@ class HfEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Generation]:
-        """See `Engine.step`."""
         scheduler = self._scheduler
         try:
             scheduler.admit()
@@ -163,16 +161,13 @@ class HfEngine:
             raise EngineError(f"out of memory with {count} requests running: {error}") from error
 
     def partial_responses(self, ids: Collection[int]) -> Mapping[int, tuple[Sequence[int], Sequence[float]]]:
-        """See `StreamingEngine.partial_responses`."""
         return self._scheduler.running.partial_responses(ids)
 
     @torch.inference_mode()
     def abort(self, ids: Collection[int]) -> list[Generation]:
-        """See `Engine.abort`."""
         return [_generation(each, FinishReason.ABORT) for each in self._scheduler.abort(ids)]
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Engine.load_weights`."""
         if not self._shares_learner_model:
             self._copy_weights(weights)
         self.weight_version = version
@@ -219,7 +214,6 @@ class HfEngine:
             fuse_projections(self._model.base_model)
 
     def close(self) -> None:
-        """See `Engine.close`."""
         self._scheduler = self._build_scheduler()
 
     def _finish_requests(self) -> list[Generation]:

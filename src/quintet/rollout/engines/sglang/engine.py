@@ -130,7 +130,7 @@ def _server_info(address: ServerAddress, setup: EngineSetup) -> Mapping[str, Any
 
 
 class SglangEngine:
-    """Sends requests to SGLang, which schedules and batches them."""
+    """`Engine` that sends requests to SGLang, which schedules and batches them."""
 
     def __init__(
         self,
@@ -157,7 +157,6 @@ class SglangEngine:
 
     @property
     def max_model_len(self) -> int:
-        """See `Engine.max_model_len`."""
         return self._max_model_len
 
     @property
@@ -185,7 +184,6 @@ class SglangEngine:
         return finished
 
     def abort(self, ids: Collection[int]) -> list[Generation]:
-        """See `Engine.abort`."""
         aborted = set(ids)
         for pending in [each for each in self._waiting if each.request.id in aborted]:
             self._waiting.remove(pending)
@@ -212,7 +210,6 @@ class SglangEngine:
         self.weight_version = version
 
     def reset_prefix_cache(self) -> None:
-        """See `Engine.reset_prefix_cache`."""
         with self._generation_paused():
             self._transport.call("flush_cache")
 
@@ -229,7 +226,6 @@ class SglangEngine:
         self._sleeping = tags
 
     def wake_up(self) -> None:
-        """See `Engine.wake_up`."""
         if self._sleeping:
             self._wake_up(self._sleeping)
 

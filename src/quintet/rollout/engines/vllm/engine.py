@@ -98,7 +98,7 @@ class _Running:
 
 
 class VllmEngine:
-    """Sends requests to vLLM, which schedules and batches them."""
+    """`StreamingEngine` that sends requests to vLLM, which schedules and batches them."""
 
     def __init__(self, setup: EngineSetup, llm_engine: LlmEngine) -> None:
         self.weight_version = 0
@@ -164,7 +164,6 @@ class VllmEngine:
         } | self._llm_engine.seed_arguments(request.seed)
 
     def step(self) -> list[Generation]:
-        """See `Engine.step`."""
         finished, self._finished = self._finished, []
         if self._running:
             finished += self._handle_outputs(self._call(self._llm_engine.step))
@@ -196,14 +195,12 @@ class VllmEngine:
         return run
 
     def abort(self, ids: Collection[int]) -> list[Generation]:
-        """See `Engine.abort`."""
         names = [self._name_by_id[number] for number in ids if number in self._name_by_id]
         if names:
             self._call(self._llm_engine.abort, names)
         return [self._remove(name).generation(FinishReason.ABORT) for name in names]
 
     def partial_responses(self, ids: Collection[int]) -> Mapping[int, tuple[Sequence[int], Sequence[float]]]:
-        """See `StreamingEngine.partial_responses`."""
         runs = [self._running[self._name_by_id[number]] for number in ids if number in self._name_by_id]
         return {run.request.id: (run.tokens, run.logprobs) for run in runs}
 
@@ -224,19 +221,15 @@ class VllmEngine:
             self._call(self._llm_engine.resume)
 
     def reset_prefix_cache(self) -> None:
-        """See `Engine.reset_prefix_cache`."""
         self._call(self._llm_engine.reset_prefix_cache)
 
     def sleep(self) -> None:
-        """See `Engine.sleep`."""
         self._call(self._llm_engine.sleep)
 
     def wake_up(self) -> None:
-        """See `Engine.wake_up`."""
         self._call(self._llm_engine.wake_up)
 
     def close(self) -> None:
-        """See `Engine.close`."""
         self._running.clear()
         self._name_by_id.clear()
         self._llm_engine.close()
