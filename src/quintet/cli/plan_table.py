@@ -17,7 +17,7 @@ from quintet.config.plan.component_memory import MemoryUse
 from quintet.config.plan.memory import MemoryPeak
 from quintet.config.plan.memory_fit import format_bytes
 from quintet.config.plan.placement import Component, Placement, format_ranges
-from quintet.config.plan.run_plan import RunPlan
+from quintet.config.plan.run_plan import RunPlan, describe_run
 from quintet.config.plan.steps import num_epochs, sft_only
 from quintet.config.problems import ConfigProblem
 
@@ -78,7 +78,7 @@ def _clean(text: str) -> str:
 
 
 def _print_run(out: Console, plan: RunPlan) -> None:
-    run = dict(plan.run)
+    run = describe_run(plan.config, plan.models)
     heading = Text(f"{run.pop('name')}  ", style="bold")
     out.print(heading.append(run.pop("kind"), style="not bold"))
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -105,7 +105,7 @@ def _number(number: float | None) -> str:
 
 
 def _arithmetic_rows(plan: RunPlan) -> Iterator[Row]:
-    numbers, config = plan.numbers, plan.composed.experiment
+    numbers, config = plan.numbers, plan.config
     if config.evaluation is not None:
         yield "prompts", _number(numbers["rows"]), "with stored responses"
         yield "k", ", ".join(map(str, numbers["samples"])), "of pass@k and maj@k, up to the number of responses"
@@ -135,7 +135,7 @@ def _dropped_rows(plan: RunPlan) -> Iterator[Row]:
 
 
 def _step_rows(plan: RunPlan) -> Iterator[Row]:
-    numbers, training = plan.numbers, plan.composed.experiment.training
+    numbers, training = plan.numbers, plan.config.training
     unit = "prompts" if plan.data else "start states"
     starts = f"{training.groups_per_step:,} {unit} × {_counted(training.samples_per_group, 'sample')} each"
     yield "episodes per step", _number(numbers["episodes_per_step"]), starts
@@ -160,7 +160,7 @@ def _rank_rows(plan: RunPlan) -> Iterator[Row]:
 
 
 def _run_rows(plan: RunPlan) -> Iterator[Row]:
-    numbers, config = plan.numbers, plan.composed.experiment
+    numbers, config = plan.numbers, plan.config
     if numbers["warm_start_updates"]:
         yield "warm start", _at_most(numbers["warm_start_updates"]), "optimizer steps"
     yield "steps", _number(numbers["steps"]), _steps(plan)
@@ -186,7 +186,7 @@ def _at_most(number: int | None) -> str:
 
 
 def _steps(plan: RunPlan) -> str:
-    data, config = plan.data, plan.composed.experiment
+    data, config = plan.data, plan.config
     if data is None or not data.sets_steps:
         return ""
     if data.rows is None:

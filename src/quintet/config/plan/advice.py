@@ -23,27 +23,29 @@ TIGHT_FIT = 0.9
 """Share of device memory above which memory that is not estimated may not fit."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlannedRun:
-    """Input of the checks."""
+    """Everything known about a run before it starts."""
 
     composed: ComposedConfig
-    numbers: BatchArithmetic
+    counts: BatchArithmetic
     steps: int | None
+    """None if the number of steps is not known yet."""
+    data: TrainingRows | None
+    """None if the run does not learn from files."""
     placement: Placement
     models: Models
     memory: MemoryPlan
-    device_bytes: int | None = None
-    data: TrainingRows | None = None
+    device_bytes: int | None
 
     @property
     def config(self) -> Experiment:
         return self.composed.experiment
 
     @property
-    def validation_starts(self) -> int:
-        """Start states or rows of one validation; 0 if unknown."""
-        return self.config.validation_start_states if self.data is None else self.data.held_out or 0
+    def validation_starts(self) -> int | None:
+        """Start states or rows of one validation, None if the number of held-out rows is unknown."""
+        return self.config.validation_start_states if self.data is None else self.data.held_out
 
     def setting(self, key: str) -> str:
         """Return key, value and source of a setting."""
@@ -60,13 +62,10 @@ def advice(planned: PlannedRun) -> tuple[str, ...]:
 
 
 def _rate(planned: PlannedRun) -> Iterator[str]:
-    config, key = planned.config, "actor.optimizer.learning_rate"
-    if (
-        config.policy.path is not None
-        and config.policy.lora is None
-        and config.actor.optimizer.learning_rate > LARGE_RATE
-    ):
-        yield f"{planned.setting(key)} suits the small preset policies; for a pretrained model use about 1e-06"
+    policy, rate = planned.config.policy, planned.config.actor.optimizer.learning_rate
+    if policy.path is not None and policy.lora is None and rate > LARGE_RATE:
+        setting = planned.setting("actor.optimizer.learning_rate")
+        yield f"{setting} suits the small preset policies; for a pretrained model use about 1e-06"
 
 
 def _warmup(planned: PlannedRun) -> Iterator[str]:
@@ -108,11 +107,11 @@ def _history(planned: PlannedRun) -> Iterator[str]:
 
 
 def _validation(planned: PlannedRun) -> Iterator[str]:
-    config, numbers, starts = planned.config, planned.numbers, planned.validation_starts
-    episodes = numbers.validations * starts * config.validation.sampling.samples
-    if not config.validation.only and planned.steps and episodes > numbers.episodes:
-        times = f"{numbers.validations} × {starts:,}"
-        yield f"validation runs {episodes:,} episodes ({times}), more than the {numbers.episodes:,} of training"
+    config, counts, starts = planned.config, planned.counts, planned.validation_starts or 0
+    episodes = counts.validations * starts * config.validation.sampling.samples
+    if not config.validation.only and planned.steps and episodes > counts.episodes:
+        times = f"{counts.validations} × {starts:,}"
+        yield f"validation runs {episodes:,} episodes ({times}), more than the {counts.episodes:,} of training"
 
 
 def _budgets(planned: PlannedRun) -> Iterator[str]:
@@ -124,11 +123,11 @@ def _budgets(planned: PlannedRun) -> Iterator[str]:
 
 def _uneven(planned: PlannedRun) -> Iterator[str]:
     """Warn about idle ranks; results are not affected, since losses average over all tokens of a mini-batch."""
-    training, numbers = planned.config.training, planned.numbers
+    training, counts = planned.config.training, planned.counts
     for component in filter(None, map(planned.placement.of, ("actor", "critic"))):
-        episodes, ranks = numbers.episodes_per_mini_batch, component.copies
+        episodes, ranks = counts.episodes_per_mini_batch, component.copies
         if episodes % ranks:
-            hint = nearest_batches(training.groups_per_step, numbers.episodes_per_step, training.mini_batches, ranks)
+            hint = nearest_batches(training.groups_per_step, counts.episodes_per_step, training.mini_batches, ranks)
             yield (
                 f"{planned.setting('training.mini_batches')}: its {episodes} episodes cannot be divided evenly over "
                 f"the {ranks} data-parallel ranks of {component.name}, so some ranks wait for others; {hint}"
@@ -153,7 +152,7 @@ def _recompute(planned: PlannedRun) -> Iterator[str]:
 def _cache(planned: PlannedRun) -> Iterator[str]:
     """Warn about unused slots: the `hf` engine allocates one for each of `max_concurrent` requests."""
     rollout, use = planned.config.rollout, planned.memory.active.get("rollout")
-    running = max(planned.numbers.episodes_per_step, planned.validation_starts)
+    running = max(planned.counts.episodes_per_step, planned.validation_starts or 0)
     if use and rollout.engine == "hf" and rollout.max_concurrent > running and use.cache > 1 << 30:
         setting, cache = planned.setting("rollout.max_concurrent"), format_bytes(use.cache)
         yield f"{setting}: at most {running:,} episodes run at once, and the KV cache takes {cache}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from quintet.config.composed import ComposedConfig
@@ -20,7 +21,7 @@ from quintet.config.plan.batches import (
     rank_workload,
     sft_passes_per_step,
 )
-from quintet.config.plan.memory import MemoryPlan, plan_memory
+from quintet.config.plan.memory import plan_memory
 from quintet.config.plan.memory_fit import memory_problems
 from quintet.config.plan.models import Models, find_models, policy_path
 from quintet.config.plan.placement import Placement, place_components, placement_problems
@@ -33,23 +34,28 @@ CLIPPED_RATIO = ("ppo", "decoupled_ppo", "gspo", "cispo", "clip_cov", "distillat
 """Losses that clip a ratio between `1 - clip_low` and `1 + clip_high`."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """Everything known about a run before it starts."""
+@dataclass(frozen=True)
+class RunPlan(PlannedRun):
+    """A planned run as the user sees it."""
 
-    composed: ComposedConfig
-    run: Mapping[str, str]
-    """Name, kind, env, policy and algorithm as text."""
-    numbers: Mapping[str, Any]
-    """Counts; None if a number is not known yet."""
-    workloads: Mapping[str, RankWorkload]
-    """Work of one data-parallel rank of each learner."""
-    data: TrainingRows | None
-    placement: Placement
-    models: Models
-    memory: MemoryPlan
-    device_bytes: int | None
-    warnings: tuple[str, ...]
+    @cached_property
+    def numbers(self) -> Mapping[str, Any]:
+        """Counts by name; None if a number is not known yet."""
+        if self.config.evaluation is not None:
+            return {"rows": count_evaluated_rows(self.config), "samples": list(self.config.evaluation.samples)}
+        stage = sft_only(self.config)
+        return _numbers(self) if stage is None else _numbers_of_fine_tuning(self, stage)
+
+    @property
+    def workloads(self) -> Mapping[str, RankWorkload]:
+        """Work of one data-parallel rank of each learner in reinforcement learning."""
+        names = () if sft_only(self.config) else ("actor", "critic")
+        learners = filter(None, map(self.placement.of, names))
+        return {learner.name: rank_workload(self.config, learner.name, learner.copies) for learner in learners}
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        return advice(self)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""
@@ -58,7 +64,7 @@ class RunPlan:
             for name, workload in self.workloads.items()
         }
         return {
-            "run": self.run,
+            "run": describe_run(self.config, self.models),
             "arithmetic": {**self.numbers, "learners": learners},
             "placement": _placement_json(self.placement),
             "memory": _memory_json(self),
@@ -73,31 +79,18 @@ def plan_run(composed: ComposedConfig, device_bytes: int | None = None) -> RunPl
         ConfigError: one message names every key that cannot work.
     """
     config = composed.experiment
-    data = count_training_rows(config)
+    data, stage = count_training_rows(config), sft_only(config)
     raise_problems(_too_few_rows(composed, data))
     steps = data.steps if data and data.sets_steps else config.training.steps
-    stage = sft_only(config)
     if stage and stage.episodes:
         steps = None
-    numbers = compute_batch_arithmetic(composed, steps)
+    counts = compute_batch_arithmetic(composed, steps)
     placement, models = place_components(config), find_models(config)
     raise_problems(placement_problems(composed, placement, models))
     if device_bytes is not None:
         raise_problems(memory_problems(composed, placement, models, device_bytes))
     memory = plan_memory(config, placement, models, device_bytes)
-    learners = [] if stage else [learner for learner in map(placement.of, ("actor", "critic")) if learner]
-    return RunPlan(
-        composed=composed,
-        run=_run(config, models),
-        numbers=_numbers(config, asdict(numbers), data, steps),
-        workloads={learner.name: rank_workload(config, learner.name, learner.copies) for learner in learners},
-        data=data,
-        placement=placement,
-        models=models,
-        memory=memory,
-        device_bytes=device_bytes,
-        warnings=advice(PlannedRun(composed, numbers, steps, placement, models, memory, device_bytes, data)),
-    )
+    return RunPlan(composed, counts, steps, data, placement, models, memory, device_bytes)
 
 
 def _too_few_rows(composed: ComposedConfig, data: TrainingRows | None) -> Iterator[ConfigProblem]:
@@ -107,53 +100,40 @@ def _too_few_rows(composed: ComposedConfig, data: TrainingRows | None) -> Iterat
         yield problem_with(composed, batch_key(composed.experiment), *too_few_rows(composed.experiment, data.rows))
 
 
-def _numbers(
-    config: Experiment, numbers: dict[str, Any], data: TrainingRows | None, steps: int | None
-) -> dict[str, Any]:
-    """Return all counts of the plan; totals are None if the number of steps is unknown."""
-    training, sequences = config.training, max_sequences_per_episode(config)
-    if config.evaluation is not None:
-        return {"rows": count_evaluated_rows(config), "samples": list(config.evaluation.samples)}
-    if (stage := sft_only(config)) is not None:
-        return _numbers_of_fine_tuning(config, stage, data, steps)
-    if steps is None:
-        numbers |= dict.fromkeys(("episodes", "optimizer_steps", "validations", "checkpoints"))
-    return numbers | {
+def _numbers(plan: RunPlan) -> dict[str, Any]:
+    """Return the counts of reinforcement learning; totals are None if the number of steps is unknown."""
+    training, sequences, starts = plan.config.training, max_sequences_per_episode(plan.config), plan.validation_starts
+    counts = asdict(plan.counts)
+    if plan.steps is None:
+        counts |= dict.fromkeys(("episodes", "optimizer_steps", "validations", "checkpoints"))
+    return counts | {
         "groups_per_step": training.groups_per_step,
         "samples_per_group": training.samples_per_group,
-        "sequences_per_step": numbers["episodes_per_step"] * sequences,
-        "sequences_per_mini_batch": numbers["episodes_per_mini_batch"] * sequences,
+        "sequences_per_step": counts["episodes_per_step"] * sequences,
+        "sequences_per_mini_batch": counts["episodes_per_mini_batch"] * sequences,
         "mini_batches": training.mini_batches,
         "epochs": training.epochs,
         "optimizer_steps_per_step": training.mini_batches * training.epochs,
-        "steps": steps,
-        "validation_episodes": _validation_episodes(config, data),
-        **_data_numbers(data),
+        "steps": plan.steps,
+        "validation_episodes": None if starts is None else starts * plan.config.validation.sampling.samples,
+        **_data_numbers(plan.data),
     }
 
 
-def _numbers_of_fine_tuning(
-    config: Experiment, stage: SftConfig, data: TrainingRows | None, steps: int | None
-) -> dict[str, Any]:
-    losses = None
-    if steps is not None and data is not None and data.rows is not None:
-        losses = num_sft_validations(config, stage, steps, max(1, data.rows // stage.batch))
+def _numbers_of_fine_tuning(plan: RunPlan, stage: SftConfig) -> dict[str, Any]:
+    validations = None
+    if plan.steps is not None and plan.data is not None and plan.data.rows is not None:
+        validations = num_sft_validations(plan.config, stage, plan.steps, max(1, plan.data.rows // stage.batch))
     return {
         "sequences_per_step": stage.batch,
-        "passes_per_step": sft_passes_per_step(config, stage),
+        "passes_per_step": sft_passes_per_step(plan.config, stage),
         "epochs": stage.epochs,
-        "steps": steps,
-        "optimizer_steps": steps,
-        "validations": losses,
+        "steps": plan.steps,
+        "optimizer_steps": plan.steps,
+        "validations": validations,
         **({"episodes": stage.episodes.episodes} if stage.episodes else {}),
-        **_data_numbers(data),
+        **_data_numbers(plan.data),
     }
-
-
-def _validation_episodes(config: Experiment, data: TrainingRows | None) -> int | None:
-    """Return the episodes of one validation, None if the number of held-out rows is unknown."""
-    starts = config.validation_start_states if data is None else data.held_out
-    return None if starts is None else starts * config.validation.sampling.samples
 
 
 def _data_numbers(data: TrainingRows | None) -> dict[str, Any]:
@@ -163,7 +143,8 @@ def _data_numbers(data: TrainingRows | None) -> dict[str, Any]:
     return known | ({"rows_may_be_left_out": True} if data.may_be_filtered else {})
 
 
-def _run(config: Experiment, models: Models) -> dict[str, str]:
+def describe_run(config: Experiment, models: Models) -> dict[str, str]:
+    """Return name, kind, env, policy and algorithm as text."""
     lines = {"name": config.name, "kind": _kind(config)}
     if config.evaluation is not None:
         scorer = config.evaluation.function or "the verifier of each row's source"
