@@ -44,11 +44,15 @@ class ForeignValues:
         """Return a configuration problem of a key."""
         return setting_problem(key, self[key], self.source(key), problem, hint)
 
+    def nearest_problem(self, key: str, problem: str, nearest: object) -> ConfigProblem:
+        """Return a problem with the nearest valid value of the key."""
+        return self.problem(key, problem, f"nearest valid value: {key}={nearest}")
+
     def divisor_problems(self, key: str, total: int, description: str) -> Iterator[ConfigProblem]:
         """Yield a problem with the nearest valid value if a key does not divide a total; `description` names it."""
         if total % self[key]:
-            nearest = f"nearest valid value: {key}={nearest_divisor(total, self[key])}"
-            yield self.problem(key, f"must divide the {total} {description}", nearest)
+            nearest = nearest_divisor(total, self[key])
+            yield self.nearest_problem(key, f"must divide the {total} {description}", nearest)
 
 
 @dataclass(slots=True)
@@ -76,7 +80,7 @@ class NativeBuilder:
             self.set(key, value)
 
     def set_from_keys(self, specs: Iterable[KeySpec]) -> None:
-        """Set the native key of every direct foreign key that has an effect."""
+        """Set the native keys of every direct foreign key that has an effect."""
         documented = self.values.dialect.specs()
         for spec in specs:
             if spec.direct and is_effective(spec, documented, self.values.__getitem__):

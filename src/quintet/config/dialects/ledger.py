@@ -8,7 +8,7 @@ A key file maps key names to entries, and sections to the condition of all their
     algorithm.use_kl_in_reward:
       effect: The KL divergence from the reference policy is subtracted from the reward of each token.
       value: {type: bool, default: false}     # and the unit of numbers
-      native: algorithm.kl.enabled            # the native key that takes the value as it is, by `native_values` at most
+      native: algorithm.kl.enabled            # the native keys that take the value as it is, by `native_values` at most
       computed: [...]                         # or the native keys that the converter computes from this and other keys
       native_values: {mse: k2}                # differing native values: a mapping, or the name of one of the framework
       requires: {capability: cluster, noop: [0]}  # missing capability, and values that do not need it; or its name
@@ -49,9 +49,9 @@ class KeySpec(BaseModel):
     unit: str | None = None
     """Unit of numbers, such as `tokens`, `prompts` or `seconds`."""
     native: tuple[str, ...] = ()
-    """Native keys that it sets."""
+    """Native keys that it sets; a translation takes the value of the first."""
     computed: bool = False
-    """Whether a converter computes the native values; otherwise the only native key takes the value."""
+    """Whether a converter computes the native values; otherwise all native keys take the value."""
     native_values: Mapping[Any, Any] = {}
     """Native values by foreign values, where they differ: `{-1: 0}`."""
     requires: Capability | None = None
@@ -72,8 +72,8 @@ class KeySpec(BaseModel):
 
     @property
     def direct(self) -> bool:
-        """Whether its only native key takes its value, without regard to other keys."""
-        return len(self.native) == 1 and not self.computed
+        """Whether its native keys take its value, without regard to other keys."""
+        return bool(self.native) and not self.computed
 
     @property
     def state(self) -> str:

@@ -91,15 +91,6 @@ RULES: tuple[ConversionRule, ...] = (
     Same("rollout.max_observation_tokens", OBSERVATION, fallback="rollout.max_prompt_tokens"),
     Same("rollout.max_response_tokens", RESPONSE),
     MiniBatches(BATCH, (GROUPS, SAMPLES), ("training.groups_per_step", "training.samples_per_group")),
-    # RAGEN has one micro-batch size for all forward passes
-    Same(
-        (
-            *("actor.budget.sequences", "actor.inference_budget.sequences", "critic.budget.sequences"),
-            *("critic.inference_budget.sequences", "reference.inference_budget.sequences"),
-        ),
-        "training.micro_batch_size",
-        export_none=False,
-    ),
     # `mask_state` is another name of `state_masking`
     Derived(
         "algorithm.train_on_observations",

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from quintet.config.dialects.algorithm_choice import (
-    ADVANTAGE,
-    choose,
-    export_name,
-    option_value,
-    set_options,
-)
+from quintet.config.dialects.algorithm_choice import ADVANTAGE, choose, export_name, option_value, set_options
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, to_native_value
 from quintet.config.dialects.conversion_rules import (
     Derived,

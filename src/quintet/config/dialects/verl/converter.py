@@ -12,14 +12,7 @@ from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, Na
 from quintet.config.dialects.conversion_rules import ConversionRule, MiniBatches, apply_from_native, apply_to_native
 from quintet.config.dialects.supported_runs import require_single_env
 from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT
-from quintet.config.dialects.verl.constraints import (
-    ESTIMATOR,
-    MINI_BATCH,
-    PROMPTS,
-    SAMPLES,
-    shared_problems,
-    step_size,
-)
+from quintet.config.dialects.verl.constraints import ESTIMATOR, MINI_BATCH, PROMPTS, SAMPLES, shared_problems, step_size
 from quintet.config.dialects.verl.critic import critic_defaults
 from quintet.config.dialects.verl.dialect import VERL
 from quintet.config.dialects.verl.learners import STEPS, learning_from_native, learning_to_native, policy_tree

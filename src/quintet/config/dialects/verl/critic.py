@@ -49,9 +49,10 @@ def critic_defaults(values: ForeignValues, native: NativeBuilder) -> None:
 
 
 def _critic_keys(specs: Mapping[str, KeySpec]) -> Iterator[KeySpec]:
-    """Yield the critic's direct keys: those of the actor that have a native counterpart, with the critic's defaults."""
+    """Yield the critic's direct keys: those of the actor alone that have a counterpart, with the critic's defaults."""
     for spec in specs.values():
-        if spec.direct and spec.key.startswith("actor_rollout_ref.") and spec.native[0].startswith("actor."):
+        is_actors = spec.direct and len(spec.native) == 1 and spec.native[0].startswith("actor.")
+        if is_actors and spec.key.startswith("actor_rollout_ref."):
             native = spec.native[0].replace("actor", "critic", 1)
             if has_key(NATIVE_DEFAULTS, native):
                 default = DEFAULTS.get(spec.key, spec.default)

@@ -7,13 +7,7 @@ from typing import Any
 
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, config_class
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import (
-    ConversionRule,
-    Same,
-    apply_from_native,
-    apply_to_native,
-    file_list,
-)
+from quintet.config.dialects.conversion_rules import ConversionRule, Same, apply_from_native, apply_to_native, file_list
 from quintet.config.dialects.engine_choice import arguments_from_native, arguments_to_native
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.verl.batches import ACTOR, MODEL, ROLLOUT, budgets_from_native, budgets_to_native, passes
@@ -29,8 +23,6 @@ OPTIMIZERS = {"actor": f"{ACTOR}.optim", "critic": "critic.optim"}
 RULES: tuple[ConversionRule, ...] = (
     file_list("external_libs", f"{MODEL}.external_lib", scalar=False, empty=None),
     Same("policy.overrides", f"{MODEL}.override_config.model_config", to_value=lambda overrides: overrides or {}),
-    Same(("actor.backend", "reference.backend"), f"{ACTOR}.strategy"),
-    Same(("actor.memory.remove_padding", "reference.memory.remove_padding"), f"{MODEL}.use_remove_padding"),
 )
 
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from quintet.config.dialects.algorithm_choice import (
-    ADVANTAGE,
-    LOSS,
-    choose,
-    export_name,
-    option_value,
-    set_options,
-)
+from quintet.config.dialects.algorithm_choice import ADVANTAGE, LOSS, choose, export_name, option_value, set_options
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Derived, apply_from_native, inverted
 from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT

@@ -45,11 +45,8 @@ COLUMN_RULES: tuple[ConversionRule, ...] = (
 
 def sft_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the native keys of supervised fine-tuning."""
-    model = "model.partial_pretrain"
     native.set_from_keys(values.dialect.specs().values())
-    native.set("policy.preset", None, model)
-    native.set("policy.path", values[model], model)
-    native.set("sft.path", values[model], model)
+    native.set("policy.preset", None, "model.partial_pretrain")
     native.set("sft.devices", num_gpus(values), *GPUS)
     native.set_constants({"sft.optimizer.warmup_steps": 0, "sft.optimizer.min_learning_rate_ratio": 0.0})
     native.set("data.kind", "conversations")
