@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from quintet.config.plan.component_memory import MemoryUse
@@ -81,9 +81,7 @@ def _print_run(out: Console, plan: RunPlan) -> None:
     run = describe_run(plan.config, plan.models)
     heading = Text(f"{run.pop('name')}  ", style="bold")
     out.print(heading.append(run.pop("kind"), style="not bold"))
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
+    table = Table.grid(Column(style="dim"), Column(overflow="fold"), padding=(0, 2, 0, 0))
     for name, line in run.items():
         table.add_row(f"  {name}", _clean(line))
     out.print(table)
@@ -91,10 +89,8 @@ def _print_run(out: Console, plan: RunPlan) -> None:
 
 def numbers_table(rows: Iterable[Row]) -> Table:
     """Return a table of name, number and explanation."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column()
-    table.add_column(justify="right", style="bold")
-    table.add_column(style="dim")
+    columns = (Column(), Column(justify="right", style="bold"), Column(style="dim"))
+    table = Table.grid(*columns, padding=(0, 2, 0, 0))
     for name, number, explanation in rows:
         table.add_row(f"  {name}", number, explanation)
     return table
@@ -141,9 +137,9 @@ def _step_rows(plan: RunPlan) -> Iterator[Row]:
     yield "episodes per step", _number(numbers["episodes_per_step"]), starts
     if numbers["sequences_per_step"] > numbers["episodes_per_step"]:
         yield "sequences per step", _at_most(numbers["sequences_per_step"]), "one per turn as the window slides"
-    sizes = f"of {_counted(numbers['episodes_per_mini_batch'], 'episode')} each, "
-    sizes += f"{_counted(numbers['groups_per_mini_batch'], 'group')}"
-    yield "mini-batches", _number(training.mini_batches), sizes
+    episodes = _counted(numbers["episodes_per_mini_batch"], "episode")
+    groups = _counted(numbers["groups_per_mini_batch"], "group")
+    yield "mini-batches", _number(training.mini_batches), f"of {episodes} each, {groups}"
     yield "epochs", _number(training.epochs), "passes over the episodes of a step"
     how = f"{_counted(training.mini_batches, 'mini-batch')} × {_counted(training.epochs, 'epoch')}"
     yield "optimizer steps per step", _number(numbers["optimizer_steps_per_step"]), how
@@ -197,21 +193,16 @@ def _steps(plan: RunPlan) -> str:
     return f"{num_epochs(config)} × {rows}, {data.batch:,} in each step{limit}"
 
 
-def _table() -> Table:
+def _table(*columns: Column | str) -> Table:
     """Return a table with a single line below the header."""
-    return Table(box=SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False)
+    return Table(*columns, box=SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False)
 
 
 def _print_placement(out: Console, placement: Placement) -> None:
-    table = _table()
-    table.add_column("component")
     nodes = range(placement.nodes) if placement.nodes <= MAX_NODE_COLUMNS else ()
-    for node in nodes:
-        table.add_column(f"node {node}", style="bold")
-    if not nodes:
-        table.add_column(f"{placement.nodes:,} nodes × {placement.devices_per_node}", style="bold")
-    table.add_column("copies", justify="right")
-    table.add_column("parallelism")
+    titles = [f"node {node}" for node in nodes] or [f"{placement.nodes:,} nodes × {placement.devices_per_node}"]
+    columns = (Column(title, style="bold") for title in titles)
+    table = _table("component", *columns, Column("copies", justify="right"), "parallelism")
     for component in placement.components:
         places = placement.by_node(component)
         cells = [format_ranges(places.get(node, ())) for node in nodes] or [format_ranges(component.devices)]
@@ -244,10 +235,8 @@ def _print_memory(out: Console, plan: RunPlan) -> None:
         out.print(Text(f"  hint: {_clean(unknown.hint)}"), soft_wrap=True)
     if not plan.memory.active:
         return
-    table = _table()
-    table.add_column("component")
-    for part in ("weights", "gradients", "optimizer", "activations", "logits", "KV cache", "sum", "idle"):
-        table.add_column(part, justify="right", no_wrap=True)
+    parts = ("weights", "gradients", "optimizer", "activations", "logits", "KV cache", "sum", "idle")
+    table = _table("component", *(Column(part, justify="right", no_wrap=True) for part in parts))
     for name, use in plan.memory.active.items():
         table.add_row(TITLES.get(name, name), *_memory_cells(use), format_bytes(plan.memory.idle[name].total))
     out.print(Padding(table, (0, 0, 0, 2)))
@@ -268,16 +257,13 @@ def _peak(peak: MemoryPeak, device_bytes: int | None) -> Text:
     if device_bytes is not None:
         filled = min(BAR_WIDTH, round(BAR_WIDTH * peak.total / device_bytes))
         style = "green" if peak.total < 0.9 * device_bytes else "yellow"
-        line.append(f" of {format_bytes(device_bytes)}  ").append("█" * filled, style=style).append(
-            "░" * (BAR_WIDTH - filled)
-        )
+        line.append(f" of {format_bytes(device_bytes)}  ")
+        line.append("█" * filled, style=style).append("░" * (BAR_WIDTH - filled))
     return line.append(f"  {peak.phase}", style="dim")
 
 
 def _print_lines(out: Console, title: str, lines: Iterable[str], style: str) -> None:
-    table = Table.grid(padding=(0, 1, 0, 0))
-    table.add_column(style=style)
-    table.add_column(overflow="fold")
+    table = Table.grid(Column(style=style), Column(overflow="fold"), padding=(0, 1, 0, 0))
     for line in lines:
         table.add_row("  •", _clean(line))
     if table.row_count:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
 
 from quintet.config.composed import ComposedConfig
 from quintet.config.config_values import problem_with
@@ -24,8 +25,8 @@ EMBEDDING_AND_HEAD = ("embed_tokens", "lm_head")
 """A tied head has no tensor in the files."""
 PATTERN_SIGNS = frozenset("*+?()[]{}|^$\\")
 INDEX = "model.safetensors.index.json"
-MAX_LIST_BYTES = 1 << 26
-"""Larger lists of tensors are not read."""
+MAX_INDEX_BYTES = 1 << 26
+"""A larger index is not read."""
 
 
 def is_pattern(names: Collection[str]) -> bool:
@@ -109,15 +110,13 @@ def _tensors(directory: Path) -> list[str]:
     """Return the tensor names in a model's files, an empty list if they cannot be read: loading reports that."""
     try:
         index = directory / INDEX
-        if index.is_file() and index.stat().st_size <= MAX_LIST_BYTES:
+        if index.is_file() and index.stat().st_size <= MAX_INDEX_BYTES:
             return list(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-        return [name for file in directory.glob("*.safetensors") for name in _header(file) if name != "__metadata__"]
-    except (OSError, ValueError, KeyError, TypeError, struct.error, RecursionError):
+        return [name for file in directory.glob("*.safetensors") for name in _names_in(file)]
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError, RecursionError):
         return []
 
 
-def _header(file: Path) -> Collection[str]:
-    with file.open("rb") as opened:
-        (size,) = struct.unpack("<Q", opened.read(8))
-        header: dict[str, object] = json.loads(opened.read(min(size, MAX_LIST_BYTES)))
-    return header
+def _names_in(file: Path) -> list[str]:
+    with safe_open(file, framework="numpy") as tensors:
+        return list(tensors.keys())

@@ -21,11 +21,20 @@ from quintet.config.plan.models import find_models
 from quintet.config.plan.steps import sft_only
 from quintet.config.problems import ConfigProblem
 
-MEGATRON = "megatron"
 NO_EFFECT_ANYWHERE = ("pin", "remove_padding", "padding_side")
 """Options that do not change results on any backend."""
 OFFLOAD_OPTIONS = ("offload_parameters", "offload_optimizer", "offload_gradients", "offload_activations")
 """Options without effect on a machine without a GPU."""
+LEAVE_OUT = "leave it out; or actor.backend=fsdp2 does it"
+NO_LORA = "LoRA is not supported on Megatron"
+UNSUPPORTED_WITH_ACTOR: Mapping[str, tuple[str, str]] = {
+    "policy.lora.rank": (NO_LORA, "train all weights: policy.lora=null; or actor.backend=fsdp2 does it"),
+    "rollout.engine_options.validate_weights": ("it needs a learner on FSDP", LEAVE_OUT),
+    "policy.attention": ("Megatron has its own attention", LEAVE_OUT),
+    "sft.lora.rank": (NO_LORA, "train all weights: sft.lora=null; or actor.backend=fsdp2 does it"),
+    "sft.liger": ("its kernels replace layers of transformers", "set it to false"),
+}
+"""Keys that must not be set with an actor on Megatron: problem and hint."""
 DEGREES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
 """Parallel degrees that Megatron sets once per process."""
 
@@ -35,14 +44,13 @@ def backend_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     learners = _megatron_learners(composed.experiment)
     if "actor" in learners:
         yield from _check_actor(composed)
-        yield from _check_sft(composed)
     for name in ("actor", "critic"):
         if name in learners:
             yield from _check_optimizer(composed, f"{name}.optimizer.kind", name)
     yield from megatron_option_problems(composed)
     yield from _check_models(composed, learners)
-    for name in learners:
-        yield from _check_other_options(composed, name)
+    for name, learner in learners.items():
+        yield from _check_other_options(composed, name, learner)
     yield from _check_degrees(composed, learners)
     yield from _check_divergence(composed, learners)
 
@@ -61,14 +69,13 @@ def _check_models(composed: ComposedConfig, learners: Iterable[str]) -> Iterator
             yield problem_with(composed, key, problem, SUPPORTED_MODELS)
 
 
-def _check_other_options(composed: ComposedConfig, name: str) -> Iterator[ConfigProblem]:
+def _check_other_options(composed: ComposedConfig, name: str, learner: LearnerConfig) -> Iterator[ConfigProblem]:
     """Yield options of the other backends, which would have no effect."""
-    learner: LearnerConfig = getattr(composed.experiment, name)
     ignored = NO_EFFECT_ANYWHERE if hardware.num_gpus() else (*NO_EFFECT_ANYWHERE, *OFFLOAD_OPTIONS)
     for section in ("sharding", "memory"):
-        values, defaults = getattr(learner, section), type(getattr(learner, section))()
-        for option in type(values).model_fields:
-            if option not in ignored and getattr(values, option) != getattr(defaults, option):
+        values = getattr(learner, section)
+        for option, field in type(values).model_fields.items():
+            if option not in ignored and getattr(values, option) != field.default:
                 key, hint = f"{name}.{section}.{option}", f"leave it out; or {name}.backend=fsdp2"
                 yield problem_with(composed, key, "Megatron does not support this option", hint)
     if getattr(learner, "dtype", None) not in (None, composed.experiment.policy.dtype):
@@ -92,42 +99,24 @@ def megatron_option_problems(composed: ComposedConfig) -> Iterator[ConfigProblem
 def _megatron_learners(config: Experiment) -> dict[str, LearnerConfig]:
     """Return the sections of the learners of the run that use Megatron."""
     rl = sft_only(config) is None
-    present = {"actor": True, "critic": rl and config.needs_critic, "reference": rl and config.needs_reference}
-    sections: Mapping[str, LearnerConfig] = {name: getattr(config, name) for name, needed in present.items() if needed}
-    return {name: learner for name, learner in sections.items() if learner.backend == MEGATRON}
+    needed = {"actor": True, "critic": rl and config.needs_critic, "reference": rl and config.needs_reference}
+    sections: dict[str, LearnerConfig] = {name: getattr(config, name) for name in needed if needed[name]}
+    return {name: learner for name, learner in sections.items() if learner.backend == "megatron"}
 
 
 def _check_actor(composed: ComposedConfig) -> Iterator[ConfigProblem]:
-    config, leave_out = composed.experiment, "leave it out; or actor.backend=fsdp2 does it"
-    if config.policy.lora is not None:
-        yield _lora(composed, "policy.lora")
-    if config.rollout.engine_options.validate_weights:
-        yield problem_with(composed, "rollout.engine_options.validate_weights", "it needs a learner on FSDP", leave_out)
-    if config.policy.attention is not None:
-        yield problem_with(composed, "policy.attention", "Megatron has its own attention", leave_out)
-
-
-def _check_sft(composed: ComposedConfig) -> Iterator[ConfigProblem]:
-    """Yield settings of supervised fine-tuning that the actor's backend does not support."""
-    sft, options = composed.experiment.sft, composed.experiment.actor.megatron
+    """Yield settings of policy, engine and supervised fine-tuning that the actor's backend does not support."""
+    for key, (problem, hint) in UNSUPPORTED_WITH_ACTOR.items():
+        if config_value(composed.experiment, key) not in (None, False):
+            yield problem_with(composed, key, problem, hint)
+    sft = composed.experiment.sft
     if sft is None:
         return
-    if sft.lora is not None:
-        yield _lora(composed, "sft.lora")
-    if sft.liger:
-        yield problem_with(composed, "sft.liger", "its kernels replace layers of transformers", "set it to false")
     yield from _check_optimizer(composed, "sft.optimizer.kind", "actor")
-    if sft.path is None or options is None:
-        return
-    for key, path in {"checkpoint": options.checkpoint, "conversion.source": options.conversion.source}.items():
-        if path is not None:
+    for key in ("actor.megatron.checkpoint", "actor.megatron.conversion.source"):
+        if sft.path is not None and config_value(composed.experiment, key) is not None:
             why = f"fine-tuning already starts from sft.path = {sft.path}"
-            yield problem_with(composed, f"actor.megatron.{key}", why, "set only one of the two")
-
-
-def _lora(composed: ComposedConfig, section: str) -> ConfigProblem:
-    hint = f"train all weights: {section}=null; or actor.backend=fsdp2 does it"
-    return problem_with(composed, f"{section}.rank", "LoRA is not supported on Megatron", hint)
+            yield problem_with(composed, key, why, "set only one of the two")
 
 
 def _check_optimizer(composed: ComposedConfig, key: str, learner: str) -> Iterator[ConfigProblem]:
@@ -138,13 +127,11 @@ def _check_optimizer(composed: ComposedConfig, key: str, learner: str) -> Iterat
 
 def _check_degrees(composed: ComposedConfig, learners: Mapping[str, LearnerConfig]) -> Iterator[ConfigProblem]:
     """Check that all Megatron learners have the same parallel degrees."""
-    if not learners:
-        return
-    first, *others = learners
-    for name in others:
+    first = next(iter(learners), "")
+    for name, learner in learners.items():
         for degree in DEGREES:
             expected, key = getattr(learners[first].parallel, degree), f"{name}.parallel.{degree}"
-            if getattr(learners[name].parallel, degree) != expected:
+            if getattr(learner.parallel, degree) != expected:
                 why = f"all Megatron learners need the same parallel sizes, and {first} has {expected}"
                 yield problem_with(composed, key, why, f"{key}={expected}; or {name}.backend=fsdp2")
 

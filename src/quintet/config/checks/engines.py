@@ -8,10 +8,10 @@ from typing import Any
 
 from quintet.config import hardware
 from quintet.config.composed import ComposedConfig
+from quintet.config.config_values import describe_value, problem_with
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.rollout import EngineConfig
-from quintet.config.problems import ConfigProblem, source_of
-from quintet.config.schema import format_value
+from quintet.config.problems import ConfigProblem
 
 OPTIONS = "rollout.engine_options"
 
@@ -119,12 +119,9 @@ def _problem(engine: str, option: str, value: Any) -> str | None:
 
 def engine_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     """Yield a problem for each option that the run's engine does not support."""
-    engine = f"rollout.engine = {format_value(composed.experiment.rollout.engine)}"
-    engine_source = composed.provenance.get("rollout.engine", "default")
-    for each in unsupported_options(composed.experiment):
-        source = source_of(each.key, composed.provenance)
-        message = f"{each.key} = {format_value(each.value)} ({source}): {each.reason}; {engine} ({engine_source})"
-        yield ConfigProblem(each.key, each.value, source, message, each.hint)
+    engine = describe_value(composed, "rollout.engine")
+    for option in unsupported_options(composed.experiment):
+        yield problem_with(composed, option.key, f"{option.reason}; {engine}", option.hint)
 
 
 def runs_by_default(engine: str) -> bool:

@@ -32,8 +32,34 @@ class UnsupportedMegatronOption:
     option: str
     reason: str
     hint: str = "leave it out"
+    value: object = None
+    """Unsupported value; None stands for any that is set."""
     elsewhere: bool = False
     """Whether another machine could support it."""
+
+    def applies_to(self, options: MegatronConfig) -> bool:
+        value = getattr(options, self.option)
+        return bool(value) if self.value is None else value == self.value
+
+
+_Option = UnsupportedMegatronOption
+NEEDS_GPU = (
+    *(
+        _Option(name, f"needs {kernel}, and this machine has no GPU", elsewhere=True)
+        for name, kernel in GPU_OPTIONS.items()
+    ),
+    _Option("distributed_backend", "NCCL needs GPUs, and this machine has none", "use gloo", "nccl", elsewhere=True),
+    _Option("moe_token_dispatcher_type", "needs DeepEP and GPUs", "use alltoall or allgather", "flex", elsewhere=True),
+)
+NEEDS_TRANSFORMER_ENGINE = _Option(
+    "spec_name", "transformer_engine is not installed", "use local_gpt or decoder_gpt", "te_gpt", elsewhere=True
+)
+NEVER_SUPPORTED = (
+    _Option("mcore_gpt", "only Megatron Core's model is supported", value=False),
+    _Option("encoder_seq_length", "the model has no encoder"),
+    _Option("ckpt_format", "its files are unpickled, and a pickle can run code", value="torch"),
+    _Option("ckpt_format", "Megatron Core has dropped it", value="zarr"),
+)
 
 
 def has_transformer_engine() -> bool:
@@ -54,30 +80,9 @@ def unsupported_architecture(family: str, dense_layers: int) -> str | None:
 
 def unsupported_megatron_options(options: MegatronConfig, *, has_gpu: bool) -> Iterator[UnsupportedMegatronOption]:
     """Yield options that need a GPU or a package that is missing, and options that are never supported."""
-    yield from _without_gpu(options) if not has_gpu else ()
-    if options.spec_name == "te_gpt" and not has_transformer_engine():
-        hint = "use local_gpt or decoder_gpt"
-        yield UnsupportedMegatronOption("spec_name", "transformer_engine is not installed", hint, elsewhere=True)
-    if not options.mcore_gpt:
-        yield UnsupportedMegatronOption("mcore_gpt", "only Megatron Core's model is supported")
-    if options.encoder_seq_length is not None:
-        yield UnsupportedMegatronOption("encoder_seq_length", "the model has no encoder")
-    if options.ckpt_format == "torch":
-        yield UnsupportedMegatronOption("ckpt_format", "its files are unpickled, and a pickle can run code")
-    if options.ckpt_format == "zarr":
-        yield UnsupportedMegatronOption("ckpt_format", "Megatron Core has dropped it")
-
-
-def _without_gpu(options: MegatronConfig) -> Iterator[UnsupportedMegatronOption]:
-    for name, kernel in GPU_OPTIONS.items():
-        if getattr(options, name):
-            yield UnsupportedMegatronOption(name, f"needs {kernel}, and this machine has no GPU", elsewhere=True)
-    for name, value, reason, hint in (
-        ("distributed_backend", "nccl", "NCCL needs GPUs, and this machine has none", "use gloo"),
-        ("moe_token_dispatcher_type", "flex", "needs DeepEP and GPUs", "use alltoall or allgather"),
-    ):
-        if getattr(options, name) == value:
-            yield UnsupportedMegatronOption(name, reason, hint, elsewhere=True)
+    for option in (*(() if has_gpu else NEEDS_GPU), NEEDS_TRANSFORMER_ENGINE, *NEVER_SUPPORTED):
+        if option.applies_to(options) and not (option is NEEDS_TRANSFORMER_ENGINE and has_transformer_engine()):
+            yield option
 
 
 def conflicting_megatron_options(

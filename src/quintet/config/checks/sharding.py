@@ -28,8 +28,7 @@ def sharding_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     """Yield the sharding settings that the backends of the run's learners do not support."""
     placement = place_components(composed.experiment)
     for name in LEARNERS:
-        component = placement.of(name)
-        if component is not None:
+        if component := placement.of(name):
             yield from _check_learner(composed, name, component.num_processes, on_gpu=hardware.sees_gpu())
 
 
@@ -49,12 +48,12 @@ def _check_learner(composed: ComposedConfig, name: str, ranks: int, *, on_gpu: b
     learner: LearnerConfig = getattr(config, name)
     if learner.backend == "megatron" or (name == "reference" and _shares_policy_weights(config)):
         return
-    if on_gpu:
-        yield from _check_offload(composed, name, ranks)
+    if on_gpu and learner.memory.sharded_offload:
+        yield from _check_offload(composed, name, learner, ranks)
     if ranks == 1:
         return
-    yield from _check_sharding_policy(composed, name)
-    yield from _check_parallel(composed, name)
+    yield from _check_sharding_policy(composed, name, learner)
+    yield from _check_parallel(composed, name, learner)
     if name == "reference":
         yield from _check_full_kl(composed)
 
@@ -65,12 +64,9 @@ def _shares_policy_weights(config: Experiment) -> bool:
     return learner.path is None and learner.dtype is None and config.policy.lora is not None
 
 
-def _check_offload(composed: ComposedConfig, name: str, ranks: int) -> Iterator[ConfigProblem]:
+def _check_offload(composed: ComposedConfig, name: str, learner: LearnerConfig, ranks: int) -> Iterator[ConfigProblem]:
     """Check shards in host memory next to a GPU. FSDP does not accumulate gradients there but keeps only the last one
     (torch 2.13, `FlatParamHandle.prepare_gradient_for_backward`)."""
-    learner: LearnerConfig = getattr(composed.experiment, name)
-    if not learner.memory.sharded_offload:
-        return
     if ranks == 1 or learner.sharding.policy == "no_shard":
         why = "one process has" if ranks == 1 else f"with {name}.sharding.policy=no_shard there are"
         hint = f"set it to false, and {name}.memory.offload_parameters=true to offload the weights"
@@ -82,8 +78,7 @@ def _check_offload(composed: ComposedConfig, name: str, ranks: int) -> Iterator[
         yield problem_with(composed, key, why, f"set it to false, or use {name}.backend=fsdp2")
 
 
-def _check_sharding_policy(composed: ComposedConfig, name: str) -> Iterator[ConfigProblem]:
-    learner: LearnerConfig = getattr(composed.experiment, name)
+def _check_sharding_policy(composed: ComposedConfig, name: str, learner: LearnerConfig) -> Iterator[ConfigProblem]:
     split = next((part for part in WEIGHT_SPLITS if getattr(learner.parallel, part) > 1), None)
     if learner.sharding.policy == "no_shard":
         if split is not None:
@@ -95,11 +90,10 @@ def _check_sharding_policy(composed: ComposedConfig, name: str) -> Iterator[Conf
         yield problem_with(composed, f"{name}.sharding.backward_prefetch", why, hint)
 
 
-def _check_parallel(composed: ComposedConfig, name: str) -> Iterator[ConfigProblem]:
+def _check_parallel(composed: ComposedConfig, name: str, learner: LearnerConfig) -> Iterator[ConfigProblem]:
     """Check tensor, pipeline, expert and context parallelism."""
-    config = composed.experiment
-    learner: LearnerConfig = getattr(config, name)
-    parallel, dispatcher = learner.parallel, learner.megatron.moe_token_dispatcher_type if learner.megatron else None
+    config, parallel = composed.experiment, learner.parallel
+    dispatcher = learner.megatron.moe_token_dispatcher_type if learner.megatron else None
     if parallel.pipeline > 1 and parallel.sequence:
         why = "pipeline stages send unsplit hidden states"
         yield problem_with(composed, f"{name}.parallel.sequence", why, "set it to false")

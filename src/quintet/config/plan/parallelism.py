@@ -52,17 +52,7 @@ class Parallelism:
 
 def learner_parallelism(backend: str, parallel: ParallelConfig, group: int | None) -> Parallelism:
     """Return the parallelism that a learner's section sets."""
-    return Parallelism(
-        backend,
-        tensor=parallel.tensor,
-        pipeline=parallel.pipeline,
-        virtual_pipeline=parallel.virtual_pipeline,
-        context=parallel.context,
-        ulysses=parallel.ulysses,
-        expert=parallel.expert,
-        group=None if backend == "megatron" else group,
-        sequence=parallel.sequence,
-    )
+    return Parallelism(backend, group=None if backend == "megatron" else group, **parallel.model_dump())
 
 
 def parallelism_problems(parallelism: Parallelism, devices: int, shape: ModelShape | None) -> Iterator[Problem]:
@@ -80,12 +70,10 @@ def nearest_size(parallelism: Parallelism, part: str, devices: int, shape: Model
     """Return the degree nearest to the present one with which all checks pass, otherwise with which its own do."""
     present = getattr(parallelism, part)
     sizes = {*divisors(devices), *(divisors(shape.layers) if shape else ())}
-    problems = {
-        size: list(parallelism_problems(replace(parallelism, **{part: size}), devices, shape)) for size in sizes
-    }
-    valid = [size for size, left in problems.items() if not left]
-    valid_alone = [size for size, left in problems.items() if all(other != part for other, _ in left)]
-    return nearest_number(present, valid or valid_alone)
+    changed = {size: replace(parallelism, **{part: size}) for size in sizes}
+    invalid = {size: dict(parallelism_problems(split, devices, shape)) for size, split in changed.items()}
+    valid = [size for size, parts in invalid.items() if not parts]
+    return nearest_number(present, valid or [size for size, parts in invalid.items() if part not in parts])
 
 
 def _check_backend(parallelism: Parallelism) -> Iterator[Problem]:

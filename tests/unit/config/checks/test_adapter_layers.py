@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from quintet.cli.choices import check_choices
 from quintet.config.checks.adapters import adapter_problems
@@ -31,8 +32,7 @@ def told(*words: str) -> str:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    header = json.dumps({"__metadata__": {}, **dict.fromkeys(TENSORS)}).encode()
-    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    save_file(dict.fromkeys(TENSORS, np.zeros(1)), tmp_path / "model.safetensors")
     return tmp_path
 
 
