@@ -80,12 +80,10 @@ class AlgorithmOptions:
     """Value that is exported for an estimator or loss without the option; None exports nothing."""
 
     def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
-        """Set the options that have a value."""
         options = {option: (values[key], (key,)) for option, key in self.keys.items() if values[key] is not None}
         set_options(native, self.section, {name: (float(value), key) for name, (value, key) in options.items()})
 
     def from_native(self, foreign: ForeignBuilder) -> None:
-        """Set the foreign keys."""
         for option, key in self.keys.items():
             value = option_value(foreign, self.section, option, self.default)
             if value is not None:

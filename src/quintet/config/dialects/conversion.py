@@ -79,6 +79,11 @@ class NativeBuilder:
         for key, value in constants.items():
             self.set(key, value)
 
+    def apply(self, rules: Iterable[ConversionRule]) -> None:
+        """Set the native keys of conversion rules."""
+        for rule in rules:
+            rule.to_native(self.values, self)
+
     def set_from_keys(self, specs: Iterable[KeySpec]) -> None:
         """Set the native keys of every direct foreign key that has an effect."""
         documented = self.values.dialect.specs()
@@ -153,12 +158,27 @@ class ForeignBuilder:
         """Set a foreign key."""
         self.values[key] = value
 
+    def apply(self, rules: Iterable[ConversionRule]) -> None:
+        """Set the foreign keys of conversion rules."""
+        for rule in rules:
+            rule.from_native(self)
+
     def native_value(self, key: str, default: Any = None) -> Any:
         """Return the value of a native key, or `default` if the key or one of its sections is missing or null."""
         node: Any = self.experiment
         for part in key.split("."):
             node = node.get(part) if isinstance(node, Mapping) else getattr(node, part, None)
         return default if node is None else node
+
+
+class ConversionRule(Protocol):
+    """A correspondence between native and foreign keys."""
+
+    def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
+        """Set the native keys."""
+
+    def from_native(self, foreign: ForeignBuilder) -> None:
+        """Set the foreign keys."""
 
 
 class Converter(Protocol):

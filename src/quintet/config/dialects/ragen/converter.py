@@ -8,17 +8,7 @@ from typing import Any
 from quintet.config.checks.engines import runs_by_default
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, choose, export_name, set_options
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import (
-    ConversionRule,
-    Derived,
-    MiniBatches,
-    OptionalSection,
-    Same,
-    apply_from_native,
-    apply_to_native,
-    loggers,
-    lora_section,
-)
+from quintet.config.dialects.conversion_rules import Derived, MiniBatches, OptionalSection, Same, loggers, lora_section
 from quintet.config.dialects.ragen.key_values import parse_loggers
 from quintet.config.dialects.supported_runs import require_env
 from quintet.config.native.experiment import Experiment
@@ -85,7 +75,7 @@ def _start_states(drawn: int | None) -> int:
     return min(drawn or DEFAULT_START_STATES, DEFAULT_START_STATES)
 
 
-RULES: tuple[ConversionRule, ...] = (
+RULES = (
     Same("rollout.max_turns", TURNS),
     Same("rollout.max_start_tokens", START, fallback="rollout.max_prompt_tokens"),
     Same("rollout.max_observation_tokens", OBSERVATION, fallback="rollout.max_prompt_tokens"),
@@ -132,7 +122,7 @@ RULES: tuple[ConversionRule, ...] = (
     ),
     Derived("placement.visible_devices", (DEVICES,), _parse_devices, _format_devices, export_none=False),
 )
-SFT_RULES: tuple[ConversionRule, ...] = (
+SFT_RULES = (
     loggers("sft.loggers", "sft.training.logger", parse=parse_loggers),
     lora_section("sft.training", scalar=False),
 )
@@ -170,7 +160,7 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set_constants(CONSTANTS)
     if runs_by_default("vllm"):
         native.set("rollout.engine", "vllm")
-    apply_to_native(RULES, values, native)
+    native.apply(RULES)
     turns = values[TURNS]
     longest = values[START] + values[RESPONSE] * (turns - 1) + values[OBSERVATION] * turns
     native.set("rollout.max_prompt_tokens", longest, START, RESPONSE, OBSERVATION, TURNS)
@@ -183,7 +173,7 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
         return
     native.set("sft.then_reinforce", values[ALONE] != "sft", FIRST, ALONE)
     native.set("sft.final_weights", "best")
-    apply_to_native(SFT_RULES, values, native)
+    native.apply(SFT_RULES)
 
 
 def base_tree(experiment: Experiment) -> dict[str, Any]:
@@ -203,10 +193,10 @@ def from_native(foreign: ForeignBuilder) -> None:
     """Convert a native run to RAGEN's format."""
     run, sft = foreign.experiment, foreign.experiment.sft
     export_name(foreign, ADVANTAGE, ESTIMATOR, ESTIMATORS)
-    apply_from_native(RULES, foreign)
+    foreign.apply(RULES)
     foreign.set(STEPS, run.training.steps)
     foreign.set(PROJECT, run.tracking.project or run.output_dir.removeprefix("runs/"))
     foreign.set(ALONE, "sft" if sft and not sft.then_reinforce else "rl")
     foreign.set(FIRST, sft is not None and sft.then_reinforce)
     if sft is not None:
-        apply_from_native(SFT_RULES, foreign)
+        foreign.apply(SFT_RULES)

@@ -21,7 +21,7 @@ from quintet.config.dialects.algorithm_choice import (
     set_options,
 )
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import apply_from_native, apply_to_native, inverted, mapped
+from quintet.config.dialects.conversion_rules import inverted, mapped
 from quintet.config.dialects.roll.key_values import LEVELS, POLICY, VARIANTS
 from quintet.config.dialects.value_types import is_function_address
 from quintet.config.problems import ConfigProblem
@@ -105,7 +105,7 @@ def _advantage_to_native(values: ForeignValues, native: NativeBuilder, has_criti
         native.set("algorithm.shaping.divide", "group", *origins)
     else:
         choose(native, ADVANTAGE, name, {}, *origins)
-        apply_to_native(SHAPING_RULES if name != "grpo" else (), values, native)
+        native.apply(SHAPING_RULES if name != "grpo" else ())
     # a user's own function only gets the options that the user set
     options = {
         option: (float(values[key]), (key,) if values.is_set(key) else ()) for option, key in OPTIONS.keys.items()
@@ -183,7 +183,7 @@ def _rejection_to_native(ratio_filter: dict[str, Any]) -> dict[str, Any]:
 def algorithm_from_native(foreign: ForeignBuilder) -> None:
     """Set the keys of the algorithm."""
     export_name(foreign, ADVANTAGE, ESTIMATOR, {})
-    apply_from_native((OPTIONS, *SHAPING_RULES), foreign)
+    foreign.apply((OPTIONS, *SHAPING_RULES))
     _loss_from_native(foreign)
     _kl_from_native(foreign)
     _correction_from_native(foreign)

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import Same, apply_from_native, apply_to_native, file_list
+from quintet.config.dialects.conversion_rules import Same, file_list
 from quintet.config.dialects.engine_choice import arguments_from_native, arguments_to_native
 from quintet.config.dialects.roll.algorithm import algorithm_from_native, algorithm_to_native
 from quintet.config.dialects.roll.constraints import conflicts as conflicts
@@ -117,7 +117,7 @@ def _generation_to_native(engine: Worker, native: NativeBuilder) -> None:
     lengths = ("response_length", engine.key("generating_args.max_new_tokens"))
     response = min(values[length] for length in lengths if values[length] is not None)
     native.set("rollout.max_response_tokens", response, *lengths, f"{VALIDATION}max_new_tokens")
-    apply_to_native(GENERATION_RULES, values, native)
+    native.apply(GENERATION_RULES)
     native.set("rollout.max_staleness", math.ceil(ratio) or None, ASYNC_RATIO)
     native.set("rollout.partial", ratio > 0, ASYNC_RATIO)
     if engine.strategy != "hf":
@@ -132,7 +132,7 @@ def _validation_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     samples = is_configured and values[SAMPLES] and values[TEMPERATURE] > 0
     native.set("validation.sampling.do_sample", samples, SAMPLES, TEMPERATURE)
     if samples:
-        apply_to_native(VALIDATION_SAMPLING, values, native)
+        native.apply(VALIDATION_SAMPLING)
     if values[VALIDATION_FILES.foreign] is not None and "data" in native.tree:
         VALIDATION_FILES.to_native(values, native)
 
@@ -184,7 +184,7 @@ def _prompts_from_native(foreign: ForeignBuilder) -> None:
 def _generation_from_native(foreign: ForeignBuilder) -> None:
     rollout = foreign.experiment.rollout
     foreign.set("response_length", rollout.max_response_tokens)
-    apply_from_native(GENERATION_RULES, foreign)
+    foreign.apply(GENERATION_RULES)
     if rollout.engine != "hf":
         LOAD_FORMAT.from_native(foreign)
     arguments_from_native(foreign, dict.fromkeys(("vllm", "sglang"), f"actor_infer.{STRATEGY_OPTIONS}"))
@@ -194,7 +194,7 @@ def _validation_from_native(foreign: ForeignBuilder) -> None:
     run, sampling = foreign.experiment, foreign.experiment.validation.sampling
     files = run.data.validation_files if run.data else ()
     if sampling.do_sample:
-        apply_from_native(VALIDATION_SAMPLING, foreign)
+        foreign.apply(VALIDATION_SAMPLING)
     elif sampling.samples > 1 or files:
         foreign.set(SAMPLES, False)
     if files:

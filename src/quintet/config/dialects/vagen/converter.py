@@ -7,14 +7,7 @@ from typing import Any
 
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, choose, export_name, option_value, set_options
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, to_native_value
-from quintet.config.dialects.conversion_rules import (
-    Derived,
-    MiniBatches,
-    Same,
-    apply_from_native,
-    apply_to_native,
-    mapped,
-)
+from quintet.config.dialects.conversion_rules import Derived, MiniBatches, Same, mapped
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.supported_runs import require_no_stages
 from quintet.config.dialects.vagen.dialect import VAGEN
@@ -157,7 +150,7 @@ def _data_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 
 def _batches_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    apply_to_native(RULES, values, native)
+    native.apply(RULES)
     native.set("training.samples_per_group", values[SAMPLES] * values[RESPONSES], SAMPLES, RESPONSES)
     envs = env_sections(values)
     states, sizes = sum(env["train_size"] for env in envs), [env.key("train_size") for env in envs]
@@ -206,7 +199,7 @@ def _kl_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set("algorithm.kl.coefficient", float(values[coefficient]), coefficient)
     native.set("algorithm.kl.apply_to", place, KL_IN_LOSS, KL_IN_REWARD, coefficient)
     if place == "reward":
-        apply_to_native(KL_IN_REWARD_RULES, values, native)
+        native.apply(KL_IN_REWARD_RULES)
 
 
 def base_tree(experiment: Experiment) -> dict[str, Any]:
@@ -223,7 +216,7 @@ def base_tree(experiment: Experiment) -> dict[str, Any]:
 def from_native(foreign: ForeignBuilder) -> None:
     """Convert a native run to VAGEN's format."""
     run, rollout = foreign.experiment, foreign.experiment.rollout
-    apply_from_native(RULES, foreign)
+    foreign.apply(RULES)
     foreign.set(SAMPLES, run.training.samples_per_group)
     foreign.set(STEPS, run.training.steps or None)
     foreign.set(RESPONSE, rollout.max_response_tokens)
@@ -253,4 +246,4 @@ def _algorithm_from_native(foreign: ForeignBuilder) -> None:
     foreign.set(KL_REWARD_COEFFICIENT, kl.coefficient)
     if kl.coefficient == 0:
         foreign.set(KL_IN_REWARD, True)
-    apply_from_native(KL_IN_REWARD_RULES, foreign)
+    foreign.apply(KL_IN_REWARD_RULES)

@@ -9,7 +9,7 @@ from typing import Any
 
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, AlgorithmOptions, choose, export_name
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import ConversionRule, MiniBatches, apply_from_native, apply_to_native
+from quintet.config.dialects.conversion_rules import MiniBatches
 from quintet.config.dialects.supported_runs import require_single_env
 from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT
 from quintet.config.dialects.verl.constraints import ESTIMATOR, MINI_BATCH, PROMPTS, SAMPLES, shared_problems, step_size
@@ -34,7 +34,7 @@ from quintet.errors import ConfigError
 
 KL_IN_LOSS, KL_IN_REWARD = f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
 KL_TARGET, KL_CONTROL = "algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.type"
-RULES: tuple[ConversionRule, ...] = (
+RULES = (
     *DATA_RULES,
     MiniBatches(MINI_BATCH, (PROMPTS,), ("training.groups_per_step",)),
     AlgorithmOptions(ADVANTAGE, {"gamma": "algorithm.gamma", "lam": "algorithm.lam"}, default=1.0),
@@ -78,7 +78,7 @@ def _ppo_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     critic_defaults(values, native)
     native.set_from_keys(values.dialect.specs().values())
     choose(native, ADVANTAGE, values[ESTIMATOR], ESTIMATORS, ESTIMATOR)
-    apply_to_native(RULES, values, native)
+    native.apply(RULES)
     rewards_to_native(values, native)
     _steps_to_native(values, native)
     _kl_to_native(values, native)
@@ -150,7 +150,7 @@ def _ppo_from_native(foreign: ForeignBuilder) -> None:
     if kl and kl.target is not None:
         foreign.set(KL_CONTROL, "adaptive")
         foreign.set(KL_TARGET, kl.target)
-    apply_from_native(RULES, foreign)
+    foreign.apply(RULES)
     if run.data and run.data.epochs and run.training.steps == TrainingConfig().steps:
         foreign.set("trainer.total_epochs", run.data.epochs)
         foreign.set(STEPS, run.data.max_steps or -1)

@@ -7,7 +7,7 @@ from typing import Any
 
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, config_class
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import ConversionRule, Same, apply_from_native, apply_to_native, file_list
+from quintet.config.dialects.conversion_rules import Same, file_list
 from quintet.config.dialects.engine_choice import arguments_from_native, arguments_to_native
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.verl.batches import ACTOR, MODEL, ROLLOUT, budgets_from_native, budgets_to_native, passes
@@ -20,7 +20,7 @@ STEPS = f"{ACTOR}.optim.total_training_steps"
 DTYPE, PARTIAL, STALENESS = f"{ROLLOUT}.dtype", "async_training.partial_rollout", "async_training.staleness_threshold"
 DTYPES = {"half": "float16", "float": "float32"}
 OPTIMIZERS = {"actor": f"{ACTOR}.optim", "critic": "critic.optim"}
-RULES: tuple[ConversionRule, ...] = (
+RULES = (
     file_list("external_libs", f"{MODEL}.external_lib", scalar=False, empty=None),
     Same("policy.overrides", f"{MODEL}.override_config.model_config", to_value=lambda overrides: overrides or {}),
 )
@@ -30,7 +30,7 @@ def learning_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set loss, policy, engine, critic and reference; the native estimator and KL section must be set already."""
     loss_to_native(values, native)
     native.set("policy.preset", None, f"{MODEL}.path")
-    apply_to_native(RULES, values, native)
+    native.apply(RULES)
     _generation_to_native(values, native)
     critic_to_native(values, native)
     has_reference = native.get("algorithm.kl") is not None
@@ -97,7 +97,7 @@ def policy_tree(experiment: Experiment) -> dict[str, Any]:
 def learning_from_native(foreign: ForeignBuilder, specs: Mapping[str, KeySpec]) -> None:
     """Set verl's keys of policy, engine, critic and reference."""
     run, rollout = foreign.experiment, foreign.experiment.rollout
-    apply_from_native(RULES, foreign)
+    foreign.apply(RULES)
     foreign.set(DTYPE, rollout.engine_options.dtype or run.policy.dtype)
     arguments_from_native(foreign, {engine: f"{ROLLOUT}.engine_kwargs.{engine}" for engine in ("vllm", "sglang")})
     foreign.set(PARTIAL, rollout.partial or not rollout.async_ratio)

@@ -7,7 +7,7 @@ from typing import Any
 
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, LOSS, choose, export_name, option_value, set_options
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import Derived, apply_from_native, inverted
+from quintet.config.dialects.conversion_rules import Derived, inverted
 from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT
 from quintet.config.dialects.verl.key_values import parse_bounds
 from quintet.config.native.algorithm import CorrectionConfig, RejectionConfig
@@ -183,7 +183,7 @@ def _bypass_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 def objective_from_native(foreign: ForeignBuilder) -> None:
     """Set verl's keys of loss, group filter and rollout correction, and options of the estimator."""
     _loss_from_native(foreign)
-    apply_from_native((GDPO_WEIGHTS, FILTER_ROUNDS, CORRECTION), foreign)
+    foreign.apply((GDPO_WEIGHTS, FILTER_ROUNDS, CORRECTION))
     _bypass_from_native(foreign)
 
 

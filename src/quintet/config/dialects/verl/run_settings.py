@@ -6,11 +6,8 @@ from collections.abc import Iterator
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import (
-    ConversionRule,
     Derived,
     OptionalSection,
-    apply_from_native,
-    apply_to_native,
     file_list,
     function_address,
     inverted,
@@ -28,7 +25,7 @@ OVERLONG, OVERLONG_BUFFER, MAX_RESPONSE = (
 )
 RESUME_MODES = {"auto": "auto", "disable": "never"}
 RESUME_NAMES = inverted(RESUME_MODES)
-RUN_RULES: tuple[ConversionRule, ...] = (
+RUN_RULES = (
     loggers("tracking.loggers", "trainer.logger", names={"file": "jsonl", "tracking": "wandb"}),
     Derived(
         "resume",
@@ -39,7 +36,7 @@ RUN_RULES: tuple[ConversionRule, ...] = (
 )
 REMOTE_DIR = "trainer.default_hdfs_dir"
 
-DATA_RULES: tuple[ConversionRule, ...] = (
+DATA_RULES = (
     file_list("data.train_files", "data.train_files"),
     file_list("data.validation_files", "data.val_files"),
     function_address("data.dataset_class", "data.custom_cls.path", "data.custom_cls.name", import_none=False),
@@ -51,7 +48,7 @@ def reward_function(native: str) -> Derived:
     return function_address(native, "custom_reward_function.path", "custom_reward_function.name", "compute_score")
 
 
-REWARD_RULES: tuple[ConversionRule, ...] = (
+REWARD_RULES = (
     reward_function("reward.function"),
     OptionalSection(
         "reward.model",
@@ -73,7 +70,7 @@ REWARD_RULES: tuple[ConversionRule, ...] = (
 def rewards_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the native reward section."""
     native.set("reward.kind", "rules")
-    apply_to_native(REWARD_RULES, values, native)
+    native.apply(REWARD_RULES)
     if values["custom_reward_function.path"] is not None:
         native.set("reward.function_arguments", values[FUNCTION_ARGUMENTS] or {}, FUNCTION_ARGUMENTS)
     if values[MANAGER] == "dapo":
@@ -88,7 +85,7 @@ def rewards_from_native(foreign: ForeignBuilder) -> None:
     reward = foreign.experiment.reward
     if reward is None:
         return
-    apply_from_native(REWARD_RULES, foreign)
+    foreign.apply(REWARD_RULES)
     foreign.set(FUNCTION_ARGUMENTS, reward.function_arguments)
     if reward.overlong is not None:
         foreign.set(MANAGER, "dapo")
@@ -114,7 +111,7 @@ def overlong_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 def run_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set loggers, name and directories, and the checkpoint to resume from."""
-    apply_to_native(RUN_RULES, values, native)
+    native.apply(RUN_RULES)
     _directory_to_native(values, native)
     if values.is_set(REMOTE_DIR):
         native.set("checkpoint.remote_dir", values[REMOTE_DIR], REMOTE_DIR)
@@ -139,7 +136,7 @@ def _directory_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 def run_from_native(foreign: ForeignBuilder) -> None:
     """Set verl's keys of loggers, directories and resumption."""
     run = foreign.experiment
-    apply_from_native(RUN_RULES, foreign)
+    foreign.apply(RUN_RULES)
     foreign.set("trainer.experiment_name", run.name)
     parent = "" if run.output_dir == "." else run.output_dir.rstrip("/") + "/"
     foreign.set("trainer.default_local_dir", f"{parent}{run.name}")

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, as_list
-from quintet.config.dialects.conversion_rules import (
-    ConversionRule,
-    Derived,
-    apply_from_native,
-    apply_to_native,
-    lora_section,
-)
+from quintet.config.dialects.conversion_rules import Derived, lora_section
 from quintet.config.dialects.verl.batches import GPUS, num_gpus
 from quintet.config.dialects.verl.run_settings import DATA_RULES, run_from_native, run_to_native
 
-RULES: tuple[ConversionRule, ...] = (
+RULES = (
     Derived("external_libs", ("model.external_lib",), as_list, lambda modules: (modules[0] if modules else None,)),
     Derived(
         "actor.memory.sharded_offload",
@@ -23,7 +17,7 @@ RULES: tuple[ConversionRule, ...] = (
     ),
     lora_section("model"),
 )
-COLUMN_RULES: tuple[ConversionRule, ...] = (
+COLUMN_RULES = (
     *(
         Derived(
             f"data.{name}_key",
@@ -50,13 +44,13 @@ def sft_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set("sft.devices", num_gpus(values), *GPUS)
     native.set_constants({"sft.optimizer.warmup_steps": 0, "sft.optimizer.min_learning_rate_ratio": 0.0})
     native.set("data.kind", "conversations")
-    apply_to_native((*RULES, *DATA_RULES, *COLUMN_RULES), values, native)
+    native.apply((*RULES, *DATA_RULES, *COLUMN_RULES))
     run_to_native(values, native)
 
 
 def sft_from_native(foreign: ForeignBuilder) -> None:
     """Set the keys of verl's supervised fine-tuning."""
-    apply_from_native((*RULES, *DATA_RULES), foreign)
+    foreign.apply((*RULES, *DATA_RULES))
     if foreign.experiment.data:
-        apply_from_native(COLUMN_RULES, foreign)
+        foreign.apply(COLUMN_RULES)
     run_from_native(foreign)
