@@ -144,31 +144,25 @@ class PromptsConfig(EnvSection, name="prompts"):
     reads_prompts: ClassVar[bool] = True
 
 
-class SvgConfig(EnvSection, name="svg"):
+class VisualEnvSection(EnvSection):
+    """Base class of the configuration of VAGEN's other envs."""
+
+    requires: ClassVar = Requires(Capability.ENVS)
+
+    render: Literal["text", "vision"] = "vision"
+    """`vision` shows an image instead of text."""
+
+
+class SvgConfig(VisualEnvSection, name="svg"):
     """Draw an image as SVG code."""
 
-    requires: ClassVar = Requires(Capability.ENVS)
 
-    render: Literal["text", "vision"] = "vision"
-    """`vision` shows the target as an image."""
-
-
-class NavigationConfig(EnvSection, name="navigation"):
+class NavigationConfig(VisualEnvSection, name="navigation"):
     """Find an object in a house."""
 
-    requires: ClassVar = Requires(Capability.ENVS)
 
-    render: Literal["text", "vision"] = "vision"
-    """`vision` shows the agent's view."""
-
-
-class PrimitiveSkillConfig(EnvSection, name="primitive_skill"):
+class PrimitiveSkillConfig(VisualEnvSection, name="primitive_skill"):
     """Move objects on a table by pick, place and push."""
-
-    requires: ClassVar = Requires(Capability.ENVS)
-
-    render: Literal["text", "vision"] = "vision"
-    """`vision` shows the table."""
 
 
 class SimulatorConfig(EnvSection, name="simulator"):

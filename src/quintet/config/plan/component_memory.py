@@ -122,11 +122,6 @@ def attention_bytes(shape: ModelShape, tokens: int, length: int, width: int, ten
     return tokens * length * width * max(1, shape.heads // tensor)
 
 
-def cache_bytes(shape: ModelShape, width: int, tensor: int = 1, pipeline: int = 1) -> int:
-    """Return the KV cache of one token on one device: 2 × layers × key-value heads × head dimension × bytes."""
-    return shape.cache_numbers(tensor) * width // pipeline
-
-
 def lora_parameters(shape: ModelShape, lora: LoraConfig) -> int:
     """Return the parameters of LoRA: rank × (inputs + outputs) per adapted layer. Experts have no adapters."""
     dense = shape.experts.dense_layers if shape.experts else shape.layers
@@ -310,7 +305,7 @@ def _engine(placed: PlacedModel) -> MemoryUse:
     weights = placed.shape.parameters // (parallelism.tensor * parallelism.pipeline) * width
     budget = None if share is None or device is None else int(share * device)
     tokens = min(options.max_model_tokens or max_sequence_tokens(config), max_sequence_tokens(config))
-    cache_per_request = tokens * cache_bytes(placed.shape, width, parallelism.tensor, parallelism.pipeline)
+    cache_per_request = tokens * (placed.shape.cache_numbers(parallelism.tensor) * width // parallelism.pipeline)
     slots = config.rollout.max_concurrent
     if options.prompts_per_device is not None:
         slots = min(slots, options.prompts_per_device * training.samples_per_group)

@@ -14,12 +14,7 @@ from quintet.config.divisors import divisors, nearest_number
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.model_shapes import ModelShape
 from quintet.config.plan.models import Models, find_models
-from quintet.config.plan.parallelism import (
-    Parallelism,
-    learner_parallelism,
-    nearest_size,
-    parallelism_problems,
-)
+from quintet.config.plan.parallelism import Parallelism, learner_parallelism, nearest_size, parallelism_problems
 from quintet.config.plan.steps import sft_only
 from quintet.config.problems import ConfigProblem, raise_problems
 
@@ -182,11 +177,8 @@ def _check_cluster(composed: ComposedConfig) -> Iterator[ConfigProblem]:
         key = "placement.nodes" if nodes > per_node else "placement.devices_per_node"
         yield problem_with(composed, key, f"that would be {nodes * per_node:,} devices")
     if visible and len(visible) < per_node:
-        key, problem = (
-            "placement.devices_per_node",
-            f"{describe_value(composed, 'placement.visible_devices')} are fewer",
-        )
-        yield problem_with(composed, key, problem, f"nearest valid value: {key}={len(visible)}")
+        key, problem = "placement.devices_per_node", describe_value(composed, "placement.visible_devices")
+        yield problem_with(composed, key, f"{problem} are fewer", f"nearest valid value: {key}={len(visible)}")
 
 
 def _check_missing(composed: ComposedConfig, placement: Placement, component: Component) -> Iterator[ConfigProblem]:

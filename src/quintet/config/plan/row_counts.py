@@ -59,11 +59,6 @@ def _count_dataset(data: DataConfig, files: Sequence[str], max_rows: int | None)
     return rows if rows is None or max_rows is None else min(rows, max_rows)
 
 
-def count_evaluated_rows(config: Experiment) -> int | None:
-    """Return the rows of `evaluation.path`, None if the file is missing or cannot be counted."""
-    return count_rows([config.evaluation.path]) if config.evaluation else None
-
-
 def count_rows(files: Iterable[str]) -> int | None:
     """Return the rows of all files together.
 

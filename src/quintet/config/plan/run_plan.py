@@ -25,7 +25,7 @@ from quintet.config.plan.memory import plan_memory
 from quintet.config.plan.memory_fit import memory_problems
 from quintet.config.plan.models import Models, find_models, policy_path
 from quintet.config.plan.placement import Placement, place_components, placement_problems
-from quintet.config.plan.row_counts import TrainingRows, count_evaluated_rows, count_training_rows
+from quintet.config.plan.row_counts import TrainingRows, count_rows, count_training_rows
 from quintet.config.plan.steps import batch_key, sft_only, too_few_rows
 from quintet.config.problems import ConfigProblem, raise_problems
 from quintet.config.schema import format_value
@@ -41,8 +41,8 @@ class RunPlan(PlannedRun):
     @cached_property
     def numbers(self) -> Mapping[str, Any]:
         """Counts by name; None if a number is not known yet."""
-        if self.config.evaluation is not None:
-            return {"rows": count_evaluated_rows(self.config), "samples": list(self.config.evaluation.samples)}
+        if (evaluation := self.config.evaluation) is not None:
+            return {"rows": count_rows([evaluation.path]), "samples": list(evaluation.samples)}
         stage = sft_only(self.config)
         return _numbers(self) if stage is None else _numbers_of_fine_tuning(self, stage)
 

@@ -19,7 +19,8 @@ from quintet.config.plan.batches import (
     rank_workload,
     sft_passes_per_step,
 )
-from quintet.config.plan.row_counts import count_evaluated_rows, count_rows, count_training_rows
+from quintet.config.plan.row_counts import count_rows, count_training_rows
+from quintet.config.plan.run_plan import plan_run
 from quintet.config.plan.steps import num_steps
 from quintet.errors import ConfigError
 
@@ -196,8 +197,8 @@ def test_held_out_rows_are_those_of_their_own_files_or_of_training(tmp_path: Pat
 
 def test_stored_answers_are_counted(tmp_path: Path) -> None:
     files = write(tmp_path)
-    assert count_evaluated_rows(load_experiment(None, [f"evaluation.path={files['a']}"]).experiment) == 3
-    assert count_evaluated_rows(load_experiment(None, ["evaluation.path=/nowhere.parquet"]).experiment) is None
+    for path, rows in {files["a"]: 3, "/nowhere.parquet": None}.items():
+        assert plan_run(load_experiment(None, [f"evaluation.path={path}"])).numbers["rows"] == rows
 
 
 def test_files_that_nothing_reads_are_refused() -> None:

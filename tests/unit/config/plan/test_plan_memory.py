@@ -15,7 +15,6 @@ from quintet.config.plan.component_memory import (
     MemoryUse,
     activation_bytes,
     attention_bytes,
-    cache_bytes,
     lora_parameters,
 )
 from quintet.config.plan.memory import GIB
@@ -184,11 +183,6 @@ def test_sequences_that_are_split_take_a_share_of_everything(tmp_path: Path) -> 
     whole = actor(qwen(tmp_path, *words))
     split = actor(qwen(tmp_path, *words, "actor.parallel.ulysses=4"))
     assert (split.activations, split.logits) == (whole.activations // 4, whole.logits // 4)
-
-
-def test_a_token_of_qwen_takes_57344_bytes_of_cache() -> None:
-    assert cache_bytes(QWEN, 2) == 57_344
-    assert cache_bytes(QWEN, 2, tensor=2, pipeline=2) == 14_336
 
 
 def test_an_engine_keeps_as_many_requests_as_there_can_be(tmp_path: Path) -> None:
