@@ -35,7 +35,6 @@ class UnsupportedOption:
     """An option with a value that the engine does not support."""
 
     key: str
-    value: Any
     engine: str
     reason: str
     other_engines: tuple[str, ...]
@@ -106,7 +105,7 @@ def unsupported_options(experiment: Experiment) -> Iterator[UnsupportedOption]:
         reason = _problem(rollout.engine, name, value)
         if reason is not None:
             others = tuple(other for other in ENGINE_OPTIONS if _problem(other, name, value) is None)
-            yield UnsupportedOption(f"{OPTIONS}.{name}", value, rollout.engine, reason, others, default)
+            yield UnsupportedOption(f"{OPTIONS}.{name}", rollout.engine, reason, others, default)
 
 
 def _problem(engine: str, option: str, value: Any) -> str | None:

@@ -23,14 +23,10 @@ class _Rule(NamedTuple):
 DEFAULT = "default"
 FSDP = ("fsdp", "fsdp2")
 LEARNERS = ("actor", "critic", "reference")
+DECAYS = ("linear", "cosine", "wsd", "inverse_square_root")
 RULES = (
     _Rule("optimizer", ("betas", "epsilon"), "kind", ("adamw", "muon")),
-    _Rule(
-        "optimizer",
-        ("decay_steps", "min_learning_rate_ratio"),
-        "schedule",
-        ("linear", "cosine", "wsd", "inverse_square_root"),
-    ),
+    _Rule("optimizer", ("decay_steps", "min_learning_rate_ratio"), "schedule", DECAYS),
     _Rule("optimizer", ("cycles",), "schedule", ("cosine",)),
     _Rule("optimizer", ("stable_decay", "stable_decay_steps"), "schedule", ("wsd",)),
     _Rule("optimizer", ("weight_decay_start",), "weight_decay_schedule", ("linear", "cosine")),

@@ -9,7 +9,7 @@ from quintet.config.composed import ComposedConfig
 from quintet.config.config_values import problem_with, value_source
 from quintet.config.native.envs import FrozenLakeConfig
 from quintet.config.native.mixture import ALL_ENVS
-from quintet.config.problems import ConfigProblem
+from quintet.config.problems import ConfigProblem, setting_problem
 from quintet.config.schema import format_value
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -25,8 +25,8 @@ def mixture_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
         yield from _check_name(composed, name)
         if entry.env.name == "prompts":
             key = f"envs.{name}.env.name"
-            message = f"{key} = 'prompts' ({value_source(composed, key)}): prompts from files cannot be mixed with envs"
-            yield ConfigProblem(key, "prompts", value_source(composed, key), message, "use a separate run for them")
+            problem, hint = "prompts from files cannot be mixed with envs", "use a separate run for them"
+            yield setting_problem(key, "prompts", value_source(composed, key), problem, hint)
 
 
 def _check_no_single_env(composed: ComposedConfig) -> Iterator[ConfigProblem]:

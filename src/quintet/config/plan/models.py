@@ -66,7 +66,7 @@ def find_models(config: Experiment) -> Models:
 
 def is_hub_name(path: str) -> bool:
     """Return whether a path may be a model on the hub: `organisation/name`, and not an existing directory."""
-    return HUB_NAME.fullmatch(path) is not None and not _exists(Path(path))
+    return HUB_NAME.fullmatch(path) is not None and not os.path.exists(path)
 
 
 def find_model_shape(path: str, overrides: Mapping[str, Any]) -> ModelShape | UnknownModel:
@@ -83,7 +83,7 @@ def find_model_shape(path: str, overrides: Mapping[str, Any]) -> ModelShape | Un
 def config_file(path: str) -> Path | None:
     """Return the `config.json` of a model in a directory or in the hub cache, None if missing."""
     file = _directory(path) / "config.json"
-    return file if _exists(file) else None
+    return file if os.path.exists(file) else None
 
 
 def read_config(file: Path) -> dict[str, Any]:
@@ -101,14 +101,6 @@ def read_config(file: Path) -> dict[str, Any]:
     return config
 
 
-def _exists(path: Path) -> bool:
-    """Return whether a path exists and is accessible."""
-    try:
-        return path.exists()
-    except OSError:
-        return False
-
-
 def _directory(path: str) -> Path:
     """Return the directory of a model, for a hub name that of a snapshot in the cache of `huggingface_hub`.
 
@@ -120,7 +112,7 @@ def _directory(path: str) -> Path:
     cache = Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or Path(hf_home) / "hub"))
     model = cache / f"models--{path.replace('/', '--')}"
     main = model / "refs" / "main"
-    commit = main.read_text(encoding="utf-8", errors="replace").strip() if _exists(main) else None
+    commit = main.read_text(encoding="utf-8", errors="replace").strip() if os.path.exists(main) else None
     snapshots = sorted(file.parent for file in model.glob("snapshots/*/config.json"))
     matching = [path for path in snapshots if path.name == commit] or snapshots
     return matching[-1] if matching else model
