@@ -78,7 +78,7 @@ def test_questions_are_answered_and_learnt_from(quintet: Command, sums: Path, tm
     assert {"val/prompts/success_rate", "val-core/addition/acc/mean@1"} <= set(found[0])
     assert found[1]["actor/grad_norm"] >= 0
     episode = json.loads((run / "trajectories/train/step_000001.jsonl").read_text().splitlines()[0])
-    assert set(episode["parts"]) >= {"acc"}
+    assert set(episode["reward_components"]) >= {"acc"}
 
 
 def test_a_killed_run_goes_on_with_the_next_questions(quintet: Command, sums: Path, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_reward_function_that_raises_costs_its_answers_and_then_the_run(
     episodes = (tmp_path / "runs/sums/trajectories/train/step_000001.jsonl").read_text().splitlines()
     failed = [episode["failure"] for episode in map(json.loads, episodes) if episode["failure"]]
     assert len(failed) == step["reward/failed"]
-    assert failed[0]["kind"] == "ValueError"
+    assert failed[0]["error_type"] == "ValueError"
     assert "no opinion" in failed[0]["message"]
     done = quintet("train", str(sums), *own, "reward.max_failed_share=0.01", "name=strict", check=False)
     assert done.returncode == 2

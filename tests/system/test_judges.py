@@ -67,11 +67,11 @@ def test_a_reward_models_scores_are_the_rewards(quintet: Command, sums: Path, tm
     assert len(found) == 16
     for answer in found:
         assert answer["failure"] is None
-        assert answer["reward"] == pytest.approx(2.0 * answer["parts"]["model_score"], rel=1e-6)
-    assert len({answer["parts"]["model_score"] for answer in found}) > 8, "other answers, other scores"
+        assert answer["reward"] == pytest.approx(2.0 * answer["reward_components"]["model_score"], rel=1e-6)
+    assert len({answer["reward_components"]["model_score"] for answer in found}) > 8, "other answers, other scores"
     rewards = [answer["reward"] for answer in found]
     assert mean_score(tmp_path / "runs/sums") == pytest.approx(sum(rewards) / 16, rel=1e-5)
-    assert scored_alone(tmp_path, found[0]["turns"][0]) == pytest.approx(found[0]["parts"]["model_score"], abs=1e-5)
+    assert scored_alone(tmp_path, found[0]["turns"][0]) == pytest.approx(found[0]["reward_components"]["model_score"], abs=1e-5)
 
 
 def scored_alone(directory: Path, turn: dict[str, Any]) -> float:
@@ -133,6 +133,6 @@ def test_a_language_models_verdicts_are_the_rewards(quintet: Command, sums: Path
     assert asked == sorted(answer["turns"][0]["text"] for answer in found)
     for answer in found:
         said = 0.8 if len(answer["turns"][0]["text"]) % 2 else 0.3
-        assert (answer["failure"], answer["reward"], answer["parts"]["acc"]) == (None, said, said)
+        assert (answer["failure"], answer["reward"], answer["reward_components"]["acc"]) == (None, said, said)
     assert {answer["reward"] for answer in found} == {0.3, 0.8}
     assert mean_score(tmp_path / "runs/sums") == pytest.approx(sum(answer["reward"] for answer in found) / 16)

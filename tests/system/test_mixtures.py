@@ -107,7 +107,7 @@ def _check(run: Path, words: tuple[str, ...]) -> None:
                 episode["seed"]
                 for step in (1, 2, 3)
                 for episode in episodes(run, "train", step)
-                if episode["kind"] == "sokoban"
+                if episode["env_type"] == "sokoban"
             }
         )
         <= 3
