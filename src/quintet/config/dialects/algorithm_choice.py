@@ -80,8 +80,8 @@ class AlgorithmOptions:
     """Value that is exported for an estimator or loss without the option; None exports nothing."""
 
     def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
-        options = {option: (values[key], (key,)) for option, key in self.keys.items() if values[key] is not None}
-        set_options(native, self.section, {name: (float(value), key) for name, (value, key) in options.items()})
+        options = {name: (float(values[key]), (key,)) for name, key in self.keys.items() if values[key] is not None}
+        set_options(native, self.section, options)
 
     def from_native(self, foreign: ForeignBuilder) -> None:
         for option, key in self.keys.items():

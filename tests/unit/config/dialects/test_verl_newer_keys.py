@@ -241,7 +241,7 @@ FAULTS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({f"{GAP}.rollout_rs": "token_k2", f"{GAP}.rollout_rs_threshold": "0.5_2"}, ("token_k2 has only an upper bound",)),
     ({**DAPO, f"{BUFFER}.enable": True}, ("overlong_buffer_cfg.len = null",)),
     ({**OVERLONG, f"{BUFFER}.len": 1000}, ("overlong_buffer_cfg.len = 1000", "len=512")),
-    ({f"{ACTOR}.clip_ratio_low": 1.5}, ("clip_ratio_low = 1.5",)),
+    ({f"{ACTOR}.clip_ratio_low": 1.5}, ("clip_low = 1.5", "actor.clip_ratio_low: ")),
 ]
 
 

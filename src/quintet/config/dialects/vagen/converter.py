@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from quintet.config.dialects.algorithm_choice import ADVANTAGE, choose, export_name, option_value, set_options
+from quintet.config.dialects.algorithm_choice import ADVANTAGE, AlgorithmOptions, choose, export_name
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, to_native_value
 from quintet.config.dialects.conversion_rules import Derived, MiniBatches, Same, mapped
 from quintet.config.dialects.ledger import KeySpec
@@ -169,16 +169,17 @@ def _batches_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 def _algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     estimator = values[ESTIMATOR]
     choose(native, ADVANTAGE, estimator, MASKED_GAE, ESTIMATOR)
-    keys = {"gamma": _discount_key(estimator), "lam": LAMBDA, "turn_gamma": TURN_DISCOUNT, "turn_lam": LAMBDA}
-    set_options(native, ADVANTAGE, {option: (float(values[key]), (key,)) for option, key in keys.items()})
+    native.apply([_discounts(estimator)])
     # `gae` includes the environment's tokens
     masked, origins = (False, (GAE_MASK, ESTIMATOR)) if estimator == "gae" else (values[GAE_MASK], (GAE_MASK,))
     native.set("algorithm.advantage_over_response_tokens", masked, *origins)
     _kl_to_native(values, native)
 
 
-def _discount_key(estimator: str) -> str:
-    return TURN_DISCOUNT if estimator == "turn_wise_gae" else DISCOUNT
+def _discounts(estimator: str) -> AlgorithmOptions:
+    discount = TURN_DISCOUNT if estimator == "turn_wise_gae" else DISCOUNT
+    keys = {"turn_gamma": TURN_DISCOUNT, "gamma": discount, "turn_lam": LAMBDA, "lam": LAMBDA}
+    return AlgorithmOptions(ADVANTAGE, keys, default=1.0)
 
 
 def _kl_coefficient_key(values: ForeignValues) -> str | None:
@@ -236,9 +237,7 @@ def _algorithm_from_native(foreign: ForeignBuilder) -> None:
     algorithm = foreign.experiment.algorithm
     export_name(foreign, ADVANTAGE, ESTIMATOR, MASKED_GAE if algorithm.advantage_over_response_tokens else {})
     foreign.set(GAE_MASK, algorithm.advantage_over_response_tokens)
-    foreign.set(TURN_DISCOUNT, option_value(foreign, ADVANTAGE, "turn_gamma", 1.0))
-    foreign.set(_discount_key(algorithm.advantage.name), option_value(foreign, ADVANTAGE, "gamma", 1.0))
-    foreign.set(LAMBDA, option_value(foreign, ADVANTAGE, "lam", 1.0))
+    foreign.apply([_discounts(algorithm.advantage.name)])
     kl = algorithm.kl
     if kl is None or kl.apply_to != "reward":
         foreign.set(KL_REWARD_COEFFICIENT, 0.0)

@@ -36,13 +36,9 @@ ULYSSES, STEPS = "critic.ulysses_sequence_parallel_size", "critic.optim.total_tr
 
 def critic_defaults(values: ForeignValues, native: NativeBuilder) -> None:
     """Set verl's defaults of the critic's optimizer."""
-    native.set_constants(
-        {
-            "critic.value_clip": 0.5,
-            "critic.optimizer.betas": [0.9, 0.999],
-            "critic.optimizer.weight_decay": 0.01,
-        }
-    )
+    native.set("critic.value_clip", 0.5)
+    native.set("critic.optimizer.betas", [0.9, 0.999])
+    native.set("critic.optimizer.weight_decay", 0.01)
     for spec in _critic_keys(values.dialect.specs()):
         if spec.native[0].startswith(OPTIMIZER):
             native.set(spec.native[0], to_native_value(spec, spec.default))
@@ -61,9 +57,8 @@ def _critic_keys(specs: Mapping[str, KeySpec]) -> Iterator[KeySpec]:
 
 def _critic_key(key: str) -> str:
     """Return the critic's key for a documented key of the actor."""
-    sections = ((own, shared) for own, shared in CRITIC_SECTIONS.items() if key.startswith(f"{shared}."))
-    own, shared = next(sections)
-    return own + key.removeprefix(shared)
+    sections = CRITIC_SECTIONS.items()
+    return next(own + key.removeprefix(shared) for own, shared in sections if key.startswith(f"{shared}."))
 
 
 def critic_to_native(values: ForeignValues, native: NativeBuilder) -> None:

@@ -42,10 +42,6 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
     return (ppo, *newer)
 
 
-def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
-    return dialect.with_references(*references_for(dialect, tree))
-
-
 def _sft_run(ppo: Reference) -> tuple[Reference, Reference]:
     """Return the keys of fine-tuning that its reference omits: those that it shares, then its own."""
     (run,) = key_files("verl", ["verl_sft_run"])
@@ -83,5 +79,5 @@ VERL = Dialect(
         "evaluation": {},
         "ppo_megatron_trainer": {"actor_rollout_ref": {"actor": {"strategy": "megatron"}}},
     },
-    narrow=_narrow,
+    narrow=lambda dialect, tree: dialect.with_references(*references_for(dialect, tree)),
 )

@@ -109,7 +109,6 @@ GDPO_WEIGHTS = Derived(
     (REWARD_PARTS, REWARD_WEIGHTS),
     _native_weights,
     lambda weights: (list(weights), None if {*weights.values()} == {1.0} else [*weights.values()]) if weights else (),
-    export_none=False,
 )
 
 
@@ -146,8 +145,6 @@ def objective_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems of the loss, the rollout correction and the reward weights."""
     if values[MODE] == "dro" and values[DRO_BETA] is None:
         yield values.problem(DRO_BETA, "the loss dro needs it", f"set it to a number above 0: {DRO_BETA}=0.1")
-    if (values[LOW] or 0) >= 1 and values[MODE] not in ("geo_mean", *MAX_RATIO_LOSSES):
-        yield values.problem(LOW, "must be less than 1: ratios are above 0", f"for example {LOW}=0.2")
     yield from _bypass_problems(values)
     names = _rejection_names(values[REJECTIONS])
     bounds = _rejection_bounds(values[REJECTION_BOUNDS], names)
