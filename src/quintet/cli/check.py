@@ -73,6 +73,7 @@ def drift(
     """Compare the log-probs of engine and learner on a few episodes; exit with status 1 if they differ too much."""
     from quintet.cli.choices import check_choices
     from quintet.cli.configuration import load_config
+    from quintet.cli.messages import warn
     from quintet.cli.transformers_setup import silence_transformers
 
     path, words = (None, [config, *(overrides or [])]) if config and "=" in config else (config, list(overrides or []))
@@ -81,7 +82,7 @@ def drift(
     silence_transformers()
     from quintet.pipelines.drift_check import DriftCheckOptions, check_drift
 
-    found = check_drift(composed, DriftCheckOptions(episodes, updates, limit, share))
+    found = check_drift(composed, DriftCheckOptions(episodes, updates, limit, share), warn)
     if as_json:
         print(json.dumps(found.as_json(), indent=1, ensure_ascii=False))
     else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quintet.cli.messages import warn
 from quintet.config.dialects.registry import DIALECTS, detect
 from quintet.config.dialects.scripts.override_list import keys_as_tree
 from quintet.config.dialects.scripts.run_script import RunScript, read_run_script
@@ -49,7 +50,7 @@ def read_config_source(
         )
     script = RunScript(None) if config is None else read_run_script(Path(config))
     for remark in () if quiet else script.remarks:
-        print(f"warning: {remark}", file=sys.stderr)
+        warn(remark)
     all_overrides = tuple(script.with_overrides(overrides))
     detected = dialect or script.dialect or _detect_dialect(script)
     if dialect is None and detected != NATIVE and not quiet:

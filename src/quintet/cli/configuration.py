@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from quintet.cli.config_source import NATIVE, ConfigSource, read_config_source
+from quintet.cli.messages import warn
 from quintet.config.checks.processes import planned_rank
 from quintet.config.checks.unsupported import refuse_unsupported, unsupported_problems, with_torchrun_devices
 from quintet.config.compose import load_experiment
@@ -70,7 +70,7 @@ def load_config(
 
         composed = load_foreign_config(_compose(source), DIALECTS[source.dialect], unknown=unknown)
     for remark in composed.remarks:
-        print(f"warning: {remark}", file=sys.stderr)
+        warn(remark)
     return composed
 
 

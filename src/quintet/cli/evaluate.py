@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from quintet.cli.config_source import NATIVE
 from quintet.cli.configuration import SINGLE_PROCESS_DEFAULTS, load_config
+from quintet.cli.messages import warn
 from quintet.cli.transformers_setup import silence_transformers
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.data import DataConfig
@@ -193,7 +194,7 @@ def _evaluate_config_model(composed: ComposedConfig, options: EvalOptions, conso
 
     config, sources = composed.experiment, dict(composed.provenance)
     import_libraries(config.external_libs, "external_libs")
-    path = find_configured_model(config)
+    path = find_configured_model(config, warn)
     if config.policy.path is None or path != Path(config.policy.path):
         sources |= {"policy.path": "checkpoint", "policy.preset": "checkpoint"}
     # adapters are already merged into the model of a checkpoint
@@ -223,10 +224,7 @@ def _without_prompt_limit(composed: ComposedConfig) -> ComposedConfig:
     config, limit = composed.experiment, composed.experiment.rollout.max_prompt_tokens
     source = composed.provenance.get(PROMPT_LIMIT_KEY, "default")
     if source not in ("default", COMMAND_LINE):
-        print(
-            f"warning: {PROMPT_LIMIT_KEY} = {limit} ({source}) is ignored: an endpoint does not report tokens",
-            file=sys.stderr,
-        )
+        warn(f"{PROMPT_LIMIT_KEY} = {limit} ({source}) is ignored: an endpoint does not report tokens")
     rollout = config.rollout.model_copy(update={"max_prompt_tokens": UNLIMITED})
     sources = {**composed.provenance, PROMPT_LIMIT_KEY: "--endpoint"}
     return replace(composed, experiment=config.model_copy(update={"rollout": rollout}), provenance=sources)
@@ -331,7 +329,7 @@ def _evaluate_model(target: str | None, overrides: list[str], options: EvalOptio
     if options.endpoint is not None and target is None:
         arguments = [*_model_overrides("", None, options), *_env_overrides(overrides, options)]
         return _evaluate_endpoint(load_config(None, arguments, NATIVE, "refuse"), options, console)
-    source = find_model(str(target))
+    source = find_model(str(target), warn)
     if options.endpoint is not None and source.config is None:
         message = f"{target} and --endpoint are mutually exclusive"
         raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quintet.cli.messages import warn
 from quintet.cli.transformers_setup import silence_transformers
 from quintet.errors import ConfigError
 
@@ -24,7 +25,7 @@ def run(source: str, target: str, dtype: str | None) -> None:
     silence_transformers()
     from quintet.pipelines.export import export
 
-    exported = export(source, Path(target), dtype)
+    exported = export(source, Path(target), dtype, warn=warn)
     step = "" if exported.step is None else f", step {exported.step}"
     print(f"{exported.source}{step} → {exported.target}")
     print(f"{exported.parameters:,} parameters, {exported.size / 2**20:,.1f} MiB, {dtype or 'dtype unchanged'}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from quintet.cli.choices import check_choices
 from quintet.cli.config_source import NATIVE
 from quintet.cli.configuration import SINGLE_PROCESS_DEFAULTS, load_config
+from quintet.cli.messages import warn
 from quintet.cli.transformers_setup import silence_transformers
 from quintet.errors import MachineError
 
@@ -61,7 +62,7 @@ def run(model: str, overrides: list[str], options: ServeOptions) -> int:
     address.check()
     from quintet.pipelines.model_lookup import find_model
 
-    source = find_model(model)
+    source = find_model(model, warn)
     composed = load_config(
         None if source.config is None else str(source.config),
         [*_overrides(source, options), *overrides],
@@ -70,7 +71,7 @@ def run(model: str, overrides: list[str], options: ServeOptions) -> int:
     )
     check_choices(composed)
     if composed.experiment.policy.trust_remote_code:
-        print(f"warning: policy.trust_remote_code is set: code from {source.policy} will be executed", file=sys.stderr)
+        warn(f"policy.trust_remote_code is set: code from {source.policy} will be executed")
     return _serve(composed, source.policy, options.name or Path(model).resolve().name, options.context, address)
 
 

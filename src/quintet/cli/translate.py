@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from quintet.cli.config_source import NATIVE, check_dialect
 from quintet.cli.configuration import inspect_config
+from quintet.cli.messages import warn
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.translate import translate
 from quintet.config.yaml_writer import dump_config
@@ -27,7 +27,7 @@ def run(
         raise MachineError(f"{output} already exists", "choose another file name, or remove the file")
     asked = inspect_config(config, overrides, dialect, unknown_keys)
     for remark in asked.composed.remarks:
-        print(f"warning: {remark}", file=sys.stderr)
+        warn(remark)
     if to == asked.dialect and to != NATIVE:
         raise ConfigError(f"{config} is already in the format of {to}", key="--to", hint="choose another target format")
     text, lost = dump_config(asked.composed), 0
@@ -35,9 +35,7 @@ def run(
         translation = translate(asked.composed, DIALECTS[to])
         text, lost = translation.text(), len(translation.lost)
     if lost:
-        print(
-            f"warning: {lost} keys have no counterpart in {to}; they are listed in comments at the end", file=sys.stderr
-        )
+        warn(f"{lost} keys have no counterpart in {to}; they are listed in comments at the end")
     _write(text, output)
 
 

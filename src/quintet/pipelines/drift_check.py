@@ -7,8 +7,9 @@ were decoded and encoded again, and the places where episodes differ from the ch
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -155,15 +156,19 @@ class DriftReport:
         return asdict(self) | {"measurements": measurements, "passed": self.passed}
 
 
-def check_drift(composed: ComposedConfig, options: DriftCheckOptions) -> DriftReport:
+def check_drift(
+    composed: ComposedConfig, options: DriftCheckOptions, warn: Callable[[str], None] = warnings.warn
+) -> DriftReport:
     """Run some episodes of the configuration, and compare engine and learner; writes nothing into the run directory.
+
+    `warn` gets a message for each damaged checkpoint that is skipped.
 
     Raises:
         ConfigError: the model, environment, data or engine does not fit the configuration.
         MachineError: a model cannot be read, or no episode could be run.
     """
     config = composed.experiment
-    with _components(config) as (components, policy_dir, description):
+    with _components(config, warn) as (components, policy_dir, description):
         dtype = str(engine_dtype(config, policy_dir)).removeprefix("torch.")
         limit, share = _tolerance(config, dtype, options)
         comparisons = [_compare(components, "as loaded", options.episodes, limit)]
@@ -197,10 +202,10 @@ def _tolerance(config: Experiment, engine: str, options: DriftCheckOptions) -> t
 
 
 @contextmanager
-def _components(config: Experiment) -> Iterator[tuple[Components, Path, str]]:
+def _components(config: Experiment, warn: Callable[[str], None]) -> Iterator[tuple[Components, Path, str]]:
     """Yield the components of the configuration's policy, its directory and its description."""
     with TemporaryDirectory(prefix="quintet-drift-") as directory:
-        policy_dir, description = _policy(config, Path(directory) / "policy")
+        policy_dir, description = _policy(config, Path(directory) / "policy", warn)
         prompts = _prompts(config, policy_dir)
         try:
             components = build_components(config, policy_dir, prompts)
@@ -214,12 +219,12 @@ def _components(config: Experiment) -> Iterator[tuple[Components, Path, str]]:
                 prompts.close()
 
 
-def _policy(config: Experiment, directory: Path) -> tuple[Path, str]:
+def _policy(config: Experiment, directory: Path, warn: Callable[[str], None]) -> tuple[Path, str]:
     """Return the model to check and its description: the run's last checkpoint, `policy.path`, or a preset that is
     created in `directory`."""
     has_checkpoints = config.resume != "never" and RunDirectory.from_config(config).checkpoints.is_dir()
     if config.policy.path is not None or has_checkpoints or config.resume not in ("auto", "never"):
-        model = find_configured_model(config)
+        model = find_configured_model(config, warn)
         return model, str(model)
     seed = derive_seed(config.seed, "policy")
     create_preset_policy(str(config.policy.preset), directory, _texts(config), seed)

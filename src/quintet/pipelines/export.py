@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,9 +58,13 @@ class ExportResult:
     """Size of the weights in bytes."""
 
 
-def export(source: str, target: Path, dtype: str | None = None) -> ExportResult:
+def export(
+    source: str, target: Path, dtype: str | None = None, *, warn: Callable[[str], None] = warnings.warn
+) -> ExportResult:
     """Write the model of a checkpoint, run, model directory or adapter directory in the format of `transformers`: full
     weights, cast to `dtype` if given, and a model card. The target appears only when it is complete.
+
+    Of a run the last good checkpoint is exported; `warn` gets a message for each newer one.
 
     Raises:
         MachineError: there is no such model, the checkpoint is damaged, or the target already exists.
@@ -73,7 +78,7 @@ def export(source: str, target: Path, dtype: str | None = None) -> ExportResult:
         with _translate_read_errors(source_path):
             write_directory(target, lambda directory: _merge(source_path, directory, target_dtype))
         return _export_result(source_path, target, None)
-    model = find_model(source).policy
+    model = find_model(source, warn).policy
     if not any(model.glob("*.safetensors")):
         raise MachineError(
             f"{model} has no weights in safetensors", "save it again with save_pretrained(safe_serialization=True)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +21,9 @@ class StoredModel:
     config: Path | None = None
 
 
-def find_model(location: str) -> StoredModel:
+def find_model(location: str, warn: Callable[[str], None] = warnings.warn) -> StoredModel:
     """Return the model at a path: a Hugging Face directory, a `global_step_N` directory, or a run directory, of which
-    the last good checkpoint is used.
+    the last good checkpoint is used; `warn` gets a message for each newer one.
 
     Raises:
         MachineError: there is none, or the checkpoint is damaged.
@@ -35,6 +37,8 @@ def find_model(location: str) -> StoredModel:
         damaged: dict[Path, str] = {}
         checkpoint = find_checkpoint(path / "checkpoints", damaged.__setitem__)
         if checkpoint is not None:
+            for item, problem in damaged.items():
+                warn(f"skipping checkpoint {item.name}: {problem}; using {checkpoint.directory.name}")
             return StoredModel(checkpoint.directory / "hf", _run_config(path))
         problems = "; ".join(f"{item.name}: {problem}" for item, problem in damaged.items()) or "there is none yet"
         raise MachineError(f"no complete checkpoint in {path / 'checkpoints'} ({problems})", "use another run")
@@ -44,21 +48,21 @@ def find_model(location: str) -> StoredModel:
     )
 
 
-def find_configured_model(config: Experiment) -> Path:
+def find_configured_model(config: Experiment, warn: Callable[[str], None] = warnings.warn) -> Path:
     """Return the model of a configuration: the checkpoint that `resume` names, `policy.path`, or the last good
-    checkpoint of the run of that name.
+    checkpoint of the run of that name; `warn` gets a message for each newer one.
 
     Raises:
         ConfigError: there is none of these.
         MachineError: the checkpoint is damaged.
     """
     if config.resume not in ("auto", "never"):
-        return find_model(config.resume).policy
+        return find_model(config.resume, warn).policy
     if config.policy.path is not None:
         return Path(config.policy.path)
     run = RunDirectory.from_config(config)
     if config.resume == "auto" and run.checkpoints.is_dir():
-        return find_model(str(run.path)).policy
+        return find_model(str(run.path), warn).policy
     raise ConfigError(
         f"no model to evaluate: policy.path is null, and there is no checkpoint in {run.checkpoints}",
         key="policy.path",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from quintet.algorithms.advantages.custom import estimate
 from quintet.algorithms.advantages.outcome import (
     arpo,
     brpo,
@@ -25,6 +26,7 @@ from quintet.algorithms.advantages.returns import reinforce, remax
 from quintet.algorithms.advantages.token_baselines import optimal_token_baseline
 from quintet.config.native.advantages import (
     ADVANTAGE_UNION,
+    ADVANTAGES,
     AdvantageSection,
     ArpoConfig,
     BrpoConfig,
@@ -49,6 +51,10 @@ GROUPS = [0, 0, 0, 1]
 
 def one_token_each(make_batch: MakeBatch, scores: list[float] = SCORES, group: list[int] = GROUPS) -> Batch:
     return make_batch([[1]] * len(scores), [[score] for score in scores], group=group)
+
+
+COMPARING = [each.name for each in ADVANTAGES if ADVANTAGE_UNION.config_class(each.name).needs_several_samples]
+"""Estimators that compare the episodes of a group."""
 
 
 def close(found: torch.Tensor, expected: list[float]) -> None:
@@ -80,6 +86,16 @@ def test_group_baselines_match_hand_computed_values(
     advantages, returns = estimate(one_token_each(make_batch), config)
     close(advantages, expected)
     close(returns, expected)
+
+
+@pytest.mark.parametrize("name", COMPARING)
+def test_a_nan_reward_stays_visible_in_its_group(make_batch: MakeBatch, name: str) -> None:
+    """Turned into a finite advantage, it would train the policy on nothing, unnoticed."""
+    batch = one_token_each(make_batch, [1.0, float("nan"), 7.0, 5.0])
+    components = {"part": batch.rewards.float()}
+    batch = dataclasses.replace(batch, sum_squared_probs=torch.ones_like(batch.rewards), reward_components=components)
+    advantages, _ = estimate(batch, baseline(name))
+    assert not bool(advantages.isfinite().all())
 
 
 def test_gpg_scales_by_the_share_of_rewarded_episodes(make_batch: MakeBatch) -> None:

@@ -80,7 +80,11 @@ def test_the_card_says_where_the_model_comes_from_and_how_well_it_does(run: Path
 def test_a_damaged_checkpoint_isnt_given_away(run: Path, tmp_path: Path) -> None:
     newest = run / "checkpoints/global_step_5"
     (newest / "hf/model.safetensors").write_bytes(b"torn")
-    assert export(str(run), tmp_path / "out").step == 3
+    skipped: list[str] = []
+    assert export(str(run), tmp_path / "out", warn=skipped.append).step == 3
+    damage = "hf/model.safetensors has 4 bytes"
+    assert [message.partition(damage)[0] for message in skipped] == ["skipping checkpoint global_step_5: "]
+    assert skipped[0].endswith("; using global_step_3")
     with pytest.raises(MachineError, match="damaged"):
         export(str(newest), tmp_path / "other")
     assert not (tmp_path / "other").exists()

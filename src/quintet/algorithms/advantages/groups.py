@@ -53,12 +53,14 @@ class Groups:
         return (squares / (self.size - 1).clamp(min=1)).sqrt()[self.member]
 
     def differ(self, values: Tensor) -> Tensor:
-        """Return whether the values of each member's group differ, bool [R]; exact, unlike a standard deviation."""
+        """Return whether the values of each member's group differ, bool [R]; exact, unlike a standard deviation.
+
+        A NaN differs from all values, so that it stays visible in the statistics."""
         counted, member = values[self.counted], self.member[self.counted]
         start = values.new_full((len(self.size),), torch.inf)
         lowest = start.scatter_reduce(0, member, counted, "amin")
         highest = (-start).scatter_reduce(0, member, counted, "amax")
-        return (highest > lowest)[self.member]
+        return ((highest != lowest) & (self.size > 0))[self.member]
 
     def normalized(self, values: Tensor, *, by_deviation: bool) -> Tensor:
         """Return (x - mean) / (std + 1e-6) or x - mean, [R]. The only member of a group keeps its value, as in verl.

@@ -55,6 +55,8 @@ class ShapingConfig(Section):
 class FilterConfig(Section):
     """Selection of the groups that are trained on."""
 
+    ranges = (("min_mean", "max_mean"),)
+
     keep_share: PositiveShare = 1.0
     """Share of groups to keep, those with the highest reward variance (RAGEN's uncertainty filter)."""
     min_mean: float | None = None
@@ -68,6 +70,8 @@ class FilterConfig(Section):
 class RejectionConfig(Section):
     """Rejection of tokens whose log-probs differ too much between engine and learner."""
 
+    ranges = (("lower", "upper"),)
+
     estimator: Literal["k1", "k2", "k3"] = "k1"
     """Estimator of the divergence."""
     over: Literal["token", "sequence_sum", "sequence_mean", "sequence_max"] = "token"
@@ -77,9 +81,15 @@ class RejectionConfig(Section):
     lower: PositiveFloat | None = None
     """Lower bound of `k1` on the ratio; null uses 1 / upper."""
 
+    def conflicts(self) -> Iterator[str]:
+        if self.estimator == "k1" and self.lower is None and self.upper < 1:
+            yield f"`lower` is required with upper = {self.upper}: by default it is 1 / upper, which is larger"
+
 
 class CorrectionConfig(Section):
     """Rollout correction: importance weights for the log-prob gap between engine and learner."""
+
+    ranges = (("lower", "upper"),)
 
     level: Literal["token", "sequence"] | None = "token"
     """One weight per token, or per response, the product over its tokens; null sets no weights."""

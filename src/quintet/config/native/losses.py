@@ -136,6 +136,8 @@ class DroLossConfig(LossSection, name="dro"):
 class ClipCovLossConfig(ClippedRatioSection, name="clip_cov"):
     """PPO that masks a few random tokens with a high covariance between log-prob and advantage (Clip-Cov)."""
 
+    ranges = (("min_covariance", "max_covariance"),)
+
     share: Share = 2e-4
     """Share of the tokens that is masked."""
     min_covariance: float = 1.0

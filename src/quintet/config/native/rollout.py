@@ -128,6 +128,8 @@ class SamplingConfig(Section):
 class RolloutConfig(Section):
     """Rollouts."""
 
+    ranges = (("min_response_tokens", "max_response_tokens"),)
+
     engine: Annotated[str, Requires(Capability.ENGINES, unsupported=("trtllm",))] = "hf"
     """Generation engine: `hf` decodes any transformers model in this process; `vllm` and `sglang` need their
     packages."""
@@ -220,8 +222,6 @@ class RolloutConfig(Section):
                 "`do_sample` = false with a temperature other than 1: an engine's log-probs of greedy "
                 "tokens ignore the temperature; set recompute_logprobs=true, or temperature=1"
             )
-        if self.min_response_tokens > self.max_response_tokens:
-            yield "`min_response_tokens` is more than max_response_tokens"
         if self.ignore_end and self.end_token is not None:
             yield "`end_token` has no effect with ignore_end=true: leave it out"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -38,6 +39,8 @@ class Section(BaseModel):
 
     requires: ClassVar[Requires | None] = None
     """Set for sections that this version does not support at all."""
+    ranges: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Pairs of fields with the lower and the upper bound of the same quantity; null is no bound."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
@@ -62,9 +65,15 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_conflicts(self) -> Self:
-        if problem := next(self.conflicts(), None):
+        if problem := next(chain(self._reversed_ranges(), self.conflicts()), None):
             raise ValueError(problem)
         return self
+
+    def _reversed_ranges(self) -> Iterator[str]:
+        for lower, upper in self.ranges:
+            low, high = getattr(self, lower), getattr(self, upper)
+            if low is not None and high is not None and low > high:
+                yield f"`{lower}` = {low} is above {upper} = {high}: set {lower} to at most {high}"
 
 
 def _merge(default: Any, value: Any) -> Any:
