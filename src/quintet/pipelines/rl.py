@@ -116,7 +116,8 @@ def train_step(components: Components, step: int, timings: Timings) -> tuple[Rol
         metrics |= rollout.metrics | advantage_metrics
         metrics |= summarize_envs(rollout.trajectories) if config.envs else {}
         metrics |= update_critic_and_actor(components, batch, step, timings) | log_prob_metrics
-        components.weight_sync.sync(step)
+        with timings.phase("sync_weights"):
+            components.weight_sync.sync(step)
     metrics |= throughput(timings, len(batch.tokens)) | _utilization(components, batch, timings)
     return rollout, metrics
 

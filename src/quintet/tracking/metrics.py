@@ -37,6 +37,8 @@ class Metric:
     """How the value of one step is computed."""
     clock: bool = False
     """True if it depends on the machine and its load, so that two identical runs differ."""
+    part_of: str | None = None
+    """Timing of the phase that contains this phase; None for timings that no other contains."""
 
     def matches(self, name: str) -> bool:
         """Return whether `name` is this metric with its placeholders filled in."""
@@ -51,7 +53,14 @@ _DEFINITIONS: dict[str, Metric] = {}
 
 
 def define(
-    name: str, meaning: str, unit: str, healthy: Range | str, aggregation: str, *, clock: bool = False
+    name: str,
+    meaning: str,
+    unit: str,
+    healthy: Range | str,
+    aggregation: str,
+    *,
+    clock: bool = False,
+    part_of: str | None = None,
 ) -> Metric:
     """Define a metric so that it can be logged.
 
@@ -60,7 +69,7 @@ def define(
     """
     if name in _DEFINITIONS:
         raise ValueError(f"metric {name!r} is defined twice")
-    metric = _DEFINITIONS[name] = Metric(name, meaning, unit, healthy, aggregation, clock)
+    metric = _DEFINITIONS[name] = Metric(name, meaning, unit, healthy, aggregation, clock, part_of)
     return metric
 
 
@@ -128,8 +137,8 @@ def _load_definitions() -> None:
         if entry.get("spread"):
             _define_spread(entry["name"], entry["meaning"], entry["unit"], healthy, entry["over"])
         else:
-            clock = entry.get("clock", False)
-            define(entry["name"], entry["meaning"], entry["unit"], healthy, entry["computed"], clock=clock)
+            options = {name: entry[name] for name in ("clock", "part_of") if name in entry}
+            define(entry["name"], entry["meaning"], entry["unit"], healthy, entry["computed"], **options)
 
 
 def _define_spread(name: str, meaning: str, unit: str, healthy: Range | str, over: str) -> None:

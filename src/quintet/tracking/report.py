@@ -20,6 +20,7 @@ from quintet.tracking.grid_svg import GridSheet
 from quintet.tracking.loggers import read_metrics
 from quintet.tracking.metrics import describe, healthy_text
 from quintet.tracking.run_directory import RunDirectory
+from quintet.tracking.timing_tree import TimedPhase, timing_tree
 from quintet.tracking.trajectories import read_trajectories
 
 Lines = Sequence[Mapping[str, Any]]
@@ -150,24 +151,28 @@ def _curves(lines: Lines, warm_start: Lines) -> str:
 
 
 def _timing(lines: Lines) -> str:
-    """Return one bar with the share of each phase in the time of all steps."""
-    prefix = "timing_s/"
-    names = sorted({key for line in lines for key in line if key.startswith(prefix)} - {f"{prefix}step"})
-    sums = {name: math.fsum(value for line in lines if math.isfinite(value := _value(line, name))) for name in names}
-    total = math.fsum(sums.values())
-    if total <= 0.0:
+    """Return the tree of phases with their share of the run's time, and a bar of the phases without parts."""
+    run = timing_tree(lines)
+    if run.seconds <= 0.0:
         return ""
-    ranked = sorted(sums.items(), key=lambda item: -item[1])
-    bars = "".join(f'<i class="tone{n % 8}" style="flex-grow:{s / total:.4f}"></i>' for n, (_, s) in enumerate(ranked))
-    items = "".join(
-        f'<li class="tone{n % 8}">{escape(name.removeprefix(prefix))} <output>{seconds:,.1f} s</output> '
-        f"<small>{number_text(seconds / total, percent=True)}</small></li>"
-        for n, (name, seconds) in enumerate(ranked)
+    tones = {id(leaf): f"tone{n % 8}" for n, leaf in enumerate(run.leaves())}
+    bars = "".join(
+        f'<i class="{tones[id(leaf)]}" style="flex-grow:{leaf.seconds / run.seconds:.4f}"></i>' for leaf in run.leaves()
     )
     return (
         '<figure class="chart wide timing"><figcaption><h3>Where the time went</h3></figcaption>'
-        f'<div class="bar" aria-hidden="true">{bars}</div><ul class="legend">{items}</ul></figure>'
+        f'<div class="bar" aria-hidden="true">{bars}</div>{_phases(run, run.seconds, tones)}</figure>'
     )
+
+
+def _phases(phase: TimedPhase, total: float, tones: Mapping[int, str]) -> str:
+    """Return the parts of a phase as a nested list."""
+    items = "".join(
+        f'<li class="{tones.get(id(part), "whole")}">{escape(part.name)} <output>{part.seconds:,.1f} s</output> '
+        f"<small>{number_text(part.seconds / total, percent=True)}</small>{_phases(part, total, tones)}</li>"
+        for part in phase.parts
+    )
+    return f'<ul class="legend">{items}</ul>' if items else ""
 
 
 def _episodes(run: RunDirectory, count: int, boards: GridSheet) -> str:

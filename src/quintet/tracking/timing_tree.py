@@ -1,0 +1,61 @@
+"""Time of a run by phase, as a tree: `timing_s/engine` is a part of `timing_s/gen`, which is a part of `timing_s/step`.
+
+The parts of a phase add up to the phase: what no metric measures is its part `other`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quintet.tracking.metrics import describe
+
+PREFIX = "timing_s/"
+OTHER = "other"
+NEGLIGIBLE = 0.001
+"""Share of a phase below which its unmeasured time is not shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedPhase:
+    """Seconds of a phase, summed over the run, and its parts, longest first."""
+
+    name: str
+    seconds: float
+    parts: tuple[TimedPhase, ...] = ()
+
+    def leaves(self) -> Iterator[TimedPhase]:
+        """Yield the phases without parts; their seconds add up to those of this phase."""
+        if not self.parts:
+            yield self
+        for part in self.parts:
+            yield from part.leaves()
+
+
+def timing_tree(lines: Iterable[Mapping[str, Any]]) -> TimedPhase:
+    """Return the phases of a run from the lines of its `metrics.jsonl`."""
+    seconds: dict[str, float] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name.startswith(PREFIX) and isinstance(value, int | float) and math.isfinite(value):
+                seconds[name] = seconds.get(name, 0.0) + value
+    return _phase("run", None, seconds)
+
+
+def _phase(name: str, metric: str | None, seconds: Mapping[str, float]) -> TimedPhase:
+    parts = [_phase(each.removeprefix(PREFIX), each, seconds) for each in seconds if _parent(each, seconds) == metric]
+    measured = math.fsum(part.seconds for part in parts)
+    total = measured if metric is None else max(seconds[metric], measured)
+    if parts and total - measured > NEGLIGIBLE * total:
+        parts.append(TimedPhase(OTHER, total - measured))
+    return TimedPhase(name, total, tuple(sorted(parts, key=lambda part: -part.seconds)))
+
+
+def _parent(name: str, seconds: Mapping[str, float]) -> str | None:
+    """Return the innermost enclosing phase that was measured."""
+    parent = describe(name).part_of
+    while parent is not None and parent not in seconds:
+        parent = describe(parent).part_of
+    return parent
