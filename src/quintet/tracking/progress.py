@@ -5,6 +5,8 @@ Output goes only to the `rich` console that the command line passes in.
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -28,10 +30,7 @@ KEY_METRICS: Mapping[str, str] = {
     "train/token_accuracy": "accuracy",
     "val/loss": "held-out loss",
 }
-"""Metrics shown next to a bar, with their labels."""
-
-PLAIN_METRICS = (*KEY_METRICS, "actor/entropy", "actor/ppo_kl", "response_length/mean")
-"""Metrics shown in a plain line."""
+"""Metrics shown beside the progress of a phase, with their labels."""
 
 
 class Reporter(Protocol):
@@ -57,9 +56,11 @@ class Progress(Reporter, Protocol):
         """Print one permanent line."""
 
 
-def build_progress(console: Console, every_steps: int = 1, every_seconds: float = 5.0) -> Progress:
-    """Return a progress bar for a terminal, plain lines otherwise."""
-    return BarProgress(console) if console.is_terminal else PlainProgress(console, every_steps, every_seconds)
+def build_progress(console: Console, every_seconds: float = 5.0) -> Progress:
+    """Return a progress bar for a terminal, plain lines otherwise; in CI, one line at the end of each phase."""
+    if console.is_terminal:
+        return BarProgress(console)
+    return PlainProgress(console, math.inf if os.environ.get("CI") else every_seconds)
 
 
 def duration(seconds: float) -> str:
@@ -72,6 +73,15 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _rate(value: float) -> str:
+    """Format a rate with at most three significant digits, without an exponent.
+
+    >>> _rate(2263.1), _rate(150.2), _rate(12.34), _rate(0.0123)
+    ('2,260', '150', '12.3', '0.0123')
+    """
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 class _Pace:
@@ -93,17 +103,30 @@ class _Pace:
         pace = self.seconds_per_unit()
         if pace is None:
             return ""
-        return f"{pace:.2g} s/{self.unit}" if pace >= 1 else f"{1 / pace:.3g} {self.unit}s/s"
+        return f"{_rate(pace)} s/{self.unit}" if pace >= 1 else f"{_rate(1 / pace)} {self.unit}s/s"
 
     def remaining(self) -> str:
         pace = self.seconds_per_unit()
-        return "" if pace is None else f"{duration(pace * max(self.total - self.done, 0))} left"
+        if pace is None or self.done >= self.total:
+            return ""
+        return f"{duration(pace * (self.total - self.done))} left"
 
 
-def _select_metrics(metrics: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
-    """Return the metrics whose definition is in `names`, in that order."""
+def _select_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics that are shown, in the order of `KEY_METRICS`."""
     defined = [(describe(name).name, name, value) for name, value in metrics.items()]
-    return {name: value for selected in names for definition, name, value in defined if definition == selected}
+    return {name: value for selected in KEY_METRICS for definition, name, value in defined if definition == selected}
+
+
+def _metrics_text(metrics: Mapping[str, float]) -> str:
+    """Format the metrics that are shown.
+
+    >>> _metrics_text({"critic/score/mean": 0.5347, "actor/entropy": 0.1})
+    'reward 0.53'
+    """
+    return " · ".join(
+        f"{KEY_METRICS[describe(name).name]} {value:.2f}" for name, value in _select_metrics(metrics).items()
+    )
 
 
 class NullProgress:
@@ -124,25 +147,19 @@ class NullProgress:
 
 
 class PlainProgress:
-    """Lines such as `step:12/100 - critic/score/mean:0.53 - 1.6 s/step - 2 min left`.
+    """Lines such as `learning 12/100 · reward 0.53 · 1.6 s/step · 2 min left`.
 
-    A line is printed at most every `every_steps` units and `every_seconds` seconds, and at the end of a phase. It
-    shows the latest value of each metric.
+    A line with the latest metrics is printed at most every `every_seconds`, and at the end of a phase.
     """
 
     def __init__(
-        self,
-        console: Console,
-        every_steps: int = 1,
-        every_seconds: float = 5.0,
-        clock: Callable[[], float] = time.monotonic,
+        self, console: Console, every_seconds: float = 5.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._console, self._clock = console, clock
-        self._every_steps, self._every_seconds = every_steps, every_seconds
+        self._console, self._clock, self.every_seconds = console, clock, every_seconds
         self._pending: dict[str, float] = {}
 
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._pending.update(_select_metrics(metrics, PLAIN_METRICS))
+        self._pending.update(_select_metrics(metrics))
 
     def note(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False, highlight=False)
@@ -153,16 +170,11 @@ class PlainProgress:
         yield phase
         phase.finish()
 
-    def due(self, steps: int, seconds: float) -> bool:
-        """Return whether a new line is due after that many units and seconds."""
-        return steps >= self._every_steps and seconds >= self._every_seconds
-
     def line(self, name: str, pace: _Pace) -> None:
         """Print the line of one phase."""
-        selected = _select_metrics(self._pending, PLAIN_METRICS)
+        parts = (f"{name} {pace.done}/{pace.total}", _metrics_text(self._pending), pace.rate(), pace.remaining())
         self._pending.clear()
-        parts = [f"{name}:{pace.done}/{pace.total}", *(f"{key}:{value:.4g}" for key, value in selected.items())]
-        self.note(" - ".join(part for part in (*parts, pace.rate(), pace.remaining()) if part))
+        self.note(" · ".join(part for part in parts if part))
 
 
 class _PlainPhase:
@@ -173,11 +185,13 @@ class _PlainPhase:
     def advance(self, metrics: Mapping[str, float] | None = None, count: int = 1) -> None:
         self._pace.advance(count)
         self._owner.report(self._pace.done, metrics or {})
-        if self._owner.due(self._pace.done - self._shown, self._pace.clock() - self._shown_at):
+        if self._pace.clock() - self._shown_at >= self._owner.every_seconds:
             self._show()
 
     def finish(self) -> None:
-        if self._pace.done > self._shown:
+        """Print the last line, unless it is already shown. A phase that ended early is complete."""
+        if self._pace.done > self._shown or 0 < self._pace.done < self._pace.total:
+            self._pace.total = self._pace.done
             self._show()
 
     def _show(self) -> None:
@@ -208,6 +222,7 @@ class BarProgress:
         self._open.append(phase)
         try:
             yield phase
+            phase.finish()
         finally:
             self._open.remove(phase)
             self._finish(bars, task)
@@ -249,7 +264,10 @@ class _BarPhase:
         self.show(metrics or {})
 
     def show(self, metrics: Mapping[str, float]) -> None:
-        self._latest.update(_select_metrics(metrics, tuple(KEY_METRICS)))
-        selected = _select_metrics(self._latest, tuple(KEY_METRICS))
-        text = " · ".join(f"{KEY_METRICS[describe(name).name]} {value:.2f}" for name, value in selected.items())
-        self._bars.update(self._task, metrics=text)
+        self._latest.update(_select_metrics(metrics))
+        self._bars.update(self._task, metrics=_metrics_text(self._latest))
+
+    def finish(self) -> None:
+        """Fill the bar: a phase that ended early is complete."""
+        if self._pace.done > 0:
+            self._bars.update(self._task, total=self._pace.done, remaining="")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from quintet.tracking.atomic_files import translate_os_errors, write_atomic
 from quintet.tracking.logger import LoggerContext
 from quintet.tracking.loggers import build_loggers, read_metrics, truncate
 from quintet.tracking.metrics import describe, markdown_table, without_timing
-from quintet.tracking.progress import PlainProgress, duration
+from quintet.tracking.progress import BarProgress, PlainProgress, build_progress, duration
 from quintet.tracking.report import ComparisonRow, write_report
 from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.summaries import summarize_envs, summarize_episodes, summarize_validation
@@ -96,16 +97,42 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("actor/entropy")] == [(1, 0.5), (2, 1.0)]
 
 
-def test_plain_progress_prints_steps_metrics_and_remaining_time() -> None:
+def plain_lines(every_seconds: float, *, total: int, steps: int) -> list[str]:
     out, times = io.StringIO(), iter(float(i) for i in range(100))
-    progress = PlainProgress(Console(file=out, width=200), every_seconds=0.0, clock=lambda: next(times))
-    with progress.phase("learning", 10) as phase:
-        for _ in range(3):
-            phase.advance({"critic/score/mean": 0.5})
-    text = out.getvalue()
-    assert "learning:3/10" in text
-    assert "critic/score/mean:0.5" in text
-    assert "left" in text
+    progress = PlainProgress(Console(file=out, width=200), every_seconds, clock=lambda: next(times))
+    with progress.phase("learning", total) as phase:
+        for _ in range(steps):
+            phase.advance({"critic/score/mean": 0.534, "actor/entropy": 0.1})
+    return out.getvalue().splitlines()
+
+
+def test_plain_progress_prints_short_lines() -> None:
+    assert plain_lines(0.0, total=10, steps=3) == [
+        "learning 1/10 · reward 0.53 · 2 s/step · 18 s left",
+        "learning 2/10 · reward 0.53 · 2.5 s/step · 20 s left",
+        "learning 3/10 · reward 0.53 · 2.67 s/step · 19 s left",
+        "learning 3/3 · 2.67 s/step",
+    ]
+
+
+def test_ci_logs_have_one_line_per_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plain_lines(math.inf, total=3, steps=3) == ["learning 3/3 · reward 0.53 · 2 s/step"]
+    monkeypatch.setenv("CI", "true")
+    progress = build_progress(Console(file=io.StringIO()))
+    assert isinstance(progress, PlainProgress)
+    assert progress.every_seconds == math.inf
+
+
+def test_a_phase_that_ends_early_is_shown_as_complete() -> None:
+    out = io.StringIO()
+    progress = BarProgress(Console(file=out, width=120, force_terminal=True, color_system=None))
+    with progress.phase("warm start", 250, unit="update") as phase:
+        phase.advance(count=60)
+    assert "60/60" in out.getvalue().splitlines()[-2] + out.getvalue().splitlines()[-1]
+    assert "left" not in out.getvalue().splitlines()[-1]
+
+
+def test_durations_are_rounded() -> None:
     assert (duration(41.2), duration(125), duration(3900)) == ("41 s", "2 min", "1 h 5 min")
 
 
