@@ -88,7 +88,7 @@ def export(
     def write(directory: Path) -> None:
         _convert(model, directory, target_dtype)
         if checkpoint is not None:
-            (directory / CARD).write_text(_card(checkpoint, dtype))
+            (directory / CARD).write_text(_card(checkpoint, dtype, target.resolve()))
 
     with _translate_read_errors(model):
         write_directory(target, write)
@@ -186,8 +186,8 @@ def _head(more: Mapping[str, Any]) -> str:
     return f"---\n{yaml.safe_dump(values, sort_keys=False)}---\n"
 
 
-def _card(checkpoint: Checkpoint, dtype: str | None) -> str:
-    """Return the model card: origin, results and configuration."""
+def _card(checkpoint: Checkpoint, dtype: str | None, target: Path) -> str:
+    """Return the model card: origin, results, usage from the directory `target`, and configuration."""
     experiment = checkpoint.state["experiment"]
     config = Experiment.model_validate(upgrade_keys(experiment), strict=False)
     run = RunDirectory(checkpoint.directory.resolve().parent.parent)
@@ -207,8 +207,9 @@ def _card(checkpoint: Checkpoint, dtype: str | None) -> str:
         "```python",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
-        'model = AutoModelForCausalLM.from_pretrained("this directory")',
-        'tokenizer = AutoTokenizer.from_pretrained("this directory")',
+        f"path = {str(target)!r}",
+        "model = AutoModelForCausalLM.from_pretrained(path)",
+        "tokenizer = AutoTokenizer.from_pretrained(path)",
         "```",
         "",
         "## Configuration",

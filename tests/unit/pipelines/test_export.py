@@ -73,6 +73,10 @@ def test_the_card_says_where_the_model_comes_from_and_how_well_it_does(run: Path
     assert "# lake, step 3" in body
     assert "| frozenlake/success_rate | 0 (step 0) | 0.3 (step 3) |" in body, "what came after the step isn't its own"
     assert "float16" in body
+    usage = body.split("```python\n")[1].split("```")[0]
+    assert f"path = {str(tmp_path / 'out')!r}" in usage
+    names = subprocess.run([sys.executable, "-c", usage + "print(type(model).__name__)"], capture_output=True, text=True)
+    assert names.stdout.strip() == "Qwen2ForCausalLM", names.stderr
     told = yaml.safe_load(body.split("```yaml\n")[1].split("```")[0])
     assert (told["name"], told["training"]) == ("lake", {"steps": 5})
 
