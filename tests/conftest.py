@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,13 @@ import pytest
 import torch
 
 from quintet.records import Batch
+
+
+def pytest_configure() -> None:
+    """Let SIGINT end processes that tests start: `nohup make test &` and some CI runners ignore it, and a process
+    inherits that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 TEXTS = [
     "system\nWalk to the goal G. P is you, _ is ice, O is a hole.",

@@ -75,7 +75,9 @@ def test_the_card_says_where_the_model_comes_from_and_how_well_it_does(run: Path
     assert "float16" in body
     usage = body.split("```python\n")[1].split("```")[0]
     assert f"path = {str(tmp_path / 'out')!r}" in usage
-    names = subprocess.run([sys.executable, "-c", usage + "print(type(model).__name__)"], capture_output=True, text=True)
+    names = subprocess.run(
+        [sys.executable, "-c", usage + "print(type(model).__name__)"], capture_output=True, text=True
+    )
     assert names.stdout.strip() == "Qwen2ForCausalLM", names.stderr
     told = yaml.safe_load(body.split("```yaml\n")[1].split("```")[0])
     assert (told["name"], told["training"]) == ("lake", {"steps": 5})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -264,9 +265,19 @@ def test_no_process_outlives_the_run(
     note = tmp_path / "pids"
     command = [sys.executable, "-c", textwrap.dedent(RUN.format(last=last)), function, str(note)]
     run = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    ends = time.monotonic() + 20
-    while not (note.exists() and " " in note.read_text()) and time.monotonic() < ends:
-        time.sleep(0.02)
-    end(run)
-    run.wait(10)
-    assert all(gone(int(pid)) for pid in note.read_text().split())
+    pids: list[int] = []
+    try:
+        ends = time.monotonic() + 20
+        while len(pids) < 2 and time.monotonic() < ends:
+            time.sleep(0.02)
+            pids = [int(pid) for pid in note.read_text().split()] if note.exists() else []
+        end(run)
+        run.wait(10)
+        assert len(pids) == 2
+        assert all(gone(pid) for pid in pids)
+    finally:
+        run.kill()
+        run.wait()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

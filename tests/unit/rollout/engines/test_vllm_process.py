@@ -21,9 +21,24 @@ CACHE = {"kv_cache_memory_bytes": 5 * 128 * 2 * 2 * 2 * 32 * 4}
 """Five blocks of 128 tokens: a bit more than one request of maximum length."""
 
 
+OF_OTHER_TESTS: set[int] = set()
+"""Ids of processes that ran before this module's first test."""
+
+
+def child_processes() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _processes_of_other_tests() -> None:
+    OF_OTHER_TESTS.update(child.pid for child in child_processes())
+
+
 def engine_processes() -> list[psutil.Process]:
     return [
-        one for one in psutil.Process().children(recursive=True) if "resource_tracker" not in " ".join(one.cmdline())
+        child
+        for child in child_processes()
+        if child.pid not in OF_OTHER_TESTS and "resource_tracker" not in " ".join(child.cmdline())
     ]
 
 
