@@ -71,7 +71,9 @@ def test_a_reward_models_scores_are_the_rewards(quintet: Command, sums: Path, tm
     assert len({answer["reward_components"]["model_score"] for answer in found}) > 8, "other answers, other scores"
     rewards = [answer["reward"] for answer in found]
     assert mean_score(tmp_path / "runs/sums") == pytest.approx(sum(rewards) / 16, rel=1e-5)
-    assert scored_alone(tmp_path, found[0]["turns"][0]) == pytest.approx(found[0]["reward_components"]["model_score"], rel=1e-5)
+    assert scored_alone(tmp_path, found[0]["turns"][0]) == pytest.approx(
+        found[0]["reward_components"]["model_score"], rel=1e-5
+    )
 
 
 def scored_alone(directory: Path, turn: dict[str, Any]) -> float:

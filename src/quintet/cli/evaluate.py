@@ -21,12 +21,10 @@ from quintet.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from quintet.pipelines.evaluate import Evaluation, Statistics
     from quintet.pipelines.model_lookup import StoredModel
     from quintet.rollout.engines.openai_endpoint import EndpointSettings
-    from quintet.tracking.eval_statistics import Estimate, Estimates
 
 ANSWER_TOKENS, PROMPT_TOKENS = 512, 8192
 """Defaults for a model without the configuration of a run."""
@@ -141,7 +139,9 @@ def run(
     if as_json:
         print(json.dumps(evaluation.as_json(), indent=1, ensure_ascii=False))
     else:
-        console.print(_table(evaluation))
+        from quintet.cli.evaluation_table import evaluation_table
+
+        console.print(evaluation_table(evaluation))
         print(f"results: {evaluation.directory / 'results.json'}")
     _print_failures(evaluation)
     return int(evaluation.failed * 2 > evaluation.answers)
@@ -412,34 +412,6 @@ def _env_options(env: str) -> set[str]:
     from quintet.config.native.envs import ENVS
 
     return set(getattr(ENVS.get(env).config, "model_fields", ()))
-
-
-def _table(evaluation: Evaluation) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=f"{evaluation.answers} answers")
-    for column in ("", "", "mean", f"{evaluation.statistics.confidence:.0%} interval", "prompts"):
-        table.add_column(column, justify="left" if column == "" else "right")
-    for name, source in evaluation.sources.items():
-        for row, (label, estimate) in enumerate(_rows(source)):
-            # Text: names from data files must not be read as markup
-            title = Text(name if row == 0 else "")
-            table.add_row(title, label, f"{estimate.mean:.4g}", _interval(estimate), str(estimate.prompts))
-        table.add_section()
-    return table
-
-
-def _rows(source: Estimates) -> Iterator[tuple[str, Estimate]]:
-    yield "score", source.score
-    if source.accuracy is not None:
-        yield "acc", source.accuracy
-    yield from ((f"pass@{k}", estimate) for k, estimate in source.passed.items())
-    yield from ((f"maj@{k}", estimate) for k, estimate in source.majority.items() if k > 1)
-
-
-def _interval(estimate: Estimate) -> str:
-    return "–" if estimate.low is None else f"{estimate.low:.4g} … {estimate.high:.4g}"
 
 
 def _print_failures(evaluation: Evaluation) -> None:

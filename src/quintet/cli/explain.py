@@ -6,10 +6,12 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from textwrap import shorten
 from typing import Any
 
 from quintet.cli.config_source import NATIVE, check_dialect, read_config_source
 from quintet.cli.configuration import load_config
+from quintet.cli.key_search import search_keys
 from quintet.config.deprecation import current_key
 from quintet.config.dialects.composition.foreign_config import MergedConfig, compose_config
 from quintet.config.dialects.dialect import Dialect
@@ -19,6 +21,7 @@ from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dialects.synonyms import keys_by_synonym
 from quintet.config.dialects.typos import closest_keys
 from quintet.config.dotted import flatten
+from quintet.config.native.experiment import Experiment
 from quintet.config.schema import REPEATED, Key, documented_key, format_value, keys
 from quintet.errors import ConfigError
 
@@ -160,6 +163,9 @@ def _print_key(name: str, dialect: str | None, entries: list[Entry], *, as_json:
     if native and current != name:
         print(f"{name} is now called {current}", file=sys.stderr)
     foreign = [entry for entry in entries if name in (entry[2].key, *entry[2].aliases)]
+    if not native and not foreign and "." not in name and (related := search_keys(name)) and not as_json:
+        _print_related(name, related)
+        return
     if not native and not foreign:
         valid = [key.name for key in keys()] if dialect in (None, NATIVE) else []
         similar = (
@@ -169,16 +175,53 @@ def _print_key(name: str, dialect: str | None, entries: list[Entry], *, as_json:
         )
         hint = f"did you mean {' or '.join(similar)}?" if similar else "`quintet explain env` shows a section"
         raise ConfigError(f"unknown key {name}", key=name, hint=hint)
-    for key in native:
-        if as_json:
+    if as_json:
+        for key in native:
             print(json.dumps(_native_object(key)))
-        else:
-            _print_native(key)
+    elif len(native) > 1:
+        _print_choices(native)
+    elif native:
+        _print_native(native[0])
     for entry in foreign:
         if as_json:
             print(json.dumps(_spec_object(entry)))
         else:
             _print_spec(*entry)
+
+
+def _print_related(name: str, related: list[Key]) -> None:
+    print(f"No key is called {name!r}. Related keys:")
+    width = max(len(key.name) for key in related)
+    for key in related:
+        print(f"  {key.name:<{width}}  {shorten(key.description, 90, placeholder=' …')}")
+
+
+def _print_choices(variants: list[Key]) -> None:
+    """Print a key that several choices of a section have, once, with what differs between them."""
+    first, defaults = variants[0], flatten(Experiment().model_dump(mode="json"))
+    print(first.name)
+    rows = [
+        [str(key.choice[1] if key.choice else ""), key.value_type, format_value(key.default), key.description]
+        for key in variants
+    ]
+    is_name = all(row[0] == row[1] for row in rows)
+    if len({key.description for key in variants}) == 1:
+        print(f"  {first.description}")
+    if is_name:
+        print(f"  type     one of {', '.join(row[0] for row in rows)}")
+    elif len({key.value_type for key in variants}) == 1:
+        print(f"  type     {first.value_type}")
+    if first.name in defaults:
+        print(f"  default  {format_value(defaults[first.name])}")
+    _print_synonyms(list(_specs_for(first.name)))
+    if is_name or first.choice is None:
+        return
+    print(f"  only with {first.choice[0]}")
+    for name, value_type, value, description in rows:
+        details = [f"default {value}"]
+        details += [value_type] if len({row[1] for row in rows}) > 1 else []
+        details += [description] if len({row[3] for row in rows}) > 1 else []
+        print(f"    {name}: {', '.join(details)}")
 
 
 def _print_spec(dialect: str, reference: str, spec: KeySpec) -> None:

@@ -10,7 +10,7 @@ from quintet.registry import Entry
 
 def run() -> None:
     """Print the entries of all registries."""
-    from quintet.config.native.advantages import ADVANTAGES
+    from quintet.config.native.advantages import ADVANTAGES, NoAdvantageConfig
     from quintet.config.native.envs import ENVS
     from quintet.config.native.losses import LOSSES
     from quintet.policies.tiny_models import PRESETS
@@ -21,6 +21,7 @@ def run() -> None:
     _print_entries("environments", ENVS)
     print(f"  {'prompts':<28} prompts from data files with verifiable answers")
     _print_entries("advantage estimators", ADVANTAGES)
+    print(f"  {'none':<28} no advantages (not supported yet: requires {NoAdvantageConfig.requires.capability})")
     _print_entries("policy losses", LOSSES)
     _print_entries("verifiers", VERIFIERS)
     _print_entries("engines", ENGINES)

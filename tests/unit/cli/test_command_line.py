@@ -112,9 +112,44 @@ def test_explain_tells_type_range_and_default(
     assert "type     a number > 0\n" in shown
     assert "default  0.002\n" in shown
     assert call(monkeypatch, "explain", "env.max_steps") == 0
-    assert capsys.readouterr().out.count("env.max_steps  (with env.name=") == 3
+    assert capsys.readouterr().out.count("env.max_steps") == 1
     assert call(monkeypatch, "explain", "checkpoint") == 0
     assert "    checkpoint.every_steps\n    checkpoint.keep\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("batch size", "training.groups_per_step"),
+        ("batch_size", "training.groups_per_step"),
+        ("lr", "actor.optimizer.learning_rate"),
+        ("kl", "algorithm.kl.coefficient"),
+        ("max tokens", "rollout.max_response_tokens"),
+        ("temperature", "rollout.temperature"),
+        ("lora rank", "policy.lora.rank"),
+    ],
+)
+def test_explain_leads_from_common_words_to_keys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, key: str
+) -> None:
+    assert call(monkeypatch, "explain", words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert key in [line.split()[0] for line in lines[1:6]]
+    assert max(map(len, lines)) < 140
+
+
+def test_explain_prints_one_block_for_a_key_of_several_choices(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "explain", "algorithm.advantage.name") == 0
+    told = capsys.readouterr().out
+    assert told.count("algorithm.advantage.name") == 1
+    assert "default  'grpo'" in told
+    assert "type     one of grpo, brpo" in told
+    assert call(monkeypatch, "explain", "algorithm.advantage.gamma") == 0
+    told = capsys.readouterr().out
+    assert told.count("type ") == 1
+    assert "    bi_level_gae: default 1.0, Discount factor per token inside a turn." in told
 
 
 def test_explain_names_the_nearest_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,5 +118,5 @@ ENGINES.add(
 ENGINES.add(
     "sglang-server",
     "quintet.rollout.engines.sglang.engine:build_sglang_server_engine",
-    help="SGLang, behind its HTTP server",
+    help="SGLang behind its HTTP server: one that runs already, or one that it starts (needs sglang)",
 )
