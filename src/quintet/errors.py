@@ -6,7 +6,11 @@ All other exceptions are bugs of Quintet and keep their traceback.
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
+
+SIGNALLED = 128
+"""Added to the number of a signal, the exit status of a process that ended by it, as in a shell."""
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:
@@ -55,6 +59,11 @@ class MachineError(UserError):
 
 
 class InterruptedRun(UserError):
-    """The run was stopped (Ctrl-C, SIGTERM); its last complete checkpoint is kept."""
+    """The run was stopped by a signal (Ctrl-C is SIGINT); its last complete checkpoint is kept.
 
-    exit_status = 130
+    The exit status is that of a shell for a process that ends by the signal: 130 for SIGINT, 143 for SIGTERM.
+    """
+
+    def __init__(self, message: str, hint: str | None = None, number: int = signal.SIGINT) -> None:
+        super().__init__(message, hint)
+        self.exit_status = SIGNALLED + number

@@ -83,7 +83,7 @@ def stop(tuning: Path, directory: Path, words: list[str], step: int, how: signal
             status = process.wait(timeout=60)
         finally:
             process.kill()
-    assert status == (-signal.SIGKILL if how is signal.SIGKILL else 130)
+    assert status == (-signal.SIGKILL if how is signal.SIGKILL else 128 + how)
     assert b"Traceback" not in (directory / "log").read_bytes()
 
 

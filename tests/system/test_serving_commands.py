@@ -78,7 +78,7 @@ def ask(url: str, body: Any = None, token: str | None = None) -> Any:
 def ended(process: subprocess.Popen[str], asked_to_stop: signal.Signals) -> None:
     process.send_signal(asked_to_stop)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 0, said
+    assert process.returncode == 128 + asked_to_stop, said
     assert f"stopped ({asked_to_stop.name})" in said
     assert "Traceback" not in said
 

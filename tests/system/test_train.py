@@ -152,7 +152,7 @@ def test_a_stopped_run_ends_as_one_that_never_stopped(
         status = process.wait(timeout=60)
     finally:
         process.kill()
-    assert status == (-signal.SIGKILL if how is signal.SIGKILL else 130)
+    assert status == (-signal.SIGKILL if how is signal.SIGKILL else 128 + how)
     assert b"Traceback" not in (tmp_path / "log").read_bytes()
     again = quintet("train", str(small), *words, "name=stopped")
     assert "resuming from" in again.stdout

@@ -11,6 +11,7 @@ from quintet import __version__
 from quintet.cli import check, data
 from quintet.cli.ranks import silence_other_ranks
 from quintet.errors import UserError
+from quintet.runtime.signals import exit_on_second_signal
 
 app = typer.Typer(
     name="quintet",
@@ -282,7 +283,7 @@ def _options(
 def main() -> NoReturn:
     """Run the command line; a user error ends with one message and exit status 2."""
     try:
-        with silence_other_ranks():
+        with exit_on_second_signal(), silence_other_ranks():
             app(standalone_mode=True)
     except UserError as error:
         print(f"quintet: {error}", file=sys.stderr)

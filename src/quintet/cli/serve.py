@@ -17,7 +17,7 @@ from quintet.cli.config_source import NATIVE
 from quintet.cli.configuration import SINGLE_PROCESS_DEFAULTS, load_config
 from quintet.cli.messages import warn
 from quintet.cli.transformers_setup import silence_transformers
-from quintet.errors import MachineError
+from quintet.errors import SIGNALLED, MachineError
 
 if TYPE_CHECKING:
     from quintet.config.composed import ComposedConfig
@@ -109,12 +109,12 @@ def _serve(composed: ComposedConfig, policy: Path, name: str, context: int | Non
         opened = build_request_handler(config, policy, name=name, context=context)
         with closing(opened.handler), closing(ServingServer(opened.handler, address)) as service:
             _print_address(opened, name, config.rollout.engine, service.url)
-            while not stop:
+            while stop.number is None:
                 time.sleep(POLL_SECONDS)
                 if fault := opened.handler.engine.error:
                     raise MachineError(f"the engine died: {type(fault).__name__}: {fault}", "restart the server")
-    print(f"stopped ({stop.signal})", file=sys.stderr)
-    return 0
+    print(f"stopped ({stop.number.name})", file=sys.stderr)
+    return SIGNALLED + stop.number
 
 
 def _print_address(opened: ServedModel, name: str, engine: str, url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -221,9 +222,10 @@ def is_due(step: int, every: int) -> bool:
 
 def interrupted(run: Run, stop: StopRequest, step: int) -> InterruptedRun:
     """Return the error that ends a run after a request to stop."""
+    number = stop.number or signal.SIGINT
     if step == 0:
-        return InterruptedRun(f"stopped by {stop.signal} in the warm start", "rerun the same command to restart it")
-    return InterruptedRun(
-        f"stopped by {stop.signal} after step {step}; {run.directory.path} can be resumed",
-        "rerun the same command to continue from its last checkpoint",
-    )
+        message, hint = f"stopped by {number.name} in the warm start", "rerun the same command to restart it"
+    else:
+        message = f"stopped by {number.name} after step {step}; {run.directory.path} can be resumed"
+        hint = "rerun the same command to continue from its last checkpoint"
+    return InterruptedRun(message, hint, number)

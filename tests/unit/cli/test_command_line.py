@@ -54,7 +54,12 @@ def test_the_first_word_is_a_file_unless_it_sets_a_key(
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(MachineError("disk full", "free some"), 2), (InterruptedRun("stopped"), 130)]
+    ("error", "status"),
+    [
+        (MachineError("disk full", "free some"), 2),
+        (InterruptedRun("stopped"), 130),
+        (InterruptedRun("stopped", number=15), 143),
+    ],
 )
 def test_a_users_fault_is_one_block_and_its_exit_status(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, status: int
