@@ -152,6 +152,13 @@ def test_a_killed_process_ends_the_run_with_its_rank(place: Path) -> None:
     told = log(place, "killed")
     assert told.count("quintet: rank 1 has ended, and a run needs all of its ranks") == 1, told
     assert "rerun the same command to continue from the last checkpoint" in told
+    end = "\n".join(told.splitlines()[-11:])
+    assert "rank      : 1 " in end, "the cause is the rank that was killed, not the one that ended because of it"
+    assert "SIGKILL" in end
+    assert "rank 1 ended before the run was complete" in end
+    assert "Its log: runs/killed/logs/rank_1.log" in end
+    assert "To continue from the last checkpoint: torchrun --nproc-per-node 2 -m quintet train" in end
+    assert (place / "runs/killed/logs/rank_1.log").exists()
     assert (place / "runs/killed/checkpoints/global_step_1").exists()
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quintet import __version__
+from quintet.cli.rank_report import output_to_log, sudden_death_report, write_rank_report
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.torchrun import RankInfo, current_rank
@@ -20,6 +21,8 @@ from quintet.errors import MachineError, UserError
 if TYPE_CHECKING:
     from quintet.runtime.controller import Controller
 
+START_SECONDS = 60
+"""Ranks start within this time of each other."""
 FIRST_RANK_SECONDS = 10.0
 """How long an error is left to the first process of the machine to report."""
 
@@ -65,13 +68,18 @@ def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller |
     from quintet.runtime.worker import run_worker
     from quintet.training.parallel.rendezvous import rendezvous
 
+    # torchrun ends rank 0 because of the others
+    write_rank_report(sudden_death_report(rank, config), delay=0 if rank.rank else START_SECONDS)
     ranks = rendezvous(rank, _fingerprint(config), config.placement.join_timeout_seconds)
     try:
-        with ranks.watchdog(partial(_exit_at_once, rank.rank)):
+        with ranks.watchdog(partial(_exit_at_once, rank.rank)), output_to_log(rank, config):
             if rank.rank:
                 return _worker_status(lambda: run_worker(ranks), rank.rank)
             with closing(Controller.on_ranks(ranks)) as controller:
                 return run(controller)
+    except UserError as error:
+        write_rank_report(str(error))
+        raise
     finally:
         ranks.close()
 
@@ -79,6 +87,7 @@ def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller |
 def _exit_at_once(rank: int, cause: str) -> None:
     """End this process, whose main thread waits for a rank that has died and cannot be interrupted."""
     message = f"{cause}, and a run needs all of its ranks" if rank == 0 else f"rank {rank} ends: {cause}"
+    write_rank_report(message)
     print(f"quintet: {message}", file=sys.__stderr__, flush=True)
     os._exit(MachineError.exit_status)
 
@@ -90,9 +99,11 @@ def _worker_status(run: Callable[[], None], rank: int) -> int:
     try:
         run()
     except RankDiedError as error:
+        write_rank_report(str(error))
         print(f"quintet: {error}", file=sys.__stderr__)
         return error.exit_status
     except UserError as error:
+        write_rank_report(str(error))
         return _print_late(error, rank)
     return 0
 
