@@ -65,7 +65,11 @@ def collect_demonstrations(
     env = build_env()
     if not hasattr(env, "expert_action"):
         raise ConfigError(
-            "the environment has no expert for a warm start", key="warm_start", hint="set warm_start=null"
+            "the environment has no expert, a method `expert_action`: the vocabulary of a new policy (policy.preset),"
+            " the warm start and sft.episodes need its episodes",
+            key="env.name",
+            hint="add the method, or train an existing model without a warm start: policy.path=DIRECTORY"
+            " policy.preset=null warm_start=null",
         )
     demonstrations, num_tries, env_error = _collect(
         cast("Expert", env), split, episodes, max_turns, max_actions_per_turn

@@ -26,6 +26,7 @@ from quintet.pipelines.setup import build_prompts, set_up
 from quintet.pipelines.sft.fine_tuning import with_fine_tuned_policy
 from quintet.pipelines.summary import finish
 from quintet.pipelines.timings import Timings, throughput
+from quintet.pipelines.training_warnings import TrainingWarnings
 from quintet.records import Batch
 from quintet.runtime.components import Components
 from quintet.runtime.controller import Controller
@@ -73,7 +74,7 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
     """
     config = run.config
     first, steps = (run.checkpoint.step if run.checkpoint else 0), config.training.steps
-    saving = Timings()
+    saving, warnings = Timings(), TrainingWarnings(config)
     with run.progress.phase("learning", steps, done=first) as progress:
         for step in range(first + 1, steps + 1):
             timings = Timings()
@@ -82,6 +83,8 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
                 with timings.phase("testing"):
                     metrics |= validate(run, components, step)
             show_rollout(run, step, rollout)
+            for warning in warnings.check(rollout.trajectories, metrics):
+                run.progress.note(warning)
             run.log(step, {**metrics, **timings.metrics, **saving.metrics, "training/global_step": step})
             saving = Timings()
             # a checkpoint aborts running episodes: an additional one would change the steps after it

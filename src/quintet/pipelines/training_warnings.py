@@ -1,0 +1,74 @@
+"""Warnings about runs that cannot learn, with the likely cause, as soon as their first steps show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from textwrap import shorten
+
+from quintet.config.native.experiment import Experiment
+from quintet.records import Trajectory
+
+STEPS_WITHOUT_SIGNAL = 3
+"""Consecutive steps without any difference of rewards within a group, after which a warning is due."""
+SHOWN_CHARACTERS = 100
+
+
+class TrainingWarnings:
+    """Warnings about a run, each given once."""
+
+    def __init__(self, config: Experiment) -> None:
+        self._config = config
+        self._steps_without_signal = 0
+        self._given: set[str] = set()
+
+    def check(self, trajectories: Sequence[Trajectory], metrics: Mapping[str, float]) -> Iterator[str]:
+        """Yield new warnings about a step from its episodes and metrics."""
+        has_signal = metrics.get("training/groups_with_signal", 1.0) > 0
+        self._steps_without_signal = 0 if has_signal else self._steps_without_signal + 1
+        problems = {
+            "format": self._unparsed_responses(trajectories, metrics),
+            "signal": self._equal_rewards(metrics),
+            "update": self._skipped_update(metrics),
+        }
+        for kind, warning in problems.items():
+            if warning is not None and kind not in self._given:
+                self._given.add(kind)
+                yield f"warning: {warning}"
+
+    def _unparsed_responses(self, trajectories: Sequence[Trajectory], metrics: Mapping[str, float]) -> str | None:
+        if metrics.get("response/valid_format", 1.0) > 0:
+            return None
+        turn = next((turn for episode in trajectories for turn in episode.turns), None)
+        if turn is None:
+            return None
+        if metrics.get("response_length/clip_ratio", 0.0) > 0.5:
+            limit = self._config.rollout.max_response_tokens
+            cause = f"most are cut off: increase rollout.max_response_tokens, now {limit}"
+        else:
+            cause = (
+                "the policy does not know the format: use a model that follows instructions, a warm start with"
+                " demonstrations, or fine-tune it first (quintet sft)"
+            )
+        example = shorten(repr(turn.text), SHOWN_CHARACTERS, placeholder=" …")
+        return f"no response of this step could be parsed (response/valid_format is 0); {cause}. A response: {example}"
+
+    def _equal_rewards(self, metrics: Mapping[str, float]) -> str | None:
+        compares_groups = self._config.algorithm.advantage.needs_several_samples
+        if self._steps_without_signal < STEPS_WITHOUT_SIGNAL or not compares_groups:
+            return None
+        mean = metrics.get("critic/score/mean", 0.0)
+        return (
+            f"for {self._steps_without_signal} steps the rewards have not differed within any group (mean {mean:.3g}),"
+            " so there is no gradient: the task is too hard or too easy for the policy, the samples are all alike"
+            " (rollout.temperature), or the reward is constant. Try another difficulty, a warm start, or more"
+            " training.samples_per_group"
+        )
+
+    def _skipped_update(self, metrics: Mapping[str, float]) -> str | None:
+        if any(name in metrics for name in ("actor/grad_norm", "critic/grad_norm")):
+            return None
+        return (
+            "no token was left to train on: the engine returned no tokens, all episodes failed, or algorithm.filter and"
+            " algorithm.correction reject all of them (see trajectory/failed, training/groups_kept and rollout_corr/ in"
+            " metrics.jsonl)"
+        )
