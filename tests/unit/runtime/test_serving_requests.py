@@ -116,3 +116,17 @@ def test_special_tokens_are_shown_unless_they_are_unwanted(tokenizer: ChatTokeni
     for skip, shown in ((False, "a<|im_start|>b"), (True, "ab")):
         answer = tokenizer.answer(request, generation, include_stop_text=False, skip_special_tokens=skip)
         assert (answer.returned_text, answer.text) == (shown, "a<|im_start|>b")
+
+
+@pytest.mark.parametrize(
+    ("stop", "message"),
+    [
+        (["x"] * 100_000, "stop: List should have at most 64 items"),
+        ("x" * 2000, "stop: String should have at most 1024 characters"),
+        (["fine", 7], "stop.1: Input should be a valid string"),
+    ],
+)
+def test_a_wrong_stop_is_refused_for_what_is_wrong_with_it(stop: object, message: str) -> None:
+    with pytest.raises(RequestError) as error:
+        parse(CompletionBody, json.dumps({"prompt": "a", "stop": stop}).encode())
+    assert error.value.message.startswith(message), error.value.message

@@ -292,10 +292,13 @@ def _check_unknown(kind: type[_Part], name: str, value: object) -> None:
 
 
 def _validation_error(error: ValidationError, body: Mapping[str, Any]) -> RequestError:
-    """Return the first error, at its place in the body; of a value that may have several types, the deepest error."""
+    """Return the first error, at its place in the body.
+
+    Of a value that may have several types it is the deepest error, and among those that of the type that the value has.
+    """
     errors = error.errors(include_url=False, include_context=False)
     same_field = [item for item in errors if item["loc"][:1] == errors[0]["loc"][:1]]
-    first = max(same_field, key=lambda item: _path(item["loc"], body).count("."))
+    first = max(same_field, key=lambda item: (_path(item["loc"], body).count("."), not item["type"].endswith("_type")))
     param = _path(first["loc"], body)
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "missing":
