@@ -23,6 +23,7 @@ from quintet.rollout.collate import collate
 from quintet.rollout.engines.hf.engine import HfEngine
 from quintet.rollout.sessions import build_turns, read_session
 from quintet.runtime.serving.server import ServingServer
+from quintet.runtime.serving.tokenization import ChatTokenizer
 
 CHAT, COMPLETE, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 HELLO = [{"role": "system", "content": "Walk to the goal G."}, {"role": "user", "content": "_ P G"}]
@@ -258,6 +259,16 @@ def test_bodies_are_json_and_no_longer_than_allowed(client: Client) -> None:
     assert client.refused(COMPLETE, {"prompt": "a"}, Content_Encoding="gzip")[0] == 415
     assert client.refused(COMPLETE, b"", Content_Length=str(1 << 30))[0] == 413
     assert client.refused(COMPLETE, b"", Content_Length="-1")[0] == 411
+
+
+@pytest.mark.parametrize("kind", ["message", "prompt"])
+def test_texts_far_beyond_the_context_cost_no_time(client: Client, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tokens would take the server as long as many completions."""
+    monkeypatch.setattr(ChatTokenizer, "encode", lambda *_, **__: pytest.fail("the text was tokenized"))
+    text = "go left " * 500_000
+    body = {"prompt": text} if kind == "prompt" else {"messages": [{"role": "user", "content": text}]}
+    status, error = client.refused(COMPLETE if kind == "prompt" else CHAT, body)
+    assert (status, error["code"]) == (400, "context_length_exceeded")
 
 
 def test_pages_of_other_sites_cant_ask(client: Client) -> None:

@@ -187,6 +187,7 @@ class RequestHandler:
 
     def _prompts(self, body: ChatBody | CompletionBody | GenerateBody, session: Session | None) -> list[Prompt]:
         if isinstance(body, ChatBody):
+            self._check_length(sum(len(message.text) for message in body.messages), "messages")
             text = self.tokenizer.render(body)
             return [
                 self._checked(self._encoded(text, session, special=False, shown=_latest_messages(body)), "messages")
@@ -198,6 +199,7 @@ class RequestHandler:
 
     def _prompt(self, prompt: Any, body: CompletionBody, session: Session | None) -> Prompt:
         if isinstance(prompt, str):
+            self._check_length(len(prompt), "prompt")
             return self._encoded(prompt, session, special=body.add_special_tokens, shown=prompt)
         return Prompt(tuple(prompt))
 
@@ -210,6 +212,13 @@ class RequestHandler:
         if session is None:
             return Prompt(tuple(encode(text)), text, shown=shown)
         return session.prompt(text, encode, self.tokenizer.encode, self.tokenizer.token_text, shown)
+
+    def _check_length(self, num_characters: int, param: str) -> None:
+        """Refuse a text that cannot fit into the context, before time is spent on its tokens."""
+        num_tokens, context = num_characters // self.tokenizer.max_token_length, self.engine.max_model_len
+        if num_tokens >= context:
+            message = f"{param}: a prompt of at least {num_tokens} tokens leaves no room in a context of {context}"
+            raise RequestError(message, code="context_length_exceeded", param=param)
 
     def _checked(self, prompt: Prompt, param: str) -> Prompt:
         num_tokens, context = len(prompt.tokens), self.engine.max_model_len

@@ -41,6 +41,8 @@ class ChatTokenizer:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self.stop_token_ids = tuple(stop_token_ids)
+        self.max_token_length = max(map(len, tokenizer.get_vocab()))
+        """Characters of the longest token: a text of n characters has at least n / max_token_length tokens."""
 
     @property
     def template(self) -> str:
