@@ -21,7 +21,7 @@ from quintet.rewards.factory import build_verifier_scorer
 from quintet.rewards.reward_managers import PooledRewardScorer
 
 ENDLESS = [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{\binom{1000000000}{500000000}}", r"\boxed{100000000!}"]
-TIMEOUT = 1.0
+TIMEOUT = 2.0
 
 
 def answer(number: int, text: str, truth: object = "7", source: str = "lighteval/MATH") -> Response:
@@ -91,6 +91,7 @@ def test_rows_of_all_sources_are_scored_by_one_scorer(judge: PooledRewardScorer)
         ]
 
 
+@pytest.mark.parametrize("judge", [60.0], indirect=True, ids=["patient"])
 def test_an_error_of_a_row_fails_only_that_row(judge: PooledRewardScorer) -> None:
     judge.submit(answer(0, r"\boxed{7}", None))
     judge.submit(answer(1, "<answer>3</answer>", "3", "reasoning_gym/no_such_generator"))
