@@ -172,7 +172,9 @@ class AgentLoop:
         for event in self._envs.poll(wait=idle):
             self._handle_env_event(event)
         if self._running and not (self._engine.busy or self._envs.pending or self._finished):
-            self._fail_lost_episodes()
+            # neither the engine nor an env is working on them
+            for running in list(self._running.values()):
+                self._end(running, Outcome.FAILED, LOST)
         elsewhere = self.engine_seconds + self._envs.seconds - before
         self.loop_seconds += time.perf_counter() - started - elsewhere
 
@@ -305,11 +307,6 @@ class AgentLoop:
             self._end(running, outcome)
         else:
             self._request_turn(running, steps[-1].observation if steps else running.observation)
-
-    def _fail_lost_episodes(self) -> None:
-        """Fail episodes that neither the engine nor an env is working on."""
-        for running in list(self._running.values()):
-            self._end(running, Outcome.FAILED, LOST)
 
     def _abort(self, episodes: Iterable[RunningEpisode]) -> list[Trajectory]:
         aborted = {running.id: running for running in episodes}
