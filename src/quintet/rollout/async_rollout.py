@@ -1,6 +1,6 @@
 """Asynchronous rollouts: episodes continue while the policy is trained, and a step takes the complete groups.
 
-No step waits for its longest episode. The weight versions of an episode's tokens are recorded in `Generation.switches`,
+No step waits for its longest episode. The weight versions of an episode's tokens are in `Generation.version_changes`,
 and groups that have missed too many weight syncs are restarted.
 """
 

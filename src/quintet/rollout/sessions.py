@@ -120,7 +120,8 @@ class Session:
     """Exchanges of one episode of an external agent. All methods may be called from any thread."""
 
     def __init__(self, request_id: int = 0) -> None:
-        """`request_id` is the id under which the engine may keep the dialogue's KV cache, see `Request.keep`."""
+        """`request_id` is the engine's id of the dialogue, under which it may keep the KV cache, see
+        `Request.keep_kv_cache`."""
         self._exchanges: list[Exchange] = []
         self._requests = 0
         self._lock = threading.Lock()

@@ -25,8 +25,9 @@ class ExpressionError(ValueError):
 
 
 def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
-    """Score 1 if the expression uses each number once and reaches the target; `parts["numbers"]` is 1 if it uses the
-    right numbers.
+    """Score 1 if the expression uses each number once and reaches the target.
+
+    `reward_components["numbers"]` is 1 if it uses the right numbers.
 
     `ground_truth` has `target` and `numbers` (or `nums`), or is the target, with the numbers in `extra`.
 

@@ -159,7 +159,7 @@ class AsyncEngine:
         self, requests: Sequence[Request], *, streaming: bool = False, request_id: int | None = None
     ) -> PendingRequests:
         """Submit requests under new ids. `streaming` publishes responses while they are generated. A single request may
-        have the `request_id` of its dialogue, see `Request.keep`, if no unfinished request has it."""
+        have the `request_id` of its dialogue, see `Request.keep_kv_cache`, if no unfinished request has it."""
         if request_id is not None and len(requests) == 1:
             numbered = [replace(requests[0], id=request_id, keep_kv_cache=True)]
         else:

@@ -34,7 +34,7 @@ class ScheduledRequest:
     tokens: Sequence[int] = ()
     logprobs: Sequence[float] = ()
     switches: list[tuple[int, int]] = field(default_factory=list)
-    """See `Generation.switches`."""
+    """See `Generation.version_changes`."""
     prompt: CachedPrompt | None = None
     """Cached keys and values of `tokens_to_prefill`; None while waiting."""
     penalized_tokens: Tensor | None = None
@@ -174,7 +174,7 @@ class RunningBatch:
         return scheduled
 
     def finish(self, reasons: Mapping[int, FinishReason]) -> None:
-        """Remove finished rows. Dialogues that continue, see `Request.keep`, stay in the prefix cache."""
+        """Remove finished rows. Dialogues that continue, see `Request.keep_kv_cache`, stay in the prefix cache."""
         for row, reason in reasons.items():
             scheduled = self.requests[row]
             if reason is not FinishReason.FAILED and scheduled.request.keep_kv_cache and scheduled.prompt:
