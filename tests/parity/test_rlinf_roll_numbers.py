@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.algorithms.advantages.critics import gae
+from quintet.algorithms.advantages.gae import gae
 from quintet.algorithms.advantages.outcome import grpo, raw, reinforce_plus_plus_baseline
 from quintet.algorithms.advantages.returns import reinforce
 from quintet.algorithms.aggregation import token_weights

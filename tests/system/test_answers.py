@@ -155,13 +155,13 @@ def test_functions_of_the_users_own_are_used(quintet: Command, sums: Path, tmp_p
         "training.steps=1",
         "algorithm.drop_groups_without_signal=false",
         "reward={wrong_reward: 1.0}",
-        "algorithm.advantage={name: outside, function: 'own.py:half', options: {share: 0.25}}",
-        "algorithm.loss={name: outside, function: 'own.py:loss'}",
+        "algorithm.advantage={name: custom, function: 'own.py:half', options: {share: 0.25}}",
+        "algorithm.loss={name: custom, function: 'own.py:loss'}",
     ]
     quintet("train", str(sums), *words)
     assert lines(tmp_path / "runs/sums")[1]["critic/advantages/mean"] == 0.25
     done = quintet(
-        "train", str(sums), *words[:-1], "algorithm.loss={name: outside, function: 'own.py:los'}", check=False
+        "train", str(sums), *words[:-1], "algorithm.loss={name: custom, function: 'own.py:los'}", check=False
     )
     assert done.returncode == 2
     assert "did you mean 'loss'" in done.stderr

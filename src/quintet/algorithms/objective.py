@@ -14,7 +14,7 @@ from quintet.algorithms.kl import token_divergence
 from quintet.algorithms.losses.critic import value_clip
 from quintet.algorithms.losses.custom import loss_from_config
 from quintet.algorithms.losses.ratios import bounded_log_ratio
-from quintet.algorithms.losses.targets import Loss, PolicyTargets
+from quintet.algorithms.losses.targets import Loss, PolicyLossInputs
 from quintet.config.native.algorithm import AlgorithmConfig, KlConfig
 from quintet.config.native.learners import CriticConfig
 from quintet.records import Batch
@@ -34,18 +34,18 @@ class PolicyObjectiveFn(Protocol):
     micro-batches of a mini-batch add up to its mean."""
 
     def __call__(
-        self, logprobs: Tensor, entropy: Tensor, targets: PolicyTargets, /
+        self, logprobs: Tensor, entropy: Tensor, targets: PolicyLossInputs, /
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
-def batch_targets(batch: Batch, aggregation: Aggregation, part: Tensor | None = None) -> PolicyTargets:
+def batch_targets(batch: Batch, aggregation: Aggregation, part: Tensor | None = None) -> PolicyLossInputs:
     """Return the targets of a mini-batch's response tokens, in order; missing advantages are 0. `part` int64 [N]
     numbers the micro-batches (see `Aggregation.weights`)."""
     mask, owner = batch.loss_mask, batch.token_trajectory
     advantages = torch.zeros_like(batch.logprobs) if batch.advantages is None else batch.advantages
     sequence = torch.arange(len(batch.lengths)).repeat_interleave(batch.lengths)
     weights = aggregation.weights(mask, owner, part, batch.logprobs.dtype)
-    return PolicyTargets(
+    return PolicyLossInputs(
         weights=weights,
         old_logprobs=batch.logprobs,
         advantages=advantages,
@@ -94,7 +94,7 @@ class PolicyObjective:
         part: Tensor | None = None,
         logprobs: Callable[[Batch], Tensor],
         seed: int = 0,
-    ) -> PolicyTargets:
+    ) -> PolicyLossInputs:
         """Return `batch_targets` with the aggregation, mask and selected tokens of this loss.
 
         `logprobs` computes the log-probs of the current policy, [N], and `seed` is the random seed, both for selection.
@@ -121,7 +121,9 @@ class PolicyObjective:
         bound = self.config.stop_ratio
         return bound is not None and metrics.get("actor/ratio", 0.0) > bound
 
-    def __call__(self, logprobs: Tensor, entropy: Tensor, targets: PolicyTargets) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(
+        self, logprobs: Tensor, entropy: Tensor, targets: PolicyLossInputs
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """See `PolicyObjectiveFn`. Loss, entropy and divergence are aggregated as configured; ratio, `ppo_kl` and clip
         fractions are means over tokens."""
         parts = self.loss(logprobs, targets, self.options)
@@ -155,7 +157,9 @@ class PolicyObjective:
 class CrossEntropyObjective:
     """Cross-entropy on demonstrated responses."""
 
-    def __call__(self, logprobs: Tensor, entropy: Tensor, targets: PolicyTargets) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(
+        self, logprobs: Tensor, entropy: Tensor, targets: PolicyLossInputs
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """See `PolicyObjectiveFn`. A token counts as correct if its probability is above one half."""
         loss = -(logprobs * targets.weights).sum()
         correct = ((logprobs > torch.log(torch.tensor(0.5))) * targets.weights).sum()

@@ -68,7 +68,7 @@ def _load_custom_functions(config: Experiment) -> None:
         load_user_object(algorithm.advantage.function, "algorithm.advantage.function", "quintet.advantages")
     if isinstance(algorithm.loss, CustomLossConfig):
         load_user_object(algorithm.loss.function, "algorithm.loss.function", "quintet.losses")
-    for one in config.played:
+    for one in config.run_envs:
         if isinstance(one.config, CustomEnvConfig):
             from quintet.envs.custom_env import load_custom_env
             from quintet.envs.factory import env_errors_under_key
@@ -172,7 +172,7 @@ def _registered_names(composed: ComposedConfig) -> Iterator[tuple[str, str, Regi
     from quintet.tracking.logger import LOGGERS
 
     config = composed.experiment
-    yield from ((f"{one.key}.name", one.config.name, ENVS) for one in config.played if not one.config.reads_prompts)
+    yield from ((f"{one.key}.name", one.config.name, ENVS) for one in config.run_envs if not one.config.reads_prompts)
     yield "rollout.engine", config.rollout.engine, ENGINES
     if config.reward is not None and config.reward.kind != "rules":
         yield "reward.kind", config.reward.kind, VERIFIERS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, NoReturn
 
@@ -280,8 +281,19 @@ def _options(
     """Post-train language models by reinforcement learning."""
 
 
+def _limit_openmp_spinning() -> None:
+    """Let OpenMP threads sleep at barriers if other processes keep the CPUs busy.
+
+    A thread that spins keeps a CPU from the thread it waits for. Alone, spinning saves about a tenth; beside another
+    process it costs more (`benchmarks/competing_load.py`). libgomp reads the variables when torch is imported.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ and os.getloadavg()[0] > 0.75 * (os.cpu_count() or 1):
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
 def main() -> NoReturn:
     """Run the command line; a user error ends with one message and exit status 2."""
+    _limit_openmp_spinning()
     try:
         with exit_on_second_signal(), silence_other_ranks():
             app(standalone_mode=True)

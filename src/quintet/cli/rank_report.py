@@ -15,10 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from quintet.config.native.experiment import Experiment
 from quintet.config.torchrun import RankInfo
-from quintet.tracking.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from quintet.config.native.experiment import Experiment
 
 
 @cache
@@ -58,6 +60,8 @@ def continue_command(rank: RankInfo, config: Experiment) -> str:
 
 def rank_log(rank: int, config: Experiment) -> Path:
     """Return the file with the output of a rank that does not print."""
+    from quintet.tracking.run_directory import RunDirectory
+
     return RunDirectory.from_config(config).path / "logs" / f"rank_{rank}.log"
 
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from quintet import __version__
 from quintet.cli.rank_report import output_to_log, sudden_death_report, write_rank_report
-from quintet.config.composed import ComposedConfig
-from quintet.config.native.experiment import Experiment
 from quintet.config.torchrun import RankInfo, current_rank
 from quintet.errors import MachineError, UserError
 
 if TYPE_CHECKING:
+    from quintet.config.composed import ComposedConfig
+    from quintet.config.native.experiment import Experiment
     from quintet.runtime.controller import Controller
 
 START_SECONDS = 60

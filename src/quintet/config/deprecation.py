@@ -49,7 +49,10 @@ RENAMED_KEYS: Mapping[str, str] = {
     "tracking.pictures": "tracking.rendered_episodes",
     "tracking.pictures_dir": "tracking.rendered_episodes_dir",
 }
-RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {}
+RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
+    "algorithm.advantage.name": {"outside": "custom"},
+    "algorithm.loss.name": {"outside": "custom"},
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from quintet.config.native.experiment import Experiment
-from quintet.config.native.mixture import RunEnv
+from quintet.config.native.mixed_envs import RunEnv
 from quintet.envs.factory import build_vector_env, env_errors_under_key
 from quintet.envs.start_states import SeedStartStates, StartStates, env_index, env_seed, env_start
 from quintet.envs.vector_env import EnvEvent, VectorEnv
@@ -129,7 +129,7 @@ class MixedVectorEnv:
 
 def build_start_states(config: Experiment) -> StartStates:
     """Return the start states of a run with interactive envs."""
-    envs = config.played
+    envs = config.run_envs
     if len(envs) > 1:
         return MixedStartStates(envs, config.seed)
     return SeedStartStates(envs[0].start_states, config.seed, envs[0].validation_episodes)
@@ -144,7 +144,7 @@ def build_run_envs(config: Experiment) -> VectorEnv:
     """
     built: list[VectorEnv] = []
     try:
-        for run_env in config.played:
+        for run_env in config.run_envs:
             with env_errors_under_key(run_env.key):
                 built.append(build_vector_env(run_env.config))
     except BaseException:

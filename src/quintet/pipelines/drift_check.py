@@ -340,7 +340,7 @@ def _template_comparison(components: Components, episodes: Sequence[Trajectory])
     if components.chat is None:
         return None
     config, chat = components.config, components.chat
-    played = {env.name: (env.rollout, build_env(env.config).instruction()) for env in config.played}
+    played = {env.name: (env.rollout, build_env(env.config).instruction()) for env in config.run_envs}
     counts: Counter[str] = Counter()
     examples: dict[str, TemplateDeviation] = {}
     reproduced = 0

@@ -288,7 +288,7 @@ def check_for_endpoint(config: Experiment) -> None:
         "rollout.max_observation_tokens": rollout.max_observation_tokens is not None,
         "rollout.end_token": rollout.end_token is not None,
         "rollout.engine": rollout.engine != "hf",
-        **{f"{env.key}.max_tokens": getattr(env.config, "max_tokens", None) is not None for env in config.played},
+        **{f"{env.key}.max_tokens": getattr(env.config, "max_tokens", None) is not None for env in config.run_envs},
         "data.filter_long_prompts": data is not None and data.filter_long_prompts,
         "data.template": data is not None and data.template is not None,
         "reward.overlong": reward is not None and reward.overlong is not None,

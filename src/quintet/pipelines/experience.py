@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from quintet.algorithms.advantages.critics import turn_ends
 from quintet.algorithms.advantages.custom import estimate
+from quintet.algorithms.advantages.gae import turn_ends
 from quintet.algorithms.advantages.groups import has_response, trajectory_rewards
 from quintet.algorithms.aggregation import token_weights
 from quintet.algorithms.correction import rollout_correction

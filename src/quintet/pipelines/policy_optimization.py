@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from quintet.algorithms.advantages.critics import critic_mask
+from quintet.algorithms.advantages.gae import critic_mask
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.objective import CriticObjective, PolicyObjective
 from quintet.config.native.experiment import Experiment

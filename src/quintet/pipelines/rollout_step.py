@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from quintet.config.native.experiment import Experiment
-from quintet.config.native.mixture import ALL_ENVS
+from quintet.config.native.mixed_envs import ALL_ENVS
 from quintet.envs.start_states import env_start
 from quintet.pipelines.run import Run, is_due
 from quintet.records import Trajectory
@@ -98,7 +98,7 @@ def _select_groups(episodes: list[Trajectory], with_signal: list[int], num_group
 
 def _greedy_rewards(components: Components, episodes: list[Trajectory]) -> dict[int, float]:
     """Return the reward of one greedy episode from each group's start state."""
-    names = [env.name for env in components.config.played]
+    names = [env.name for env in components.config.run_envs]
     starts = {
         episode.group: env_start(names.index(episode.env), episode.seed) if len(names) > 1 else episode.seed
         for episode in episodes

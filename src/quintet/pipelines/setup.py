@@ -135,7 +135,7 @@ def _verify_engine_weights(components: Components) -> WeightsCheck:
     if components.chat is None or components.prompts is not None:
         prompts = [components.prompts.prompt(start) for start in starts] if components.prompts else []
     else:
-        envs = [build_env(env.config) for env in config.played]
+        envs = [build_env(env.config) for env in config.run_envs]
         seeded = [(envs[env_index(start)], env_seed(start)) for start in starts]
         prompts = [components.chat.initial_prompt(env.instruction(), env.reset(seed).text) for env, seed in seeded]
     exact = config.rollout.engine_options.dtype in (None, "float32") and config.policy.dtype == "float32"
@@ -152,7 +152,7 @@ def _solve_episodes(run: Run) -> list[EnvDemonstrations]:
     if config.warm_start is None and config.policy.path is not None:
         return []
     episodes = config.warm_start.episodes if config.warm_start else 100
-    run.progress.note(f"solving {episodes} {' and '.join(env.name for env in config.played)} episodes")
+    run.progress.note(f"solving {episodes} {' and '.join(env.name for env in config.run_envs)} episodes")
     return solve_episodes(config, episodes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quintet.config.native.mixture import ALL_ENVS
+from quintet.config.native.mixed_envs import ALL_ENVS
 from quintet.tracking.loggers import read_metrics
 from quintet.tracking.report import ComparisonRow, write_report
 
@@ -59,7 +59,7 @@ def comparison_table(run: Run, rows: list[ComparisonRow]) -> Table:
 
 
 def _envs(config: Experiment) -> str:
-    return ", ".join(env.name for env in config.played)
+    return ", ".join(env.name for env in config.run_envs)
 
 
 def _held_out(config: Experiment) -> str:

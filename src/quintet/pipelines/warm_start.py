@@ -10,7 +10,7 @@ import torch
 
 from quintet.algorithms.objective import CrossEntropyObjective
 from quintet.config.native.experiment import Experiment
-from quintet.config.native.mixture import RunEnv, apportion
+from quintet.config.native.mixed_envs import RunEnv, apportion
 from quintet.config.native.rollout import RolloutConfig
 from quintet.config.native.training import WarmStartConfig
 from quintet.data.demonstrations import Demonstration, collect_demonstrations
@@ -44,8 +44,8 @@ def solve_episodes(config: Experiment, episodes: int) -> list[EnvDemonstrations]
     Raises:
         ConfigError: an environment has no expert, or almost no episode can be won.
     """
-    counts = apportion(episodes, [env.share for env in config.played])
-    return [_solve(env, max(1, count), config) for env, count in zip(config.played, counts, strict=True)]
+    counts = apportion(episodes, [env.share for env in config.run_envs])
+    return [_solve(env, max(1, count), config) for env, count in zip(config.run_envs, counts, strict=True)]
 
 
 def _solve(run_env: RunEnv, episodes: int, config: Experiment) -> EnvDemonstrations:

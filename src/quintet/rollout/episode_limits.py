@@ -8,7 +8,7 @@ from typing import Self
 
 from quintet.config.native.envs import EnvConfig, InteractiveEnvSection
 from quintet.config.native.experiment import Experiment
-from quintet.config.native.mixture import RunEnv
+from quintet.config.native.mixed_envs import RunEnv
 from quintet.config.native.rollout import RolloutConfig
 from quintet.errors import MachineError
 from quintet.records import Failure
@@ -59,7 +59,7 @@ class EpisodeRules:
 
 def build_episode_rules(config: Experiment) -> tuple[EpisodeRules, ...]:
     """Build the rules of each of a run's envs, in config order."""
-    return tuple(map(EpisodeRules.from_config, config.played))
+    return tuple(map(EpisodeRules.from_config, config.run_envs))
 
 
 class FailureMonitor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.drift import max_gap, token_gaps
-from quintet.algorithms.losses.targets import PolicyTargets
+from quintet.algorithms.losses.targets import PolicyLossInputs
 from quintet.algorithms.objective import (
     CriticObjective,
     PolicyObjective,
@@ -51,7 +51,7 @@ class PolicyUpdate:
             raise ValueError("a full divergence needs the reference policy: call update(…, reference=…)")
         aggregation = _aggregation(aggregation)
         micro_batch_index = _micro_batch_index(batch, micro_batches, aggregation)
-        self._targets: PolicyTargets = (
+        self._targets: PolicyLossInputs = (
             self._policy.targets(batch, aggregation, part=micro_batch_index, logprobs=compute_log_probs, seed=seed)
             if self._policy
             else batch_targets(batch, aggregation, micro_batch_index)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.algorithms.advantages.critics import bi_level_gae, gae
+from quintet.algorithms.advantages.gae import bi_level_gae, gae
 from quintet.algorithms.advantages.groups import group_statistics
 from quintet.algorithms.advantages.outcome import grpo
 from quintet.config.native.advantages import ADVANTAGES, BiLevelGaeConfig, GaeConfig, GrpoConfig

@@ -12,7 +12,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from quintet.algorithms.advantages.critics import critic_mask
+from quintet.algorithms.advantages.gae import critic_mask
 from quintet.algorithms.advantages.groups import group_statistics, has_response, num_response_tokens
 from quintet.config.native.advantages import ADVANTAGES, AdvantageConfig
 from quintet.records import Batch
@@ -21,7 +21,7 @@ from quintet.training.packing import select_trajectories
 MakeBatch = Callable[..., Batch]
 
 CONFIG: TypeAdapter[Any] = TypeAdapter(AdvantageConfig)
-NAMES = sorted(entry.name for entry in ADVANTAGES if entry.name != "outside")
+NAMES = sorted(entry.name for entry in ADVANTAGES if entry.name != "custom")
 MASKS = [[0, 1, 1], [0, 0, 1], [1, 1, 0, 1], [1], [0, 1, 1], [1, 1]]
 REWARDS = [[0, 0, 1.0], [0, 0, 3.0], [0, 0.5, 0, 2.0], [4.0], [0, 1.0, -1.0], [0, 0.25]]
 GROUPS = [0, 0, 1, 1, 1, 2]
@@ -139,8 +139,8 @@ def test_a_custom_estimator_is_called_with_its_options(make_batch: MakeBatch, tm
 
     (tmp_path / "mine.py").write_text(OUTSIDE)
     batch = make_batch([[0, 1], [0, 1]], [[0, 1.0], [0, 3.0]])
-    given = {"name": "outside", "function": f"{tmp_path}/mine.py:centred", "options": {"mean": 1.0}}
-    estimate = ADVANTAGES.get("outside").load()
+    given = {"name": "custom", "function": f"{tmp_path}/mine.py:centred", "options": {"mean": 1.0}}
+    estimate = ADVANTAGES.get("custom").load()
     advantages, returns = estimate(batch, CONFIG.validate_python(given))
     assert advantages.tolist() == [0.0, 0.0, 0.0, 2.0]
     assert returns.tolist() == [0.0, 0.0, 0.0, 4.0]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.algorithms.advantages.critics import bi_level_gae, gae, turn_ends, turn_wise_gae
+from quintet.algorithms.advantages.gae import bi_level_gae, gae, turn_ends, turn_wise_gae
 from quintet.algorithms.advantages.turns import gigpo, grpo_dynamic
 from quintet.config.native.advantages import (
     BiLevelGaeConfig,

@@ -11,7 +11,7 @@ import torch
 from pydantic import TypeAdapter
 
 from quintet.algorithms.losses.custom import loss_from_config
-from quintet.algorithms.losses.targets import PolicyLoss, PolicyTargets
+from quintet.algorithms.losses.targets import PolicyLoss, PolicyLossInputs
 from quintet.config.native.losses import LOSSES, LossConfig
 from quintet.errors import ConfigError
 
@@ -31,7 +31,7 @@ def told(
     """The parts, and the slope of Σ weight · loss at each token; without weights all are 1."""
     rule, options = loss_from_config(TypeAdapter(LossConfig).validate_python(loss))
     each = torch.ones(len(now)) if weights is None else torch.tensor(weights)
-    targets = PolicyTargets(each, old, torch.tensor(advantages, dtype=torch.float64), **rest)
+    targets = PolicyLossInputs(each, old, torch.tensor(advantages, dtype=torch.float64), **rest)
     now = now.clone().requires_grad_()
     parts = rule(now, targets, options)
     (slope,) = torch.autograd.grad((parts.loss * each).sum(), now)
@@ -46,9 +46,9 @@ def test_decoupled_ppo_weights_by_the_proximal_ratio_and_drops_large_weights() -
     assert slope == pytest.approx([-0.88, -2.2])
     rule, options = loss_from_config(TypeAdapter(LossConfig).validate_python(config))
     assert rule.mask is not None
-    targets = PolicyTargets(torch.ones(2), old, torch.ones(2), rollout_logprobs=engine)
+    targets = PolicyLossInputs(torch.ones(2), old, torch.ones(2), rollout_logprobs=engine)
     assert rule.mask(targets, options).tolist() == [True, False]
-    alone = PolicyTargets(torch.ones(2), old, torch.ones(2))
+    alone = PolicyLossInputs(torch.ones(2), old, torch.ones(2))
     assert rule.mask(alone, options).tolist() == [True, True]  # the engine's words are the old policy's
 
 
@@ -168,7 +168,7 @@ def test_distillation_takes_the_teachers_view_for_the_advantage() -> None:
 def selection(config: dict[str, Any], now: torch.Tensor, advantages: list[float], seed: int = 0) -> list[bool]:
     rule, options = loss_from_config(TypeAdapter(LossConfig).validate_python(config))
     assert rule.select is not None
-    targets = PolicyTargets(torch.ones(len(now)), now.clone(), torch.tensor(advantages, dtype=torch.float64))
+    targets = PolicyLossInputs(torch.ones(len(now)), now.clone(), torch.tensor(advantages, dtype=torch.float64))
     return rule.select(now, targets, options, torch.Generator().manual_seed(seed)).tolist()
 
 
@@ -211,7 +211,7 @@ def test_clip_cov_never_selects_tokens_that_ppo_clips() -> None:
     )
     assert rule.select is not None
     old, now = ln(0.2, 0.2), ln(0.2, 0.9)
-    targets = PolicyTargets(torch.ones(2), old, torch.tensor([1.0, 1.0], dtype=torch.float64))
+    targets = PolicyLossInputs(torch.ones(2), old, torch.tensor([1.0, 1.0], dtype=torch.float64))
     for seed in range(5):
         assert rule.select(now, targets, options, torch.Generator().manual_seed(seed)).tolist() == [True, False]
 
@@ -248,7 +248,7 @@ def forgetful(logprobs, targets, options):
 def test_a_custom_loss_function_is_used(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(OUTSIDE)
-    config = {"name": "outside", "function": f"{file}:squares", "options": {"strength": 2.0}}
+    config = {"name": "custom", "function": f"{file}:squares", "options": {"strength": 2.0}}
     parts, slope = told(config, torch.tensor([3.0]), torch.zeros(1), [1.0])
     assert (parts.loss.tolist(), slope) == ([18.0], [12.0])
     with pytest.raises(ConfigError, match="PolicyLoss"):

@@ -8,7 +8,7 @@ import pytest
 
 from quintet.config.checks.unsupported import unsupported_problems
 from quintet.config.compose import load_experiment
-from quintet.config.native.mixture import apportion
+from quintet.config.native.mixed_envs import apportion
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
 from quintet.config.plan.run_plan import plan_run
 from quintet.config.yaml_writer import dump_config
@@ -19,14 +19,14 @@ BOXES = "envs.boxes={env: {name: sokoban}, max_actions_per_turn: 2, start_states
 
 
 def test_one_env_is_played_as_before() -> None:
-    (one,) = load_experiment(None, ["env.name=sokoban", "training.start_states=5"]).experiment.played
+    (one,) = load_experiment(None, ["env.name=sokoban", "training.start_states=5"]).experiment.run_envs
     assert (one.name, one.key, one.start_states, one.validation_episodes) == ("sokoban", "env", 5, 256)
 
 
 def test_each_env_has_what_is_its_own_and_else_what_the_run_has() -> None:
     words = [LAKE, BOXES, "training.start_states=50", "validation.episodes=40", "rollout.max_turns=7"]
     run = load_experiment(None, words).experiment
-    lake, boxes = run.played
+    lake, boxes = run.run_envs
     assert (lake.name, lake.config.name, lake.key) == ("lake", "frozenlake", "envs.lake.env")
     assert (lake.start_states, boxes.start_states) == (50, 9)
     assert (lake.validation_episodes, boxes.validation_episodes, run.validation_start_states) == (30, 10, 40)
@@ -36,12 +36,12 @@ def test_each_env_has_what_is_its_own_and_else_what_the_run_has() -> None:
 
 def test_a_number_of_validation_episodes_of_its_own_counts_before_the_share() -> None:
     run = load_experiment(None, [LAKE, BOXES, "validation.episodes=8", "envs.boxes.validation_episodes=5"]).experiment
-    assert [one.validation_episodes for one in run.played] == [6, 5]
+    assert [one.validation_episodes for one in run.run_envs] == [6, 5]
 
 
 def test_a_small_share_still_has_a_validation_episode() -> None:
     run = load_experiment(None, ["envs.a.share=1000", "envs.b.share=1", "validation.episodes=4"]).experiment
-    assert [one.validation_episodes for one in run.played] == [4, 1]
+    assert [one.validation_episodes for one in run.run_envs] == [4, 1]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_another_kind_of_env_takes_none_of_the_old_ones_options(tmp_path: Path) 
     path.write_text("envs: {lake: {env: {size: 5}}}\n")
     words = ["envs.lake.env.boxes=2", "envs.lake.env.name=sokoban"]
     run = load_experiment(str(path), words).experiment
-    assert run.played[0].config.model_dump().items() >= {"name": "sokoban", "boxes": 2}.items()
+    assert run.run_envs[0].config.model_dump().items() >= {"name": "sokoban", "boxes": 2}.items()
 
 
 def test_a_dumped_mixture_is_the_same_run(tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ NEEDED = {
 }
 """What a section can't be without."""
 BESIDE = {
-    "algorithm.advantage.name=outside": ["algorithm.advantage.function=x.py:y"],
-    "algorithm.loss.name=outside": ["algorithm.loss.function=x.py:y"],
+    "algorithm.advantage.name=custom": ["algorithm.advantage.function=x.py:y"],
+    "algorithm.loss.name=custom": ["algorithm.loss.function=x.py:y"],
     "algorithm.loss.name=distillation": ["reference.path=x"],
     "env.name=custom": ["env.path=x.py:y"],
     "envs.*.env.name=custom": ["envs.*.env.path=x.py:y"],

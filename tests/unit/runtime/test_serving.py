@@ -66,7 +66,7 @@ def test_the_same_seed_gives_the_tokens_of_the_engine_itself(
 ) -> None:
     told = client.ask(GENERATE, {"prompt_token_ids": PROMPT, "max_tokens": 12, "seed": 5, **drawn})
     wanted = directly(policy_directory, stop_token_ids=(tokenizer.eos_token_id,), **drawn)
-    assert (tuple(told["token_ids"]), told["stop"]) == (wanted.tokens, wanted.finish_reason)
+    assert (tuple(told["token_ids"]), told["finish_reason"]) == (wanted.tokens, wanted.finish_reason)
     assert told["logprobs"] == list(wanted.logprobs)
     assert told["weight_version"] == 0
 
@@ -461,11 +461,11 @@ def test_new_weights_come_between_two_steps(policy_directory: Path) -> None:
             client.handler.engine.call(lambda engine: engine.load_weights(4, weights.items()))
             told = asked.result()
         assert told["weight_version"] == 0
-        ((place, version),) = told["switches"]
+        ((place, version),) = told["version_changes"]
         assert version == 4
         assert 0 < place < 40
         after = client.ask(GENERATE, body)
-        assert (after["weight_version"], after["switches"]) == (4, [])
+        assert (after["weight_version"], after["version_changes"]) == (4, [])
         model.model.norm.weight.data *= -1
         own = HfEngine(model, max_num_seqs=1, max_model_len=CONTEXT)
         own.add_request(Request(id=0, prompt=tuple(PROMPT), max_tokens=40, seed=0, temperature=0.0))

@@ -22,7 +22,7 @@ from quintet.policies.attention import PackedLayout
 from quintet.policies.causal_lm import PolicyModule, ValueModel
 from quintet.policies.model_loading import enable_activation_checkpointing, load_model
 from quintet.policies.packed_batch import PackedBatch
-from quintet.policies.parallel.expert_parallel import Dispatcher, ExpertParallel, apply_expert_parallel
+from quintet.policies.parallel.expert_parallel import ExpertParallel, TokenDispatcher, apply_expert_parallel
 from quintet.policies.token_statistics import compute_token_statistics
 from quintet.training.optim.grad_norm import GradNormGroup, clip_grad_norm
 from quintet.training.packing import MicroBatch, MicroBatchBudget, iter_micro_batches
@@ -90,7 +90,9 @@ def alone(directory: Path) -> Told:
     return told(losses, norms, dict(module.policy.named_parameters())) | {"logprobs": after}
 
 
-def experts(directory: Path, ranks: RankGroup, dispatcher: Dispatcher, shared_by: int, recompute: bool = False) -> Told:
+def experts(
+    directory: Path, ranks: RankGroup, dispatcher: TokenDispatcher, shared_by: int, recompute: bool = False
+) -> Told:
     """Experts shared out over `shared_by` data ranks, everything else sharded over all of them."""
     from torch.distributed.fsdp import fully_shard
 
@@ -133,7 +135,7 @@ def _whole(split: ExpertParallel, weight: nn.Parameter) -> Tensor:
     return split.gather(weight) if split.is_expert(weight) else weight.full_tensor()  # type: ignore[attr-defined]
 
 
-def idle(directory: Path, ranks: RankGroup, dispatcher: Dispatcher) -> Told:
+def idle(directory: Path, ranks: RankGroup, dispatcher: TokenDispatcher) -> Told:
     """Gradients of one layer's experts where all tokens come from rank 0 and go to its own experts, beside those of
     the whole layer."""
     data = init_device_mesh("cpu", (ranks.size,), mesh_dim_names=("expert",))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.losses.ratios import bounded_log_ratio, nothing_clipped, sequence_mean
-from quintet.algorithms.losses.targets import PolicyLoss, PolicyTargets, policy_loss
+from quintet.algorithms.losses.targets import PolicyLoss, PolicyLossInputs, policy_loss
 from quintet.config.native.losses import (
     DecoupledPpoLossConfig,
     DistillationLossConfig,
@@ -44,7 +44,7 @@ def ppo_clip(
     return PolicyLoss(loss, bounded > plain, clipped_lower, -log_ratio)
 
 
-def ppo(logprobs: Tensor, targets: PolicyTargets, config: PpoLossConfig) -> PolicyLoss:
+def ppo(logprobs: Tensor, targets: PolicyLossInputs, config: PpoLossConfig) -> PolicyLoss:
     """PPO, GRPO and DAPO loss; see `ppo_clip`.
 
     ROLL's `dual_clip_loss` uses 1 + 2 * pg_clip as `clip_dual`.
@@ -54,19 +54,19 @@ def ppo(logprobs: Tensor, targets: PolicyTargets, config: PpoLossConfig) -> Poli
     )
 
 
-def _behavior_weight(targets: PolicyTargets) -> Tensor:
+def _behavior_weight(targets: PolicyLossInputs) -> Tensor:
     if targets.rollout_logprobs is None:
         return torch.ones_like(targets.old_logprobs)
     return bounded_log_ratio(targets.old_logprobs, targets.rollout_logprobs).exp()
 
 
-def _small_weights(targets: PolicyTargets, config: DecoupledPpoLossConfig) -> Tensor:
+def _small_weights(targets: PolicyLossInputs, config: DecoupledPpoLossConfig) -> Tensor:
     weight = _behavior_weight(targets)
     return torch.ones_like(weight, dtype=torch.bool) if config.max_weight is None else weight <= config.max_weight
 
 
 @policy_loss(mask=_small_weights)
-def decoupled_ppo(logprobs: Tensor, targets: PolicyTargets, config: DecoupledPpoLossConfig) -> PolicyLoss:
+def decoupled_ppo(logprobs: Tensor, targets: PolicyLossInputs, config: DecoupledPpoLossConfig) -> PolicyLoss:
     """PPO relative to a proximal policy: w L with w = exp(old - rollout) and L from `ppo_clip`.
 
     Hilton et al. 2021 (arXiv:2110.00641), AReaL (arXiv:2505.24298), RLinf's `decoupled_actor_critic`. RLinf may
@@ -79,7 +79,7 @@ def decoupled_ppo(logprobs: Tensor, targets: PolicyTargets, config: DecoupledPpo
     return parts._replace(loss=parts.loss * _behavior_weight(targets))
 
 
-def gspo(logprobs: Tensor, targets: PolicyTargets, config: GspoLossConfig) -> PolicyLoss:
+def gspo(logprobs: Tensor, targets: PolicyLossInputs, config: GspoLossConfig) -> PolicyLoss:
     """GSPO: one ratio per sequence, the geometric mean of its tokens' ratios; Zheng et al. 2025 (arXiv:2507.18071).
 
     s = exp(mean_t(logp - old)), L = max(-A s_t, -A clip(s_t, 1 - low, 1 + high)) with s_t = sg(s) p / sg(p), with the
@@ -95,7 +95,7 @@ def gspo(logprobs: Tensor, targets: PolicyTargets, config: GspoLossConfig) -> Po
 
 
 @policy_loss(aggregation="seq-mean-token-mean", applies_correction=True)
-def gmpo(logprobs: Tensor, targets: PolicyTargets, config: GmpoLossConfig) -> PolicyLoss:
+def gmpo(logprobs: Tensor, targets: PolicyLossInputs, config: GmpoLossConfig) -> PolicyLoss:
     """Geometric mean of a sequence's token ratios; Zhao et al. 2025 (arXiv:2507.20673).
 
     With d = logp - old, clipped in the direction of the advantage: d' = min(d, high) where A > 0, max(d, -low) where
@@ -114,7 +114,7 @@ def gmpo(logprobs: Tensor, targets: PolicyTargets, config: GmpoLossConfig) -> Po
     return PolicyLoss(loss, clipped & (sign > 0), clipped & (sign < 0), -log_ratio)
 
 
-def distillation(logprobs: Tensor, targets: PolicyTargets, config: DistillationLossConfig) -> PolicyLoss:
+def distillation(logprobs: Tensor, targets: PolicyLossInputs, config: DistillationLossConfig) -> PolicyLoss:
     """Distillation from a teacher on the policy's responses: `ppo_clip` with A = teacher - old, without dual clip.
 
     On-policy distillation (Agarwal et al. 2024, arXiv:2306.13649; Lu and Thinking Machines 2025): the advantage is

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.losses.ratios import nothing_clipped
-from quintet.algorithms.losses.targets import PolicyLoss, PolicyTargets, policy_loss
+from quintet.algorithms.losses.targets import PolicyLoss, PolicyLossInputs, policy_loss
 from quintet.config.native.losses import ClipCovLossConfig, KlCovLossConfig
 
 
 def _select_clip_cov(
-    logprobs: Tensor, targets: PolicyTargets, config: ClipCovLossConfig, generator: torch.Generator
+    logprobs: Tensor, targets: PolicyLossInputs, config: ClipCovLossConfig, generator: torch.Generator
 ) -> Tensor:
     """Select a random `share` of the mini-batch's M tokens, at least one, bool [M], among those that PPO does not clip
     and whose covariance (A - mean A)(logp - mean logp) is within the bounds."""
@@ -30,7 +30,7 @@ def _select_clip_cov(
 
 
 @policy_loss(select=_select_clip_cov)
-def clip_cov(logprobs: Tensor, targets: PolicyTargets, config: ClipCovLossConfig) -> PolicyLoss:
+def clip_cov(logprobs: Tensor, targets: PolicyLossInputs, config: ClipCovLossConfig) -> PolicyLoss:
     """max(-A r, -A clip(r, 1 - low, 1 + high)), and 0 at the selected tokens. No dual clip.
 
     `clipped` marks the selected tokens, as in verl. The log-ratio is not clamped.
@@ -44,7 +44,7 @@ def clip_cov(logprobs: Tensor, targets: PolicyTargets, config: ClipCovLossConfig
 
 
 def _select_kl_cov(
-    logprobs: Tensor, targets: PolicyTargets, config: KlCovLossConfig, generator: torch.Generator
+    logprobs: Tensor, targets: PolicyLossInputs, config: KlCovLossConfig, generator: torch.Generator
 ) -> Tensor:
     """Select the `share` of the mini-batch's M tokens with the highest covariance, at least one, bool [M]."""
     covariance = _covariance(logprobs, targets.advantages)
@@ -53,7 +53,7 @@ def _select_kl_cov(
 
 
 @policy_loss(select=_select_kl_cov)
-def kl_cov(logprobs: Tensor, targets: PolicyTargets, config: KlCovLossConfig) -> PolicyLoss:
+def kl_cov(logprobs: Tensor, targets: PolicyLossInputs, config: KlCovLossConfig) -> PolicyLoss:
     """-A r, plus `coefficient` |logp - old| at the selected tokens.
 
     The log-ratio is not clamped. The metric `ppo_kl` is the mean log-ratio as for all losses; in verl that of its
@@ -79,7 +79,7 @@ def _marked(index: Tensor, like: Tensor) -> Tensor:
     return marked
 
 
-def _selected(targets: PolicyTargets) -> Tensor:
+def _selected(targets: PolicyLossInputs) -> Tensor:
     if targets.selected is None:
         raise ValueError("this loss needs targets with `selected`: see `Loss.select`")
     return targets.selected

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from quintet.algorithms.losses.targets import Loss, PolicyLoss, PolicyTargets
+from quintet.algorithms.losses.targets import Loss, PolicyLoss, PolicyLossInputs
 from quintet.config.native.losses import LOSSES, CustomLossConfig, LossSection
 from quintet.config.native.registry_union import validate_options
 from quintet.errors import ConfigError
@@ -37,7 +37,7 @@ def _as_loss(function: Callable[..., Any] | Loss, key: str, value: str) -> Loss:
     if isinstance(function, Loss):
         return function
 
-    def checked(logprobs: Tensor, targets: PolicyTargets, options: Any) -> PolicyLoss:
+    def checked(logprobs: Tensor, targets: PolicyLossInputs, options: Any) -> PolicyLoss:
         result = function(logprobs, targets, options)
         if not isinstance(result, PolicyLoss) or result.loss.shape != logprobs.shape:
             is_loss = isinstance(result, PolicyLoss)

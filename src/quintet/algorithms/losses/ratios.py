@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quintet.algorithms.losses.targets import PolicyTargets
+from quintet.algorithms.losses.targets import PolicyLossInputs
 
 
 def bounded_log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
@@ -18,7 +18,7 @@ def nothing_clipped(values: Tensor) -> Tensor:
     return torch.zeros_like(values, dtype=torch.bool)
 
 
-def sequence_mean(values: Tensor, targets: PolicyTargets) -> Tensor:
+def sequence_mean(values: Tensor, targets: PolicyLossInputs) -> Tensor:
     """Return the mean over the sequence of each token, [M].
 
     Raises:

@@ -28,7 +28,7 @@ class ValueLoss(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyTargets:
+class PolicyLossInputs:
     """Constants of each predicted token in a forward-backward pass, all [M]; log-probs in nats."""
 
     weights: Tensor
@@ -54,10 +54,10 @@ class PolicyTargets:
     metric_weights: Tensor | None = None
     """1 / number of response tokens of the mini-batch, for metrics that are means over tokens; None takes `weights`."""
 
-    def at(self, index: Tensor) -> PolicyTargets:
+    def at(self, index: Tensor) -> PolicyLossInputs:
         """Select tokens by `index`, int64 [m]."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return PolicyTargets(**{name: value[index] for name, value in values.items() if value is not None})
+        return PolicyLossInputs(**{name: value[index] for name, value in values.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +69,19 @@ class Loss:
     'seq-mean-token-mean'
     """
 
-    function: Callable[[Tensor, PolicyTargets, Any], PolicyLoss]
+    function: Callable[[Tensor, PolicyLossInputs, Any], PolicyLoss]
     """`(logprobs [M], targets, config) -> PolicyLoss`, on the tokens of one micro-batch."""
     aggregation: str | None = None
     """Aggregation of the loss that replaces `algorithm.aggregation`; entropy and divergence keep the latter."""
-    mask: Callable[[PolicyTargets, Any], Tensor] | None = None
+    mask: Callable[[PolicyLossInputs, Any], Tensor] | None = None
     """`(targets, config) -> bool [M]` over the whole mini-batch: tokens with a loss; None takes all."""
-    select: Callable[[Tensor, PolicyTargets, Any, torch.Generator], Tensor] | None = None
-    """`(logprobs, targets, config, generator) -> bool [M]` over the whole mini-batch, for `PolicyTargets.selected`;
+    select: Callable[[Tensor, PolicyLossInputs, Any, torch.Generator], Tensor] | None = None
+    """`(logprobs, targets, config, generator) -> bool [M]` over the whole mini-batch, for `PolicyLossInputs.selected`;
     costs a forward-only pass."""
     applies_correction: bool = False
-    """The function applies `PolicyTargets.correction`; otherwise its loss is multiplied by it."""
+    """The function applies `PolicyLossInputs.correction`; otherwise its loss is multiplied by it."""
 
-    def __call__(self, logprobs: Tensor, targets: PolicyTargets, config: Any) -> PolicyLoss:
+    def __call__(self, logprobs: Tensor, targets: PolicyLossInputs, config: Any) -> PolicyLoss:
         return self.function(logprobs, targets, config)
 
 

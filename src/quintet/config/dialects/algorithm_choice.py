@@ -28,7 +28,7 @@ def config_class(section: str, value: Any, names: Mapping[Any, str]) -> Any:
 
     For a user's own function it is the class of such functions.
     """
-    name = "outside" if is_function_address(value) else names.get(value, value)
+    name = "custom" if is_function_address(value) else names.get(value, value)
     return _UNIONS[section].config_class(name)
 
 
@@ -37,7 +37,7 @@ def choose(native: NativeBuilder, section: str, value: str, names: Mapping[Any, 
 
     Options that are already set remain.
     """
-    name = {"name": "outside", "function": value} if is_function_address(value) else {"name": names.get(value, value)}
+    name = {"name": "custom", "function": value} if is_function_address(value) else {"name": names.get(value, value)}
     native.set(section, native.get(section, {}) | name, *origins)
 
 
@@ -59,7 +59,7 @@ def set_options(native: NativeBuilder, section: str, options: Mapping[str, tuple
     for option, (value, origins) in options.items():
         if option in option_names(section, name):
             native.set(f"{section}.{option}", value, *origins)
-        elif name == "outside" and origins:
+        elif name == "custom" and origins:
             native.set(f"{section}.options.{option}", value, *origins)
 
 

@@ -155,7 +155,7 @@ class GdpoConfig(AdvantageSection, name="gdpo"):
     """Normalize the sum to mean 0 and standard deviation 1 over the batch, as published."""
 
 
-@_register("critics:gae", "generalized advantage estimation with a critic")
+@_register("gae:gae", "generalized advantage estimation with a critic")
 class GaeConfig(AdvantageSection, name="gae"):
     """Generalized advantage estimation over response tokens, with a critic."""
 
@@ -170,7 +170,7 @@ class GaeConfig(AdvantageSection, name="gae"):
     """Normalize advantages to mean 0 and standard deviation 1 over the batch."""
 
 
-@_register("critics:bi_level_gae", "GAE over turns, then inside turns")
+@_register("gae:bi_level_gae", "GAE over turns, then inside turns")
 class BiLevelGaeConfig(GaeConfig, name="bi_level_gae"):
     """GAE over turns with a separate discount, then over the tokens inside each turn."""
 
@@ -186,7 +186,7 @@ class BiLevelGaeConfig(GaeConfig, name="bi_level_gae"):
     """A turn ends at its last token (`turns`) or, as in RAGEN's code, at each nonzero reward (`rewards`)."""
 
 
-@_register("critics:turn_wise_gae", "GAE over turns, one advantage per turn")
+@_register("gae:turn_wise_gae", "GAE over turns, one advantage per turn")
 class TurnWiseGaeConfig(GaeConfig, name="turn_wise_gae"):
     """GAE over turns: all tokens of a turn share its advantage, and the critic learns at turn ends only."""
 
@@ -261,7 +261,7 @@ class NoAdvantageConfig(AdvantageSection, name="none"):
 
 
 @_register("custom:custom_advantage", "a function of your own")
-class CustomAdvantageConfig(AdvantageSection, name="outside"):
+class CustomAdvantageConfig(AdvantageSection, name="custom"):
     """Custom function `(batch, options) -> (advantages, returns)`, both [N] like `batch.rewards`."""
 
     function: str

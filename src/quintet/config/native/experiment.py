@@ -11,7 +11,7 @@ from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.data import DataConfig, EvaluationConfig, RewardConfig
 from quintet.config.native.envs import EnvConfig, FrozenLakeConfig, MixedEnvConfig
 from quintet.config.native.learners import ActorConfig, CriticConfig, ReferenceConfig
-from quintet.config.native.mixture import RunEnv, apportion
+from quintet.config.native.mixed_envs import RunEnv, apportion
 from quintet.config.native.placement import PlacementConfig
 from quintet.config.native.policy import PolicyConfig
 from quintet.config.native.rollout import RolloutConfig, ValidationConfig
@@ -80,7 +80,7 @@ class Experiment(Section):
         return self.algorithm.kl is not None or self.algorithm.loss.needs_teacher
 
     @property
-    def played(self) -> tuple[RunEnv, ...]:
+    def run_envs(self) -> tuple[RunEnv, ...]:
         """All envs of the run with their settings: the entries of `envs` in their order, or `env` if there are none."""
         start_states, episodes = self.training.start_states, self.validation.episodes
         if not self.envs:
@@ -102,7 +102,7 @@ class Experiment(Section):
     @property
     def validation_start_states(self) -> int:
         """Start states of one validation, over all envs."""
-        return sum(env.validation_episodes for env in self.played)
+        return sum(env.validation_episodes for env in self.run_envs)
 
     @property
     def max_episode_tokens(self) -> int:

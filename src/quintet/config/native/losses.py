@@ -86,7 +86,7 @@ class GmpoLossConfig(LossSection):
     """Upper bound on a token's log-ratio if its advantage is positive."""
 
 
-@_register("scores:cispo", "log-probs weighted by the clipped ratio")
+@_register("score_function:cispo", "log-probs weighted by the clipped ratio")
 class CispoLossConfig(LossSection, name="cispo"):
     """Policy gradient weighted by the clipped ratio, through which no gradient flows (CISPO)."""
 
@@ -96,7 +96,7 @@ class CispoLossConfig(LossSection, name="cispo"):
     """The weight is at most 1 + clip_high."""
 
 
-@_register("scores:sapo", "soft gate in place of the clip")
+@_register("score_function:sapo", "soft gate in place of the clip")
 class SapoLossConfig(LossSection):
     """Soft gate in place of the clip (SAPO)."""
 
@@ -108,8 +108,8 @@ class SapoLossConfig(LossSection):
     """Steepness of the gate for negative advantages."""
 
 
-@_register("scores:dppo_kl", "masks tokens whose KL divergence is large", name="dppo_kl")
-@_register("scores:dppo_tv", "masks tokens whose probability changed much", name="dppo_tv")
+@_register("score_function:dppo_kl", "masks tokens whose KL divergence is large", name="dppo_kl")
+@_register("score_function:dppo_tv", "masks tokens whose probability changed much", name="dppo_tv")
 class DppoLossConfig(LossSection):
     """Masks tokens on which old and new policy diverge too much, by total variation (`dppo_tv`) or KL divergence
     (`dppo_kl`)."""
@@ -124,7 +124,7 @@ class DppoLossConfig(LossSection):
     """Bound on the probability ratio."""
 
 
-@_register("scores:dro", "policy gradient with a quadratic pull toward the old policy")
+@_register("score_function:dro", "policy gradient with a quadratic pull toward the old policy")
 class DroLossConfig(LossSection, name="dro"):
     """Policy gradient with a quadratic pull toward the old policy (DRO)."""
 
@@ -156,8 +156,8 @@ class KlCovLossConfig(LossSection, name="kl_cov"):
     """Weight of the penalty, |log-ratio|."""
 
 
-@_register("scores:reinforce", "plain policy gradient, verl's name", name="gpg")
-@_register("scores:reinforce", "plain policy gradient", name="reinforce")
+@_register("score_function:reinforce", "plain policy gradient, verl's name", name="gpg")
+@_register("score_function:reinforce", "plain policy gradient", name="reinforce")
 class ReinforceLossConfig(LossSection):
     """Policy gradient without ratio or clip; both names mean the same."""
 
@@ -165,7 +165,7 @@ class ReinforceLossConfig(LossSection):
     """Policy loss."""
 
 
-@_register("scores:kimi", "policy gradient with a quadratic pull, as in Kimi k1.5")
+@_register("score_function:kimi", "policy gradient with a quadratic pull, as in Kimi k1.5")
 class KimiLossConfig(LossSection, name="kimi"):
     """Policy gradient with a quadratic pull of the log-ratio toward 0, as in Kimi k1.5."""
 
@@ -173,7 +173,7 @@ class KimiLossConfig(LossSection, name="kimi"):
     """Weight of the pull."""
 
 
-@_register("scores:topr", "imitates good responses, unlearns bad ones within bounds")
+@_register("score_function:topr", "imitates good responses, unlearns bad ones within bounds")
 class ToprLossConfig(LossSection, name="topr"):
     """Imitation of good responses, and unlearning of bad ones weighted by their ratio, at most 1 (TOPR)."""
 
@@ -200,7 +200,7 @@ class EmbodiedLossConfig(LossSection):
     """Policy loss."""
 
 
-class CustomLossConfig(LossSection, name="outside"):
+class CustomLossConfig(LossSection, name="custom"):
     """Custom function `(logprobs, targets, options) -> PolicyLoss`, one loss per token, all [M]."""
 
     function: str

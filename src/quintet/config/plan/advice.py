@@ -9,7 +9,7 @@ from quintet.config.composed import ComposedConfig
 from quintet.config.config_values import config_value, describe_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batch_arithmetic import BatchArithmetic
-from quintet.config.plan.batches import max_sequence_tokens, micro_batch_budget
+from quintet.config.plan.batches import max_sequence_tokens, micro_batch_limits
 from quintet.config.plan.memory import MemoryPlan
 from quintet.config.plan.memory_fit import format_bytes, memory_savings
 from quintet.config.plan.models import Models
@@ -115,7 +115,7 @@ def _validation(planned: PlannedRun) -> Iterator[str]:
 
 
 def _budgets(planned: PlannedRun) -> Iterator[str]:
-    budget, length = micro_batch_budget(planned.config, "actor"), max_sequence_tokens(planned.config)
+    budget, length = micro_batch_limits(planned.config, "actor"), max_sequence_tokens(planned.config)
     if budget.tokens is not None and budget.tokens < length:
         alone = f"less than the longest sequence, {length:,} tokens, which then is a micro-batch alone"
         yield f"{planned.setting(budget.key)} is {alone}"

@@ -10,7 +10,7 @@ from quintet.config.composed import ComposedConfig
 from quintet.config.config_values import config_value, describe_value, problem_with, value_source
 from quintet.config.divisors import nearest_divisor
 from quintet.config.native.experiment import Experiment
-from quintet.config.plan.mixture import mixture_problems
+from quintet.config.plan.mixed_envs import mixture_problems
 from quintet.config.plan.model_shapes import PRESET_CONTEXTS
 from quintet.config.problems import ConfigProblem, raise_problems
 from quintet.errors import nearest

@@ -27,7 +27,7 @@ def max_sequences_per_episode(config: Experiment) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class MicroBatchBudget:
+class MicroBatchLimits:
     """Limits of one micro-batch. None sets no limit of that kind."""
 
     sequences: int | None
@@ -47,14 +47,14 @@ class MicroBatchBudget:
         return min(limit for limit in limits if limit is not None)
 
 
-def micro_batch_budget(config: Experiment, learner: str, *, inference: bool = False) -> MicroBatchBudget:
+def micro_batch_limits(config: Experiment, learner: str, *, inference: bool = False) -> MicroBatchLimits:
     """Return the limits of a learner, or those of `training` if it sets none."""
     name = "inference_budget" if inference else "budget"
     limits: BudgetConfig = getattr(getattr(config, learner), name)
     if limits.sequences is None and limits.tokens is None:
-        return MicroBatchBudget(None, config.training.micro_batch_tokens, "training.micro_batch_tokens")
+        return MicroBatchLimits(None, config.training.micro_batch_tokens, "training.micro_batch_tokens")
     part = "sequences" if limits.tokens is None else "tokens"
-    return MicroBatchBudget(limits.sequences, limits.tokens, f"{learner}.{name}.{part}")
+    return MicroBatchLimits(limits.sequences, limits.tokens, f"{learner}.{name}.{part}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class RankWorkload:
     """Maximum tokens that have a loss."""
     micro_batches: int
     """Maximum micro-batches whose gradients are accumulated."""
-    budget: MicroBatchBudget
+    budget: MicroBatchLimits
 
 
 def rank_workload(config: Experiment, learner: str, ranks: int, *, inference: bool = False) -> RankWorkload:
@@ -80,7 +80,7 @@ def rank_workload(config: Experiment, learner: str, ranks: int, *, inference: bo
     parts = ranks if inference else training.mini_batches * ranks
     episodes = -(-training.groups_per_step * training.samples_per_group // parts)
     sequences = episodes * max_sequences_per_episode(config)
-    budget, length = micro_batch_budget(config, learner, inference=inference), max_sequence_tokens(config)
+    budget, length = micro_batch_limits(config, learner, inference=inference), max_sequence_tokens(config)
     micro_batches = -(-sequences * length // budget.tokens) if budget.tokens else 0
     micro_batches += -(-sequences // budget.sequences) if budget.sequences else 0
     tokens = min(budget.max_tokens(length), sequences * length)

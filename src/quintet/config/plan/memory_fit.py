@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from quintet.config.composed import ComposedConfig
 from quintet.config.config_values import config_value, value_source, with_value
 from quintet.config.native.experiment import Experiment
-from quintet.config.plan.batches import max_sequence_tokens, micro_batch_budget
+from quintet.config.plan.batches import max_sequence_tokens, micro_batch_limits
 from quintet.config.plan.memory import GIB, MemoryPeak, MemoryPlan, plan_memory
 from quintet.config.plan.models import Models
 from quintet.config.plan.placement import Placement
@@ -122,7 +122,7 @@ def _candidates(config: Experiment, current: MemoryPlan) -> Iterator[tuple[str, 
 
 
 def _smaller_budgets(config: Experiment, learner: str, *, inference: bool) -> Iterator[tuple[str, object]]:
-    budget = micro_batch_budget(config, learner, inference=inference)
+    budget = micro_batch_limits(config, learner, inference=inference)
     number, minimum = (budget.tokens, max_sequence_tokens(config)) if budget.tokens else (budget.sequences, 1)
     yield from ((budget.key, size) for size in _halves(number or 1, minimum))
 

@@ -10,7 +10,7 @@ from typing import Any
 from quintet.config.composed import ComposedConfig
 from quintet.config.config_values import problem_with
 from quintet.config.native.experiment import Experiment
-from quintet.config.native.mixture import RunEnv
+from quintet.config.native.mixed_envs import RunEnv
 from quintet.config.native.training import SftConfig
 from quintet.config.plan.advice import PlannedRun, advice
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
@@ -184,7 +184,7 @@ def _env_lines(config: Experiment) -> dict[str, str]:
     stage = sft_only(config)
     if stage is not None and not stage.episodes:
         return lines
-    envs = "; ".join(_env(env, config) for env in config.played)
+    envs = "; ".join(_env(env, config) for env in config.run_envs)
     return lines | {"envs" if config.envs else "env": envs}
 
 
@@ -195,7 +195,7 @@ def _env(env: RunEnv, config: Experiment) -> str:
     kind = ", ".join([str(values.get("simulator", env.config.name)), *sizes])
     if not config.envs:
         return kind
-    share = env.share / sum(other.share for other in config.played)
+    share = env.share / sum(other.share for other in config.run_envs)
     return f"{env.name} ({kind}): {share:.3g} of the groups, {env.validation_episodes} held-out episodes"
 
 

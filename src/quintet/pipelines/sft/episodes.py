@@ -15,7 +15,7 @@ from typing import Final
 from quintet.config.native.data import DataConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import ActorConfig, ParallelConfig
-from quintet.config.native.mixture import RunEnv, apportion
+from quintet.config.native.mixed_envs import RunEnv, apportion
 from quintet.config.native.training import SolvedEpisodesConfig
 from quintet.data.data_files import write_atomically
 from quintet.data.demonstration_rows import write_demonstration_rows
@@ -57,9 +57,9 @@ def build_solved_episodes(config: Experiment, progress: Progress) -> tuple[Split
 
 def _divide(config: Experiment, episodes: SolvedEpisodesConfig) -> Iterator[tuple[RunEnv, SolvedEpisodesConfig]]:
     """Yield each environment with its share of the episodes, at least one per split."""
-    shares = [env.share for env in config.played]
+    shares = [env.share for env in config.run_envs]
     sizes = zip(apportion(episodes.episodes, shares), apportion(episodes.validation_episodes, shares), strict=True)
-    for env, (train, held_out) in zip(config.played, sizes, strict=True):
+    for env, (train, held_out) in zip(config.run_envs, sizes, strict=True):
         yield env, episodes.model_copy(update={"episodes": max(1, train), "validation_episodes": max(1, held_out)})
 
 

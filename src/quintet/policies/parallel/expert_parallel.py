@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
-Dispatcher = Literal["alltoall", "allgather"]
+TokenDispatcher = Literal["alltoall", "allgather"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +103,7 @@ class _ExpertParallelLayer(nn.Module):
     """
 
     peers: _Peers
-    dispatcher: Dispatcher
+    dispatcher: TokenDispatcher
     num_experts: int
     """Number of local experts."""
     expert_mesh: DeviceMesh | None = None
@@ -250,7 +250,7 @@ def as_full_experts(shard: Tensor, mesh: DeviceMesh) -> Tensor:
 
 
 def apply_expert_parallel(
-    model: nn.Module, mesh: DeviceMesh, dispatcher: Dispatcher = "alltoall", component: str = "actor"
+    model: nn.Module, mesh: DeviceMesh, dispatcher: TokenDispatcher = "alltoall", component: str = "actor"
 ) -> ExpertParallel:
     """Remove other ranks' experts from each layer, in place, and dispatch tokens between ranks.
 
@@ -297,7 +297,7 @@ def _check_divisible(experts: nn.Module, ranks: int, key: str) -> None:
         )
 
 
-def _shard_experts(experts: nn.Module, peers: _Peers, dispatcher: Dispatcher) -> None:
+def _shard_experts(experts: nn.Module, peers: _Peers, dispatcher: TokenDispatcher) -> None:
     for name, parameter in list(experts.named_parameters(recurse=False)):
         local = parameter.detach().chunk(peers.size)[peers.rank].clone()
         setattr(experts, name, nn.Parameter(local, requires_grad=parameter.requires_grad))

@@ -53,10 +53,10 @@ def generate_body(choice: CompletionChoice) -> dict[str, Any]:
     return {
         "token_ids": generation.tokens,
         "logprobs": generation.logprobs,
-        "stop": generation.finish_reason.value,
+        "finish_reason": generation.finish_reason.value,
         "stopped_by": choice.answer.stopped_by,
         "weight_version": generation.weight_version,
-        "switches": generation.version_changes,
+        "version_changes": generation.version_changes,
     }
 
 

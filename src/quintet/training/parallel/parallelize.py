@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from quintet.config.native.learners import LearnerConfig
 from quintet.policies.causal_lm import PolicyModule, ValueModel
-from quintet.policies.parallel.expert_parallel import Dispatcher, ExpertParallel, apply_expert_parallel
+from quintet.policies.parallel.expert_parallel import ExpertParallel, TokenDispatcher, apply_expert_parallel
 from quintet.policies.parallel.tensor_parallel import apply_tensor_parallel, apply_tensor_parallel_to_critic
 from quintet.policies.parallel.token_sharding import TokenSharding
 from quintet.policies.parallel.ulysses_parallel import check_ulysses
@@ -82,7 +82,7 @@ def _build_pipeline(
     )
 
 
-def _dispatcher(config: LearnerConfig) -> Dispatcher:
+def _dispatcher(config: LearnerConfig) -> TokenDispatcher:
     """Return how tokens reach experts on other ranks."""
     configured = config.megatron.moe_token_dispatcher_type if config.megatron else "alltoall"
     return "allgather" if configured == "allgather" else "alltoall"

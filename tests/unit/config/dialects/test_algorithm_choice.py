@@ -30,10 +30,10 @@ THEIRS = {
 """Estimators that each framework can be asked for, besides the user's own."""
 LOSSES_OF_VERL = {
     *("ppo", "gspo", "gmpo", "cispo", "sapo", "dppo_tv", "dppo_kl"),
-    *("dro", "clip_cov", "kl_cov", "gpg", "reinforce", "outside"),
+    *("dro", "clip_cov", "kl_cov", "gpg", "reinforce", "custom"),
 }
 LOSSES = {
-    "rlinf": {"ppo", "decoupled_ppo", "distillation", "sac", "nft", "outside"},
+    "rlinf": {"ppo", "decoupled_ppo", "distillation", "sac", "nft", "custom"},
     "verl": LOSSES_OF_VERL,
     "vagen": LOSSES_OF_VERL,
     "roll": {"ppo", "gspo", "cispo", "reinforce", "kimi", "topr"},
@@ -47,9 +47,9 @@ OWN = set(ENVS)
 @pytest.mark.parametrize("name", ADVANTAGE_UNION.names())
 def test_an_estimator_is_said_or_listed_as_lost(dialect: str, name: str) -> None:
     words = [*ENVS[dialect], "policy.preset=null", "policy.path=some/model", f"algorithm.advantage.name={name}"]
-    words += ["algorithm.advantage.function=mine.py:own"] * (name == "outside")
+    words += ["algorithm.advantage.function=mine.py:own"] * (name == "custom")
     lost = translate(load_experiment(None, words), DIALECTS[dialect]).lost
-    said = dialect in OWN if name == "outside" else name in THEIRS[dialect]
+    said = dialect in OWN if name == "custom" else name in THEIRS[dialect]
     assert ("algorithm.advantage.name" not in lost) == said
 
 
@@ -57,7 +57,7 @@ def test_an_estimator_is_said_or_listed_as_lost(dialect: str, name: str) -> None
 @pytest.mark.parametrize("name", LOSS_UNION.names())
 def test_a_loss_is_said_or_listed_as_lost(dialect: str, name: str) -> None:
     words = [*ENVS[dialect], "policy.preset=null", "policy.path=some/model", f"algorithm.loss.name={name}"]
-    words += ["algorithm.loss.function=mine.py:own"] * (name == "outside")
+    words += ["algorithm.loss.function=mine.py:own"] * (name == "custom")
     words += ["reference.path=some/teacher"] * (name == "distillation")
     # RLinf's loss with a critic needs one, and its losses of robots take none of the rest
     words += ["algorithm.advantage.name=gae"] * (name == "decoupled_ppo")

@@ -273,7 +273,7 @@ def test_what_a_section_that_isnt_run_says_asks_for_nothing(tmp_path: Path) -> N
         ("reinforce_plus_plus", {"name": "reinforce_plus_plus", "gamma": 1.0, "whiten": True}),
         (
             "mine.py:advantage",
-            {"name": "outside", "function": "mine.py:advantage", "options": {}, "needs_critic": False, "whiten": False},
+            {"name": "custom", "function": "mine.py:advantage", "options": {}, "needs_critic": False, "whiten": False},
         ),
     ],
 )

@@ -755,7 +755,7 @@ LOSSES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (
         {"algorithm.loss_type": "mine.py:loss"},
         {
-            "name": "outside",
+            "name": "custom",
             "function": "mine.py:loss",
             "options": {"clip_low": 0.3, "clip_high": 0.3, "clip_dual": 2.0},
         },

@@ -385,7 +385,7 @@ MIXED: dict[str, Any] = {
 
 def test_several_sections_are_one_run_of_several_envs(tmp_path: Path) -> None:
     found = converted(tmp_path, "vagen", MIXED)
-    lake, boxes = sorted(found.composed.experiment.played, key=lambda one: one.config.name)
+    lake, boxes = sorted(found.composed.experiment.run_envs, key=lambda one: one.config.name)
     assert (lake.name, lake.share, lake.validation_episodes) == ("lake", 3.0, 30)
     assert (boxes.name, boxes.share, boxes.validation_episodes) == ("env1", 1.0, 512), "of 8000 start states, 2000"
     assert (lake.config.model_dump()["size"], boxes.config.model_dump()["width"]) == (5, 7)
@@ -418,7 +418,7 @@ def test_steps_are_passes_over_the_start_states_of_all_envs(tmp_path: Path) -> N
 def test_envs_that_are_played_by_other_rules_keep_their_own(tmp_path: Path) -> None:
     own = {"lake.env_config.max_actions_per_step": 1, "env1.env_config.prompt_format": "no_think"}
     found = converted(tmp_path, "vagen", changed(MIXED, {**own, "lake.env_config.action_sep": "|"}))
-    lake, boxes = sorted(found.composed.experiment.played, key=lambda one: one.config.name)
+    lake, boxes = sorted(found.composed.experiment.run_envs, key=lambda one: one.config.name)
     assert (lake.rollout.max_actions_per_turn, boxes.rollout.max_actions_per_turn) == (1, 3)
     assert (lake.rollout.think, boxes.rollout.think) == (True, False)
     assert (lake.rollout.action_separator, boxes.rollout.action_separator) == ("|", ",")

@@ -518,7 +518,7 @@ ESTIMATORS: list[tuple[str, dict[str, Any]]] = [
     (
         "mine.py:advantage",
         {
-            "name": "outside",
+            "name": "custom",
             "function": "mine.py:advantage",
             "options": {"gamma": 0.9, "lam": 0.8},
             "needs_critic": False,

@@ -194,7 +194,7 @@ OF_LOSSES: dict[str, dict[str, Any]] = {
     "kl_cov": {"name": "kl_cov", "share": 2e-4, "coefficient": 0.1},
     "gpg": {"name": "gpg"},
     "bypass_mode": {"name": "ppo", **CLIPS, "clip_dual": 5.0},
-    "mine.py:loss": {"name": "outside", "function": "mine.py:loss", "options": {**CLIPS, "clip_dual": 5.0}},
+    "mine.py:loss": {"name": "custom", "function": "mine.py:loss", "options": {**CLIPS, "clip_dual": 5.0}},
 }
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from quintet.config.compose import load_experiment
 from quintet.config.plan.batches import (
     max_sequences_per_episode,
-    micro_batch_budget,
+    micro_batch_limits,
     num_sft_validations,
     rank_workload,
     sft_passes_per_step,
@@ -64,8 +64,8 @@ def test_a_sequence_beyond_the_budget_is_a_pass_by_itself(tmp_path: Path) -> Non
 
 def test_a_learner_without_a_budget_has_the_runs(tmp_path: Path) -> None:
     config = on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.budget.sequences=3", "critic.inference_budget.tokens=7").experiment
-    assert micro_batch_budget(config, "critic").key == "training.micro_batch_tokens"
-    assert micro_batch_budget(config, "critic", inference=True).key == "critic.inference_budget.tokens"
+    assert micro_batch_limits(config, "critic").key == "training.micro_batch_tokens"
+    assert micro_batch_limits(config, "critic", inference=True).key == "critic.inference_budget.tokens"
 
 
 @pytest.mark.parametrize(("window", "turns", "sequences"), [("null", 8, 1), ("1", 8, 8), ("3", 8, 6), ("9", 8, 1)])

@@ -26,7 +26,7 @@ Process = tuple[int, ...]
 
 
 @dataclass(slots=True)
-class Placement:
+class ComponentPlacement:
     """Devices of all components; of none if there are problems."""
 
     devices_per_node: int
@@ -58,11 +58,11 @@ class Placement:
         return actor is None or rollout is None or not actor.isdisjoint(rollout)
 
 
-def parse_placements(values: ForeignValues) -> Placement:
+def parse_placements(values: ForeignValues) -> ComponentPlacement:
     """Return the placement of a configuration, by default that of the reference."""
     written = [key for key in values.merged.sources if key.startswith(f"{SECTION}.")]
     specs = {key: values[key] for key in written or [DOCUMENTED]}
-    placement = Placement(_devices_per_node(values, specs), bool(written))
+    placement = ComponentPlacement(_devices_per_node(values, specs), bool(written))
     num_devices = values[NUM_NODES] * placement.devices_per_node
     if num_devices > MAX_DEVICES:
         problem = f"makes more than {MAX_DEVICES} devices"
@@ -76,7 +76,7 @@ def parse_placements(values: ForeignValues) -> Placement:
 
 
 def _place_components(
-    placement: Placement, values: ForeignValues, key: str, spec: object, num_devices: int
+    placement: ComponentPlacement, values: ForeignValues, key: str, spec: object, num_devices: int
 ) -> Iterator[ConfigProblem]:
     """Add the components of one key to a placement; yield problems."""
     try:
@@ -160,7 +160,7 @@ def _parse_range(text: str, part: str) -> range:
     return range(low, high + 1)
 
 
-def placement_to_native(placement: Placement, native: NativeBuilder) -> None:
+def placement_to_native(placement: ComponentPlacement, native: NativeBuilder) -> None:
     """Set the native placement."""
     keys = {name: placement.keys[name] for name in placement.processes}
     numbered = dict.fromkeys(key for name, key in keys.items() if name not in placement.on_all_devices)

@@ -32,7 +32,7 @@ from quintet.config.dialects.rlinf.component_placement import (
     ENGINE_TENSOR,
     PIPELINE,
     TENSOR,
-    Placement,
+    ComponentPlacement,
 )
 from quintet.config.dialects.rlinf.key_values import ADVANTAGES, DTYPES, KL_ESTIMATORS
 from quintet.config.dialects.value_types import is_function_address
@@ -66,7 +66,7 @@ def _nearest_multiple(number: int, unit: int) -> int:
     return max(unit, round(number / unit) * unit)
 
 
-def shared_problems(values: ForeignValues, placement: Placement) -> Iterator[ConfigProblem]:
+def shared_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
     """Yield problems of keys that all runs have."""
     yield from placement.problems
     estimator = values.describe(ESTIMATOR)
@@ -93,7 +93,7 @@ def shared_problems(values: ForeignValues, placement: Placement) -> Iterator[Con
         yield values.problem(autocast, problem, f"set {' '.join(f'{key}=fp32' for key in reduced)}")
 
 
-def math_problems(values: ForeignValues, placement: Placement) -> Iterator[ConfigProblem]:
+def math_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
     """Yield problems of runs on text."""
     if values[ESTIMATOR] == "gae" and not values[HAS_CRITIC]:
         yield values.problem(HAS_CRITIC, f"{values.describe(ESTIMATOR)} needs a critic", f"set {HAS_CRITIC}=true")
@@ -160,7 +160,7 @@ def _megatron_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         yield values.problem(devices, problem, f"nearest valid value: {number}={len(values[devices])}")
 
 
-def _placement_mode_problems(values: ForeignValues, placement: Placement) -> Iterator[ConfigProblem]:
+def _placement_mode_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
     """Yield problems unless all components share their devices, or each has devices of its own."""
     known = {name: placement.devices(name) for name in ("actor", "rollout", "inference", "critic")}
     devices = {name: numbers for name, numbers in known.items() if numbers is not None}
@@ -181,7 +181,7 @@ def _placement_mode_problems(values: ForeignValues, placement: Placement) -> Ite
         yield values.problem(placement.keys["inference"], problem, f"leave it out, or set {RECOMPUTE}=true")
 
 
-def _parallelism_problems(values: ForeignValues, placement: Placement) -> Iterator[ConfigProblem]:
+def _parallelism_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
     """Yield problems of models that are split over more devices than fit."""
     for name, tensor, pipeline in (("rollout", ENGINE_TENSOR, ENGINE_PIPELINE), ("actor", TENSOR, PIPELINE)):
         devices = len(placement.devices(name) or ())
@@ -199,7 +199,7 @@ def _parallelism_problems(values: ForeignValues, placement: Placement) -> Iterat
         yield _with_nearest(values, ENGINE_TENSOR, problem, nearest_divisor(values[TENSOR], values[ENGINE_TENSOR]))
 
 
-def _batch_problems(values: ForeignValues, placement: Placement) -> Iterator[ConfigProblem]:
+def _batch_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
     updates, prompts = "algorithm.n_minibatches", "data.rollout_batch_size"
     total = values[prompts] * values[GROUP]
     if total % values[updates]:
@@ -219,7 +219,7 @@ def _batch_problems(values: ForeignValues, placement: Placement) -> Iterator[Con
         yield from values.divisor_problems("algorithm.training_batch_size_per_gpu", batch // ranks, local)
 
 
-def embodied_problems(values: ForeignValues, placement: Placement) -> Iterator[ConfigProblem]:
+def embodied_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
     """Yield problems of runs on simulators."""
     if not values[TASK].startswith("embodied"):
         hint = "set it to embodied, or leave the section env out"
@@ -254,7 +254,9 @@ def _duplicate_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         yield values.problem(shared, problem, "keep one of them")
 
 
-def _episode_problems(values: ForeignValues, placement: Placement, *, only_evaluates: bool) -> Iterator[ConfigProblem]:
+def _episode_problems(
+    values: ForeignValues, placement: ComponentPlacement, *, only_evaluates: bool
+) -> Iterator[ConfigProblem]:
     """Yield problems unless environments fill groups, and groups fill the stages of each process."""
     env_group, stages = "env.train.group_size", "rollout.pipeline_stage_num"
     if values[env_group] not in (1, values[GROUP]):
@@ -273,7 +275,7 @@ def _episode_problems(values: ForeignValues, placement: Placement, *, only_evalu
             yield from _multiple_problems(values, steps, values[CHUNK], values.describe(CHUNK))
 
 
-def _update_problems(values: ForeignValues, placement: Placement) -> Iterator[ConfigProblem]:
+def _update_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
     """Yield problems unless the samples of a step fill optimizer steps, and these fill passes on every device."""
     batch, micro_batch, total = "actor.global_batch_size", "actor.micro_batch_size", samples_per_step(values)
     if total:

@@ -21,7 +21,7 @@ from quintet.config.dialects.vagen.dialect import ENVS_WITH_KEYS, env_keys
 from quintet.config.dialects.vagen.key_values import ENV
 from quintet.config.native.envs import ROLLOUT_OVERRIDES
 from quintet.config.native.experiment import Experiment
-from quintet.config.native.mixture import RunEnv
+from quintet.config.native.mixed_envs import RunEnv
 from quintet.config.problems import ConfigProblem
 from quintet.errors import ConfigError
 
@@ -173,14 +173,14 @@ def envs_tree(experiment: Experiment, reserved: Collection[str]) -> dict[str, An
     Raises:
         ConfigError: VAGEN has no such environment, or its name is reserved.
     """
-    for env in experiment.played:
+    for env in experiment.run_envs:
         if env.config.name not in ENVS:
             message = f"VAGEN has no environment {env.config.name}"
             raise ConfigError(message, key=f"{env.key}.name", hint=f"it has {', '.join(ENVS)}")
         if experiment.envs and env.name in reserved:
             message = f"envs.{env.name}: VAGEN has another section of that name"
             raise ConfigError(message, key="envs", value=env.name, hint="give the environment another name")
-    return {_section_name(env, experiment): {"env_name": env.config.name} for env in experiment.played}
+    return {_section_name(env, experiment): {"env_name": env.config.name} for env in experiment.run_envs}
 
 
 def _section_name(env: RunEnv, experiment: Experiment) -> str:
@@ -192,7 +192,7 @@ def envs_from_native(foreign: ForeignBuilder) -> None:
     run = foreign.experiment
     for key in [key for key in foreign.values if key.startswith(f"{ENV}.")]:
         del foreign.values[key]
-    for env, size in zip(run.played, _train_sizes(run), strict=True):
+    for env, size in zip(run.run_envs, _train_sizes(run), strict=True):
         name = _section_name(env, run)
         for option, spec in _specs(env.config.name).items():
             section, _, field = spec.native[0].partition(".")
@@ -212,10 +212,10 @@ def _train_sizes(run: Experiment) -> list[int]:
 
     In total they are at least as many as in the reference.
     """
-    shares = [Fraction(env.share).limit_denominator(DEFAULT_START_STATES) for env in run.played]
+    shares = [Fraction(env.share).limit_denominator(DEFAULT_START_STATES) for env in run.run_envs]
     numerators, denominators = zip(*(share.as_integer_ratio() for share in shares), strict=True)
     unit = Fraction(math.gcd(*numerators), math.lcm(*denominators))
     parts = [int(share / unit) for share in shares]
     total = max(DEFAULT_START_STATES, run.training.steps * run.training.groups_per_step)
     repeats = -(-total // sum(parts))
-    return [env.start_states or part * repeats for env, part in zip(run.played, parts, strict=True)]
+    return [env.start_states or part * repeats for env, part in zip(run.run_envs, parts, strict=True)]

@@ -262,6 +262,6 @@ def _generation(scheduled: ScheduledRequest, reason: FinishReason) -> Generation
         tuple(scheduled.logprobs[:count]),
         reason,
         scheduled.weight_version,
-        tuple(scheduled.switches),
+        tuple(scheduled.version_changes),
         failure,
     )

@@ -33,7 +33,7 @@ class ScheduledRequest:
     """Version of the weights of the first response token."""
     tokens: Sequence[int] = ()
     logprobs: Sequence[float] = ()
-    switches: list[tuple[int, int]] = field(default_factory=list)
+    version_changes: list[tuple[int, int]] = field(default_factory=list)
     """See `Generation.version_changes`."""
     prompt: CachedPrompt | None = None
     """Cached keys and values of `tokens_to_prefill`; None while waiting."""

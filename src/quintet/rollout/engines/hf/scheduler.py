@@ -120,6 +120,6 @@ class Scheduler:
         """Note in all requests, which must be preempted, that later tokens come from new weights."""
         for each in self._waiting:
             if each.tokens:
-                each.switches.append((len(each.tokens), version))
+                each.version_changes.append((len(each.tokens), version))
             else:
                 each.weight_version = version

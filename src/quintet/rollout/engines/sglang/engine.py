@@ -42,8 +42,8 @@ ABORT_SECONDS, ABORT_RETRY_SECONDS = 60.0, 0.2
 """SGLang may not know a request yet that was just sent: aborts are repeated."""
 
 
-class SglangTransport(Protocol):
-    """Connection to SGLang: `InProcessTransport` or `HttpTransport`."""
+class SglangConnection(Protocol):
+    """Connection to SGLang: `InProcessConnection` or `HttpConnection`."""
 
     def generate(self, rid: str, body: Mapping[str, Any]) -> None: ...
 
@@ -66,10 +66,10 @@ def build_sglang_engine(setup: EngineSetup) -> Engine:
     """
     if setup.options.server_url is not None or setup.options.server_python is not None:
         return build_sglang_server_engine(setup)
-    from quintet.rollout.engines.sglang.local import InProcessTransport
+    from quintet.rollout.engines.sglang.local import InProcessConnection
 
     arguments = server_arguments(setup, installed_release())
-    return SglangEngine(InProcessTransport(arguments), setup, has_tokenizer=not arguments["skip_tokenizer_init"])
+    return SglangEngine(InProcessConnection(arguments), setup, has_tokenizer=not arguments["skip_tokenizer_init"])
 
 
 def build_sglang_server_engine(setup: EngineSetup) -> Engine:
@@ -80,7 +80,7 @@ def build_sglang_server_engine(setup: EngineSetup) -> Engine:
         EngineError: the server cannot be reached, or does not start.
         MachineError: a server must be launched and SGLang is not installed.
     """
-    from quintet.rollout.engines.sglang.server import HttpTransport, LaunchedServer, ServerAddress
+    from quintet.rollout.engines.sglang.server import HttpConnection, LaunchedServer, ServerAddress
 
     directory = setup.options.server_weights_dir
     weights_dir = None if directory is None else Path(directory).expanduser()
@@ -88,7 +88,7 @@ def build_sglang_server_engine(setup: EngineSetup) -> Engine:
         python = setup.options.server_python and os.path.expanduser(setup.options.server_python)
         arguments = server_arguments(setup, installed_release(python))
         launched = LaunchedServer(arguments, python, show_output=setup.options.log_statistics)
-        transport = HttpTransport(launched.address, launched, weights_dir)
+        transport = HttpConnection(launched.address, launched, weights_dir)
         return SglangEngine(transport, setup, has_tokenizer=not arguments["skip_tokenizer_init"])
     address = ServerAddress(
         setup.options.server_url, os.environ.get("SGLANG_API_KEY"), os.environ.get("SGLANG_ADMIN_API_KEY")
@@ -97,7 +97,7 @@ def build_sglang_server_engine(setup: EngineSetup) -> Engine:
     # inputs must be shorter than max_req_input_len, and scoring sends the complete response as input
     longest = int(running.get("max_req_input_len") or setup.max_model_len + 1)
     max_model_len = min(setup.max_model_len, longest - 1)
-    transport = HttpTransport(address, None, weights_dir)
+    transport = HttpConnection(address, None, weights_dir)
     has_tokenizer = not running.get("skip_tokenizer_init", False)
     return SglangEngine(transport, setup, max_model_len=max_model_len, has_tokenizer=has_tokenizer)
 
@@ -134,7 +134,7 @@ class SglangEngine:
 
     def __init__(
         self,
-        transport: SglangTransport,
+        transport: SglangConnection,
         setup: EngineSetup,
         *,
         max_model_len: int | None = None,

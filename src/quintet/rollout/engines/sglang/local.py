@@ -36,7 +36,7 @@ def record_child_death(_number: int, _frame: object) -> None:
     _DEATH.set()
 
 
-class InProcessTransport:
+class InProcessConnection:
     """Transport to an SGLang `Engine` in this process. All calls run in SGLang's event loop, in a thread."""
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:

@@ -233,7 +233,7 @@ def _signal_group(group: int, number: int) -> None:
         return
 
 
-class HttpTransport:
+class HttpConnection:
     """Transport to an SGLang server."""
 
     def __init__(self, address: ServerAddress, launched: LaunchedServer | None, weights_dir: Path | None) -> None:

@@ -63,16 +63,16 @@ class _Running:
     """Version of the weights of the first token."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    switches: list[tuple[int, int]] = field(default_factory=list)
+    version_changes: list[tuple[int, int]] = field(default_factory=list)
 
     def record_weight_update(self, version: int) -> None:
         """Record that later tokens come from other weights."""
         if not self.tokens:
             self.weight_version = version
             return
-        if self.switches and self.switches[-1][0] == len(self.tokens):
-            self.switches.pop()
-        self.switches.append((len(self.tokens), version))
+        if self.version_changes and self.version_changes[-1][0] == len(self.tokens):
+            self.version_changes.pop()
+        self.version_changes.append((len(self.tokens), version))
 
     def append(self, tokens: Sequence[int], logprobs: Sequence[float]) -> FinishReason | None:
         """Append new tokens up to the end of the response. Return why it ends, if vLLM does not detect it."""
@@ -92,7 +92,7 @@ class _Running:
             tuple(self.logprobs),
             stop,
             self.weight_version,
-            tuple(self.switches),
+            tuple(self.version_changes),
             failure,
         )
 

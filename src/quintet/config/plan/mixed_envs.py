@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from quintet.config.composed import ComposedConfig
 from quintet.config.config_values import problem_with, value_source
 from quintet.config.native.envs import FrozenLakeConfig
-from quintet.config.native.mixture import ALL_ENVS
+from quintet.config.native.mixed_envs import ALL_ENVS
 from quintet.config.problems import ConfigProblem, setting_problem
 from quintet.config.schema import format_value
 

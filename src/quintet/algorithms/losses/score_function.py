@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.losses.ratios import bounded_log_ratio, nothing_clipped
-from quintet.algorithms.losses.targets import PolicyLoss, PolicyTargets, policy_loss
+from quintet.algorithms.losses.targets import PolicyLoss, PolicyLossInputs, policy_loss
 from quintet.config.native.losses import (
     CispoLossConfig,
     DppoLossConfig,
@@ -18,7 +18,7 @@ from quintet.config.native.losses import (
 )
 
 
-def reinforce(logprobs: Tensor, targets: PolicyTargets, config: ReinforceLossConfig) -> PolicyLoss:
+def reinforce(logprobs: Tensor, targets: PolicyLossInputs, config: ReinforceLossConfig) -> PolicyLoss:
     """REINFORCE, L = -A logp; Williams 1992. GPG (Chu et al. 2025, arXiv:2504.02546) has the same loss, but its own
     advantage.
     """
@@ -26,7 +26,7 @@ def reinforce(logprobs: Tensor, targets: PolicyTargets, config: ReinforceLossCon
     return PolicyLoss(-targets.advantages * logprobs, nothing, nothing, targets.old_logprobs - logprobs)
 
 
-def cispo(logprobs: Tensor, targets: PolicyTargets, config: CispoLossConfig) -> PolicyLoss:
+def cispo(logprobs: Tensor, targets: PolicyLossInputs, config: CispoLossConfig) -> PolicyLoss:
     """CISPO, L = -sg(clip(r, 1 - low, 1 + high)) A logp; MiniMax-M1 2025 (arXiv:2506.13585).
 
     Unlike in PPO, every token keeps a gradient. ROLL's `tis` is this with the weight clipped to 0 … 1.
@@ -39,7 +39,7 @@ def cispo(logprobs: Tensor, targets: PolicyTargets, config: CispoLossConfig) -> 
 
 
 @policy_loss(aggregation="seq-mean-token-mean")
-def sapo(logprobs: Tensor, targets: PolicyTargets, config: SapoLossConfig) -> PolicyLoss:
+def sapo(logprobs: Tensor, targets: PolicyLossInputs, config: SapoLossConfig) -> PolicyLoss:
     """SAPO, L = -A sigmoid(tau (r - 1)) 4 / tau; Gao et al. 2025 (arXiv:2511.20347).
 
     tau is `temperature_positive` where A > 0, else `temperature_negative`; the factor 4 / tau gives the slope of
@@ -53,7 +53,7 @@ def sapo(logprobs: Tensor, targets: PolicyTargets, config: SapoLossConfig) -> Po
     return PolicyLoss(-targets.advantages * gate, nothing, nothing, -log_ratio)
 
 
-def dppo_tv(logprobs: Tensor, targets: PolicyTargets, config: DppoLossConfig) -> PolicyLoss:
+def dppo_tv(logprobs: Tensor, targets: PolicyLossInputs, config: DppoLossConfig) -> PolicyLoss:
     """DPPO by total variation, L = -A sg(min(r, c)) logp where the token's probability changed little; Qi et al. 2026
     (arXiv:2602.04879).
 
@@ -65,7 +65,7 @@ def dppo_tv(logprobs: Tensor, targets: PolicyTargets, config: DppoLossConfig) ->
     return _within_divergence(logprobs, targets, config, keep)
 
 
-def dppo_kl(logprobs: Tensor, targets: PolicyTargets, config: DppoLossConfig) -> PolicyLoss:
+def dppo_kl(logprobs: Tensor, targets: PolicyLossInputs, config: DppoLossConfig) -> PolicyLoss:
     """`dppo_tv` with the KL divergence of the Bernoulli distributions.
 
     Tokens keep their loss if q (log q - log p) + (1 - q) log((1 - q) / (1 - p)) <= high where A > 0, <= low
@@ -79,19 +79,19 @@ def dppo_kl(logprobs: Tensor, targets: PolicyTargets, config: DppoLossConfig) ->
     return _within_divergence(logprobs, targets, config, torch.where(targets.advantages > 0, rises, falls))
 
 
-def _within_divergence(logprobs: Tensor, targets: PolicyTargets, config: DppoLossConfig, keep: Tensor) -> PolicyLoss:
+def _within_divergence(logprobs: Tensor, targets: PolicyLossInputs, config: DppoLossConfig, keep: Tensor) -> PolicyLoss:
     log_ratio = bounded_log_ratio(logprobs, targets.old_logprobs)
     ratio = log_ratio.detach().exp()
     loss = -targets.advantages * ratio.clamp(max=config.max_ratio) * logprobs * keep
     return PolicyLoss(loss, ~keep, keep & (ratio > config.max_ratio), -log_ratio)
 
 
-def dro(logprobs: Tensor, targets: PolicyTargets, config: DroLossConfig) -> PolicyLoss:
+def dro(logprobs: Tensor, targets: PolicyLossInputs, config: DroLossConfig) -> PolicyLoss:
     """DRO, L = -A logp + beta / 2 (logp - old)²; Richemond et al. 2024 (arXiv:2405.19107), per token, as in verl."""
     return _regularized(logprobs, targets, config.beta)
 
 
-def kimi(logprobs: Tensor, targets: PolicyTargets, config: KimiLossConfig) -> PolicyLoss:
+def kimi(logprobs: Tensor, targets: PolicyLossInputs, config: KimiLossConfig) -> PolicyLoss:
     """Kimi's loss, L = -A logp + tau / 2 (logp - old)²; Kimi k1.5 2025 (arXiv:2501.12599), per token, as ROLL's
     `kimi15`.
 
@@ -100,14 +100,14 @@ def kimi(logprobs: Tensor, targets: PolicyTargets, config: KimiLossConfig) -> Po
     return _regularized(logprobs, targets, config.tau)
 
 
-def _regularized(logprobs: Tensor, targets: PolicyTargets, strength: float) -> PolicyLoss:
+def _regularized(logprobs: Tensor, targets: PolicyLossInputs, strength: float) -> PolicyLoss:
     log_ratio = logprobs - targets.old_logprobs
     loss = -targets.advantages * logprobs + 0.5 * strength * log_ratio.square()
     nothing = nothing_clipped(loss)
     return PolicyLoss(loss, nothing, nothing, -log_ratio)
 
 
-def topr(logprobs: Tensor, targets: PolicyTargets, config: ToprLossConfig) -> PolicyLoss:
+def topr(logprobs: Tensor, targets: PolicyLossInputs, config: ToprLossConfig) -> PolicyLoss:
     """Tapered off-policy REINFORCE; Le Roux et al. 2025 (arXiv:2503.14286).
 
     L = -w+ A logp where A > 0, -w- sg(min(r, 1)) A logp elsewhere. The paper and ROLL distinguish good from bad
