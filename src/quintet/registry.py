@@ -26,6 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
+from quintet import hardware
 from quintet.errors import ConfigError, nearest
 
 T = TypeVar("T")
@@ -51,7 +52,7 @@ class Entry(Generic[T]):
 
     def missing(self) -> tuple[str, ...]:
         """Return the required modules that are not installed."""
-        return tuple(name for name in self.requires if importlib.util.find_spec(name) is None)
+        return tuple(name for name in self.requires if not hardware.is_installed(name))
 
     @property
     def install(self) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 SRC = Path(__file__).parents[2] / "src" / "quintet"
 LAYERS = [
-    ("errors", "records", "seeds"),
+    ("errors", "hardware", "records", "seeds"),
     ("registry",),
     ("sandbox", "kernels"),
     ("config",),
@@ -30,7 +30,7 @@ LAYERS = [
 """Modules and packages of `quintet` from the bottom up; each imports only from lines above its own."""
 LAYERS_WITHIN: Mapping[str, list[tuple[str, ...]]] = {
     "quintet.config": [
-        ("dotted", "divisors", "capabilities", "hardware", "torchrun"),
+        ("dotted", "divisors", "capabilities", "torchrun"),
         ("native", "deprecation"),
         ("schema",),
         ("problems", "yaml_reader"),

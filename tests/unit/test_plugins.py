@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from quintet.cli.choices import check_choices
 from quintet.config.compose import load_experiment
 from quintet.config.native.advantages import ADVANTAGES
 from quintet.config.native.envs import ENVS, CustomEnvConfig
 from quintet.config.native.experiment import Experiment
+from quintet.config.native.learners import OptimizerConfig
 from quintet.config.native.losses import LOSSES
 from quintet.config.schema import keys
 from quintet.envs.factory import build_env, build_vector_env
@@ -21,6 +23,8 @@ from quintet.envs.vector_env import EpisodeStarted
 from quintet.errors import ConfigError
 from quintet.records import Batch
 from quintet.registry import Registry
+from quintet.runtime.learner_backends import LEARNER_BACKENDS, load_backend
+from quintet.training.parallel.process_group import RankGroup
 
 MODULE = '''
 import torch
@@ -111,6 +115,13 @@ def contains(text, truth, extra, options):
 
 
 contains.config_class = ContainsConfig
+
+
+class Replicated:
+    """Learner backend."""
+
+    def build_actor(self, config, policy, optimizer, ranks):
+        return f"actor from {policy}"
 '''
 
 
@@ -211,6 +222,17 @@ def test_a_broken_plugin_only_fails_where_it_is_used(plugin: Callable[..., None]
         assert experiment(tmp_path, "seed: 3").seed == 3
     with pytest.raises(ConfigError, match="counter"):
         experiment(tmp_path, "env: {name: counter}")
+
+
+def test_a_learner_backend_can_be_chosen(plugin: Callable[..., None], tmp_path: Path) -> None:
+    plugin(LEARNER_BACKENDS, "quintet.learner_backends", replicated="Replicated")
+    check_choices(load_experiment(None, ["actor.backend=replicated"]))
+    actor: object = load_backend("replicated").build_actor(Experiment(), tmp_path, OptimizerConfig(), RankGroup())
+    assert actor == f"actor from {tmp_path}"
+    with pytest.raises(
+        ConfigError, match=r"actor.backend = 'replicate' \(command line\).*(?s:.*)did you mean 'replicated'"
+    ):
+        check_choices(load_experiment(None, ["actor.backend=replicate"]))
 
 
 def test_a_verifier_has_typed_arguments(plugin: Callable[..., None], tmp_path: Path) -> None:

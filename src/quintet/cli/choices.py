@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from quintet.config import hardware
+from quintet import hardware
 from quintet.config.checks.adapters import adapter_problems
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.advantages import CustomAdvantageConfig
@@ -139,10 +139,6 @@ def missing_packages(composed: ComposedConfig) -> Iterator[ConfigProblem]:
             yield _missing_package(composed, key, name, ", ".join(missing), entry.guide)
     for name in _learners(composed.experiment):
         learner: LearnerConfig = getattr(composed.experiment, name)
-        if learner.backend == "megatron" and not hardware.is_installed("megatron.core"):
-            yield _missing_package(
-                composed, f"{name}.backend", learner.backend, "megatron-core", "pip install 'quintet[megatron]'"
-            )
         if learner.memory.liger and not hardware.is_installed("liger_kernel"):
             key = f"{name}.memory.liger"
             yield _missing_package(composed, key, True, "liger-kernel", f"pip install liger-kernel, or {key}=false")
@@ -169,9 +165,11 @@ def _registered_names(composed: ComposedConfig) -> Iterator[tuple[str, str, Regi
     from quintet.config.native.envs import ENVS
     from quintet.rewards.verifiers.registry import VERIFIERS
     from quintet.rollout.engines.engine import ENGINES
+    from quintet.runtime.learner_backends import LEARNER_BACKENDS
     from quintet.tracking.logger import LOGGERS
 
     config = composed.experiment
+    yield from ((f"{name}.backend", getattr(config, name).backend, LEARNER_BACKENDS) for name in _learners(config))
     yield from ((f"{one.key}.name", one.config.name, ENVS) for one in config.run_envs if not one.config.reads_prompts)
     yield "rollout.engine", config.rollout.engine, ENGINES
     if config.reward is not None and config.reward.kind != "rules":

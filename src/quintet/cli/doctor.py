@@ -14,10 +14,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from quintet import __version__
+from quintet import __version__, hardware
 from quintet.cli.engine_checks import check_engine
 from quintet.cli.plan_table import numbers_table, page, section
-from quintet.config import hardware
 from quintet.config.capabilities import Requires
 from quintet.config.native.learners import ShardingConfig
 from quintet.config.native.placement import PlacementConfig

@@ -6,7 +6,7 @@ import importlib.metadata
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from quintet.config import hardware
+from quintet import hardware
 from quintet.registry import Entry
 
 SGLANG = "pip install sglang==0.5.23"

@@ -16,6 +16,7 @@ def run() -> None:
     from quintet.policies.tiny_models import PRESETS
     from quintet.rewards.verifiers.registry import VERIFIERS
     from quintet.rollout.engines.engine import ENGINES
+    from quintet.runtime.learner_backends import LEARNER_BACKENDS
     from quintet.tracking.logger import LOGGERS
 
     _print_entries("environments", ENVS)
@@ -25,6 +26,7 @@ def run() -> None:
     _print_entries("policy losses", LOSSES)
     _print_entries("verifiers", VERIFIERS)
     _print_entries("engines", ENGINES)
+    _print_entries("learner backends", LEARNER_BACKENDS)
     _print_entries("loggers", LOGGERS)
     print("model presets")
     for name, shape in PRESETS.items():

@@ -1,16 +1,18 @@
-"""Learner backends by the value of `<learner>.backend`, each loaded when it is first used."""
+"""Learner backends by the value of `<learner>.backend`, each imported when it is first used."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.native.training import SftConfig
 from quintet.registry import Registry
-from quintet.training.parallel.process_group import RankGroup
-from quintet.training.protocols import LocalActor, LocalCritic, LogProbScorer
+
+if TYPE_CHECKING:  # `quintet plan` reads the registry and does without torch
+    from quintet.training.parallel.process_group import RankGroup
+    from quintet.training.protocols import LocalActor, LocalCritic, LogProbScorer
 
 
 class LearnerBackend(Protocol):
@@ -34,12 +36,16 @@ class LearnerBackend(Protocol):
         """Build the reference from the model at `reference.path`, or from the current policy."""
 
 
-LEARNER_BACKENDS: Registry[LearnerBackend] = Registry("learner backend")
+LEARNER_BACKENDS: Registry[LearnerBackend] = Registry("learner backend", entry_points="quintet.learner_backends")
 TORCH = "quintet.runtime.learner_builders:TorchBackend"
 LEARNER_BACKENDS.add("fsdp2", TORCH, help="torch with FSDP2, tensor, context, pipeline and expert parallelism")
 LEARNER_BACKENDS.add("fsdp", TORCH, help="torch with FSDP1")
 LEARNER_BACKENDS.add(
-    "megatron", "quintet.runtime.megatron_backend:MegatronBackend", help="Megatron Core", extra="megatron"
+    "megatron",
+    "quintet.runtime.megatron_backend:MegatronBackend",
+    help="Megatron Core",
+    requires=("megatron.core",),
+    extra="megatron",
 )
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from quintet import __version__
+from quintet import __version__, hardware
 from quintet.cli import doctor, engine_checks
 from quintet.cli import main as command
-from quintet.config import hardware
 from quintet.registry import Entry
 from quintet.rollout.engines.engine import ENGINES
 

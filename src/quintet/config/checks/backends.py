@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from quintet.config import hardware
+from quintet import hardware
 from quintet.config.checks.megatron import (
     SUPPORTED_MODELS,
     conflicting_megatron_options,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quintet.config import hardware
+from quintet import hardware
 from quintet.config.composed import ComposedConfig
 from quintet.config.config_values import describe_value, problem_with
 from quintet.config.native.experiment import Experiment

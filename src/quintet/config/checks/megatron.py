@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quintet.config import hardware
+from quintet import hardware
 from quintet.config.native.learners import ParallelConfig
 from quintet.config.native.megatron import MegatronConfig
 

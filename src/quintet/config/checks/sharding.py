@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quintet.config import hardware
+from quintet import hardware
 from quintet.config.composed import ComposedConfig
 from quintet.config.config_values import config_value, describe_value, problem_with
 from quintet.config.native.experiment import Experiment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from quintet.config import hardware
+from quintet import hardware
 from quintet.config.checks.engines import (
     ENGINE_OPTIONS,
     OPTIONS,

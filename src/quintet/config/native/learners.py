@@ -10,7 +10,6 @@ from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.megatron import MegatronConfig
 from quintet.config.native.section import Count, DecayRate, NonNegative, Section, Share
 
-Backend = Literal["fsdp", "fsdp2", "megatron"]
 Precision = Literal["float32", "bfloat16", "float16"]
 WidePrecision = Literal["float64", "float32", "bfloat16", "float16"]
 ModelPrecision = Literal["float32", "bfloat16", "float16", "auto"]
@@ -157,8 +156,8 @@ class MemoryConfig(Section):
 class LearnerConfig(Section):
     """Options common to actor, critic and reference."""
 
-    backend: Backend = "fsdp2"
-    """Backend for several devices; not used on one device."""
+    backend: str = "fsdp2"
+    """Backend for several devices: `fsdp2`, `fsdp`, `megatron`, or one that another package registers."""
     parallel: ParallelConfig = ParallelConfig()
     """Parallel degrees."""
     sharding: ShardingConfig = ShardingConfig()

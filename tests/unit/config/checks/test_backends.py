@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from quintet import hardware
 from quintet.cli import main as command
-from quintet.config import hardware
 from quintet.config.checks.backends import backend_problems
 from quintet.config.compose import load_experiment
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quintet.config import hardware
+from quintet import hardware
 from quintet.config.checks.engines import ENGINE_OPTIONS, runs_by_default, unsupported_options
 from quintet.config.checks.unsupported import refuse_unsupported
 from quintet.config.compose import load_experiment

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from quintet import hardware
 from quintet.cli import main as command
 from quintet.cli.configuration import load_config
-from quintet.config import hardware
 from quintet.config.checks.sharding import sharding_problems
 from quintet.config.compose import load_experiment
 from quintet.errors import ConfigError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from quintet.config import hardware
+from quintet import hardware
 from quintet.config.dialects.composition.foreign_config import MergedConfig, compose_config, config_from_tree
 from quintet.config.dialects.loader import ConversionResult, convert
 from quintet.config.dialects.registry import DIALECTS
