@@ -23,7 +23,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RESULT, PAGE = HERE / "results" / "backends.json", ROOT / "docs" / "backends.md"
-for place in ("tests/unit/training/megatron", "tests/unit/training", "tests"):
+for place in ("tests/unit/training/megatron", "tests/support", "tests"):
     sys.path.insert(0, str(ROOT / place))
 
 BACKENDS = ("fsdp", "fsdp2", "megatron")
@@ -148,12 +148,12 @@ def on_fsdp(cell: Cell, directory: Path, room: Path, alone: Any) -> dict[str, fl
 
 def on_megatron(cell: Cell, directory: Path, room: Path) -> dict[str, float]:
     """Return the differences of Megatron's actor after five steps."""
-    from five_steps import TOLD, batch, steps
+    from megatron_steps import TOLD, batch, steps
     from safetensors.torch import load_file
     from test_megatron_learner import plain
 
     settings = {"parallel": cell.parallel}
-    case, program = json.dumps([[directory.name, settings]]), ROOT / "tests/unit/training/megatron/five_steps.py"
+    case, program = json.dumps([[directory.name, settings]]), ROOT / "tests/support/megatron_steps.py"
     words = [sys.executable, "-W", "ignore", str(program), str(directory.parent), str(room)]
     ranks = [
         subprocess.Popen([*words, str(rank), str(cell.ranks), str(room / "meeting"), case], stderr=subprocess.PIPE)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from loss_grid import near_batch, ragged_batch
 from torch import Tensor, nn
 
 from quintet.algorithms.objective import CriticObjective, PolicyObjective
@@ -26,9 +26,6 @@ from quintet.runtime.learner_builders import build_reference
 from quintet.runtime.local_learners import LocalLearners
 from quintet.training.checkpoint.state_dict import optimizer_state_dict
 from quintet.training.offload import Offload
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
-from loss_grid import near_batch, ragged_batch
 
 LEARNING: dict[str, Any] = {"training": {"threads": 1}, "warm_start": None}
 

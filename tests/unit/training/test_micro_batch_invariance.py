@@ -159,7 +159,7 @@ def test_two_processes_train_as_one(policy_directory: Path, whole: Told, whole_o
     alone = learner(policy_directory, MicroBatchBudget())
     before = float(alone.scorer.compute_log_probs(near_batch(alone.scorer)).sum())
     after = three_steps(alone)
-    command = [sys.executable, str(Path(__file__).with_name("loss_grid.py")), str(policy_directory)]
+    command = [sys.executable, str(Path(__file__).parents[2] / "support" / "loss_grid.py"), str(policy_directory)]
     ranks = [
         subprocess.Popen([*command, str(rank), "2", str(tmp_path / "meeting")], stdout=subprocess.PIPE, text=True)
         for rank in range(2)

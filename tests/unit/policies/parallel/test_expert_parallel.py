@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import model_parallel_steps
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,10 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from quintet.errors import ConfigError
 from quintet.policies.model_loading import load_model
 from quintet.policies.parallel.expert_parallel import apply_expert_parallel
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "training"))
-
-import model_parallel_steps
 
 Told = dict[str, Any]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 pytest.importorskip("megatron.core", reason="pip install 'quintet[megatron]'")
-sys.path.insert(0, str(Path(__file__).parent))
 
 COMMON: dict[str, Any] = {
     "vocab_size": 99,

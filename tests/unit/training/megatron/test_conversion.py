@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from five_steps import batch, experiment
+from megatron_steps import batch, experiment
 from safetensors.torch import load_file
 from transformers import AutoConfig
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from five_steps import OBJECTIVE, RATE, TOLD, batch, experiment, main, steps
+from megatron_steps import OBJECTIVE, RATE, TOLD, batch, experiment, main, steps
 from safetensors.torch import load_file
 
 from quintet.algorithms.objective import CriticObjective
@@ -92,7 +92,7 @@ def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None
 def on_two_ranks(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes made of all of `RANKS`, one after the other."""
     root = tmp_path_factory.mktemp("ranks")
-    program, cases = Path(__file__).parent / "five_steps.py", json.dumps(RANKS)
+    program, cases = Path(__file__).parents[3] / "support" / "megatron_steps.py", json.dumps(RANKS)
     start = [sys.executable, "-W", "ignore", program, models, root]
     given = [root / "meeting", cases]
     processes = [subprocess.Popen([*start, str(rank), "2", *given], stderr=subprocess.PIPE) for rank in range(2)]

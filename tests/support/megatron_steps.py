@@ -1,6 +1,6 @@
 """Five optimizer steps of the Megatron learner; as a program, one of the ranks that share it, case by case.
 
-python five_steps.py MODELS OUT RANK SIZE MEETING CASES
+python megatron_steps.py MODELS OUT RANK SIZE MEETING CASES
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from loss_grid import ragged_batch
+from safetensors.torch import save_file
 
 from quintet.algorithms.objective import PolicyObjective
 from quintet.config.native.algorithm import AlgorithmConfig

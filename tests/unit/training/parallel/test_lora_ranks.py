@@ -16,7 +16,7 @@ from quintet.training.parallel.device_mesh import LearnerMesh
 
 
 def test_two_ranks_train_the_same_adapters_as_one(policy_directory: Path, tmp_path: Path) -> None:
-    script = str(Path(__file__).with_name("lora_ranks.py"))
+    script = str(Path(__file__).parents[3] / "support" / "lora_ranks.py")
     told = [str(tmp_path / "meeting"), str(tmp_path), "fsdp2", "fsdp"]
     ranks = [
         subprocess.Popen(

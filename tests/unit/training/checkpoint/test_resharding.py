@@ -22,7 +22,7 @@ from quintet.training.checkpoint.state_dict import model_state_dict, optimizer_s
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What four processes saved, one arrangement after the other."""
     place = tmp_path_factory.mktemp("resharding")
-    script = Path(__file__).with_name("resharding_ranks.py")
+    script = Path(__file__).parents[3] / "support" / "resharding_ranks.py"
     started = [
         subprocess.Popen(
             [sys.executable, script, place, str(rank), place / "meeting"], stderr=subprocess.PIPE, text=True

@@ -34,7 +34,11 @@ def saved(mixture_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     one = actor(mixture_directory, LearnerMesh(), Case())
     step(one)
     snapshot_learner(one, "actor", EVERYTHING, HostBuffers()).write(place / "0")
-    script = [sys.executable, str(Path(__file__).with_name("checkpoint_ranks.py")), str(mixture_directory)]
+    script = [
+        sys.executable,
+        str(Path(__file__).parents[3] / "support" / "checkpoint_ranks.py"),
+        str(mixture_directory),
+    ]
     started = [
         subprocess.Popen(
             [*script, str(rank), "4", str(place / "meeting"), str(place), *CHAIN], stderr=subprocess.PIPE, text=True

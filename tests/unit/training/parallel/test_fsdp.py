@@ -35,7 +35,7 @@ def alone(policy_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> t
 
 def spread(directory: Path, names: list[str], size: int, place: Path) -> dict[str, list[Told]]:
     """What each rank tells of each case."""
-    script = str(Path(__file__).with_name("parallel_cases.py"))
+    script = str(Path(__file__).parents[3] / "support" / "parallel_cases.py")
     command = [sys.executable, script, str(directory)]
     ranks = [
         subprocess.Popen(
