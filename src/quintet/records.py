@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -133,6 +133,21 @@ class RewardResult:
 
 
 @dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """Constraint on the text of a response.
+
+    >>> StructuredOutput("regex", "[0-9]+").kind
+    'regex'
+    """
+
+    kind: Literal["json_object", "json_schema", "regex", "choice"]
+    """The text is a JSON object, JSON that conforms to a schema, a match of a regular expression, or one of several
+    texts."""
+    spec: str = ""
+    """The schema as JSON text, the regular expression, or the texts as a JSON list; empty for `json_object`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """Request to an engine for one response.
 
@@ -160,8 +175,21 @@ class Request:
     """Tokens that end the response and are its last token; empty continues to `max_tokens`."""
     stop_strings: tuple[str, ...] = ()
     """Texts that end the response wherever they occur, also across token boundaries."""
+    structured_output: StructuredOutput | None = None
+    """Sample only tokens that can lead to such a text, and `stop_token_ids` exactly where it is complete."""
     keep_kv_cache: bool = False
     """The conversation continues: keep the KV cache for the next request with this `id`."""
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ValueError: a structured output could not end where it is complete.
+        """
+        if self.structured_output is not None and (self.min_tokens or not self.stop_token_ids):
+            raise ValueError(
+                "a structured output ends by a stop token where it is complete: remove min_tokens, and keep the "
+                "model's end tokens"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +197,7 @@ class Generation:
     """Response of an engine to a `Request`.
 
     The log-probs, nats, are over the whole vocabulary at the sampling temperature (1 if greedy), before top-k, top-p,
-    min-p and the repetition penalty: as a learner computes them for the same tokens.
+    min-p, the repetition penalty and structured outputs: as a learner computes them for the same tokens.
     """
 
     id: int

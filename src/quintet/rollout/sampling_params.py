@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from quintet.config.native.experiment import Experiment
 from quintet.errors import ConfigError
-from quintet.records import Request
+from quintet.records import Request, StructuredOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] | None = None
     """Tokens that end a response instead of those of the chat format (None: those)."""
     stop_strings: tuple[str, ...] = ()
+    structured_output: StructuredOutput | None = None
 
     def request(
         self,
@@ -53,6 +54,7 @@ class SamplingParams:
             min_tokens=min(self.min_tokens, max_tokens),
             stop_token_ids=() if self.ignore_end else stop_token_ids,
             stop_strings=self.stop_strings,
+            structured_output=self.structured_output,
             keep_kv_cache=keep_kv_cache,
         )
 

@@ -10,6 +10,7 @@ import torch
 
 from quintet.config.native.experiment import Experiment
 from quintet.rollout.engines.engine import EngineSetup
+from quintet.rollout.engines.grammars import GrammarCompiler
 from quintet.rollout.engines.hf.memory import max_seqs_in_memory
 from quintet.runtime.dtypes import stored_dtype, with_dtypes
 from quintet.seeds import derive_seed
@@ -77,5 +78,6 @@ def engine_setup(
         options=options,
         seed=derive_seed(config.seed, "engine"),
         trust_remote_code=config.policy.trust_remote_code,
+        grammars=GrammarCompiler(tokenizer, model.config.get_text_config().vocab_size),
         is_learner_model=is_learner_model,
     )

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from quintet.policies.model_loading import load_model, load_tokenizer
 from quintet.rollout.engines.async_engine import AsyncEngine
+from quintet.rollout.engines.grammars import GrammarCompiler
 from quintet.rollout.engines.hf.engine import HfEngine
 from quintet.runtime.serving.request_handler import RequestHandler
 from quintet.runtime.serving.server import Address, ServingServer
@@ -76,7 +77,8 @@ def served(engine: Any, directory: Path, token: str | None = None, host: str = "
     """A server around an engine that is open already."""
     tokenizer = load_tokenizer(directory)
     chat_tokenizer = ChatTokenizer(tokenizer, (tokenizer.eos_token_id,))
-    handler = RequestHandler(AsyncEngine(engine), chat_tokenizer, "tiny", vocab_size=len(tokenizer))
+    grammars = GrammarCompiler(tokenizer, len(tokenizer))
+    handler = RequestHandler(AsyncEngine(engine), chat_tokenizer, "tiny", len(tokenizer), grammars)
     service = ServingServer(handler, Address(host, 0, token))
     try:
         yield Client(service.url, token, handler)
@@ -92,4 +94,5 @@ def hf_engine(directory: Path, slots: int = 8) -> HfEngine:
         max_num_seqs=slots,
         max_model_len=CONTEXT,
         detokenize=lambda tokens: tokenizer.decode(list(tokens)),
+        grammars=GrammarCompiler(tokenizer, len(tokenizer)),
     )

@@ -30,6 +30,10 @@ HELLO = [{"role": "system", "content": "Walk to the goal G."}, {"role": "user", 
 PROMPT = [40, 41, 42, 43]
 
 
+def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
 @pytest.fixture(scope="module")
 def client(policy_directory: Path) -> Iterator[Client]:
     with served(hf_engine(policy_directory), policy_directory) as made:
@@ -175,6 +179,36 @@ def test_tokens_by_number(client: Client) -> None:
     assert named == [f"token_id:{token}" for token in told["token_ids"]]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_json_mode_returns_json(client: Client, stream: bool) -> None:
+    """A random model writes long strings: what is cut off ends by its length."""
+    finished = 0
+    for seed in range(12):
+        body = {"messages": HELLO, "response_format": {"type": "json_object"}, "seed": seed, "max_tokens": 150}
+        if stream:
+            events = client.stream(CHAT, body)
+            text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+            reason = events[-1]["choices"][0]["finish_reason"]
+        else:
+            (choice,) = client.ask(CHAT, body)["choices"]
+            text, reason = choice["message"]["content"], choice["finish_reason"]
+        assert reason in ("stop", "length")
+        finished += reason == "stop"
+        assert reason == "length" or isinstance(json.loads(text), dict)
+    assert finished > 2
+
+
+def test_completions_conform_to_a_schema_or_a_choice(client: Client) -> None:
+    schema = {"type": "object", "properties": {"move": {"enum": ["Up", "Down"]}}, "required": ["move"]}
+    strict = schema | {"additionalProperties": False}
+    for output_format in ({"response_format": schema_format(strict)}, {"structured_outputs": {"json": strict}}):
+        body = {"prompt": PROMPT, "n": 8, "seed": 3, "max_tokens": 200, **output_format}
+        texts = [one["text"] for one in client.ask(COMPLETE, body)["choices"] if one["finish_reason"] == "stop"]
+        assert {json.loads(text)["move"] for text in texts} == {"Up", "Down"}
+    body = {"prompt": PROMPT, "n": 8, "seed": 3, "structured_outputs": {"choice": ["Left", "Right"]}}
+    assert {one["text"] for one in client.ask(COMPLETE, body)["choices"]} == {"Left", "Right"}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param", "told"),
     [
@@ -182,7 +216,18 @@ def test_tokens_by_number(client: Client) -> None:
         (CHAT, {"messages": HELLO, "max_token": 1}, "max_token", "did you mean max_tokens"),
         (CHAT, {"messages": HELLO, "frequency_penalty": 0.5}, "frequency_penalty", "repetition_penalty"),
         (CHAT, {"messages": HELLO, "top_logprobs": 3, "logprobs": True}, "top_logprobs", "sampled token"),
-        (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format", "free text"),
+        (CHAT, {"messages": HELLO, "response_format": {"type": "json"}}, "response_format.type", "'json_object'"),
+        (CHAT, {"messages": HELLO, "response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
+        (
+            CHAT,
+            {"messages": HELLO, "response_format": schema_format({"type": "text"})},
+            "response_format",
+            "type: text",
+        ),
+        (CHAT, {"messages": HELLO, "response_format": schema_format({"not": {}})}, "response_format", '"not"'),
+        (COMPLETE, {"prompt": "a", "structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed group"),
+        (CHAT, {"messages": HELLO, "response_format": schema_format({}), "min_tokens": 2}, None, "remove min_tokens"),
+        (CHAT, {"messages": HELLO, "response_format": schema_format({}), "ignore_eos": True}, None, "end tokens"),
         (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, None, "tool_choice"),
         (CHAT, {"messages": HELLO, "tools": [{}], "tool_choice": "none"}, "tools", "does not support tools"),
         (CHAT, {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": True}}, None, "no such variable"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from quintet.config.native.rollout import EngineConfig
 from quintet.records import Generation, Request
 from quintet.registry import Registry
+from quintet.rollout.engines.grammars import GrammarCompiler
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +35,7 @@ class Engine(Protocol):
         """Queue a request.
 
         Raises:
-            ValueError: the prompt leaves no room for a single token.
+            ValueError: the prompt leaves no room for a single token, or the structured output is invalid.
         """
 
     def step(self) -> list[Generation]:
@@ -91,6 +92,8 @@ class EngineSetup:
     options: EngineConfig
     seed: int = 0
     trust_remote_code: bool = False
+    grammars: GrammarCompiler | None = None
+    """Compiler of structured outputs, for engines that do not have one; None refuses them."""
     is_learner_model: bool = True
     """Whether `model` is the learner's: then it must not be modified, and it always has the newest weights."""
 

@@ -56,7 +56,8 @@ def build_request_handler(config: Experiment, policy: Path, *, name: str, contex
     )
     vocab_size, stop_tokens = int(model.get_input_embeddings().num_embeddings), stop_token_ids(tokenizer, model)
     setup = engine_setup(config, policy, model, tokenizer, _context(config, model, context))
-    handler = RequestHandler(AsyncEngine(build_engine(setup)), ChatTokenizer(tokenizer, stop_tokens), name, vocab_size)
+    engine, chat_tokenizer = AsyncEngine(build_engine(setup)), ChatTokenizer(tokenizer, stop_tokens)
+    handler = RequestHandler(engine, chat_tokenizer, name, vocab_size, setup.grammars)
     return ServedModel(handler, setup.max_num_seqs, str(setup.dtype).removeprefix("torch."))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.async_engine import AsyncEngine, EngineDeadError, PendingRequests
+from quintet.rollout.engines.grammars import GrammarCompiler
 from quintet.rollout.sessions import Exchange, Prompt, Session
 from quintet.runtime.serving.request_schema import (
     Body,
@@ -72,13 +73,22 @@ class PendingCompletion:
 class RequestHandler:
     """State shared by all connections of a server. All methods are thread-safe."""
 
-    def __init__(self, engine: AsyncEngine, tokenizer: ChatTokenizer, name: str, vocab_size: int) -> None:
-        """`name` is the model name in requests; `vocab_size` is the size of the model's vocabulary."""
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        tokenizer: ChatTokenizer,
+        name: str,
+        vocab_size: int,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
+        """`name` is the model name in requests; `vocab_size` is the size of the model's vocabulary. `grammars` is the
+        engine's."""
         self.engine = engine
         self.tokenizer = tokenizer
         self.name = name
         self.created = int(time.time())
         self._vocab_size = vocab_size
+        self._grammars = grammars
         self._sessions: dict[str, Session] = {}
         self._lock = threading.Lock()
 
@@ -137,6 +147,7 @@ class RequestHandler:
             raise RequestError(
                 f"{len(prompts)} prompts times n = {num_choices} is more than {MAX_COMPLETIONS} completions", param="n"
             )
+        self._check_format(body)
         requests = [self._request(body, prompt, choice) for prompt in prompts for choice in range(num_choices)]
         streaming = isinstance(body, OpenAiBody) and body.stream
         session_request_id = session.acquire_request_id() if session is not None and len(requests) == 1 else None
@@ -213,6 +224,16 @@ class RequestHandler:
             return Prompt(tuple(encode(text)), text, shown=shown)
         return session.prompt(text, encode, self.tokenizer.encode, self.tokenizer.token_text, shown)
 
+    def _check_format(self, body: Body) -> None:
+        """Compile the structured output in the connection's thread; the engine's thread then finds it in the cache."""
+        if not isinstance(body, OpenAiBody) or body.structured_output is None or self._grammars is None:
+            return
+        try:
+            self._grammars.check(body.structured_output)
+        except ValueError as error:
+            param = "response_format" if body.response_format is not None else "structured_outputs"
+            raise RequestError(f"{param}: {error}", param=param) from None
+
     def _check_length(self, num_characters: int, param: str) -> None:
         """Refuse a text that cannot fit into the context, before time is spent on its tokens."""
         num_tokens, context = num_characters // self.tokenizer.max_token_length, self.engine.max_model_len
@@ -256,6 +277,7 @@ class RequestHandler:
             min_tokens=body.min_tokens,
             stop_token_ids=tuple(dict.fromkeys([*stop_token_ids, *body.stop_token_ids])),
             stop_strings=body.stops,
+            structured_output=body.structured_output if isinstance(body, OpenAiBody) else None,
         )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from quintet.errors import nearest
+from quintet.records import StructuredOutput
 
 MAX_CHOICES = 128
 MAX_STOPS = 64
@@ -98,6 +99,57 @@ class StreamOptions(_Part):
     """Send token counts in a final event."""
 
 
+class JsonSchema(_Part):
+    """Schema of a completion. It is always enforced."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(_Part):
+    """Format of a completion's text, in OpenAI's form."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError('set json_schema with the type "json_schema", and only with it')
+        return self
+
+    @property
+    def structured_output(self) -> StructuredOutput | None:
+        """The constraint; None for free text."""
+        if self.json_schema is not None:
+            return StructuredOutput("json_schema", json.dumps(self.json_schema.json_schema))
+        return StructuredOutput("json_object") if self.type == "json_object" else None
+
+
+class StructuredOutputs(_Part):
+    """Format of a completion's text, in vLLM's form."""
+
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="json")] = None
+    json_object: Literal[True] | None = None
+    regex: Text | None = None
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _check_single(self) -> Self:
+        if len(self.model_dump(exclude_none=True)) != 1:
+            raise ValueError("set exactly one of json, json_object, regex and choice")
+        return self
+
+    @property
+    def structured_output(self) -> StructuredOutput:
+        """The constraint."""
+        ((kind, value),) = self.model_dump(exclude_none=True).items()
+        spec = {"json_object": "", "regex": value}.get(kind)
+        return StructuredOutput(cast("Any", kind), json.dumps(value) if spec is None else spec)
+
+
 class OpenAiBody(Body):
     """Fields of both of OpenAI's routes."""
 
@@ -114,10 +166,26 @@ class OpenAiBody(Body):
     """Include the stop text in the text."""
     skip_special_tokens: bool = False
     """Leave special tokens inside a completion out of its text."""
+    response_format: ResponseFormat | None = None
+    """Format of the completion's text."""
+    structured_outputs: StructuredOutputs | None = None
+    """The same in vLLM's form."""
     user: str | None = None
     """Recorded in the session."""
     metadata: dict[str, Any] | None = None
     """Recorded in the session."""
+
+    @model_validator(mode="after")
+    def _check_formats(self) -> Self:
+        if self.response_format is not None and self.structured_outputs is not None:
+            raise ValueError("set either response_format or structured_outputs, not both")
+        return self
+
+    @property
+    def structured_output(self) -> StructuredOutput | None:
+        """The constraint on the completion's text, if any."""
+        output_format = self.response_format or self.structured_outputs
+        return None if output_format is None else output_format.structured_output
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -220,7 +288,6 @@ UNSUPPORTED_FIELDS: Mapping[str, _UnsupportedField] = {
     "frequency_penalty": _UnsupportedField((0,), "use repetition_penalty"),
     "presence_penalty": _UnsupportedField((0,), "use repetition_penalty"),
     "logit_bias": _UnsupportedField(({},), "not supported"),
-    "response_format": _UnsupportedField(({"type": "text"},), "completions are free text"),
     "parallel_tool_calls": _UnsupportedField((True, False), "calls are not parsed from completions"),
     "functions": _UnsupportedField(([],), "calls are not parsed from completions"),
     "function_call": _UnsupportedField(("none",), "calls are not parsed from completions"),

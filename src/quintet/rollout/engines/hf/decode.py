@@ -51,13 +51,13 @@ class SequenceSlots:
         self._max_tokens = np.zeros(max_num_seqs, np.int64)
         self._min_tokens = np.zeros(max_num_seqs, np.int64)
         self._stop_set = np.zeros(max_num_seqs, np.int64)
-        self._has_stop_strings = np.zeros(max_num_seqs, np.bool_)
+        self._needs_check = np.zeros(max_num_seqs, np.bool_)
         self._tokens = np.zeros((max_num_seqs, BLOCK), np.int64)
         self._logprobs = np.zeros((max_num_seqs, BLOCK), np.float32)
         self._columns: tuple[npt.NDArray[Any], ...] = (
             *(self.last_token, self.num_tokens, self.num_prefilled, self.prompt_len, self.cache_slot, self.seed),
             *(self.temperature, self.needs_processing),
-            *(self._max_tokens, self._min_tokens, self._stop_set, self._has_stop_strings),
+            *(self._max_tokens, self._min_tokens, self._stop_set, self._needs_check),
         )
         self._stop_set_index: dict[tuple[int, ...], int] = {(): 0}
         self._is_stop = np.zeros((1, 1), np.bool_)
@@ -76,7 +76,7 @@ class SequenceSlots:
         self.needs_processing[rows] = [sequence.needs_processing for sequence in sequences]
         self._max_tokens[rows] = [sequence.max_tokens for sequence in sequences]
         self._min_tokens[rows] = [request.min_tokens for request in requests]
-        self._has_stop_strings[rows] = [bool(request.stop_strings) for request in requests]
+        self._needs_check[rows] = [bool(request.stop_strings or request.structured_output) for request in requests]
         self._stop_set[rows] = [self._index_of(request.stop_token_ids, vocab_size) for request in requests]
         self._widen(int(self.num_tokens[rows].max(initial=0)))
         for row, sequence in enumerate(sequences, self.count):
@@ -94,13 +94,14 @@ class SequenceSlots:
         num_tokens += 1
 
     def finish_candidates(self) -> list[int]:
-        """Rows that finish with their last token, and rows with stop strings, which the caller has to check."""
+        """Rows that finish with their last token, and rows with stop strings or structured outputs, which the caller
+        has to check."""
         n, rows = self.count, slice(self.count)
         num_tokens = self.num_tokens[rows]
         stop = self._is_stop[self._stop_set[rows], np.minimum(self.last_token[rows], self._is_stop.shape[1] - 1)]
         is_nan = np.isnan(self._logprobs[np.arange(n), num_tokens - 1])
         is_full = num_tokens >= self._max_tokens[rows]
-        candidates = (stop | self._has_stop_strings[rows]) & (num_tokens >= self._min_tokens[rows]) | is_full | is_nan
+        candidates = (stop | self._needs_check[rows]) & (num_tokens >= self._min_tokens[rows]) | is_full | is_nan
         finishing: list[int] = candidates.nonzero()[0].tolist()
         return finishing
 

@@ -16,6 +16,7 @@ from quintet.policies.lora import has_lora, iter_merged_weights, merge_adapters
 from quintet.policies.model_loading import cast_weights
 from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError, EngineSetup
+from quintet.rollout.engines.grammars import GrammarCompiler, TokenMatcher
 from quintet.rollout.engines.hf.kv_cache import CacheShape
 from quintet.rollout.engines.hf.model_runner import ModelRunner
 from quintet.rollout.engines.hf.running_batch import ScheduledRequest
@@ -49,6 +50,7 @@ def build_hf_engine(setup: EngineSetup) -> HfEngine:
         max_model_len=setup.max_model_len,
         shares_learner_model=shared,
         detokenize=setup.detokenize,
+        grammars=setup.grammars,
         prefill_tokens=options.max_batched_tokens or DEFAULT_PREFILL_TOKENS,
         chunked_prefill=options.chunked_prefill is not False,
         sleep_device=torch.device("cpu") if options.offload and not shared else None,
@@ -86,12 +88,14 @@ class HfEngine:
         weight_version: int = 0,
         shares_learner_model: bool = False,
         detokenize: Callable[[Sequence[int]], str] | None = None,
+        grammars: GrammarCompiler | None = None,
         prefill_tokens: int = DEFAULT_PREFILL_TOKENS,
         chunked_prefill: bool = True,
         sleep_device: torch.device | None = None,
     ) -> None:
-        """`detokenize` is required for stop strings. One pass prefills up to `prefill_tokens`; longer prompts are
-        split with `chunked_prefill`. During `sleep` the weights move to `sleep_device`, if set."""
+        """`detokenize` is required for stop strings, `grammars` for structured outputs. One pass prefills up to
+        `prefill_tokens`; longer prompts are split with `chunked_prefill`. During `sleep` the weights move to
+        `sleep_device`, if set."""
         self._model = model
         if not shares_learner_model:
             fuse_projections(model.base_model)
@@ -100,6 +104,7 @@ class HfEngine:
         self._max_model_len = max_model_len
         self._shares_learner_model = shares_learner_model
         self._detokenize = detokenize
+        self._grammars = grammars
         self._prefill_tokens = prefill_tokens
         self._chunked_prefill = chunked_prefill
         self._device, self._sleep_device = model.device, sleep_device
@@ -140,7 +145,14 @@ class HfEngine:
             raise ValueError(f"a prompt of {len(request.prompt)} tokens in a context of {self._max_model_len}")
         if request.stop_strings and self._detokenize is None:
             raise ValueError("stop strings require an engine with a detokenizer")
-        self._scheduler.add(request, self.weight_version)
+        self._scheduler.add(request, self.weight_version, self._matcher(request))
+
+    def _matcher(self, request: Request) -> TokenMatcher | None:
+        if request.structured_output is None:
+            return None
+        if self._grammars is None:
+            raise ValueError("structured outputs require an engine with a tokenizer")
+        return self._grammars.matcher(request.structured_output, request.stop_token_ids)
 
     @torch.inference_mode()
     def step(self) -> list[Generation]:
@@ -228,9 +240,9 @@ class HfEngine:
 
     def _finish_reason(self, row: int) -> FinishReason | None:
         """Why a candidate row finishes; None if it continues."""
-        rows, request = self._scheduler.running.rows, self._scheduler.running.requests[row].request
-        count = int(rows.num_tokens[row])
-        if np.isnan(rows.logprobs(row)[-1]):
+        rows, scheduled = self._scheduler.running.rows, self._scheduler.running.requests[row]
+        request, count = scheduled.request, int(rows.num_tokens[row])
+        if np.isnan(rows.logprobs(row)[-1]) or (scheduled.matcher and scheduled.matcher.error):
             return FinishReason.FAILED
         if rows.last_token[row] in request.stop_token_ids and count >= request.min_tokens:
             return FinishReason.STOP
@@ -250,11 +262,10 @@ class HfEngine:
 
 
 def _generation(scheduled: ScheduledRequest, reason: FinishReason) -> Generation:
-    """The finished request as a record; a token that was sampled from non-finite logits is left out."""
+    """The finished request as a record; the token at which it failed is left out."""
     failure, count = None, len(scheduled.tokens)
     if reason is FinishReason.FAILED:
-        message = f"the model's outputs are not numbers (weights {scheduled.weight_version})"
-        failure = Failure("engine", "NonFinite", message)
+        failure = _failure(scheduled)
         count -= 1
     return Generation(
         scheduled.request.id,
@@ -265,3 +276,11 @@ def _generation(scheduled: ScheduledRequest, reason: FinishReason) -> Generation
         tuple(scheduled.version_changes),
         failure,
     )
+
+
+def _failure(scheduled: ScheduledRequest) -> Failure:
+    """Why a request failed: non-finite logits, or no token continues its structured output."""
+    if not np.isnan(scheduled.logprobs[-1]) and scheduled.matcher is not None:
+        return Failure("engine", "StructuredOutput", f"no token can continue the text: {scheduled.matcher.error}")
+    message = f"the model's outputs are not numbers (weights {scheduled.weight_version})"
+    return Failure("engine", "NonFinite", message)

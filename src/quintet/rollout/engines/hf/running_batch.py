@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quintet.records import FinishReason, Request
+from quintet.rollout.engines.grammars import TokenMatcher, allowed_tokens
 from quintet.rollout.engines.hf.attention_layouts import DecodeLayout, SharedSegment
 from quintet.rollout.engines.hf.decode import NewSequence, SequenceSlots
 from quintet.rollout.engines.hf.kv_cache import CacheShape, KVCache
@@ -39,6 +40,8 @@ class ScheduledRequest:
     """Cached keys and values of `tokens_to_prefill`; None while waiting."""
     penalized_tokens: Tensor | None = None
     """bool [vocab], tokens of prompt and response; only with a repetition penalty."""
+    matcher: TokenMatcher | None = None
+    """State of the structured output after the response so far, also while the request is preempted."""
 
     @property
     def tokens_to_prefill(self) -> tuple[int, ...]:
@@ -50,7 +53,7 @@ class ScheduledRequest:
         """Whether its logits need more than the temperature; see `LogitsProcessing`."""
         request = self.request
         plain = request.top_k == 0 and request.top_p >= 1 and request.min_p == 0 and request.repetition_penalty == 1
-        return not plain or bool(request.min_tokens and request.stop_token_ids)
+        return not plain or bool(request.min_tokens and request.stop_token_ids) or self.matcher is not None
 
 
 @dataclass(slots=True)
@@ -96,7 +99,19 @@ class _SamplingState:
                 for index, request in enumerate(requests)
                 if rows.num_tokens[self.processed_rows[index]] < request.min_tokens and request.stop_token_ids
             ],
+            _allowed_tokens(processed, vocab_size, device),
         )
+
+
+def _allowed_tokens(
+    requests: Sequence[ScheduledRequest], vocab_size: int, device: torch.device
+) -> tuple[Tensor, Tensor] | None:
+    """See `LogitsProcessing.allowed_tokens`."""
+    matchers = {index: each.matcher for index, each in enumerate(requests) if each.matcher is not None}
+    if not matchers:
+        return None
+    allowed = torch.from_numpy(allowed_tokens(list(matchers.values()), vocab_size))
+    return torch.tensor(list(matchers), device=device), allowed.to(device)
 
 
 class RunningBatch:
@@ -155,9 +170,11 @@ class RunningBatch:
         tokens, logprobs = sample(logits, state.temperature, numbers, processing)
         rows.append(tokens.cpu().numpy(), logprobs.cpu().numpy())
         for row in state.processed_rows:
-            penalized = self.requests[row].penalized_tokens
+            penalized, matcher = self.requests[row].penalized_tokens, self.requests[row].matcher
             if penalized is not None:
                 penalized[rows.last_token[row]] = True
+            if matcher is not None:
+                matcher.accept_token(int(rows.last_token[row]))
 
     def partial_responses(self, ids: Collection[int]) -> Mapping[int, tuple[Sequence[int], Sequence[float]]]:
         """Return tokens and log-probs so far of those of the requests that are running."""

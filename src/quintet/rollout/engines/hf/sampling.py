@@ -38,7 +38,7 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LogitsProcessing:
-    """Top-k, top-p, min-p, repetition penalty and minimum length, for the m rows that use any of them."""
+    """Top-k, top-p, min-p, repetition penalty, minimum length and structured outputs, for the m rows that use any."""
 
     rows: Tensor
     """int64 [m], rows of the batch."""
@@ -54,6 +54,8 @@ class LogitsProcessing:
     """bool [m, vocab], tokens of prompt and response; None without repetition penalties."""
     banned_tokens: Sequence[tuple[int, tuple[int, ...]]] = ()
     """Indices into `rows` with the tokens that cannot be sampled yet (stop tokens before `min_tokens`)."""
+    allowed_tokens: tuple[Tensor, Tensor] | None = None
+    """Indices into `rows`, int64 [k], and the tokens that their structured outputs allow, bool [k, vocab]."""
 
 
 def _divisors(temperature: Tensor) -> Tensor:
@@ -70,19 +72,22 @@ def sample(
     greedy. Log-probs are of the whole vocabulary under the temperature (1 if greedy) regardless of `processing`,
     because that is what the learner computes. A row of non-finite logits returns NaN.
     """
-    processed = None
+    raw = processed = None
     if processing is not None:
-        processed = _process(processing, logits[processing.rows], temperature[processing.rows])
+        raw = logits[processing.rows]
+        processed = _process(processing, raw, temperature[processing.rows])
     compiled = decode_kernels(logits.dtype, logits.device.type)
     if compiled:
         tokens, logprobs, totals = compiled.sample(logits, temperature, numbers.double())
     else:
         tokens, logprobs, totals = _sample(logits, temperature, numbers)
-    if processing is not None and processed is not None:
+    if processing is not None and raw is not None and processed is not None:
         rows, weights = processing.rows, processed.sub(processed.amax(-1, keepdim=True)).exp_()
         sampled = _search(weights, _block_sums(weights), numbers[rows])
         tokens[rows] = torch.where(temperature[rows] == 0, processed.argmax(-1), sampled)
-        logprobs[rows] = (logits[rows, tokens[rows]].double().log() - totals[rows].log()).float()
+        # not by the logarithm of the probability: that of a token that only a structured output allows may be 0
+        below = (raw.gather(-1, tokens[rows, None]) - raw.amax(-1, keepdim=True)).squeeze(-1)
+        logprobs[rows] = (below.double() / _divisors(temperature[rows]) - totals[rows].log()).float()
     return tokens, logprobs
 
 
@@ -125,8 +130,11 @@ def _search(weights: Tensor, sums: Tensor, numbers: Tensor) -> Tensor:
 
 
 def _process(processing: LogitsProcessing, logits: Tensor, temperature: Tensor) -> Tensor:
-    """Logits [m, vocab] after penalty, temperature, min-p, top-k and top-p, in the order in which vLLM applies them."""
+    """Logits [m, vocab] after structured outputs, penalty, temperature, min-p, top-k and top-p, in vLLM's order."""
     processed = logits.clone()
+    if processing.allowed_tokens is not None:
+        rows, allowed = processing.allowed_tokens
+        processed[rows] = processed[rows].masked_fill_(~allowed, -torch.inf)
     if processing.penalized_tokens is not None:
         penalty = processing.repetition_penalty[:, None]
         penalised = torch.where(processed > 0, processed / penalty, processed * penalty)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet.records import Request
+from quintet.rollout.engines.grammars import TokenMatcher
 from quintet.rollout.engines.hf.kv_cache import CacheShape
 from quintet.rollout.engines.hf.model_runner import ModelRunner
 from quintet.rollout.engines.hf.prefill import PrefillQueue
@@ -49,9 +50,9 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def add(self, request: Request, weight_version: int) -> None:
-        """Queue a request behind the waiting ones."""
-        self._waiting.append(ScheduledRequest(request, weight_version))
+    def add(self, request: Request, weight_version: int, matcher: TokenMatcher | None = None) -> None:
+        """Queue a request behind the waiting ones; `matcher` is that of its structured output."""
+        self._waiting.append(ScheduledRequest(request, weight_version, matcher=matcher))
 
     def admit(self) -> None:
         """Move waiting requests to prefill while sequence slots are free."""
