@@ -27,3 +27,8 @@ def nearest_divisor(number: int, target: int) -> int:
 def nearest_number(target: int, valid: Iterable[int]) -> int | None:
     """Return the valid number nearest to `target`, the smaller of two; None if there is none."""
     return min(sorted(valid), key=lambda n: abs(n - target), default=None)
+
+
+def nearest_multiple(number: int, unit: int) -> int:
+    """Return the multiple of `unit` nearest to a number, at least `unit`."""
+    return max(1, round(number / unit)) * unit

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 from quintet.config.dialects.composition.foreign_config import MergedConfig
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.ledger import KeySpec, is_effective
-from quintet.config.divisors import nearest_divisor
+from quintet.config.divisors import nearest_divisor, nearest_multiple
 from quintet.config.dotted import get_value, is_inside, set_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.problems import ConfigProblem, describe_setting, setting_problem
@@ -53,6 +53,22 @@ class ForeignValues:
         if total % self[key]:
             nearest = nearest_divisor(total, self[key])
             yield self.nearest_problem(key, f"must divide the {total} {description}", nearest)
+
+    def multiple_problems(self, key: str, unit: int, description: str) -> Iterator[ConfigProblem]:
+        """Yield a problem with the nearest valid value unless a key is a multiple of `unit`."""
+        if self[key] % unit:
+            nearest = nearest_multiple(self[key], unit)
+            yield self.nearest_problem(key, f"must be a multiple of {description}", nearest)
+
+
+class ConversionRule(Protocol):
+    """A correspondence between native and foreign keys."""
+
+    def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
+        """Set the native keys."""
+
+    def from_native(self, foreign: ForeignBuilder) -> None:
+        """Set the foreign keys."""
 
 
 @dataclass(slots=True)
@@ -169,16 +185,6 @@ class ForeignBuilder:
         for part in key.split("."):
             node = node.get(part) if isinstance(node, Mapping) else getattr(node, part, None)
         return default if node is None else node
-
-
-class ConversionRule(Protocol):
-    """A correspondence between native and foreign keys."""
-
-    def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
-        """Set the native keys."""
-
-    def from_native(self, foreign: ForeignBuilder) -> None:
-        """Set the foreign keys."""
 
 
 class Converter(Protocol):

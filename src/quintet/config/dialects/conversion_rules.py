@@ -11,33 +11,12 @@ Keys of the ledger with one native key and no conversion beyond `native_values` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, as_list
-
-
-class ConversionRule(Protocol):
-    """A correspondence between native and foreign keys."""
-
-    def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
-        """Set the native keys."""
-
-    def from_native(self, foreign: ForeignBuilder) -> None:
-        """Set the foreign keys."""
-
-
-def apply_to_native(rules: Iterable[ConversionRule], values: ForeignValues, native: NativeBuilder) -> None:
-    """Apply rules to a foreign configuration."""
-    for rule in rules:
-        rule.to_native(values, native)
-
-
-def apply_from_native(rules: Iterable[ConversionRule], foreign: ForeignBuilder) -> None:
-    """Apply rules to a native configuration."""
-    for rule in rules:
-        rule.from_native(foreign)
+from quintet.config.dialects.conversion import ConversionRule, ForeignBuilder, ForeignValues, NativeBuilder, as_list
 
 
 def inverted(names: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -68,12 +47,10 @@ class Same:
     """Foreign value by native value."""
 
     def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
-        """Set the native keys."""
         for key in (self.native,) if isinstance(self.native, str) else self.native:
             native.set(key, self.to_value(values[self.foreign]), self.foreign)
 
     def from_native(self, foreign: ForeignBuilder) -> None:
-        """Set the foreign key."""
         value = foreign.native_value(self.native if isinstance(self.native, str) else self.native[0])
         if not value and self.fallback is not None:
             value = foreign.native_value(self.fallback)
@@ -96,13 +73,11 @@ class Derived:
     export_none: bool = True
 
     def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
-        """Set the native key."""
         value = self.to_value(*(values[key] for key in self.foreign))
         if value is not None or self.import_none:
             native.set(self.native, value, *self.foreign)
 
     def from_native(self, foreign: ForeignBuilder) -> None:
-        """Set the foreign keys."""
         value = foreign.native_value(self.native)
         if value is not None or self.export_none:
             for key, part in zip(self.foreign, self.from_value(value), strict=False):
@@ -122,20 +97,18 @@ class OptionalSection:
     off_value: Any = False
 
     def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
-        """Set the native section."""
         if values[self.switch]:
-            apply_to_native(self.rules, values, native)
+            native.apply(self.rules)
         else:
             native.set(self.native, None, self.switch)
 
     def from_native(self, foreign: ForeignBuilder) -> None:
-        """Set the switch and the keys of the section."""
         if foreign.native_value(self.native) is None:
             foreign.set(self.switch, self.off_value)
             return
         if self.on_value is not None:
             foreign.set(self.switch, self.on_value)
-        apply_from_native(self.rules, foreign)
+        foreign.apply(self.rules)
 
 
 @dataclass(frozen=True)
@@ -150,17 +123,11 @@ class MiniBatches:
     """Native keys whose product is the size of a training step."""
 
     def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
-        """Set the number of mini-batches."""
-        total = 1
-        for key in self.step:
-            total *= values[key]
+        total = math.prod(values[key] for key in self.step)
         native.set("training.mini_batches", total // values[self.size], self.size, *self.step)
 
     def from_native(self, foreign: ForeignBuilder) -> None:
-        """Set the size of a mini-batch."""
-        total = 1
-        for key in self.native_step:
-            total *= foreign.native_value(key)
+        total = math.prod(map(foreign.native_value, self.native_step))
         foreign.set(self.size, max(1, total // foreign.native_value("training.mini_batches")))
 
 
@@ -186,6 +153,29 @@ def file_list(native: str, foreign: str, *, scalar: bool = True, empty: Any = ()
         return items[0] if scalar and len(items) == 1 else list(items) or _plain(empty)
 
     return Same(native, foreign, export_none=False, to_value=as_list, from_value=from_value)
+
+
+def first_of(native: str, *keys: str, export_none: bool = True) -> Derived:
+    """Return a rule for a native key with the value of the first foreign key, which the others explain."""
+    return Derived(native, keys, lambda *values: values[0], lambda value: (value,), export_none=export_none)
+
+
+def switched(
+    native: str,
+    switch: str,
+    key: str,
+    to_value: Callable[[Any], Any] = lambda value: value,
+    from_value: Callable[[Any], Any] = lambda value: value,
+    *,
+    on_value: bool = True,
+) -> Derived:
+    """Return a rule for a native key with the value of a foreign key, or null unless the switch has its on value."""
+    return Derived(
+        native,
+        (switch, key),
+        lambda state, value: to_value(value) if state == on_value else None,
+        lambda value: (not on_value,) if value is None else (on_value, from_value(value)),
+    )
 
 
 def lora_section(foreign: str, *, scalar: bool = True) -> OptionalSection:

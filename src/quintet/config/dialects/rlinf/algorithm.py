@@ -18,14 +18,7 @@ from quintet.config.dialects.algorithm_choice import (
     set_options,
 )
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import (
-    Derived,
-    OptionalSection,
-    Same,
-    apply_from_native,
-    apply_to_native,
-    mapped,
-)
+from quintet.config.dialects.conversion_rules import Derived, OptionalSection, Same, mapped
 from quintet.config.dialects.rlinf.key_values import ADVANTAGES, KL_ESTIMATORS, LOSSES
 from quintet.config.dialects.value_types import is_function_address
 from quintet.config.problems import ConfigProblem
@@ -129,7 +122,7 @@ def text_algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> No
         native.set(ADVANTAGE, {"name": name}, ESTIMATOR, BASELINE)
         if penalizes:
             native.set("algorithm.shaping.center", "group", ESTIMATOR, BASELINE, KL_REWARD_COEFFICIENT)
-    apply_to_native((DISCOUNTS, CLIP_BOUNDS, *FILTER_RULES), values, native)
+    native.apply((DISCOUNTS, CLIP_BOUNDS, *FILTER_RULES))
     if penalizes:
         coefficient = float(values[KL_REWARD_COEFFICIENT])
         native.set("algorithm.kl", {"apply_to": "reward", "coefficient": coefficient}, KL_REWARD_COEFFICIENT)
@@ -142,7 +135,7 @@ def text_algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> No
 def text_algorithm_from_native(foreign: ForeignBuilder) -> None:
     """Set the keys of the algorithm that only runs on text have."""
     algorithm = foreign.experiment.algorithm
-    apply_from_native((DISCOUNTS, *FILTER_RULES), foreign)
+    foreign.apply((DISCOUNTS, *FILTER_RULES))
     low, high = (option_value(foreign, LOSS, f"clip_{side}") for side in ("low", "high"))
     foreign.set(CLIP_BOUNDS.keys["clip_high"], None if low == high else high)
     if algorithm.kl is not None and algorithm.kl.apply_to == "reward":

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import inverted
+from quintet.config.dialects.conversion_rules import inverted, switched
 from quintet.config.dialects.rlinf.component_placement import PIPELINE, TENSOR
 from quintet.config.dialects.rlinf.key_values import DTYPES
-from quintet.config.dialects.rlinf.rules import switched
 
 BACKEND, STRATEGY, PRECISION = "actor.training_backend", "actor.fsdp_config.strategy", "actor.model.precision"
 MIXED_PRECISION, AUTOCAST = "actor.fsdp_config.mixed_precision", "actor.fsdp_config.amp_autocast"

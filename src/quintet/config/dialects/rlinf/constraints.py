@@ -36,7 +36,7 @@ from quintet.config.dialects.rlinf.component_placement import (
 )
 from quintet.config.dialects.rlinf.key_values import ADVANTAGES, DTYPES, KL_ESTIMATORS
 from quintet.config.dialects.value_types import is_function_address
-from quintet.config.divisors import nearest_divisor
+from quintet.config.divisors import nearest_divisor, nearest_multiple
 from quintet.config.problems import ConfigProblem
 
 TASK, SEQUENCE, DYNAMIC = "runner.task_type", "runner.seq_length", "runner.enable_dynamic_batch_size"
@@ -50,22 +50,6 @@ def samples_per_step(values: ForeignValues) -> int:
     return int((values[NUM_ENVS] or 0) * values[EPOCHS] * chunks)
 
 
-def _with_nearest(values: ForeignValues, key: str, problem: str, nearest: object) -> ConfigProblem:
-    """Return a problem with the nearest valid value of the key."""
-    return values.problem(key, problem, f"nearest valid value: {key}={nearest}")
-
-
-def _multiple_problems(values: ForeignValues, key: str, unit: int, source: str) -> Iterator[ConfigProblem]:
-    """Yield a problem unless a key is a multiple of `unit`."""
-    if values[key] % unit:
-        yield _with_nearest(values, key, f"must be a multiple of {source}", _nearest_multiple(values[key], unit))
-
-
-def _nearest_multiple(number: int, unit: int) -> int:
-    """Return the nearest multiple that is not 0."""
-    return max(unit, round(number / unit) * unit)
-
-
 def shared_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
     """Yield problems of keys that all runs have."""
     yield from placement.problems
@@ -73,7 +57,7 @@ def shared_problems(values: ForeignValues, placement: ComponentPlacement) -> Ite
     advantage = config_class(ADVANTAGE, values[ESTIMATOR], ADVANTAGES)
     if advantage.needs_several_samples or values[ESTIMATOR] == "reinpp_baseline":
         if values[GROUP] < 2:
-            yield _with_nearest(values, GROUP, f"{estimator} compares several responses to the same prompt", 2)
+            yield values.nearest_problem(GROUP, f"{estimator} compares several responses to the same prompt", 2)
         samples = "algorithm.sampling_params.do_sample"
         if not values[samples] and not values[TASK].endswith("_eval") and not is_embodied(values):
             problem = f"all responses to a prompt would be the same, and {values.describe(GROUP)}"
@@ -116,14 +100,14 @@ def _length_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     rest = values[SEQUENCE] - values[prompt]
     if rest <= 0:
         problem = f"leaves no tokens for a response after {values.describe(prompt)}"
-        yield _with_nearest(values, SEQUENCE, problem, values[prompt] + 1)
+        yield values.nearest_problem(SEQUENCE, problem, values[prompt] + 1)
     elif values[response] > rest:
         problem = f"exceeds {values.describe(SEQUENCE)} together with {values.describe(prompt)}"
-        yield _with_nearest(values, response, problem, rest)
+        yield values.nearest_problem(response, problem, rest)
     tokens = "runner.max_tokens_per_mbs"
     if values[DYNAMIC] and values[tokens] < values[SEQUENCE]:
         problem = f"must hold the longest sequence, {values.describe(SEQUENCE)}"
-        yield _with_nearest(values, tokens, problem, values[SEQUENCE])
+        yield values.nearest_problem(tokens, problem, values[SEQUENCE])
 
 
 def _learning_rate_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -135,7 +119,7 @@ def _learning_rate_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         yield values.problem(maximum, problem, f"leave it out, or nearest valid value: {maximum}={values[peak]}")
     for key in ("actor.optim.min_lr", "actor.lr_sched.min_lr"):
         if values.is_set(key) and values[key] > values[peak]:
-            yield _with_nearest(values, key, f"is above {values.describe(peak)}", values[peak])
+            yield values.nearest_problem(key, f"is above {values.describe(peak)}", values[peak])
 
 
 def _megatron_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -192,11 +176,11 @@ def _parallelism_problems(values: ForeignValues, placement: ComponentPlacement) 
                 yield values.problem(tensor, problem, f"also change {pipeline}")
             else:
                 nearest = nearest_divisor(devices // values[pipeline], values[tensor])
-                yield _with_nearest(values, tensor, problem, nearest)
+                yield values.nearest_problem(tensor, problem, nearest)
     is_shared = placement.is_colocated is not False and values[BACKEND] == "megatron"
     if is_shared and values[TENSOR] % values[ENGINE_TENSOR]:
         problem = f"must divide {values.describe(TENSOR)} if engine and learner share devices"
-        yield _with_nearest(values, ENGINE_TENSOR, problem, nearest_divisor(values[TENSOR], values[ENGINE_TENSOR]))
+        yield values.nearest_problem(ENGINE_TENSOR, problem, nearest_divisor(values[TENSOR], values[ENGINE_TENSOR]))
 
 
 def _batch_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
@@ -230,7 +214,7 @@ def embodied_problems(values: ForeignValues, placement: ComponentPlacement) -> I
     yield from _duplicate_problems(values)
     save, check = "runner.save_interval", "runner.val_check_interval"
     if values[save] > 0 and values[check] > 0:
-        yield from _multiple_problems(values, save, values[check], values.describe(check))
+        yield from values.multiple_problems(save, values[check], values.describe(check))
     only_evaluates = values["runner.only_eval"] or values[TASK] == "embodied_eval"
     yield from _episode_problems(values, placement, only_evaluates=only_evaluates)
     if not only_evaluates:
@@ -270,9 +254,9 @@ def _episode_problems(
         if values[num_envs]:
             unit = processes * values[stages] * values[size]
             source = f"{unit}, from {processes} process{'es' * (processes > 1)}, {values.describe(stages, size)}"
-            yield from _multiple_problems(values, num_envs, unit, source)
+            yield from values.multiple_problems(num_envs, unit, source)
         if values.is_set(steps):
-            yield from _multiple_problems(values, steps, values[CHUNK], values.describe(CHUNK))
+            yield from values.multiple_problems(steps, values[CHUNK], values.describe(CHUNK))
 
 
 def _update_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
@@ -285,8 +269,8 @@ def _update_problems(values: ForeignValues, placement: ComponentPlacement) -> It
     if devices and values[batch] % (values[micro_batch] * devices):
         problem = f"times {devices} devices it must divide {values.describe(batch)}"
         if values[batch] % devices:
-            multiple = _nearest_multiple(values[batch], devices)
+            multiple = nearest_multiple(values[batch], devices)
             yield values.problem(micro_batch, problem, f"nearest valid value: {batch}={multiple}")
         else:
             nearest = nearest_divisor(values[batch] // devices, values[micro_batch])
-            yield _with_nearest(values, micro_batch, problem, nearest)
+            yield values.nearest_problem(micro_batch, problem, nearest)

@@ -7,14 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import (
-    ConversionRule,
-    Derived,
-    Same,
-    apply_from_native,
-    apply_to_native,
-    loggers,
-)
+from quintet.config.dialects.conversion_rules import Derived, Same, loggers
 from quintet.config.dialects.rlinf.algorithm import (
     ESTIMATOR,
     HAS_CRITIC,
@@ -65,7 +58,7 @@ CONSTANTS: dict[str, Any] = {
     "rollout.think": False,
     "rollout.format_penalty": 0.0,
 }
-RULES: tuple[ConversionRule, ...] = (
+RULES = (
     Derived(
         "tracking.config_dir",
         ("hydra.run.dir", "hydra.output_subdir"),
@@ -114,7 +107,7 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
         text_algorithm_to_native(values, native)
     native.set_from_keys(values.dialect.specs().values())
     native.set_constants(CONSTANTS)
-    apply_to_native(RULES, values, native)
+    native.apply(RULES)
     _names_to_native(values, native)
     _policy_to_native(values, native)
     backend_to_native(values, native)
@@ -194,7 +187,7 @@ def from_native(foreign: ForeignBuilder) -> None:
     if is_simulator and policy.path is None:
         env_file_from_native(foreign)
         return
-    apply_from_native(RULES, foreign)
+    foreign.apply(RULES)
     foreign.set(LOG_DIR, run.tracking.log_dir)
     foreign.set(SHOWN_NAME, run.tracking.run_name)
     model, default_kind = ("actor.model", "openvla_oft") if is_simulator else ("rollout.model", "qwen2.5")

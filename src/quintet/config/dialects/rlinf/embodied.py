@@ -5,27 +5,16 @@ from __future__ import annotations
 import math
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import (
-    ConversionRule,
-    Derived,
-    OptionalSection,
-    Same,
-    apply_from_native,
-    apply_to_native,
-)
-from quintet.config.dialects.rlinf.constraints import samples_per_step
-from quintet.config.dialects.rlinf.rules import first_of
+from quintet.config.dialects.conversion_rules import Derived, OptionalSection, Same, first_of
+from quintet.config.dialects.rlinf.constraints import CHUNK, EPOCHS, MAX_STEPS, NUM_ENVS, TASK, samples_per_step
 from quintet.config.native.envs import SimulatorConfig
 from quintet.config.native.training import TrainingConfig
 
 WEIGHT_DECAY = 0.01
 """Weight decay of RLinf's FSDP learner, which has no key in embodied runs."""
-TASK, SEQUENCE = "runner.task_type", "runner.seq_length"
 LORA, LORA_RANK, LORA_PATH = (f"actor.model.{name}" for name in ("is_lora", "lora_rank", "lora_path"))
-NUM_ENVS, MAX_STEPS = "env.train.total_num_envs", "env.train.max_episode_steps"
 EVAL_ENVS, EVAL_SAMPLES = "env.eval.total_num_envs", "env.eval.group_size"
-EPOCHS, GROUP, BATCH = "algorithm.rollout_epoch", "algorithm.group_size", "actor.global_batch_size"
-CHUNK, ACTION_SIZE = "actor.model.num_action_chunks", "actor.model.action_dim"
+GROUP, BATCH, ACTION_SIZE = "algorithm.group_size", "actor.global_batch_size", "actor.model.action_dim"
 RESPONSE = "algorithm.length_params.max_new_token"
 
 
@@ -38,12 +27,12 @@ def _video(native: str, section: str) -> OptionalSection:
     return OptionalSection(native, switch, rules, on_value=True)
 
 
-ENV_FILE_RULES: tuple[ConversionRule, ...] = (
+ENV_FILE_RULES = (
     Same("env.max_steps", "max_episode_steps"),
     Same("env.environments", "total_num_envs"),
     _video("tracking.video", "video_cfg"),
 )
-RULES: tuple[ConversionRule, ...] = (
+RULES = (
     _video("tracking.video", "env.train.video_cfg"),
     _video("tracking.validation_video", "env.eval.video_cfg"),
     Same("env.epochs", EPOCHS),
@@ -76,7 +65,7 @@ RULES: tuple[ConversionRule, ...] = (
     ),
     Derived(
         "rollout.engine_options.max_model_tokens",
-        ("algorithm.length_params.max_length", SEQUENCE),
+        ("algorithm.length_params.max_length", "runner.seq_length"),
         min,
         lambda longest: (longest, max(longest, 2048)),
         export_none=False,
@@ -88,7 +77,7 @@ def env_file_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Convert a simulator's own file to a run on that simulator with native defaults."""
     native.set_from_keys(values.dialect.specs().values())
     native.set("env.name", "simulator", "env_type")
-    apply_to_native(ENV_FILE_RULES, values, native)
+    native.apply(ENV_FILE_RULES)
     num_envs, group = "total_num_envs", "group_size"
     # 1 leaves the group size to the run
     if values[group] > 1:
@@ -99,7 +88,7 @@ def env_file_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 def env_file_from_native(foreign: ForeignBuilder) -> None:
     """Set the keys of a simulator's own file."""
-    apply_from_native(ENV_FILE_RULES, foreign)
+    foreign.apply(ENV_FILE_RULES)
     samples = foreign.experiment.training.samples_per_group
     foreign.set("group_size", 1 if samples == TrainingConfig().samples_per_group else samples)
 
@@ -114,7 +103,7 @@ def embodied_to_native(values: ForeignValues, native: NativeBuilder) -> None:
             "actor.optimizer.weight_decay": WEIGHT_DECAY,
         }
     )
-    apply_to_native(RULES, values, native)
+    native.apply(RULES)
     if values[LORA]:
         # the reference's adapter is only an example
         native.set("policy.lora.path", values[LORA_PATH] if values.is_set(LORA_PATH) else None, LORA_PATH, LORA)
@@ -147,7 +136,7 @@ def _episodes_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 def embodied_from_native(foreign: ForeignBuilder) -> None:
     """Set the keys of a run on simulators."""
     run, env, vla = foreign.experiment, foreign.experiment.env, foreign.experiment.policy.vla
-    apply_from_native(RULES, foreign)
+    foreign.apply(RULES)
     if (adapter := foreign.native_value("policy.lora.path")) is not None:
         foreign.set(LORA_PATH, adapter)
     if isinstance(env, SimulatorConfig) and env.environments:

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import (
-    ConversionRule,
-    Derived,
-    Same,
-    apply_from_native,
-    apply_to_native,
-    file_list,
-)
-from quintet.config.dialects.rlinf.rules import first_of, switched
+from quintet.config.dialects.conversion_rules import Derived, Same, file_list, first_of, switched
 from quintet.config.native.training import TrainingConfig
 
 TASK, DATA_TYPE = "runner.task_type", "data.type"
@@ -28,7 +20,7 @@ DECAY_STEPS, DECAY_STYLE, WARMUP_STEPS, WARMUP_SHARE = (
 )
 NO_TEMPLATE = "none"
 """The native chat template that leaves prompts as they are."""
-RULES: tuple[ConversionRule, ...] = (
+RULES = (
     Derived(
         "validation.only",
         (TASK,),
@@ -46,7 +38,7 @@ RULES: tuple[ConversionRule, ...] = (
         lambda model: model.path,
     ),
 )
-DATA_RULES: tuple[ConversionRule, ...] = (
+DATA_RULES = (
     file_list("data.train_files", "data.train_data_paths", scalar=False),
     file_list("data.validation_files", "data.val_data_paths", scalar=False),
     Same(
@@ -81,7 +73,7 @@ def math_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Convert a run on text."""
     native.set("env", {"name": "prompts"}, TASK, "data.train_data_paths")
     native.set_constants({"rollout.max_turns": 1, "rollout.window_size": None})
-    apply_to_native((*RULES, *DATA_RULES), values, native)
+    native.apply((*RULES, *DATA_RULES))
     if native.get("validation.only"):
         _sampling_as_in_training(values, native)
     native.set("data.truncation", "right", PROMPT)
@@ -122,7 +114,7 @@ def _optimizer_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 def math_from_native(foreign: ForeignBuilder) -> None:
     """Set the keys of a run on text."""
     run, data = foreign.experiment, foreign.experiment.data
-    apply_from_native(RULES, foreign)
+    foreign.apply(RULES)
     max_steps = data.max_steps if data and data.epochs is not None else run.training.steps
     foreign.set(MAX_STEPS, -1 if max_steps is None else max_steps)
     prompt, response = run.rollout.max_prompt_tokens, run.rollout.max_response_tokens
@@ -130,7 +122,7 @@ def math_from_native(foreign: ForeignBuilder) -> None:
     if data is not None:
         is_training_batch = data.validation_batch in (None, run.training.groups_per_step)
         foreign.set(VALIDATION_BATCH, None if is_training_batch else data.validation_batch)
-        apply_from_native(DATA_RULES, foreign)
+        foreign.apply(DATA_RULES)
     _optimizer_from_native(foreign)
 
 

@@ -19,7 +19,7 @@ from quintet.config.dialects.roll.workers import (
     applies_to,
     workers,
 )
-from quintet.config.divisors import nearest_divisor
+from quintet.config.divisors import nearest_divisor, nearest_multiple
 from quintet.config.problems import ConfigProblem
 
 
@@ -120,7 +120,7 @@ def _split_problems(worker: Worker) -> Iterator[ConfigProblem]:
     values, mapping, size = worker.values, worker.key("device_mapping"), worker.world_size
     if size % worker.model_devices:
         source = values.describe(*(key for key in worker.splits if (values[key] or 1) > 1))
-        nearest = max(1, round(size / worker.model_devices)) * worker.model_devices
+        nearest = nearest_multiple(size, worker.model_devices)
         problem = f"its {size} devices must be a multiple of the {worker.model_devices} that share a model"
         hint = f"nearest valid value: {mapping}=list(range(0,{nearest}))"
         yield values.problem(mapping, f"{problem}, from {source}", hint)
@@ -163,7 +163,7 @@ def _fitting_sizes(worker: Worker) -> str:
     values, size, key = worker.values, worker.pass_size, worker.key(ACCUMULATION)
     sequences = values[STEP[0]] * values[STEP[1]]
     if sequences % size:
-        prompts = max(1, round(values[STEP[0]] / size)) * size
+        prompts = nearest_multiple(values[STEP[0]], size)
         return f"nearest valid value: {STEP[0]}={prompts}, a multiple of the {size} sequences in one pass"
     nearest = nearest_divisor(sequences // size, worker.training_argument(ACCUMULATION))
     factors = " × ".join([*STEP, *(name.rpartition(".")[2] for name in worker.splits)])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.divisors import nearest_divisor
+from quintet.config.divisors import nearest_divisor, nearest_multiple
 from quintet.config.problems import ConfigProblem
 
 ACTOR, MODEL, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "ref", "rollout"))
@@ -177,9 +177,7 @@ def _sequence_problems(values: ForeignValues, step: StepSize, keys: PassKeys) ->
     size = values[key]
     if key == keys.total:
         if size % replicas:
-            nearest = max(1, round(size / replicas)) * replicas
-            problem = f"must be a multiple of {replicas}, from {values.describe(*GPUS)}"
-            yield values.problem(key, problem, f"nearest valid value: {key}={nearest}")
+            yield from values.multiple_problems(key, replicas, f"{replicas}, from {values.describe(*GPUS)}")
             return
         size //= replicas
     if keys.has_backward and values.is_set(key):
@@ -209,9 +207,7 @@ def _split_problems(values: ForeignValues, step: StepSize) -> Iterator[ConfigPro
     if step.sequences % replicas:
         first, *others = step.sequences_from
         unit = replicas // math.gcd(replicas, step.sequences // values[first])
-        nearest = max(1, round(values[first] / unit)) * unit
         product = f" with {values.describe(*others)}" if others else ""
-        problem = (
-            f"the {step.sequences} sequences of a step{product} must be a multiple of {replicas} GPUs, from {source}"
-        )
-        yield values.problem(first, problem, f"nearest valid value: {first}={nearest}")
+        sequences = f"the {step.sequences} sequences of a step{product}"
+        problem = f"{sequences} must be a multiple of {replicas} GPUs, from {source}"
+        yield values.nearest_problem(first, problem, nearest_multiple(values[first], unit))
