@@ -56,7 +56,10 @@ def steps(actor: Any, given: Batch, number: int = STEPS) -> list[dict[str, float
 
 
 def main(policy: Path, out: Path, ranks: RankGroup, settings: dict[str, Any]) -> None:
-    from quintet.training.megatron.backend import build_megatron_actor
+    from quintet.training.megatron.core_package import require_megatron
+
+    require_megatron()
+    from quintet.training.megatron.build import build_megatron_actor
 
     torch.set_num_threads(1)
     actor = build_megatron_actor(experiment(settings), policy)

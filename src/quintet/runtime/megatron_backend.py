@@ -26,6 +26,7 @@ from quintet.runtime.dtypes import with_dtypes
 from quintet.training.checkpoint.learner_state import MODEL_STEM, OPTIMIZER_STEM, LearnerSnapshot
 from quintet.training.checkpoint.shards import ShardReader, TensorShard
 from quintet.training.checkpoint.snapshot import HostBuffers
+from quintet.training.megatron.core_package import require_megatron
 from quintet.training.parallel.process_group import RankGroup
 
 if TYPE_CHECKING:
@@ -70,69 +71,52 @@ class FullStateLearner(FullWeights, Protocol):
         """Load the result of `optimizer_state_dict`."""
 
 
-def build_megatron_actor(
-    config: Experiment, policy: Path, optimizer: OptimizerConfig, *, sft: bool = False
-) -> LocalActor:
-    """Build the actor of the policy at that directory on all ranks; `sft` for supervised fine-tuning. After it, the
-    policy is the fine-tuned model instead of the one that `actor.megatron` names.
-
-    Raises:
-        ConfigError: megatron-core is not installed, or does not support the configuration.
-    """
-    from quintet.training.megatron.backend import build_megatron_actor
-
-    raise_problems(backend_problems(ComposedConfig(config, {})))
-    initial = config if sft or config.sft is None else _without_initial_checkpoint(config)
-    with _without_warnings():
-        # its reference is a Megatron scorer, too: the configuration is checked before a run
-        return cast("LocalActor", build_megatron_actor(with_dtypes(initial), policy, optimizer))
-
-
 def _without_initial_checkpoint(config: Experiment) -> Experiment:
     options = config.actor.megatron or MegatronConfig()
     fine_tuned = options.model_copy(update={"checkpoint": None, "conversion": ConversionConfig()})
     return config.model_copy(update={"actor": config.actor.model_copy(update={"megatron": fine_tuned})})
 
 
-def build_megatron_critic(config: Experiment, weights: Iterable[tuple[str, Tensor]], policy: Path) -> LocalCritic:
-    """Build a critic from the model at `critic.path`, or from weights of the policy, whose initial model is at
-    `policy`."""
-    from quintet.training.megatron.backend import build_megatron_critic
-
-    path, config = config.critic.path, with_dtypes(config)
-    with _without_warnings():
-        return (
-            build_megatron_critic(config, Path(path)) if path else build_megatron_critic(config, policy, dict(weights))
-        )
-
-
-def build_megatron_reference(config: Experiment, weights: Iterable[tuple[str, Tensor]], policy: Path) -> LogProbScorer:
-    """Build the reference from the model at `reference.path`, or from weights of the policy, whose initial model is at
-    `policy`."""
-    from quintet.training.megatron import backend
-
-    path = config.reference.path
-    with _without_warnings():
-        reference = backend.build_megatron_reference(with_dtypes(config), Path(path or policy))
-    if path is None:
-        reference.load_weights(dict(weights))
-    return cast("LogProbScorer", reference)  # only Megatron's learners compute a divergence to it
-
-
 class MegatronBackend:
     """`LearnerBackend` on Megatron Core."""
 
+    def __init__(self) -> None:
+        require_megatron()
+
     def build_actor(self, config: Experiment, policy: Path, optimizer: OptimizerConfig, ranks: RankGroup) -> LocalActor:
-        return build_megatron_actor(config, policy, optimizer)
+        # after supervised fine-tuning, the policy is the fine-tuned model, not the one that `actor.megatron` names
+        return _build_actor(config if config.sft is None else _without_initial_checkpoint(config), policy, optimizer)
 
     def build_sft_actor(self, config: Experiment, sft: SftConfig, base: Path, ranks: RankGroup) -> LocalActor:
-        return build_megatron_actor(_with_sft_settings(config, sft), base, sft.optimizer, sft=True)
+        return _build_actor(_with_sft_settings(config, sft), base, sft.optimizer)
 
     def build_critic(self, config: Experiment, actor: LocalActor, policy: Path, ranks: RankGroup) -> LocalCritic:
-        return build_megatron_critic(config, actor.weights(), policy)
+        from quintet.training.megatron.build import build_megatron_critic
+
+        path, config = config.critic.path, with_dtypes(config)
+        with _without_warnings():
+            if path is not None:
+                return build_megatron_critic(config, Path(path))
+            return build_megatron_critic(config, policy, dict(actor.weights()))
 
     def build_reference(self, config: Experiment, actor: LocalActor, policy: Path, ranks: RankGroup) -> LogProbScorer:
-        return build_megatron_reference(config, actor.weights(), policy)
+        from quintet.training.megatron.build import build_megatron_reference
+
+        path = config.reference.path
+        with _without_warnings():
+            reference = build_megatron_reference(with_dtypes(config), Path(path or policy))
+        if path is None:
+            reference.load_weights(dict(actor.weights()))
+        return cast("LogProbScorer", reference)  # only Megatron's learners compute a divergence to it
+
+
+def _build_actor(config: Experiment, policy: Path, optimizer: OptimizerConfig) -> LocalActor:
+    from quintet.training.megatron.build import build_megatron_actor
+
+    raise_problems(backend_problems(ComposedConfig(config, {})))
+    with _without_warnings():
+        # its reference is a Megatron scorer, too: the configuration is checked before a run
+        return cast("LocalActor", build_megatron_actor(with_dtypes(config), policy, optimizer))
 
 
 def _with_sft_settings(config: Experiment, sft: SftConfig) -> Experiment:

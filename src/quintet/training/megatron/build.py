@@ -1,4 +1,4 @@
-"""Build Megatron's learners from a configuration; imports megatron-core, see `backend.py`."""
+"""Build Megatron's learners from a configuration; call `require_megatron` before importing this module."""
 
 from __future__ import annotations
 
@@ -28,8 +28,16 @@ from quintet.training.packing import MicroBatchBudget
 DTYPES_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def build_actor(config: Experiment, policy_dir: Path, optimizer: OptimizerConfig) -> MegatronActor:
-    """See `build_megatron_actor`."""
+def build_megatron_actor(
+    config: Experiment, policy_dir: Path, optimizer: OptimizerConfig | None = None
+) -> MegatronActor:
+    """Build the actor on all ranks of `torch.distributed`, from the weights that `actor.megatron` names, or from the
+    Hugging Face directory `policy_dir`. All ranks call it; a single one needs no process group.
+
+    Raises:
+        ConfigError: Megatron does not support the configuration.
+        MachineError: weights are missing.
+    """
     spec = _model_spec(config, config.actor, policy_dir, recompute=config.actor.gradient_checkpointing)
     model = spec.build_model()
     num_ranks = spec.ranks.data.size if config.actor.balance_ranks else 1
@@ -38,15 +46,20 @@ def build_actor(config: Experiment, policy_dir: Path, optimizer: OptimizerConfig
     )
     return MegatronActor(
         model,
-        optimizer,
+        optimizer or config.actor.optimizer,
         budget=MicroBatchBudget.from_config(config.actor.budget, config.training, num_ranks),
         inference_budget=MicroBatchBudget.from_config(config.actor.inference_budget, config.training, num_ranks),
         temperature=config.rollout.temperature,
     )
 
 
-def build_critic(config: Experiment, policy_dir: Path, weights: Mapping[str, Tensor] | None = None) -> MegatronCritic:
-    """See `build_megatron_critic`."""
+def build_megatron_critic(
+    config: Experiment, policy_dir: Path, weights: Mapping[str, Tensor] | None = None
+) -> MegatronCritic:
+    """Build the critic from the Hugging Face directory `policy_dir`, or from `weights` under Hugging Face names.
+
+    Raises as `build_megatron_actor` does.
+    """
     recompute = config.critic.gradient_checkpointing
     spec = _model_spec(
         config,
@@ -64,8 +77,8 @@ def build_critic(config: Experiment, policy_dir: Path, weights: Mapping[str, Ten
     )
 
 
-def build_reference(config: Experiment, policy_dir: Path) -> MegatronScorer:
-    """See `build_megatron_reference`."""
+def build_megatron_reference(config: Experiment, policy_dir: Path) -> MegatronScorer:
+    """Build a scorer from the Hugging Face directory `policy_dir`; raises as `build_megatron_actor` does."""
     spec = _model_spec(config, config.reference, policy_dir)
     model = spec.build_model()
     load_hf_weights(model.chunks, HfWeights(policy_dir), model.shape)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from quintet import hardware
 from quintet.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ def require_megatron() -> None:
     Raises:
         ConfigError: it is not installed.
     """
-    if find_spec("megatron") is None or find_spec("megatron.core") is None:
+    if not hardware.is_installed("megatron.core"):
         raise ConfigError(
             "the Megatron learner needs the package megatron-core",
             key="actor.backend",

@@ -58,7 +58,7 @@ def model_family(hf_config: Any) -> ModelFamily:
     """
     kind = hf_config.model_type
     if unknown := unsupported_architecture(kind, _dense_layers(hf_config) if kind == "qwen3_moe" else 0):
-        raise ConfigError(unknown, key="policy.path", value=kind, hint=SUPPORTED_MODELS)
+        raise ConfigError(unknown, key="policy.path", value=kind, hint=f"set actor.backend=fsdp2; {SUPPORTED_MODELS}")
     if kind == "qwen2":
         return ModelFamily(kind, qkv_bias=True)
     attention, mlp = bool(getattr(hf_config, "attention_bias", False)), bool(getattr(hf_config, "mlp_bias", False))
@@ -220,7 +220,7 @@ def check_supported(options: MegatronConfig, *, on_cpu: bool) -> None:
 
 def _raise_first(problems: Iterator[UnsupportedMegatronOption], options: MegatronConfig) -> None:
     for problem in problems:
-        _raise_option_error(problem.option, getattr(options, problem.option), problem.reason, problem.hint)
+        _raise_option_error(problem.option, getattr(options, problem.option), problem.reason, problem.hint("actor"))
 
 
 def _raise_option_error(name: str, value: Any, reason: str, hint: str) -> None:
@@ -232,22 +232,27 @@ def _check_fits_weights(hf_config: Any, family: ModelFamily, options: MegatronCo
     act = GATED_ACTIVATIONS.get(str(hf_config.hidden_act), str(hf_config.hidden_act))
     if options.activation.removeprefix("fast-") != act:
         _raise_option_error(
-            "activation", options.activation, f"the weights were trained with {act}", f"set it to {act}"
+            "activation",
+            options.activation,
+            f"the weights were trained with {act}",
+            f"set actor.megatron.activation={act}",
         )
     if options.normalization != "rmsnorm":
-        _raise_option_error("normalization", options.normalization, f"{family.name} uses RMSNorm", "set it to rmsnorm")
+        hint = "set actor.megatron.normalization=rmsnorm"
+        _raise_option_error("normalization", options.normalization, f"{family.name} uses RMSNorm", hint)
     if options.add_bias_linear != family.linear_bias:
         actual = "biases in all linear layers" if family.linear_bias else "no biases in linear layers"
         _raise_option_error(
             "add_bias_linear",
             options.add_bias_linear,
             f"the weights have {actual}",
-            f"set it to {family.linear_bias}".lower(),
+            f"set actor.megatron.add_bias_linear={family.linear_bias}".lower(),
         )
     rope = str((getattr(hf_config, "rope_parameters", None) or {}).get("rope_type", "default"))
     if options.position_embedding_type not in ("rope", rope):
         reason = f"{family.name} encodes positions by rope ({rope})"
-        _raise_option_error("position_embedding_type", options.position_embedding_type, reason, "set it to rope")
+        hint = "set actor.megatron.position_embedding_type=rope"
+        _raise_option_error("position_embedding_type", options.position_embedding_type, reason, hint)
 
 
 def ddp_config(options: MegatronConfig) -> DistributedDataParallelConfig:

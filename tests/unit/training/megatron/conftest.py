@@ -10,7 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from quintet.training.megatron.core_package import require_megatron
+
 pytest.importorskip("megatron.core", reason="pip install 'quintet[megatron]'")
+require_megatron()
 
 COMMON: dict[str, Any] = {
     "vocab_size": 99,

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from conftest import KINDS
 from quintet.errors import ConfigError, MachineError
-from quintet.training.megatron.backend import build_megatron_actor
+from quintet.training.megatron.build import build_megatron_actor
 from quintet.training.megatron.conversion import (
     ModelDims,
     from_hugging_face,

@@ -21,7 +21,7 @@ from quintet.policies.model_loading import load_model
 from quintet.training.checkpoint.state_dict import optimizer_state_dict
 from quintet.training.learner import ActorLearner, CriticLearner
 from quintet.training.learner_setup import LearnerSetup
-from quintet.training.megatron.backend import (
+from quintet.training.megatron.build import (
     build_megatron_actor,
     build_megatron_critic,
     build_megatron_reference,
