@@ -130,6 +130,13 @@ def test_stop_reasons(engine: HfEngine) -> None:
     assert (full.finish_reason, len(full.tokens)) == (FinishReason.CONTEXT, 4)
 
 
+def test_a_response_of_one_token_ends_before_anything_is_cached(engine: HfEngine, policy_directory: Path) -> None:
+    asked = [request(0, max_tokens=1), request(1)]
+    done = run(engine, asked)
+    for one in asked:
+        agrees(policy_directory, one, done[one.id])
+
+
 def test_a_prompt_that_fills_the_context_is_rejected(engine: HfEngine) -> None:
     with pytest.raises(ValueError, match="64"):
         engine.add_request(request(0, prompt=tuple(range(64))))

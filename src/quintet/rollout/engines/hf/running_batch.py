@@ -219,8 +219,8 @@ class RunningBatch:
             self.requests[gap] = self.requests[mover]
         del self.requests[rows.count :]
         if gaps and not self._kv_cache.supports_any_slot:
-            # matrix products over all rows read slot i for row i
-            used = int((rows.num_tokens[gaps] - rows.num_prefilled[gaps]).max())
+            # matrix products over all rows read slot i for row i; the last token is not in the cache yet
+            used = int((rows.num_tokens[gaps] - rows.num_prefilled[gaps]).max()) - 1
             self._kv_cache.copy_from(gaps, self._kv_cache, movers, used)
             freed = list(range(rows.count, rows.count + len(removed)))
             rows.cache_slot[gaps] = gaps
