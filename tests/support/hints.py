@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ CHOICE = re.compile(r"it belongs to ([\w.]+)=(\w+(?: or \w+)*)")
 def printed_hints(text: str) -> dict[str, str]:
     """The hint below each message of an error."""
     lines = text.removeprefix("quintet: ").split("\n")
-    return {line: hint.strip() for line, hint in zip(lines, lines[1:], strict=False) if hint.startswith("  ")}
+    return {line: hint.strip() for line, hint in pairwise(lines) if hint.startswith("  ")}
 
 
 def followed(message: str, hint: str, words: Sequence[str]) -> Iterator[list[str]]:
@@ -62,8 +63,7 @@ def _with(words: Sequence[str], key: str, value: str) -> list[str]:
 
 
 def _without(words: Sequence[str], key: str) -> list[str]:
-    left = [word for word in words if not re.match(rf"{re.escape(key)}[.=]", word)]
-    return left
+    return [word for word in words if not re.match(rf"{re.escape(key)}[.=]", word)]
 
 
 def _renamed(words: Sequence[str], key: str, name: str) -> list[str]:

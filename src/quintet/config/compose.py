@@ -13,7 +13,7 @@ from quintet.config.checks.unused_keys import unused_keys
 from quintet.config.composed import ComposedConfig
 from quintet.config.deprecation import current_key, refuse_both_names, upgrade, upgrade_override
 from quintet.config.dialects.synonyms import keys_by_synonym
-from quintet.config.dotted import flatten, get_value, set_value
+from quintet.config.dotted import flatten, get_value, has_key, set_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
 from quintet.config.problems import raise_problems, source_of
@@ -38,6 +38,7 @@ def load_experiment(
     tree, sources, notes = upgraded.tree, upgraded.sources, [*upgraded.notes]
     for override, source in _choices_first(overrides, override_sources):
         notes += _apply(override, source, tree, sources)
+    _drop_default_preset(tree, sources)
     try:
         experiment = Experiment.model_validate(tree)
     except ValidationError as error:
@@ -48,6 +49,13 @@ def load_experiment(
     composed = ComposedConfig(experiment, provenance, (*dict.fromkeys(notes), *unused_keys(values, provenance)))
     compute_batch_arithmetic(composed)
     return composed
+
+
+def _drop_default_preset(tree: dict[str, Any], sources: dict[str, str]) -> None:
+    """Set `policy.preset` to null if it is not set and `policy.path` is."""
+    if get_value(tree, "policy.path") is not None and not has_key(tree, "policy.preset"):
+        set_value(tree, "policy.preset", None)
+        sources["policy.preset"] = source_of("policy.path", sources)
 
 
 def _choice_names() -> list[str]:

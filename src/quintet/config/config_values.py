@@ -31,9 +31,13 @@ def describe_value(composed: ComposedConfig, key: str) -> str:
 
 
 def problem_with(composed: ComposedConfig, key: str, problem: str, hint: str | None = None) -> ConfigProblem:
-    """Return a problem whose message names key, value and source."""
+    """Return a problem whose message names key, value and source.
+
+    The hint has native keys. Alternatives in it are separated by ", or ", and each sets keys by `KEY=VALUE`.
+    """
     message = f"{describe_value(composed, key)}: {problem}"
-    return ConfigProblem(key, config_value(composed.experiment, key), value_source(composed, key), message, hint)
+    value, source = config_value(composed.experiment, key), value_source(composed, key)
+    return ConfigProblem(key, value, source, message, hint and composed.translate_hint(hint))
 
 
 def with_value(experiment: Experiment, key: str, value: object) -> Experiment:

@@ -149,7 +149,7 @@ def _note(old: str, new: str, sources: Mapping[str, str]) -> str:
 
 def _both_set(old: str, new: str, sources: Mapping[str, str]) -> ConfigError:
     message = f"`{old}`{_at(old, sources)} is the former name of `{new}`{_at(new, sources)}, and both are set"
-    return ConfigError(message, key=new, source=sources.get(new), hint=f"keep {new}")
+    return ConfigError(message, key=new, source=sources.get(new), hint=f"leave {old} out")
 
 
 def _at(key: str, sources: Mapping[str, str]) -> str:

@@ -9,9 +9,16 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from quintet.config.dotted import get_value
+from quintet.config.native.section import CONFLICT
 from quintet.config.problems import ConfigProblem, describe_setting, setting_problem, source_of
-from quintet.config.schema import Key, chosen_name, documented_key, keys, keys_for, valid_keys
+from quintet.config.schema import OR, Key, chosen_name, documented_key, format_value, keys, keys_for, valid_keys
 from quintet.errors import nearest
+
+SWITCHED_OFF = {
+    "validation": "for no validation: validation.every_steps=-1 validation.before_training=false",
+    "checkpoint": "for a single checkpoint, at the end: checkpoint.every_steps=0",
+}
+"""Hints for sections that cannot be null."""
 
 
 class Synonyms(Protocol):
@@ -34,7 +41,7 @@ def describe_problems(
             yield ConfigProblem(key, value, source, message, _suggestion(key, tree, synonyms))
         elif details["type"].startswith("union_tag"):
             yield _unknown_choice(f"{key}.name", tree, sources)
-        elif details["type"] == "value_error":
+        elif details["type"] in (CONFLICT, "value_error"):
             yield _contradiction(key, details, tree, sources)
         else:
             yield _invalid_value(key, tree, sources)
@@ -80,7 +87,7 @@ def _suggestion(key: str, tree: Mapping[str, Any], synonyms: Synonyms) -> str:
         return f"nest it: `{last}:` in its own line, indented below `{section}:`"
     choices = [other.choice for other in keys_for(tree) if other.name == key and other.choice is not None]
     if choices:
-        choice, names = choices[0][0], " or ".join(name for _, name in choices)
+        choice, names = choices[0][0], " or ".join(name.replace(OR, " or ") for _, name in choices)
         return f"it belongs to {choice}={names}, and {choice} is {chosen_name(tree, choice.removesuffix('.name'))}"
     if suggestions := suggest_keys(key, valid, synonyms):
         return f"did you mean {' or '.join(suggestions)}?"
@@ -106,8 +113,11 @@ def _contradiction(
     keys_set = [f"{key}.{name}" for name in value] if isinstance(value, Mapping) else [key]
     settings = [describe_setting(name, get_value(tree, name), source_of(name, sources)) for name in keys_set]
     message = f"{', '.join(settings)}: {details['msg'].removeprefix('Value error, ')}"
-    first = keys_set[0]
-    return ConfigProblem(first, get_value(tree, first), source_of(first, sources), message)
+    first, context = keys_set[0], details.get("ctx", {})
+    prefix = f"{key}." if key else ""
+    remedies = (" ".join(prefix + change for change in remedy.split()) for remedy in context.get("remedies", ()))
+    hint = ", or ".join(remedies) or None
+    return ConfigProblem(first, get_value(tree, first), source_of(first, sources), message, hint)
 
 
 def _invalid_value(key: str, tree: Mapping[str, Any], sources: Mapping[str, str]) -> ConfigProblem:
@@ -116,8 +126,10 @@ def _invalid_value(key: str, tree: Mapping[str, Any], sources: Mapping[str, str]
     if entry is None:
         return setting_problem(key, value, source, "not valid here")
     if entry.is_section:
-        example = next(other.name for other in (*keys_for(tree), *keys()) if other.name.startswith(f"{key}."))
-        hint: str | None = f"set the keys in it, such as {example}"
+        inner = (*keys_for(tree), *keys())
+        example = next(other for other in inner if other.name.startswith(f"{key}.") and not other.is_section)
+        hint: str | None = f"set the keys in it, such as {example.name}={format_value(example.default)}"
+        hint = SWITCHED_OFF.get(key, hint) if value is None else hint
     else:
         hint = _advice(entry, value)
     return setting_problem(key, value, source, f"must be {entry.value_type}", hint)
@@ -125,7 +137,7 @@ def _invalid_value(key: str, tree: Mapping[str, Any], sources: Mapping[str, str]
 
 def _advice(key: Key, value: object) -> str | None:
     if isinstance(value, float) and value.is_integer() and "an integer" in key.value_type:
-        return f"write {value:.0f}"
+        return f"{key.name}={value:.0f}"
     if isinstance(value, bool | int | float) and key.value_type.startswith("text"):
-        return "put it in quotes; on the command line, '\"…\"' keeps them"
+        return f"put it in quotes, on the command line {key.name}='\"{format_value(value)}\"'"
     return f"{key.name}: {key.description}" if key.description else None

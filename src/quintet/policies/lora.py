@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from quintet.config.checks.adapters import ALL_LINEAR, NO_SUCH_LAYERS, ONE_MATRIX, available_layers_hint, is_pattern
+from quintet.config.checks.adapters import (
+    ALL_LINEAR,
+    NO_SUCH_LAYERS,
+    ONE_MATRIX,
+    available_layers_hint,
+    is_pattern,
+    targets_without_head_hint,
+)
 from quintet.config.native.policy import LoraConfig
 from quintet.errors import ConfigError, MachineError
 
@@ -122,7 +129,7 @@ def _no_matching_layers(model: PreTrainedModel, config: LoraConfig, key: str) ->
         f"{key}.target_modules = {names}: {NO_SUCH_LAYERS}",
         key=f"{key}.target_modules",
         value=config.target_modules,
-        hint=available_layers_hint(linear_names),
+        hint=available_layers_hint(f"{key}.target_modules", linear_names),
     )
 
 
@@ -134,7 +141,7 @@ def _check_tied_embeddings(model: PreTrainedModel, config: LoraConfig, key: str)
             f"{key}.target_modules = {', '.join(config.target_modules)}: {ONE_MATRIX}",
             key=f"{key}.target_modules",
             value=config.target_modules,
-            hint=f"remove embedding and head, or use {ALL_LINEAR}, which excludes them",
+            hint=targets_without_head_hint(f"{key}.target_modules", config.target_modules),
         )
 
 

@@ -212,7 +212,7 @@ def test_rows_that_fill_no_step_are_refused_by_a_plan(
     assert call("env.name=prompts", f"data.train_files=[{tmp_path}/x.jsonl]", "data.epochs=2") == 2
     message = capsys.readouterr().err
     assert "training.groups_per_step = 32 (default): the data have 7 rows" in message
-    assert "at most: training.groups_per_step=7" in message
+    assert "nearest valid value: training.groups_per_step=7" in message
 
 
 def test_fine_tuning_is_planned_in_rows_passes_and_losses(tmp_path: Path, planned: Planned, lines: Lines) -> None:

@@ -192,6 +192,14 @@ def test_files_that_cant_be_read(tmp_path: Path) -> None:
         load_experiment(str(tmp_path / "latin.yaml"))
 
 
+def test_a_path_replaces_a_preset_that_nobody_set(tmp_path: Path) -> None:
+    composed = load_experiment(None, ["policy.path=x"])
+    assert (composed.experiment.policy.path, composed.experiment.policy.preset) == ("x", None)
+    assert composed.provenance["policy.preset"] == "command line"
+    with pytest.raises(ConfigError, match=r"exclude each other\n  policy\.preset=null, or"):
+        load_experiment(write(tmp_path, "policy: {preset: grid-3m}"), ["policy.path=x"])
+
+
 def test_configuration_loads_nothing_heavy() -> None:
     code = (
         "import sys; from quintet.config.compose import load_experiment; load_experiment(None);"

@@ -85,11 +85,11 @@ FAULTS: list[tuple[list[str], tuple[str, ...]]] = [
     (["envs.lake.env.size=1"], ("envs.lake.env.size = 1", "an integer ≥ 2 and ≤ 32")),
     (["envs.x.env.name=sokobn"], ("envs.x.env.name = 'sokobn'", "did you mean sokoban?")),
     (["envs.boxes=3"], ("envs.boxes = 3", "must be a section", "envs.boxes.env")),
-    (["env.size=6"], ("env.size = 6 (command line)", "lake, boxes", "envs.NAME.env.size")),
-    (["envs.all.share=1"], ("envs.all (command line)", "another name")),
+    (["env.size=6"], ("env.size = 6 (command line)", "lake, boxes", "leave `env` out")),
+    (["envs.all.share=1"], ("envs.all (command line)", "rename it")),
     (["envs.s/t.share=1"], ("envs.s/t (command line)", "letters, digits, - and _")),
     (["envs.sums.env.name=prompts"], ("envs.sums.env.name = 'prompts'", "cannot be mixed", "separate run")),
-    (["data.train_files=[x.parquet]"], ("lake, boxes make their own start states and read no files", "leave envs out")),
+    (["data.train_files=[x.parquet]"], ("lake, boxes make their own start states", "envs={} env.name=prompts")),
 ]
 
 

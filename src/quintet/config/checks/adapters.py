@@ -34,10 +34,17 @@ def is_pattern(names: Collection[str]) -> bool:
     return len(names) == 1 and bool(PATTERN_SIGNS & set(*names))
 
 
-def available_layers_hint(layers: Iterable[str]) -> str:
-    """Return a hint that lists the layers of the model."""
+def available_layers_hint(key: str, layers: Iterable[str]) -> str:
+    """Return a hint that lists the layers of the model; `key` is that of the target layers."""
     names = sorted({name.rpartition(".")[2] for name in layers})
-    return f"it has {', '.join(names)}; {ALL_LINEAR} adapts all linear layers but the head"
+    return f"it has {', '.join(names)}; for all linear layers but the head: {key}={ALL_LINEAR}"
+
+
+def targets_without_head_hint(key: str, targets: Collection[str]) -> str:
+    """Return a hint with targets that leave out embedding and head."""
+    others = [target for target in targets if target.rpartition(".")[2] not in EMBEDDING_AND_HEAD]
+    shorter = f"{key}=[{', '.join(others)}], or " if 0 < len(others) < len(targets) else ""
+    return f"{shorter}{key}={ALL_LINEAR}"
 
 
 def adapter_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -67,15 +74,15 @@ def _check_targets(
     try:
         matched = _match(targets, layers)
     except re.error as error:
-        yield problem_with(composed, key, f"invalid regular expression: {error}", f"{ALL_LINEAR} needs none")
+        yield problem_with(composed, key, f"invalid regular expression: {error}", f"{key}={ALL_LINEAR}")
         return
     if is_pattern(targets) and shape.vision:
         return  # full names differ between its files and the loaded model
     if not matched:
         linear = (name for name in layers if "norm" not in name and "embed" not in name)
-        yield problem_with(composed, key, NO_SUCH_LAYERS, available_layers_hint(linear))
+        yield problem_with(composed, key, NO_SUCH_LAYERS, available_layers_hint(key, linear))
     elif shape.tied and any(name.rpartition(".")[2] in EMBEDDING_AND_HEAD for name in matched):
-        yield problem_with(composed, key, ONE_MATRIX, f"leave them out; {ALL_LINEAR} does")
+        yield problem_with(composed, key, ONE_MATRIX, targets_without_head_hint(key, targets))
 
 
 def _match(targets: tuple[str, ...], layers: Collection[str]) -> list[str]:

@@ -20,21 +20,24 @@ from quintet.config.native.megatron import MegatronConfig
 from quintet.config.plan.models import find_models
 from quintet.config.plan.steps import sft_only
 from quintet.config.problems import ConfigProblem
+from quintet.config.schema import format_value
 
 NO_EFFECT_ANYWHERE = ("pin", "remove_padding", "padding_side")
 """Options that do not change results on any backend."""
 OFFLOAD_OPTIONS = ("offload_parameters", "offload_optimizer", "offload_gradients", "offload_activations")
 """Options without effect on a machine without a GPU."""
-LEAVE_OUT = "leave it out; or actor.backend=fsdp2 does it"
 NO_LORA = "LoRA is not supported on Megatron"
 UNSUPPORTED_WITH_ACTOR: Mapping[str, tuple[str, str]] = {
-    "policy.lora.rank": (NO_LORA, "train all weights: policy.lora=null; or actor.backend=fsdp2 does it"),
-    "rollout.engine_options.validate_weights": ("it needs a learner on FSDP", LEAVE_OUT),
-    "policy.attention": ("Megatron has its own attention", LEAVE_OUT),
-    "sft.lora.rank": (NO_LORA, "train all weights: sft.lora=null; or actor.backend=fsdp2 does it"),
-    "sft.liger": ("its kernels replace layers of transformers", "set it to false"),
+    "policy.lora.rank": (NO_LORA, "train all weights: policy.lora=null"),
+    "rollout.engine_options.validate_weights": (
+        "it needs a learner on FSDP",
+        "rollout.engine_options.validate_weights=false",
+    ),
+    "policy.attention": ("Megatron has its own attention", "policy.attention=null"),
+    "sft.lora.rank": (NO_LORA, "train all weights: sft.lora=null"),
+    "sft.liger": ("its kernels replace layers of transformers", "sft.liger=false"),
 }
-"""Keys that must not be set with an actor on Megatron: problem and hint."""
+"""Keys that must not be set with an actor on Megatron: problem, and what to set instead."""
 DEGREES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
 """Parallel degrees that Megatron sets once per process."""
 
@@ -66,7 +69,7 @@ def _check_models(composed: ComposedConfig, learners: Iterable[str]) -> Iterator
             continue
         problem = unsupported_architecture(shape.family, shape.experts.dense_layers if shape.experts else 0)
         if problem is not None:
-            yield problem_with(composed, key, problem, SUPPORTED_MODELS)
+            yield problem_with(composed, key, problem, f"{name}.backend=fsdp2; {SUPPORTED_MODELS}")
 
 
 def _check_other_options(composed: ComposedConfig, name: str, learner: LearnerConfig) -> Iterator[ConfigProblem]:
@@ -76,11 +79,13 @@ def _check_other_options(composed: ComposedConfig, name: str, learner: LearnerCo
         values = getattr(learner, section)
         for option, field in type(values).model_fields.items():
             if option not in ignored and getattr(values, option) != field.default:
-                key, hint = f"{name}.{section}.{option}", f"leave it out; or {name}.backend=fsdp2"
+                key = f"{name}.{section}.{option}"
+                hint = f"{key}={format_value(field.default)}, or {name}.backend=fsdp2"
                 yield problem_with(composed, key, "Megatron does not support this option", hint)
-    if getattr(learner, "dtype", None) not in (None, composed.experiment.policy.dtype):
-        why, hint = "all Megatron learners use the type of the policy", "leave it out, and set policy.dtype"
-        yield problem_with(composed, f"{name}.dtype", why, hint)
+    dtype = getattr(learner, "dtype", None)
+    if dtype not in (None, composed.experiment.policy.dtype):
+        hint = f"{name}.dtype=null, or policy.dtype={dtype}, or {name}.backend=fsdp2"
+        yield problem_with(composed, f"{name}.dtype", "all Megatron learners use the type of the policy", hint)
 
 
 def megatron_option_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -92,7 +97,7 @@ def megatron_option_problems(composed: ComposedConfig) -> Iterator[ConfigProblem
             *unsupported_megatron_options(options, has_gpu=has_gpu),
             *conflicting_megatron_options(options, learner.parallel, dtype),
         ):
-            problem = problem_with(composed, f"{name}.megatron.{each.option}", each.reason, each.hint)
+            problem = problem_with(composed, f"{name}.megatron.{each.option}", each.reason, each.hint(name))
             yield replace(problem, elsewhere=each.elsewhere)
 
 
@@ -108,7 +113,7 @@ def _check_actor(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     """Yield settings of policy, engine and supervised fine-tuning that the actor's backend does not support."""
     for key, (problem, hint) in UNSUPPORTED_WITH_ACTOR.items():
         if config_value(composed.experiment, key) not in (None, False):
-            yield problem_with(composed, key, problem, hint)
+            yield problem_with(composed, key, problem, f"{hint}, or actor.backend=fsdp2")
     sft = composed.experiment.sft
     if sft is None:
         return
@@ -116,12 +121,12 @@ def _check_actor(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     for key in ("actor.megatron.checkpoint", "actor.megatron.conversion.source"):
         if sft.path is not None and config_value(composed.experiment, key) is not None:
             why = f"fine-tuning already starts from sft.path = {sft.path}"
-            yield problem_with(composed, key, why, "set only one of the two")
+            yield problem_with(composed, key, why, f"{key}=null, or sft.path=null")
 
 
 def _check_optimizer(composed: ComposedConfig, key: str, learner: str) -> Iterator[ConfigProblem]:
     if config_value(composed.experiment, key) == "muon":
-        hint = f"use one of them, or {learner}.backend=fsdp2"
+        hint = f"{key}=adamw, or {key}=sgd, or {learner}.backend=fsdp2"
         yield problem_with(composed, key, "Megatron supports adamw and sgd", hint)
 
 
@@ -133,7 +138,7 @@ def _check_degrees(composed: ComposedConfig, learners: Mapping[str, LearnerConfi
             expected, key = getattr(learners[first].parallel, degree), f"{name}.parallel.{degree}"
             if getattr(learner.parallel, degree) != expected:
                 why = f"all Megatron learners need the same parallel sizes, and {first} has {expected}"
-                yield problem_with(composed, key, why, f"{key}={expected}; or {name}.backend=fsdp2")
+                yield problem_with(composed, key, why, f"{key}={expected}, or {name}.backend=fsdp2")
 
 
 def _check_divergence(composed: ComposedConfig, learners: Mapping[str, LearnerConfig]) -> Iterator[ConfigProblem]:
@@ -141,4 +146,5 @@ def _check_divergence(composed: ComposedConfig, learners: Mapping[str, LearnerCo
     kl = composed.experiment.algorithm.kl if sft_only(composed.experiment) is None else None
     if kl is not None and kl.estimator == "full" and ("actor" in learners) != ("reference" in learners):
         key, why = "algorithm.kl.estimator", "actor and reference have different backends"
-        yield problem_with(composed, key, why, "use the same backend for both, or k3")
+        hint = f"reference.backend={composed.experiment.actor.backend}, or {key}=k3"
+        yield problem_with(composed, key, why, hint)

@@ -12,6 +12,7 @@ from quintet.config.config_values import describe_value, problem_with
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.rollout import EngineConfig
 from quintet.config.problems import ConfigProblem
+from quintet.config.schema import format_value
 
 OPTIONS = "rollout.engine_options"
 
@@ -43,8 +44,11 @@ class UnsupportedOption:
 
     @property
     def hint(self) -> str:
-        other = f", or rollout.engine={' or '.join(self.other_engines)}" if self.other_engines else ""
-        return f"leave it out{other}"
+        changes = (
+            f"{self.key}={format_value(self.default)}",
+            *(f"rollout.engine={name}" for name in self.other_engines),
+        )
+        return ", or ".join(changes)
 
 
 _ALL_ENGINES = (

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from quintet import hardware
 from quintet.config.native.learners import ParallelConfig
 from quintet.config.native.megatron import MegatronConfig
+from quintet.config.schema import format_value
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """Supported values of `model_type` in `config.json`."""
-SUPPORTED_MODELS = f"supported: {', '.join(FAMILIES)}, with experts in all layers or in none; fsdp2 supports any other"
+SUPPORTED_MODELS = f"supported: {', '.join(FAMILIES)}, with experts in all layers or in none"
 
 GPU_OPTIONS = {
     "apply_rope_fusion": "Transformer Engine's rotary kernel",
@@ -31,11 +32,18 @@ class UnsupportedMegatronOption:
 
     option: str
     reason: str
-    hint: str = "leave it out"
+    alternative: str = ""
+    """Changes that help as well as the default of the option; `{section}` is the section of the learner's options."""
     value: object = None
     """Unsupported value; None stands for any that is set."""
     elsewhere: bool = False
     """Whether another machine could support it."""
+
+    def hint(self, learner: str) -> str:
+        """Return what to set for a learner, `actor` for example."""
+        section, default = f"{learner}.megatron", format_value(MegatronConfig.model_fields[self.option].default)
+        changes = (f"{section}.{self.option}={default}", self.alternative.format(section=section))
+        return ", or ".join(filter(None, changes))
 
     def applies_to(self, options: MegatronConfig) -> bool:
         value = getattr(options, self.option)
@@ -48,12 +56,10 @@ NEEDS_GPU = (
         _Option(name, f"needs {kernel}, and this machine has no GPU", elsewhere=True)
         for name, kernel in GPU_OPTIONS.items()
     ),
-    _Option("distributed_backend", "NCCL needs GPUs, and this machine has none", "use gloo", "nccl", elsewhere=True),
-    _Option("moe_token_dispatcher_type", "needs DeepEP and GPUs", "use alltoall or allgather", "flex", elsewhere=True),
+    _Option("distributed_backend", "NCCL needs GPUs, and this machine has none", "", "nccl", elsewhere=True),
+    _Option("moe_token_dispatcher_type", "needs DeepEP and GPUs", "", "flex", elsewhere=True),
 )
-NEEDS_TRANSFORMER_ENGINE = _Option(
-    "spec_name", "transformer_engine is not installed", "use local_gpt or decoder_gpt", "te_gpt", elsewhere=True
-)
+NEEDS_TRANSFORMER_ENGINE = _Option("spec_name", "transformer_engine is not installed", "", "te_gpt", elsewhere=True)
 NEVER_SUPPORTED = (
     _Option("mcore_gpt", "only Megatron Core's model is supported", value=False),
     _Option("encoder_seq_length", "the model has no encoder"),
@@ -94,7 +100,8 @@ def conflicting_megatron_options(
         yield UnsupportedMegatronOption("batch_p2p_comm", reason)
     for flag, flag_dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
         if getattr(options, flag) and dtype not in (flag_dtype, "auto"):
-            yield UnsupportedMegatronOption(flag, f"policy.dtype is {dtype}", "set both to the same type")
+            yield UnsupportedMegatronOption(flag, f"policy.dtype is {dtype}", f"policy.dtype={flag_dtype}")
     if options.overlap_param_gather and not (options.use_distributed_optimizer and options.overlap_grad_reduce):
-        hint = "also set use_distributed_optimizer and overlap_grad_reduce"
-        yield UnsupportedMegatronOption("overlap_param_gather", "only the distributed optimizer gathers weights", hint)
+        needed = "{section}.use_distributed_optimizer=true {section}.overlap_grad_reduce=true"
+        reason = "only the distributed optimizer gathers weights, and only with overlapping gradient reduction"
+        yield UnsupportedMegatronOption("overlap_param_gather", reason, needed)

@@ -69,13 +69,14 @@ def _check_offload(composed: ComposedConfig, name: str, learner: LearnerConfig, 
     (torch 2.13, `FlatParamHandle.prepare_gradient_for_backward`)."""
     if ranks == 1 or learner.sharding.policy == "no_shard":
         why = "one process has" if ranks == 1 else f"with {name}.sharding.policy=no_shard there are"
-        hint = f"set it to false, and {name}.memory.offload_parameters=true to offload the weights"
-        yield problem_with(composed, f"{name}.memory.sharded_offload", f"{why} no shards to keep on the CPU", hint)
+        key = f"{name}.memory.sharded_offload"
+        hint = f"{key}=false, or, to offload whole weights, {key}=false {name}.memory.offload_parameters=true"
+        yield problem_with(composed, key, f"{why} no shards to keep on the CPU", hint)
     elif learner.backend == "fsdp" and learner.sharding.sync_every_micro_batch:
         key = f"{name}.sharding.sync_every_micro_batch"
         offload = describe_value(composed, f"{name}.memory.sharded_offload")
         why = f"with {offload} FSDP only uses the gradient of the last micro-batch"
-        yield problem_with(composed, key, why, f"set it to false, or use {name}.backend=fsdp2")
+        yield problem_with(composed, key, why, f"{key}=false, or {name}.backend=fsdp2")
 
 
 def _check_sharding_policy(composed: ComposedConfig, name: str, learner: LearnerConfig) -> Iterator[ConfigProblem]:
@@ -83,11 +84,11 @@ def _check_sharding_policy(composed: ComposedConfig, name: str, learner: Learner
     if learner.sharding.policy == "no_shard":
         if split is not None:
             why = f"layers that are split ({describe_value(composed, f'{name}.parallel.{split}')}) are always sharded"
-            yield problem_with(composed, f"{name}.sharding.policy", why, "use full_shard or shard_grad_op")
+            key = f"{name}.sharding.policy"
+            yield problem_with(composed, key, why, f"{key}=full_shard, or {key}=shard_grad_op")
     elif learner.backend == "fsdp2" and learner.sharding.backward_prefetch == "post":
-        hint = f"set it to pre or null, or use {name}.backend=fsdp"
-        why = "FSDP2 prefetches weights before it computes gradients"
-        yield problem_with(composed, f"{name}.sharding.backward_prefetch", why, hint)
+        key, why = f"{name}.sharding.backward_prefetch", "FSDP2 prefetches weights before it computes gradients"
+        yield problem_with(composed, key, why, f"{key}=pre, or {key}=null, or {name}.backend=fsdp")
 
 
 def _check_parallel(composed: ComposedConfig, name: str, learner: LearnerConfig) -> Iterator[ConfigProblem]:
@@ -95,18 +96,18 @@ def _check_parallel(composed: ComposedConfig, name: str, learner: LearnerConfig)
     config, parallel = composed.experiment, learner.parallel
     dispatcher = learner.megatron.moe_token_dispatcher_type if learner.megatron else None
     if parallel.pipeline > 1 and parallel.sequence:
-        why = "pipeline stages send unsplit hidden states"
-        yield problem_with(composed, f"{name}.parallel.sequence", why, "set it to false")
+        key, why = f"{name}.parallel.sequence", "pipeline stages send unsplit hidden states"
+        yield problem_with(composed, key, why, f"{key}=false")
     if parallel.pipeline > 1 and name == "actor" and _adapted(config):
-        hint = f"set {name}.parallel.pipeline=1; the base model is still sharded"
+        hint = f"{name}.parallel.pipeline=1; the base model is still sharded"
         yield problem_with(composed, f"{name}.parallel.pipeline", ADAPTERS_NOT_SPLIT, hint)
     if parallel.expert > 1 and dispatcher in ("alltoall_seq", "flex"):
         key = f"{name}.megatron.moe_token_dispatcher_type"
-        yield problem_with(composed, key, "only Megatron supports it", f"set {key}=alltoall")
+        yield problem_with(composed, key, "only Megatron supports it", f"{key}=alltoall")
     if parallel.context > 1 and config.policy.attention == "eager":
         context = describe_value(composed, f"{name}.parallel.context")
         why = f"context parallelism ({context}) needs fused attention"
-        yield problem_with(composed, "policy.attention", why, "use sdpa, or null for the fastest")
+        yield problem_with(composed, "policy.attention", why, "policy.attention=null, or policy.attention=sdpa")
 
 
 def _adapted(config: Experiment) -> bool:
@@ -124,5 +125,5 @@ def _check_full_kl(composed: ComposedConfig) -> Iterator[ConfigProblem]:
         expected = config_value(config, actor_key)
         if config_value(config, key) != expected:
             why = f"{describe_value(composed, actor_key)}, and a full KL divergence needs the same for both"
-            hint = f"set {key}={format_value(expected)}, or use another algorithm.kl.estimator"
+            hint = f"{key}={format_value(expected)}, or algorithm.kl.estimator=k3"
             yield problem_with(composed, key, why, hint)

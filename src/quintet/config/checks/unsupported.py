@@ -12,11 +12,10 @@ from quintet.config.checks.backends import backend_problems
 from quintet.config.checks.engines import engine_problems
 from quintet.config.checks.processes import (
     COUNTS,
-    device_demands,
     devices_to_set,
-    launch_command,
     placement_keys_satisfied_by_processes,
     process_problems,
+    torchrun_command,
 )
 from quintet.config.checks.sharding import sharding_problems
 from quintet.config.composed import ComposedConfig
@@ -73,10 +72,9 @@ def _problem(composed: ComposedConfig, unsupported: UnsupportedValue) -> ConfigP
     key, value, source = unsupported.key, unsupported.value, _source(unsupported, composed)
     shown = value.get("name", value) if isinstance(value, dict) else value
     message = f"{key} = {format_value(shown)} ({source}) is not supported yet: requires {unsupported.capability}"
-    hint = f"leave it out, or set {key}={_format_default(unsupported.default)}"
-    if key in COUNTS and (demands := device_demands(composed.experiment)):
-        devices = max(demand.devices for demand in demands)
-        hint += f"; or start it with {launch_command(composed.experiment, devices)}"
+    hint = f"leave it out, or {key}={_format_default(unsupported.default)}"
+    if key in COUNTS and (command := torchrun_command(composed.experiment)):
+        hint += f", or start it with `{command}`"
     return ConfigProblem(key, value, source, message, hint)
 
 

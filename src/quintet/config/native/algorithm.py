@@ -32,9 +32,9 @@ class KlConfig(Section):
     refresh_every_steps: Count = 0
     """Replace the reference by the current policy every n-th step; 0 never does."""
 
-    def conflicts(self) -> Iterator[str]:
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
         if self.target is not None and self.apply_to == "loss":
-            yield "`target` needs a reward penalty: set `apply_to` to reward, or leave `target` out"
+            yield "`target` needs a reward penalty", "apply_to=reward", "target=null"
 
 
 class ShapingConfig(Section):
@@ -81,9 +81,10 @@ class RejectionConfig(Section):
     lower: PositiveFloat | None = None
     """Lower bound of `k1` on the ratio; null uses 1 / upper."""
 
-    def conflicts(self) -> Iterator[str]:
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
         if self.estimator == "k1" and self.lower is None and self.upper < 1:
-            yield f"`lower` is required with upper = {self.upper}: by default it is 1 / upper, which is larger"
+            problem = f"`lower` is required with upper = {self.upper}: by default it is 1 / upper, which is larger"
+            yield problem, f"lower={self.upper / 2:g}", "upper=1"
 
 
 class CorrectionConfig(Section):
@@ -153,9 +154,9 @@ class AlgorithmConfig(Section):
     reward_level: Annotated[Literal["turn", "action", "chunk"], Requires(Capability.EMBODIED)] = "turn"
     """Unit of one reward."""
 
-    def conflicts(self) -> Iterator[str]:
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
         if self.loss.weighs_rollout_gap and self.correction is not None and self.correction.level is not None:
-            yield f"`{self.loss.name}` weighs the gap to the engine itself: set correction.level to null"
+            yield f"`{self.loss.name}` weighs the gap to the engine itself", "correction.level=null"
         if self.advantage.needs_greedy_baseline and self.shaping != ShapingConfig():
             problem = f"`{self.advantage.name}` compares with greedy episodes, whose rewards are not shaped"
-            yield f"{problem}: leave out shaping"
+            yield problem, "shaping={}"

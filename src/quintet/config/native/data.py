@@ -181,15 +181,17 @@ class RewardConfig(Section):
     judge: JudgeConfig | None = None
     """LLM judge, whose score replaces that of the verifier; null uses none."""
 
-    def conflicts(self) -> Iterator[str]:
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
         if self.model is not None and self.judge is not None:
-            yield "`model` and `judge` exclude each other: set one of them to null"
+            yield "`model` and `judge` exclude each other", "model=null", "judge=null"
         if self.format_reward and self.format is None:
-            yield "`format_reward` needs `format`"
+            formats = (f"format={name}" for name in ("think_answer", "answer_tag", "boxed"))
+            yield "`format_reward` needs `format`", *formats, "format_reward=0"
         if self.requests_per_minute and self.manager != "rate_limited":
-            yield "`requests_per_minute` needs `manager: rate_limited`"
+            yield "`requests_per_minute` needs another `manager`", "manager=rate_limited", "requests_per_minute=null"
         if self.function_arguments and self.function is None and self.kind == "rules":
-            yield "`function_arguments` needs `function`, or a `kind` with options"
+            problem = "`function_arguments` needs a function, or a `kind` with options"
+            yield problem, "function=FILE.py:FUNCTION", "function_arguments={}"
 
 
 class EvaluationConfig(Section):

@@ -110,6 +110,7 @@ class Experiment(Section):
         turns = 1 if self.env.reads_prompts else self.rollout.max_turns
         return turns * self.rollout.max_response_tokens
 
-    def conflicts(self) -> Iterator[str]:
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
         if self.reference.path is not None and self.algorithm.kl and self.algorithm.kl.refresh_every_steps:
-            yield "a reference from `reference.path` cannot be refreshed: leave out kl.refresh_every_steps"
+            refresh = "algorithm.kl.refresh_every_steps"
+            yield "a reference from `reference.path` cannot be refreshed", f"{refresh}=0", "reference.path=null"

@@ -61,7 +61,8 @@ class PolicyConfig(Section):
     """Policy model."""
 
     preset: str | None = "grid-1m"
-    """Small model with random weights that is created for the run. Exclusive with `path`."""
+    """Small model with random weights that is created for the run. Exclusive with `path`, which replaces the
+    default."""
     path: str | None = None
     """Hugging Face model directory. Exclusive with `preset`."""
     kind: Annotated[str | None, Requires(Capability.EMBODIED, ("qwen2.5", "qwen3"))] = None
@@ -92,6 +93,8 @@ class PolicyConfig(Section):
     vla: Annotated[VlaConfig | None, Requires(Capability.EMBODIED)] = None
     """Vision-language-action heads; null for a text policy."""
 
-    def conflicts(self) -> Iterator[str]:
-        if (self.path is None) == (self.preset is None):
-            yield "set either `preset` or `path`, and the other to null"
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
+        if self.path is None and self.preset is None:
+            yield "neither `path` nor `preset` names a model", "path=DIRECTORY", "preset=grid-1m"
+        elif self.path is not None and self.preset is not None:
+            yield "`path` and `preset` exclude each other", "preset=null", "path=null"

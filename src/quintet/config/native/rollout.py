@@ -100,9 +100,13 @@ class EngineConfig(Section):
     executor: Annotated[Literal["mp", "ray"], Requires(Capability.CLUSTER)] = "mp"
     """Executor that starts the processes of an engine on several devices."""
 
-    def conflicts(self) -> Iterator[str]:
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
         if self.validate_weights_dir is not None and not self.validate_weights:
-            yield "`validate_weights_dir` needs validate_weights=true"
+            yield (
+                "`validate_weights_dir` needs `validate_weights`",
+                "validate_weights=true",
+                "validate_weights_dir=null",
+            )
 
 
 class SamplingConfig(Section):
@@ -211,19 +215,23 @@ class RolloutConfig(Section):
     """Maximum weight updates between the start of an episode and its training; groups of older episodes are restarted.
     null sets no limit. Needs `async_ratio`."""
 
-    def conflicts(self) -> Iterator[str]:
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
         if self.async_ratio == 0 and (self.partial or self.max_staleness is not None):
-            key = "partial" if self.partial else "max_staleness"
-            yield f"`{key}` needs async_ratio > 0: otherwise no episode outlasts its step"
-        if self.async_ratio > 0 and self.engine_options.sleep_between_steps:
-            yield "`engine_options.sleep_between_steps` excludes async_ratio > 0: episodes continue during updates"
-        if not self.do_sample and self.temperature != 1.0 and not self.recompute_logprobs:
+            key, off = ("partial", "false") if self.partial else ("max_staleness", "null")
             yield (
-                "`do_sample` = false with a temperature other than 1: an engine's log-probs of greedy "
-                "tokens ignore the temperature; set recompute_logprobs=true, or temperature=1"
+                f"`{key}` needs async_ratio > 0: otherwise no episode outlasts its step",
+                "async_ratio=1",
+                f"{key}={off}",
             )
+        frees = [name for name in ("sleep_between_steps", "offload") if getattr(self.engine_options, name)]
+        if self.async_ratio > 0 and frees:
+            problem = f"`engine_options.{frees[0]}` excludes async_ratio > 0: episodes continue during updates"
+            yield problem, " ".join(f"engine_options.{name}=false" for name in frees), "async_ratio=0"
+        if not self.do_sample and self.temperature != 1.0 and not self.recompute_logprobs:
+            problem = "an engine's log-probs of greedy tokens (do_sample=false) ignore a temperature other than 1"
+            yield problem, "recompute_logprobs=true", "temperature=1", "do_sample=true"
         if self.ignore_end and self.end_token is not None:
-            yield "`end_token` has no effect with ignore_end=true: leave it out"
+            yield "`end_token` has no effect with ignore_end=true", "end_token=null", "ignore_end=false"
 
 
 class ValidationConfig(Section):

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from quintet.config.capabilities import Requires
 
@@ -18,6 +19,10 @@ Count = Annotated[int, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 NotEmpty = Annotated[str, Field(min_length=1)]
+
+
+CONFLICT = "conflict"
+"""Type of pydantic's error for values that contradict each other."""
 
 
 def _as_list(value: Any) -> Any:
@@ -59,21 +64,24 @@ class Section(BaseModel):
         defaults = {name: info.default for name, info in cls.model_fields.items()}
         return {name: _merge(defaults.get(name), value) for name, value in values.items()}
 
-    def conflicts(self) -> Iterator[str]:
-        """Yield what is wrong with values that are each valid on their own."""
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
+        """Yield what is wrong with values that are each valid on their own, followed by alternative remedies.
+
+        A remedy is one or more assignments to keys of the section: `path=null`.
+        """
         yield from ()
 
     @model_validator(mode="after")
     def _refuse_conflicts(self) -> Self:
-        if problem := next(chain(self._reversed_ranges(), self.conflicts()), None):
-            raise ValueError(problem)
+        for problem, *remedies in chain(self._reversed_ranges(), self.conflicts()):
+            raise PydanticCustomError(CONFLICT, "{problem}", {"problem": problem, "remedies": remedies})
         return self
 
-    def _reversed_ranges(self) -> Iterator[str]:
+    def _reversed_ranges(self) -> Iterator[tuple[str, ...]]:
         for lower, upper in self.ranges:
             low, high = getattr(self, lower), getattr(self, upper)
             if low is not None and high is not None and low > high:
-                yield f"`{lower}` = {low} is above {upper} = {high}: set {lower} to at most {high}"
+                yield f"`{lower}` = {low} is above {upper} = {high}", f"{lower}={high}", f"{upper}={low}"
 
 
 def _merge(default: Any, value: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quintet.config.composed import ComposedConfig
-from quintet.config.config_values import config_value, describe_value, problem_with, value_source
+from quintet.config.config_values import config_value, describe_value, problem_with
 from quintet.config.divisors import nearest_divisor
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.mixed_envs import mixture_problems
@@ -83,15 +83,10 @@ def _check_division(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     key, episodes = "training.mini_batches", groups * samples
     factors = [describe_value(composed, f"training.{name}") for name in ("groups_per_step", "samples_per_group")]
     unit = parts // math.gcd(parts, samples)
-    below = groups - groups % unit
-    multiples = f"{below} or {below + unit}" if below else str(unit)
-    yield ConfigProblem(
-        key,
-        parts,
-        value_source(composed, key),
-        f"{describe_value(composed, key)} does not divide the {episodes:,} episodes of a step, {' × '.join(factors)}",
-        f"nearest valid value: {key}={nearest_divisor(episodes, parts)}, or training.groups_per_step={multiples}",
-    )
+    sizes = filter(None, (groups - groups % unit, groups - groups % unit + unit))
+    changes = (f"{key}={nearest_divisor(episodes, parts)}", *(f"training.groups_per_step={size}" for size in sizes))
+    problem = f"it does not divide the {episodes:,} episodes of a step, {' × '.join(factors)}"
+    yield problem_with(composed, key, problem, f"nearest valid value: {', or '.join(changes)}")
 
 
 def _check_groups(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -99,7 +94,7 @@ def _check_groups(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     advantage = config.algorithm.advantage
     if advantage.needs_several_samples and config.training.samples_per_group < 2:
         problem = f"{advantage.name} compares the episodes of a group, and a group has one"
-        hint = "give at least 2, or algorithm.advantage.name=gae"
+        hint = "at least: training.samples_per_group=2, or algorithm.advantage.name=gae"
         yield problem_with(composed, "training.samples_per_group", problem, hint)
 
 
@@ -107,7 +102,7 @@ def _check_teacher(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     config = composed.experiment
     if config.algorithm.loss.needs_teacher and config.reference.path is None:
         problem = "this loss needs a teacher model, and none is set"
-        yield problem_with(composed, "algorithm.loss.name", problem, "give its directory: reference.path=…")
+        yield problem_with(composed, "algorithm.loss.name", problem, "reference.path=DIRECTORY")
 
 
 def _check_files(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -118,10 +113,10 @@ def _check_files(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     if config.env.reads_prompts:
         return
     problem = f"{config.env.name} makes its own start states and reads no files"
-    hint = "set env.name=prompts, or data=null"
+    hint = "env.name=prompts, or data=null"
     if config.envs:
         problem = f"{', '.join(config.envs)} make their own start states and read no files"
-        hint = f"leave envs out and {hint}"
+        hint = "envs={} env.name=prompts, or data=null"
     yield problem_with(composed, "data.train_files", problem, hint)
 
 
@@ -129,7 +124,7 @@ def _check_preset(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     preset = composed.experiment.policy.preset
     if preset is not None and preset not in PRESET_CONTEXTS:
         close = nearest(preset, PRESET_CONTEXTS)
-        hint = (f"did you mean {close}? " if close else "") + f"known: {', '.join(PRESET_CONTEXTS)}"
+        hint = (f"did you mean policy.preset={close}? " if close else "") + f"known: {', '.join(PRESET_CONTEXTS)}"
         yield problem_with(composed, "policy.preset", "no such preset", hint)
 
 
@@ -142,12 +137,12 @@ def _check_context(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     key, other = "rollout.max_prompt_tokens", "rollout.max_response_tokens"
     if response >= limit:
         key, other, prompt, response = other, key, response, prompt
-    problem = f"together exceed the {limit} tokens of policy.preset = {config.policy.preset}"
-    hint = f"nearest valid value: {key}={limit - response}" if response < limit else "make both smaller"
+    problem = f"with {describe_value(composed, other)} it exceeds the {limit} tokens of policy.preset = "
+    half = "" if response < limit else f" {other}={limit // 2}"
+    hint = f"nearest valid value: {key}={limit // 2 if half else limit - response}{half}"
     larger = [name for name, tokens in PRESET_CONTEXTS.items() if tokens >= prompt + response]
-    hint += f", or policy.preset={larger[0]}" if larger else ", or give a larger model as policy.path"
-    message = f"{describe_value(composed, key)} and {describe_value(composed, other)} {problem}"
-    yield ConfigProblem(key, prompt, value_source(composed, key), message, hint)
+    hint += f", or policy.preset={larger[0]}" if larger else ", or policy.path=DIRECTORY policy.preset=null"
+    yield problem_with(composed, key, f"{problem}{config.policy.preset}", hint)
 
 
 def _check_warmup(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -157,7 +152,7 @@ def _check_warmup(composed: ComposedConfig) -> Iterator[ConfigProblem]:
         if optimizer is not None and optimizer.warmup_ratio and optimizer.warmup_steps:
             key, steps = f"{section}.optimizer.warmup_ratio", f"{section}.optimizer.warmup_steps"
             problem = f"{describe_value(composed, steps)} takes precedence"
-            yield problem_with(composed, key, problem, f"set {steps}=0, or leave {key} out")
+            yield problem_with(composed, key, problem, f"{steps}=0, or {key}=0")
 
 
 CHECKS = (

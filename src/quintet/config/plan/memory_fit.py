@@ -61,7 +61,8 @@ def memory_problems(
     fits = savings and savings[-1].total <= device_bytes
     hint = f"what helps most: {steps}" if savings else "use more devices or a smaller model"
     hint += "" if fits or not savings else "; more devices for the rest"
-    yield ConfigProblem(key, config_value(composed.experiment, key), value_source(composed, key), problem, hint)
+    value, source = config_value(composed.experiment, key), value_source(composed, key)
+    yield ConfigProblem(key, value, source, problem, composed.translate_hint(hint))
 
 
 def _combine(config: Experiment, placement: Placement, models: Models, device_bytes: int) -> list[MemorySaving]:
@@ -110,7 +111,7 @@ def memory_savings(
 def _candidates(config: Experiment, current: MemoryPlan) -> Iterator[tuple[str, object]]:
     for key, new in SWITCHES.items():
         section = key.partition(".")[0]
-        if section in current.active and config_value(config, key) is not new:
+        if section in current.active and config_value(config, key) is not new and _is_supported(config, key):
             yield key, new
     for learner in ("actor", "critic", "reference"):
         if learner in current.active:
@@ -119,6 +120,14 @@ def _candidates(config: Experiment, current: MemoryPlan) -> Iterator[tuple[str, 
         yield from _smaller_budgets(config, "actor", inference=True)
     concurrent = config.rollout.max_concurrent
     yield from (("rollout.max_concurrent", size) for size in _halves(concurrent, 1))
+
+
+def _is_supported(config: Experiment, switch: str) -> bool:
+    """Megatron learners do not offload, and an engine does not sleep if episodes continue during updates."""
+    section, _, option = switch.partition(".")
+    if option.startswith("memory."):
+        return bool(getattr(config, section).backend != "megatron")
+    return config.rollout.async_ratio == 0 or section != "rollout"
 
 
 def _smaller_budgets(config: Experiment, learner: str, *, inference: bool) -> Iterator[tuple[str, object]]:

@@ -25,7 +25,7 @@ def mixture_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
         yield from _check_name(composed, name)
         if entry.env.name == "prompts":
             key = f"envs.{name}.env.name"
-            problem, hint = "prompts from files cannot be mixed with envs", "use a separate run for them"
+            problem, hint = "prompts from files cannot be mixed with envs", f"leave envs.{name} out, for a separate run"
             yield setting_problem(key, "prompts", value_source(composed, key), problem, hint)
 
 
@@ -37,7 +37,7 @@ def _check_no_single_env(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     if names:
         name = next((name for name in names if getattr(env, name) != getattr(default, name, None)), names[0])
         problem = f"the run uses the envs {', '.join(composed.experiment.envs)} from `envs`, not `env`"
-        yield problem_with(composed, f"env.{name}", problem, f"set it for one of them: envs.NAME.env.{name}")
+        yield problem_with(composed, f"env.{name}", problem, "leave `env` out, and set its keys in one of `envs`")
 
 
 def _check_name(composed: ComposedConfig, name: str) -> Iterator[ConfigProblem]:
@@ -46,7 +46,7 @@ def _check_name(composed: ComposedConfig, name: str) -> Iterator[ConfigProblem]:
     source = next((source for source in sources if source != "default"), "default")
     if not NAME.fullmatch(name):
         problem = f"{format_value(name)} cannot be a name in metrics and directories"
-        yield ConfigProblem(key, name, source, f"{key} ({source}): {problem}", "use letters, digits, - and _")
+        yield ConfigProblem(key, name, source, f"{key} ({source}): {problem}", "rename it: letters, digits, - and _")
     elif name == ALL_ENVS:
         problem = f"metrics use {ALL_ENVS!r} for all envs together"
-        yield ConfigProblem(key, name, source, f"{key} ({source}): {problem}", "choose another name")
+        yield ConfigProblem(key, name, source, f"{key} ({source}): {problem}", "rename it")

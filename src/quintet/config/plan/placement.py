@@ -155,8 +155,9 @@ def placement_problems(composed: ComposedConfig, placement: Placement, models: M
         yield from missing
         if missing or not component.devices:
             continue
-        yield from _check_workers(composed, component)
-        if component.name in (*LEARNERS, "rollout"):
+        workers = list(_check_workers(composed, component))
+        yield from workers
+        if component.name in (*LEARNERS, "rollout") and not workers:
             yield from split_problems(composed, component.name, len(component.devices), models.of(component.name))
 
 
@@ -178,7 +179,8 @@ def _check_cluster(composed: ComposedConfig) -> Iterator[ConfigProblem]:
         yield problem_with(composed, key, f"that would be {nodes * per_node:,} devices")
     if visible and len(visible) < per_node:
         key, problem = "placement.devices_per_node", describe_value(composed, "placement.visible_devices")
-        yield problem_with(composed, key, f"{problem} are fewer", f"nearest valid value: {key}={len(visible)}")
+        hint = f"nearest valid value: {key}={len(visible)}, or placement.visible_devices=null"
+        yield problem_with(composed, key, f"{problem} are fewer", hint)
 
 
 def _check_missing(composed: ComposedConfig, placement: Placement, component: Component) -> Iterator[ConfigProblem]:
@@ -189,8 +191,8 @@ def _check_missing(composed: ComposedConfig, placement: Placement, component: Co
     nodes, last = component.devices[-1] // placement.devices_per_node + 1, num_devices - 1
     size = f"{placement.nodes} × {placement.devices_per_node}"
     problem = f"there are {num_devices} devices ({size}), the last is {last}"
-    hint = f"nearest valid value: placement.nodes={nodes}, or name devices up to {last}"
-    yield problem_with(composed, key, problem, hint)
+    existing = [device for device in component.devices if device <= last] or [last]
+    yield problem_with(composed, key, problem, f"nearest valid value: {key}={existing}, or placement.nodes={nodes}")
 
 
 def _check_workers(composed: ComposedConfig, component: Component) -> Iterator[ConfigProblem]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.training import SftConfig
 from quintet.errors import ConfigError
@@ -57,4 +59,8 @@ def num_steps(config: Experiment, rows: int) -> int:
 def too_few_rows(config: Experiment, rows: int) -> tuple[str, str]:
     """Return problem and hint for data that do not fill one step."""
     counted = f"{rows:,} row{'' if rows == 1 else 's'}"
-    return f"the data have {counted}, which do not fill one step", f"at most: {batch_key(config)}={rows}"
+    parts = 1 if sft_only(config) else config.training.mini_batches
+    unit = parts // math.gcd(parts, config.training.samples_per_group)
+    batch = rows - rows % unit or rows
+    hint = f"nearest valid value: {batch_key(config)}={batch}" if rows else "add rows"
+    return f"the data have {counted}, which do not fill one step", hint

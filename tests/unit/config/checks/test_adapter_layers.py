@@ -55,7 +55,7 @@ def test_layers_that_are_there_are_taken(model: Path, targets: str) -> None:
 
 def test_a_models_own_files_say_what_it_has(model: Path) -> None:
     at = ["policy.preset=null", f"policy.path={model}"]
-    assert "it has lm_head, q_proj; all-linear" in told("policy.lora={target_modules: [o_proj]}", *at)
+    assert "it has lm_head, q_proj; for all linear layers" in told("policy.lora={target_modules: [o_proj]}", *at)
     (model / "model.safetensors").unlink()
     assert not told("policy.lora={target_modules: [o_proj]}", *at)
     index = {"weight_map": dict.fromkeys(TENSORS, "a.safetensors")}

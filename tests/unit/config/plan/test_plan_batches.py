@@ -145,7 +145,7 @@ def test_rows_that_fill_no_step_are_refused_with_what_would() -> None:
     assert [num_steps(config, rows) for rows in (10, 19, 20)] == [3, 3, 6]
     with pytest.raises(ConfigError, match=r"training\.groups_per_step = 10: the data have 9 rows") as error:
         num_steps(config, 9)
-    assert error.value.hint == "at most: training.groups_per_step=9"
+    assert error.value.hint == "nearest valid value: training.groups_per_step=9"
     alone = load_experiment(None, ["sft.batch=4", "sft.epochs=2"]).experiment
     assert num_steps(alone, 9) == 4
     with pytest.raises(ConfigError, match=r"sft\.batch = 4: the data have 1 row,"):
