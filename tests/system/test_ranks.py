@@ -117,6 +117,27 @@ def test_two_processes_are_one_run_also_when_they_are_stopped_and_go_on(place: P
             assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-6)
 
 
+def test_two_processes_continue_a_stopped_warm_start(place: Path) -> None:
+    words = ("sft=null", "training.steps=1", "warm_start.updates=8", "checkpoint.keep=8")
+    whole, stopped = place / "runs/whole", place / "runs/stopped"
+    assert start(place, "whole", TWO, *words).wait(timeout=240) == 0, log(place, "whole")
+    run = start(place, "stopped", TWO, *words)
+    try:
+        wait_for(stopped / "warm_start/global_step_3", run)
+        run.send_signal(signal.SIGTERM)
+        run.wait(timeout=60)
+    finally:
+        run.kill()
+    assert "of the warm start; runs/stopped can be resumed" in log(place, "stopped")
+    assert start(place, "stopped", TWO, *words).wait(timeout=240) == 0, log(place, "stopped")
+    assert "resuming from runs/stopped/warm_start/global_step_" in log(place, "stopped")
+    assert list(metrics(stopped)) == list(metrics(whole))
+    shards = list(whole.rglob("*.safetensors"))
+    assert len(shards) > 2
+    for path in shards:
+        assert path.read_bytes() == (stopped / path.relative_to(whole)).read_bytes(), path
+
+
 def test_megatron_on_two_processes_is_the_run_of_one(place: Path) -> None:
     """Fine-tuning, warm start and reinforcement learning."""
     pytest.importorskip("megatron.core", reason="pip install 'quintet[megatron]'")

@@ -18,9 +18,9 @@ from quintet.tracking.metrics import describe, without_timing
 Command = Any
 
 
-def metrics(run: Path) -> list[dict[str, Any]]:
+def metrics(run: Path, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
     """The lines that have to be equal in two runs of one experiment: times and memory left out."""
-    return [without_timing(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [without_timing(json.loads(line)) for line in (run / file).read_text().splitlines()]
 
 
 def weights(run: Path, step: int) -> dict[str, str]:
@@ -161,18 +161,28 @@ def test_a_stopped_run_ends_as_one_that_never_stopped(
     assert metrics(whole) == metrics(stopped)
 
 
-def test_a_run_killed_in_its_warm_start_begins_it_again(quintet: Command, small: Path, tmp_path: Path) -> None:
-    process = start(small, tmp_path, "training.steps=1", "name=stopped")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_stopped_in_its_warm_start_continues_it(
+    quintet: Command, small: Path, tmp_path: Path, how: signal.Signals
+) -> None:
+    words = ("training.steps=1", "warm_start.updates=12", "checkpoint.keep=12")
+    process = start(small, tmp_path, *words, "name=stopped")
+    stopped, whole = tmp_path / "runs/stopped", tmp_path / "runs/whole"
     try:
-        wait_for(tmp_path / "runs/stopped/warm_start.jsonl", process)
-        process.kill()
+        wait_for(stopped / "warm_start/global_step_3", process)
+        process.send_signal(how)
         process.wait(timeout=60)
     finally:
         process.kill()
-    quintet("train", str(small), "training.steps=1", "name=stopped")
-    quintet("train", str(small), "training.steps=1", "name=whole")
-    assert weights(tmp_path / "runs/stopped", 1) == weights(tmp_path / "runs/whole", 1)
-    assert (tmp_path / "runs/stopped/warm_start.jsonl").read_text().count("\n") == 30
+    assert not (stopped / "checkpoints").exists()
+    again = quintet("train", str(small), *words, "name=stopped")
+    assert "resuming from runs/stopped/warm_start/global_step_" in again.stdout
+    quintet("train", str(small), *words, "name=whole")
+    for step in (0, 1):
+        assert weights(stopped, step) == weights(whole, step) != {}
+    for file in ("metrics.jsonl", "warm_start.jsonl"):
+        assert metrics(stopped, file) == metrics(whole, file)
+    assert not (stopped / "warm_start").exists()
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(

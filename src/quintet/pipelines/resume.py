@@ -1,4 +1,5 @@
-"""Find the checkpoint that a run resumes from: the last good one of its own, a named one, or one of a remote store."""
+"""Find the checkpoint that a run resumes from: the last good one of its own, possibly one of its warm start, a named
+one, or one of a remote store."""
 
 from __future__ import annotations
 
@@ -63,9 +64,12 @@ def find_resume_checkpoint(
 
 
 def _newest(directory: RunDirectory, progress: Progress, remote: RemoteStore | None) -> Checkpoint | None:
-    """Return the last good local checkpoint or, if there is none, the last good one of the remote store."""
+    """Return the last good local checkpoint or, if there is none, the last good one of the remote store. Checkpoints of
+    the warm start count if there are no others."""
     damaged: dict[Path, str] = {}
     checkpoint = find_checkpoint(directory.checkpoints, damaged.__setitem__)
+    if checkpoint is None and not damaged:
+        checkpoint = find_checkpoint(directory.warm_start_checkpoints, damaged.__setitem__)
     if checkpoint is None and remote is not None:
         checkpoint = remote.download_latest(directory.checkpoints, damaged.__setitem__)
         if checkpoint is not None:
@@ -73,7 +77,7 @@ def _newest(directory: RunDirectory, progress: Progress, remote: RemoteStore | N
     if checkpoint is None and damaged:
         problems = "; ".join(f"{path.name}: {problem}" for path, problem in damaged.items())
         raise MachineError(
-            f"every checkpoint in {directory.checkpoints} is damaged ({problems})",
+            f"every checkpoint in {directory.path} is damaged ({problems})",
             "repair one, or start again with resume=never, which removes the run's previous results",
         )
     for path, problem in damaged.items():

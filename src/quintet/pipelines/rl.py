@@ -95,7 +95,7 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
             progress.advance(metrics)
             if stop and step < steps:
                 run.wait()
-                raise interrupted(run, stop, step)
+                raise interrupted(run, stop, f"step {step}")
     run.wait()
 
 

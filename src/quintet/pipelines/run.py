@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 PRESET_BYTES = 4 << 20
 LOG_BYTES = 16 << 20
 """Estimated size of a run's metrics, episodes and report."""
+IN_WARM_START = "in_warm_start"
+"""Key of a checkpoint's state: whether it is one of the warm start."""
 
 
 @dataclass(slots=True)
@@ -50,6 +52,8 @@ class Run:
     """Checkpoint that it resumes from."""
     controller: Controller | None = None
     """Controller of the workers; None if they run in this process."""
+    warm_start_checkpoint: Checkpoint | None = None
+    """Checkpoint of its warm start that it resumes from; `checkpoint` is None then."""
     _started_at: float = field(default_factory=time.perf_counter)
     _logger: MetricLogger | None = None
 
@@ -60,7 +64,8 @@ class Run:
     @property
     def seconds(self) -> float:
         """Wall-clock time spent on this run, including earlier processes."""
-        before = self.checkpoint.state["seconds"] if self.checkpoint else 0.0
+        checkpoint = self.checkpoint or self.warm_start_checkpoint
+        before = checkpoint.state["seconds"] if checkpoint else 0.0
         return float(before) + time.perf_counter() - self._started_at
 
     def set_steps(self, steps: int) -> None:
@@ -90,22 +95,29 @@ class Run:
         if self.directory.read_state().get("status") == "finished":
             _mark_running(self)
 
-    def save(self, step: int, copy: Callable[[Path], WriteFiles], **state: Any) -> None:
-        """Start to write a checkpoint in the background.
+    def save(self, step: int, copy: Callable[[Path], WriteFiles], *, in_warm_start: bool = False, **state: Any) -> None:
+        """Start to write a checkpoint in the background. The first one after the warm start replaces those of it.
 
         Args:
-            step: Number of training steps done.
+            step: Number of training steps done; of a checkpoint of the warm start, number of its updates.
             copy: Copies all tensors, and returns the function that writes them into the checkpoint.
+            in_warm_start: Whether it is a checkpoint of the warm start.
             state: State besides tensors, as JSON values.
 
         Raises:
             MachineError: the previous checkpoint could not be written.
         """
         state |= {"seconds": self.seconds, "experiment": self.config.model_dump(mode="json")}
-        state["contents"] = list(self.config.checkpoint.contents)
-        delete = self.checkpoint.directory if self.checkpoint and self.config.checkpoint.delete_after_load else None
-        with translate_os_errors(self.directory.checkpoints):
-            self.saver.save(step, state, copy, delete=delete)
+        state |= {"contents": list(self.config.checkpoint.contents), IN_WARM_START: in_warm_start}
+        root = self.directory.warm_start_checkpoints if in_warm_start else self.directory.checkpoints
+        with translate_os_errors(root):
+            self.saver.save(step, state, copy, root=root, delete=None if in_warm_start else self._replaced_checkpoint())
+
+    def _replaced_checkpoint(self) -> Path:
+        """Return the directory that is deleted once the next checkpoint is complete."""
+        if self.checkpoint and self.config.checkpoint.delete_after_load:
+            return self.checkpoint.directory
+        return self.directory.warm_start_checkpoints
 
     def wait(self) -> None:
         """Wait until the current checkpoint is written completely.
@@ -133,7 +145,7 @@ def open_run(composed: ComposedConfig, console: Console, controller: Controller 
     """
     config = composed.experiment
     directory = RunDirectory.from_config(config)
-    directory.create(_needed_bytes(composed, directory.checkpoints))
+    directory.create(_needed_bytes(composed, directory))
     remote = _build_remote_store(config, directory)
     with directory.lock():
         progress = build_progress(console)
@@ -145,7 +157,11 @@ def open_run(composed: ComposedConfig, console: Console, controller: Controller 
             check_alive=controller.check_alive if controller else None,
         )
         checkpoint = find_resume_checkpoint(config, directory, progress, remote)
-        run = Run(composed, directory, progress, saver, checkpoint, controller)
+        run = Run(composed, directory, progress, saver, controller=controller)
+        if checkpoint and checkpoint.state.get(IN_WARM_START):
+            run.warm_start_checkpoint = checkpoint
+        else:
+            run.checkpoint = checkpoint
         if checkpoint and remote:
             _upload_missing_checkpoint(saver, remote, checkpoint, directory)
         _prepare(run)
@@ -172,7 +188,7 @@ def _upload_missing_checkpoint(
         saver.publish(checkpoint.directory)
 
 
-def _needed_bytes(composed: ComposedConfig, checkpoints: Path) -> int:
+def _needed_bytes(composed: ComposedConfig, directory: RunDirectory) -> int:
     """Return a lower bound of what the run will still write: checkpoints of weights and, unless only adapters are
     trained, two Adam moments in float32.
 
@@ -186,7 +202,8 @@ def _needed_bytes(composed: ComposedConfig, checkpoints: Path) -> int:
     weights = sum(file.stat().st_size for file in path.glob("*.safetensors")) if path else PRESET_BYTES
     adapted = config.policy.lora or (config.sft and config.sft.lora)
     copies = 3 if "optimizer" in config.checkpoint.contents and not adapted else 1
-    existing = sum(file.stat().st_size for file in checkpoints.rglob("*") if file.is_file() and not file.is_symlink())
+    files = (file for root in (directory.checkpoints, directory.warm_start_checkpoints) for file in root.rglob("*"))
+    existing = sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
     return max(0, copies * weights * num_checkpoints - existing) + LOG_BYTES
 
 
@@ -201,12 +218,18 @@ def _copy_config(run: Run) -> None:
 
 def _prepare(run: Run) -> None:
     """Remove logs and files from after the checkpoint, and write the configuration."""
-    step = run.checkpoint.step if run.checkpoint else -1
-    truncate(run.directory.path, step)
+    truncate(run.directory.path, run.checkpoint.step if run.checkpoint else -1)
+    if run.warm_start_checkpoint:
+        truncate(run.directory.path, run.warm_start_checkpoint.step, run.directory.warm_start.name)
     if run.checkpoint is None:
-        run.directory.clear()
+        run.directory.clear(keep_warm_start=_resumes_own_warm_start(run))
     if run.directory.read_state().get("status") != "finished":
         _mark_running(run)
+
+
+def _resumes_own_warm_start(run: Run) -> bool:
+    checkpoint, directory = run.warm_start_checkpoint, run.directory.warm_start_checkpoints
+    return checkpoint is not None and checkpoint.directory.resolve().parent == directory.resolve()
 
 
 def _mark_running(run: Run) -> None:
@@ -220,12 +243,8 @@ def is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def interrupted(run: Run, stop: StopRequest, step: int) -> InterruptedRun:
-    """Return the error that ends a run after a request to stop."""
+def interrupted(run: Run, stop: StopRequest, position: str) -> InterruptedRun:
+    """Return the error that ends a run after a request to stop; `position` is the last step, such as `step 3`."""
     number = stop.number or signal.SIGINT
-    if step == 0:
-        message, hint = f"stopped by {number.name} in the warm start", "rerun the same command to restart it"
-    else:
-        message = f"stopped by {number.name} after step {step}; {run.directory.path} can be resumed"
-        hint = "rerun the same command to continue from its last checkpoint"
-    return InterruptedRun(message, hint, number)
+    message = f"stopped by {number.name} after {position}; {run.directory.path} can be resumed"
+    return InterruptedRun(message, "rerun the same command to continue from its last checkpoint", number)

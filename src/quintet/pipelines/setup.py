@@ -15,11 +15,13 @@ from quintet.envs.factory import build_env
 from quintet.envs.start_states import env_index, env_seed
 from quintet.errors import ConfigError
 from quintet.pipelines.rollout_step import validate
-from quintet.pipelines.run import Run, interrupted
+from quintet.pipelines.run import Run, interrupted, is_due
 from quintet.pipelines.warm_start import (
     EnvDemonstrations,
     demonstration_batch,
+    dump_episodes,
     iter_demonstration_texts,
+    load_episodes,
     response_batch,
     solve_episodes,
     train_on_demonstrations,
@@ -32,16 +34,20 @@ from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import greedy_sampling
 from quintet.runtime.components import Components, build_components
 from quintet.runtime.learner_checkpoint import contents_to_load
+from quintet.runtime.run_checkpoint import loss_scales
 from quintet.runtime.signals import StopRequest
 from quintet.seeds import derive_seed
 from quintet.tracking.atomic_files import translate_os_errors
 from quintet.tracking.logger import LoggerContext
 from quintet.tracking.loggers import JsonlLogger
+from quintet.training.checkpoint.async_save import WriteFiles
 from quintet.training.checkpoint.checkpoint import Checkpoint
 
 NUM_TRIALS = 256
 MIN_TOKEN_ACCURACY = 0.88
 """Token accuracy of the warm start below which the policy is not tried out: it does not win an episode yet."""
+EPISODES_FILE = "expert_episodes.json"
+"""File with the expert's episodes in a checkpoint of the warm start."""
 VOCABULARY_TEXTS = 4000
 """Texts of the data from which the tokenizer of a preset is trained."""
 
@@ -147,8 +153,11 @@ def _verify_engine_weights(components: Components) -> WeightsCheck:
 
 
 def _solve_episodes(run: Run) -> list[EnvDemonstrations]:
-    """Return the expert's episodes that the warm start or the tokenizer of a preset is trained on."""
+    """Return the expert's episodes that the warm start or the tokenizer of a preset is trained on; on resume those of
+    the checkpoint."""
     config = run.config
+    if run.warm_start_checkpoint:
+        return load_episodes(config, (run.warm_start_checkpoint.directory / EPISODES_FILE).read_bytes())
     if config.warm_start is None and config.policy.path is not None:
         return []
     episodes = config.warm_start.episodes if config.warm_start else 100
@@ -167,8 +176,10 @@ def _initial_policy(run: Run, demonstrations: list[EnvDemonstrations]) -> Path:
 
 
 def _create_preset(run: Run, texts: Iterable[str]) -> Path:
-    """Create the preset in the run's directory, with a tokenizer trained on the texts."""
+    """Create the preset in the run's directory, with a tokenizer trained on the texts; on resume it is there."""
     config = run.config
+    if run.directory.policy.is_dir():
+        return run.directory.policy
     with translate_os_errors(run.directory.policy):
         create_preset_policy(str(config.policy.preset), run.directory.policy, texts, derive_seed(config.seed, "policy"))
     return run.directory.policy
@@ -181,23 +192,62 @@ def _warm_start(
     demonstrations: list[EnvDemonstrations],
     stop: StopRequest,
 ) -> None:
-    """Train the policy on demonstrations until it wins often enough."""
+    """Train the policy on demonstrations until it wins often enough.
+
+    Raises:
+        InterruptedRun: a stop was requested; the checkpoint has been written.
+    """
     batch = _demonstration_batch(components, warm_start, demonstrations)
     actor = components.learners.actor_with_optimizer(warm_start.optimizer)
+    done, every = _restore_warm_start(run, components, warm_start), run.config.checkpoint.every_steps
     log = JsonlLogger(LoggerContext(run.directory.path, filename=run.directory.warm_start.name))
-    with closing(log), run.progress.phase("warm start", warm_start.updates, unit="update") as progress:
+    with closing(log), run.progress.phase("warm start", warm_start.updates, done=done, unit="update") as progress:
 
         def should_stop(update: int, metrics: dict[str, float]) -> bool:
-            if stop:
-                raise interrupted(run, stop, 0)
             is_accurate = metrics["sft/token_accuracy"] > MIN_TOKEN_ACCURACY
             wins_enough = is_accurate and _wins_enough(components, warm_start, update)
             log.log(update, run.seconds, metrics)
             progress.advance(metrics)
+            is_last = wins_enough or update == warm_start.updates
+            if is_last or is_due(update, every) or stop:
+                _save_warm_start(run, components, update, demonstrations, completed=is_last)
+            if stop:
+                run.wait()
+                raise interrupted(run, stop, f"update {update} of the warm start")
             return wins_enough
 
-        train_on_demonstrations(actor, batch, warm_start, run.config.seed, should_stop)
+        train_on_demonstrations(actor, batch, warm_start, run.config.seed, should_stop, done=done)
     components.learners.release_warm_start_actor()
+
+
+def _save_warm_start(
+    run: Run, components: Components, update: int, demonstrations: list[EnvDemonstrations], *, completed: bool
+) -> None:
+    """Save weights, optimizer and expert episodes; the order of the episodes follows from the seed."""
+
+    def copy(directory: Path) -> WriteFiles:
+        write = components.checkpoint.save(directory)
+
+        def write_all(checkpoint: Path) -> None:
+            write(checkpoint)
+            (checkpoint / EPISODES_FILE).write_bytes(dump_episodes(demonstrations))
+
+        return write_all
+
+    extra = components.learners.extra_state() if "extra" in run.config.checkpoint.contents else {}
+    run.save(update, copy, in_warm_start=True, completed=completed, **extra)
+
+
+def _restore_warm_start(run: Run, components: Components, warm_start: WarmStartConfig) -> int:
+    """Restore the run's checkpoint of its warm start, if there is one; return the number of updates to skip."""
+    checkpoint = run.warm_start_checkpoint
+    if checkpoint is None:
+        return 0
+    contents = contents_to_load(checkpoint, run.config.checkpoint.load_contents)
+    extra = checkpoint.state if "extra" in contents else {}
+    components.learners.load(checkpoint.directory, contents, loss_scales(extra))
+    run.progress.note(f"resuming from {checkpoint.directory}")
+    return warm_start.updates if checkpoint.state["completed"] else checkpoint.step
 
 
 def _demonstration_batch(

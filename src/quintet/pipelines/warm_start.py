@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from quintet.algorithms.objective import CrossEntropyObjective
 from quintet.config.native.experiment import Experiment
@@ -15,6 +16,7 @@ from quintet.config.native.rollout import RolloutConfig
 from quintet.config.native.training import WarmStartConfig
 from quintet.data.demonstrations import Demonstration, collect_demonstrations
 from quintet.data.prompt_dataset import PromptDataset
+from quintet.envs.env import Env
 from quintet.envs.factory import build_env, env_errors_under_key
 from quintet.envs.start_states import Split
 from quintet.errors import ConfigError
@@ -26,6 +28,9 @@ from quintet.seeds import derive_seed
 from quintet.training.optim.lr_schedule import learning_rate, weight_decay
 from quintet.training.packing import select_sequences
 from quintet.training.protocols import Actor
+
+_EPISODES = TypeAdapter(list[Sequence[Demonstration]])
+"""Episodes of each environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +53,29 @@ def solve_episodes(config: Experiment, episodes: int) -> list[EnvDemonstrations]
     return [_solve(env, max(1, count), config) for env, count in zip(config.run_envs, counts, strict=True)]
 
 
-def _solve(run_env: RunEnv, episodes: int, config: Experiment) -> EnvDemonstrations:
+def dump_episodes(demonstrations: Iterable[EnvDemonstrations]) -> bytes:
+    """Return the episodes as JSON."""
+    return _EPISODES.dump_json([env.episodes for env in demonstrations])
+
+
+def load_episodes(config: Experiment, data: bytes) -> list[EnvDemonstrations]:
+    """Return the demonstrations with the episodes that `dump_episodes` returned."""
+    episodes = _EPISODES.validate_json(data)
+    return [_with_rules(env, _build(env), solved) for env, solved in zip(config.run_envs, episodes, strict=True)]
+
+
+def _build(run_env: RunEnv) -> Env:
     with env_errors_under_key(run_env.key):
-        env = build_env(run_env.config)
+        return build_env(run_env.config)
+
+
+def _with_rules(run_env: RunEnv, env: Env, episodes: Sequence[Demonstration]) -> EnvDemonstrations:
+    response_format = ResponseFormat.from_config(run_env.rollout, env.actions)
+    return EnvDemonstrations(episodes, env.instruction(), response_format, run_env.rollout)
+
+
+def _solve(run_env: RunEnv, episodes: int, config: Experiment) -> EnvDemonstrations:
+    env = _build(run_env)
     try:
         solved = collect_demonstrations(
             lambda: build_env(run_env.config),
@@ -64,9 +89,7 @@ def _solve(run_env: RunEnv, episodes: int, config: Experiment) -> EnvDemonstrati
             raise
         message = f"envs.{run_env.name}: {error.message}"
         raise ConfigError(message, key=error.key, value=error.value, hint=error.hint) from error
-    return EnvDemonstrations(
-        solved, env.instruction(), ResponseFormat.from_config(run_env.rollout, env.actions), run_env.rollout
-    )
+    return _with_rules(run_env, env, solved)
 
 
 def iter_demonstration_texts(demonstrations: Iterable[EnvDemonstrations]) -> Iterator[str]:
@@ -151,15 +174,19 @@ def train_on_demonstrations(
     config: WarmStartConfig,
     seed: int,
     should_stop: Callable[[int, dict[str, float]], bool],
+    *,
+    done: int = 0,
 ) -> None:
-    """Make up to `config.updates` steps of cross-entropy on random sequences; stop when `should_stop(update, metrics)`,
-    which is called after each of them, returns True."""
+    """Make up to `config.updates` steps of cross-entropy on random sequences, of which the first `done` have been made
+    before; stop when `should_stop(update, metrics)`, which is called after each of them, returns True."""
     shuffle = torch.Generator().manual_seed(derive_seed(seed, "warm_start"))
     queue = torch.empty(0, dtype=torch.long)
     for update in range(1, config.updates + 1):
         while len(queue) < config.turns_per_update:
             queue = torch.cat([queue, torch.randperm(len(batch.lengths), generator=shuffle)])
         sequences, queue = queue[: config.turns_per_update], queue[config.turns_per_update :]
+        if update <= done:
+            continue
         rate = learning_rate(config.optimizer, update, config.updates)
         decay = weight_decay(config.optimizer, update, config.updates)
         part = select_sequences(batch, sequences)

@@ -48,7 +48,8 @@ class LearnerGroup(Protocol):
         """Policy from which the KL divergence is measured; None before `snapshot_reference`."""
 
     def actor_with_optimizer(self, optimizer: OptimizerConfig) -> Actor:
-        """Return the same policy under a fresh optimizer, with log-probs at temperature 1."""
+        """Return the same policy under a fresh optimizer, with log-probs at temperature 1. `save` and `load` are about
+        this actor alone until `release_warm_start_actor`."""
 
     def release_warm_start_actor(self) -> None:
         """Free the optimizer that `actor_with_optimizer` created."""

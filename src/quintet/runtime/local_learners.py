@@ -125,9 +125,14 @@ class LocalLearners:
         self._shard_writer.save(directory, write)
         return lambda _: None
 
+    @property
+    def _saved_actor(self) -> LocalActor:
+        """Actor of checkpoints: during the warm start the one with its optimizer."""
+        return self.warm_start_actor or self.actor
+
     def _snapshot_source(self) -> SnapshotSource:
-        base = self._adapter_base or self.policy
-        return SnapshotSource(self.experiment, self.ranks, self.actor, self.critic, self.reference, base, self.sft)
+        base, actor = self._adapter_base or self.policy, self._saved_actor
+        return SnapshotSource(self.experiment, self.ranks, actor, self.critic, self.reference, base, self.sft)
 
     def extra_state(self) -> dict[str, Any]:
         scales = {name: learner.loss_scale_state() for name, learner in self._scaled_learners()}
@@ -138,8 +143,8 @@ class LocalLearners:
             restore_adapters(self.actor, directory, contents)
         else:
             trusted = self.experiment.policy.trust_remote_code
-            restore_actor(self.actor, directory, contents, trust_remote_code=trusted)
-            if not self.sft:
+            restore_actor(self._saved_actor, directory, contents, trust_remote_code=trusted)
+            if not self.sft and self.warm_start_actor is None:
                 self._restore_others(directory, contents)
         for name, learner in self._scaled_learners():
             if name in extra:
@@ -161,6 +166,6 @@ class LocalLearners:
 
     def _scaled_learners(self) -> Iterator[tuple[str, LocalActor | LocalCritic]]:
         """Yield the learners by the name of their loss scale in a checkpoint."""
-        yield f"{ACTOR}_scale", self.actor
+        yield f"{ACTOR}_scale", self._saved_actor
         if self.critic is not None:
             yield f"{CRITIC}_scale", self.critic

@@ -68,6 +68,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def warm_start_checkpoints(self) -> Path:
+        """Checkpoints of the warm start, numbered by update; removed once reinforcement learning has its first."""
+        return self.path / "warm_start"
+
+    @property
     def policy(self) -> Path:
         """Policy as a Hugging Face directory."""
         return self.path / "policy"
@@ -99,18 +104,21 @@ class RunDirectory:
         write_atomic(probe, b"\0" * 4096)
         probe.unlink()
 
-    def clear(self) -> None:
-        """Remove all files of an earlier run with this name.
+    def clear(self, *, keep_warm_start: bool = False) -> None:
+        """Remove all files of an earlier run with this name; with `keep_warm_start` only those after its warm start.
 
         Raises:
             MachineError: A file cannot be removed.
         """
         with translate_os_errors(self.path):
-            for path in (self.tensorboard, self.checkpoints, self.policy, self.path / "trajectories"):
-                if path.exists():
+            before = (self.policy, self.warm_start_checkpoints, self.warm_start)
+            after = (self.tensorboard, self.checkpoints, self.path / "trajectories")
+            files = (self.metrics, self.report, self.state, self.config)
+            for path in (*after, *files, *(() if keep_warm_start else before)):
+                if path.is_dir():
                     shutil.rmtree(path)
-            for path in (self.metrics, self.warm_start, self.report, self.state, self.config):
-                path.unlink(missing_ok=True)
+                else:
+                    path.unlink(missing_ok=True)
 
     def write_text(self, name: str, text: str) -> None:
         """Write the file `name` in the directory atomically.

@@ -63,7 +63,7 @@ class CheckpointConfig(Section):
     """Checkpoints to resume from."""
 
     every_steps: Count = 10
-    """Save every n-th step; 0 only saves the last."""
+    """Save every n-th step, in the warm start every n-th update; 0 only saves the last."""
     keep: PositiveInt = 2
     """Number of newest checkpoints to keep; older ones are removed."""
     contents: ListOf[Content] = ALL

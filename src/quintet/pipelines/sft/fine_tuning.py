@@ -153,7 +153,7 @@ def train_sft(run: Run, stage: SftStage, dataset: SftDataset, stop: StopRequest)
             progress.advance(metrics)
             if stop and step < steps:
                 run.wait()
-                raise interrupted(run, stop, step)
+                raise interrupted(run, stop, f"step {step}")
     run.wait()
     return losses
 
@@ -207,7 +207,7 @@ def _save(run: Run, stage: SftStage, losses: HeldOutLosses, step: int) -> None:
 
         return write
 
-    base = {"base": stage.base_digest} if stage.has_lora else {}
+    base: dict[str, Any] = {"base": stage.base_digest} if stage.has_lora else {}
     run.save(step, copy, reached=losses.state(), **base, **stage.extra_state())
     if losses.best is not None:
         losses.best_checkpoint = run.directory.checkpoints / f"global_step_{step}"

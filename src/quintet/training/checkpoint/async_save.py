@@ -53,20 +53,27 @@ class AsyncCheckpointer:
         self._writer = _Writer()
 
     def save(
-        self, step: int, state: dict[str, Any], copy: Callable[[Path], WriteFiles], *, delete: Path | None = None
+        self,
+        step: int,
+        state: dict[str, Any],
+        copy: Callable[[Path], WriteFiles],
+        *,
+        root: Path | None = None,
+        delete: Path | None = None,
     ) -> None:
         """Start writing the checkpoint of `step`. `copy(directory)` copies the tensors and returns a function that
-        writes them into that directory; `state` is stored as JSON. The checkpoint `delete` is deleted once this one
-        is complete.
+        writes them into that directory; `state` is stored as JSON. Checkpoints in another `root` are not published.
+        The directory `delete` is deleted once this checkpoint is complete.
 
         Raises:
             Exception: writing the previous checkpoint failed.
         """
         self.wait()
-        staging = create_staging_directory(self._root, step)
+        root = root or self._root
+        staging = create_staging_directory(root, step)
         if self._num_other_ranks:
             (staging / RANK_STATUS_DIRECTORY).mkdir()
-        self._writer.start(partial(self._write, step, deepcopy(state), copy(staging), delete))
+        self._writer.start(partial(self._write, root, step, deepcopy(state), copy(staging), delete))
 
     def publish(self, directory: Path) -> None:
         """Start publishing a complete checkpoint that an earlier run has not published.
@@ -90,18 +97,18 @@ class AsyncCheckpointer:
         """End the thread after the current checkpoint; its errors are not reported."""
         self._writer.close()
 
-    def _write(self, step: int, state: dict[str, Any], write: WriteFiles, delete: Path | None) -> None:
-        staging = staging_directory(self._root, step)
+    def _write(self, root: Path, step: int, state: dict[str, Any], write: WriteFiles, delete: Path | None) -> None:
+        staging = staging_directory(root, step)
         try:
             write(staging)
             if self._num_other_ranks:
                 self._wait_for_other_ranks(staging / RANK_STATUS_DIRECTORY)
-            final = finish_checkpoint(self._root, step, state, keep=self._keep, delete=delete)
+            final = finish_checkpoint(root, step, state, keep=self._keep, delete=delete)
         except BaseException:  # also an interrupt leaves no staging directory
             if not self._num_other_ranks:  # otherwise they may still be writing there
                 shutil.rmtree(staging, ignore_errors=True)
             raise
-        if self._publish is not None:
+        if self._publish is not None and root == self._root:
             self._publish(final)
 
     def _wait_for_other_ranks(self, status: Path) -> None:
