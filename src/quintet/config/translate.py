@@ -52,12 +52,10 @@ def translate(composed: ComposedConfig, dialect: Dialect) -> Translation:
     base_tree = converter.base_tree(composed.experiment)
     narrowed = dialect.narrowed(base_tree)
     specs = narrowed.specs()
-    foreign = ForeignBuilder(composed.experiment)
+    foreign = ForeignBuilder(composed.experiment, narrowed)
     for spec in specs.values():
         if spec.direct:
-            value = to_foreign_value(spec, foreign.native_value(spec.native[0]))
-            if spec.value_type.accepts(value):
-                foreign.set(spec.key, value)
+            foreign.set_native(spec.key, foreign.native_value(spec.native[0]))
     converter.from_native(foreign)
     legal = {
         key: value for key, value in foreign.values.items() if key not in specs or specs[key].value_type.accepts(value)

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import inverted
 from quintet.config.dialects.value_types import is_function_address
 from quintet.config.native.advantages import ADVANTAGE_UNION, CustomAdvantageConfig
 from quintet.config.native.losses import LOSS_UNION, CustomLossConfig
@@ -23,31 +22,28 @@ def option_names(section: str, name: str) -> frozenset[str]:
     return frozenset(_UNIONS[section].config_class(name).model_fields) - {"name"}
 
 
-def config_class(section: str, value: Any, names: Mapping[Any, str]) -> Any:
-    """Return the native config class, with its requirements, of an estimator or loss by its foreign name.
+def config_class(section: str, name: str) -> Any:
+    """Return the config class, with its requirements, of an estimator or loss by its native name.
 
-    For a user's own function it is the class of such functions.
+    For the address of a user's own function it is the class of such functions.
     """
-    name = "custom" if is_function_address(value) else names.get(value, value)
-    return _UNIONS[section].config_class(name)
+    return _UNIONS[section].config_class("custom" if is_function_address(name) else name)
 
 
-def choose(native: NativeBuilder, section: str, value: str, names: Mapping[Any, str], *origins: str) -> None:
-    """Set an estimator or loss to the native name of a foreign value, or to the user's own function.
+def choose(native: NativeBuilder, section: str, name: str, *origins: str) -> None:
+    """Set an estimator or loss to a native name, or to the user's own function at that address.
 
     Options that are already set remain.
     """
-    name = {"name": "custom", "function": value} if is_function_address(value) else {"name": names.get(value, value)}
-    native.set(section, native.get(section, {}) | name, *origins)
+    choice = {"name": "custom", "function": name} if is_function_address(name) else {"name": name}
+    native.set(section, native.get(section, {}) | choice, *origins)
 
 
-def export_name(foreign: ForeignBuilder, section: str, key: str, names: Mapping[Any, str]) -> None:
-    """Set a foreign key to the foreign name of the estimator or loss; `names` are native names by foreign names."""
+def export_name(foreign: ForeignBuilder, section: str, key: str) -> None:
+    """Set a foreign key to the foreign name of the estimator or loss."""
     config = foreign.native_value(section)
-    if isinstance(config, CustomAdvantageConfig | CustomLossConfig):
-        foreign.set(key, config.function)
-    else:
-        foreign.set(key, inverted(names).get(config.name, config.name))
+    is_custom = isinstance(config, CustomAdvantageConfig | CustomLossConfig)
+    foreign.set_native(key, config.function if is_custom else config.name)
 
 
 def set_options(native: NativeBuilder, section: str, options: Mapping[str, tuple[Any, tuple[str, ...]]]) -> None:

@@ -28,6 +28,11 @@ class ForeignValues:
     def __getitem__(self, key: str) -> Any:
         return self.merged.value(key)
 
+    def native(self, key: str) -> Any:
+        """Return the value of a key with the name that it has natively, by the `native_values` of the ledger."""
+        spec = self.dialect.spec(key)
+        return self[key] if spec is None else to_native_value(spec, self[key])
+
     def is_set(self, key: str) -> bool:
         """Whether the user set the key, in a file or on the command line."""
         return key in self.merged.sources
@@ -167,12 +172,19 @@ class ForeignBuilder:
     """A foreign configuration under construction."""
 
     experiment: Experiment
+    dialect: Dialect
+    """The dialect, with only the references that apply to such a run."""
     values: dict[str, Any] = field(default_factory=dict)
     """Values by dotted key."""
 
     def set(self, key: str, value: Any) -> None:
         """Set a foreign key."""
         self.values[key] = value
+
+    def set_native(self, key: str, value: Any) -> None:
+        """Set a foreign key to the foreign name of a native value."""
+        spec = self.dialect.spec(key)
+        self.set(key, value if spec is None else to_foreign_value(spec, value))
 
     def apply(self, rules: Iterable[ConversionRule]) -> None:
         """Set the foreign keys of conversion rules."""
@@ -203,6 +215,24 @@ class Converter(Protocol):
 def converter_of(dialect: Dialect) -> Converter:
     """Return the `converter` module of a dialect, imported on first use."""
     return cast("Converter", import_module(f"quintet.config.dialects.{dialect.name}.converter"))
+
+
+def exported_values(experiment: Experiment, dialect: Dialect) -> dict[str, Any]:
+    """Return the foreign keys of a native run, those with the values of the reference included.
+
+    Raises:
+        ConfigError: the framework has no such runs.
+    """
+    converter = converter_of(dialect)
+    narrowed = dialect.narrowed(converter.base_tree(experiment))
+    specs, foreign = narrowed.specs(), ForeignBuilder(experiment, narrowed)
+    for spec in specs.values():
+        if spec.direct:
+            foreign.set_native(spec.key, foreign.native_value(spec.native[0]))
+    converter.from_native(foreign)
+    return {
+        key: value for key, value in foreign.values.items() if key not in specs or specs[key].value_type.accepts(value)
+    }
 
 
 def as_list(value: Any) -> list[Any]:

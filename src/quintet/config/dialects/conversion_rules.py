@@ -42,20 +42,20 @@ class Same:
     fallback: str | None = None
     """Native key that is exported if the first one is not set."""
     to_value: Callable[[Any], Any] = _plain
-    """Native value by foreign value."""
+    """Native value by foreign value, after the `native_values` of the ledger."""
     from_value: Callable[[Any], Any] = _plain
     """Foreign value by native value."""
 
     def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
         for key in (self.native,) if isinstance(self.native, str) else self.native:
-            native.set(key, self.to_value(values[self.foreign]), self.foreign)
+            native.set(key, self.to_value(values.native(self.foreign)), self.foreign)
 
     def from_native(self, foreign: ForeignBuilder) -> None:
         value = foreign.native_value(self.native if isinstance(self.native, str) else self.native[0])
         if not value and self.fallback is not None:
             value = foreign.native_value(self.fallback)
         if value is not None or self.export_none:
-            foreign.set(self.foreign, self.from_value(value))
+            foreign.set_native(self.foreign, self.from_value(value))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Derived:
     export_none: bool = True
 
     def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
-        value = self.to_value(*(values[key] for key in self.foreign))
+        value = self.to_value(*map(values.native, self.foreign))
         if value is not None or self.import_none:
             native.set(self.native, value, *self.foreign)
 
@@ -81,7 +81,7 @@ class Derived:
         value = foreign.native_value(self.native)
         if value is not None or self.export_none:
             for key, part in zip(self.foreign, self.from_value(value), strict=False):
-                foreign.set(key, part)
+                foreign.set_native(key, part)
 
 
 @dataclass(frozen=True)
@@ -129,18 +129,6 @@ class MiniBatches:
     def from_native(self, foreign: ForeignBuilder) -> None:
         total = math.prod(map(foreign.native_value, self.native_step))
         foreign.set(self.size, max(1, total // foreign.native_value("training.mini_batches")))
-
-
-def mapped(native: str, foreign: str, names: Mapping[Any, Any]) -> Same:
-    """Return a rule for native values by foreign names; other values stay as they are."""
-    foreign_names = inverted(names)
-    return Same(
-        native,
-        foreign,
-        export_none=False,
-        to_value=lambda value: names.get(value, value),
-        from_value=lambda value: foreign_names.get(value, value),
-    )
 
 
 def file_list(native: str, foreign: str, *, scalar: bool = True, empty: Any = ()) -> Same:
@@ -192,14 +180,12 @@ def loggers(
     foreign: str,
     *,
     always: Collection[str] = ("jsonl",),
-    names: Mapping[str, str] | None = None,
     parse: Callable[[Any], Any] = as_list,
 ) -> Same:
     """Return a rule for loggers, a name or a list; native runs always have some of them, which are not exported."""
 
     def to_value(value: Any) -> list[str]:
-        added = [(names or {}).get(name, name) for name in as_list(parse(value))]
-        return list(dict.fromkeys([*always, *added]))
+        return list(dict.fromkeys([*always, *as_list(parse(value))]))
 
     def from_value(value: Sequence[str]) -> list[str]:
         return [name for name in value if name not in always]

@@ -3,14 +3,15 @@
 A key is either honoured, or it requires a capability that this version does not have. Each honoured key is proved by a
 test, which names it by `@pytest.mark.proves`.
 
-A key file maps key names to entries, and sections to the condition of all their keys (`only_if`):
+A key file maps key names to entries, sections to the condition of all their keys (`only_if`), and native keys that the
+framework's code fixes to their values (`constants`):
 
     algorithm.use_kl_in_reward:
       effect: The KL divergence from the reference policy is subtracted from the reward of each token.
       value: {type: bool, default: false}     # and the unit of numbers
       native: algorithm.kl.enabled            # the native keys that take the value as it is, by `native_values` at most
       computed: [...]                         # or the native keys that the converter computes from this and other keys
-      native_values: {mse: k2}                # differing native values: a mapping, or the name of one of the framework
+      native_values: {mse: k2}                # differing native values, or the name of a mapping in `native_values`
       requires: {capability: cluster, noop: [0]}  # missing capability, and values that do not need it; or its name
       aliases: [...]                          # names in older and newer releases
       only_if: {algorithm.adv_estimator: gae} # the key has an effect only if another key has this value
@@ -29,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, InstanceOf, model_validator
 
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.value_types import ValueType, parse_type
+from quintet.config.dotted import flatten
 
 
 class KeySpec(BaseModel):
@@ -83,19 +85,28 @@ class KeySpec(BaseModel):
 
 @cache
 def load_keys(framework: str, name: str) -> tuple[KeySpec, ...]:
-    """Load the key file `FRAMEWORK/keys/NAME.yaml`."""
-    path = files("quintet.config.dialects") / framework / "keys" / f"{name}.yaml"
-    text = path.read_text(encoding="utf-8")
-    document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
-    values = import_module(f"quintet.config.dialects.{framework}.key_values")
-    types = dict(values.VALUE_TYPES)
-    for type_name, expression in document.pop("types", {}).items():
+    """Return the keys of the file `FRAMEWORK/keys/NAME.yaml`."""
+    document = _key_file(framework, name)
+    types = dict(import_module(f"quintet.config.dialects.{framework}.key_values").VALUE_TYPES)
+    for type_name, expression in document.get("types", {}).items():
         types[type_name] = parse_type(expression, types)
-    for section, condition in document.pop("only_if", {}).items():
+    for section, condition in document.get("only_if", {}).items():
         for key, entry in document["keys"].items():
             if key.startswith(f"{section}."):
                 entry.setdefault("only_if", condition)
-    return tuple(_key_spec(key, entry, types, values.NATIVE_VALUES) for key, entry in document["keys"].items())
+    tables = document.get("native_values", {})
+    return tuple(_key_spec(key, entry, types, tables) for key, entry in document["keys"].items())
+
+
+def load_constants(framework: str, name: str) -> dict[str, Any]:
+    """Return the values of native keys that no key sets, from the file `FRAMEWORK/keys/NAME.yaml`."""
+    return flatten(_key_file(framework, name)["constants"])
+
+
+def _key_file(framework: str, name: str) -> dict[str, Any]:
+    text = (files("quintet.config.dialects") / framework / "keys" / f"{name}.yaml").read_text(encoding="utf-8")
+    document: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+    return document
 
 
 def _key_spec(

@@ -9,6 +9,7 @@ from quintet.config.checks.engines import runs_by_default
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, choose, export_name, set_options
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Derived, MiniBatches, OptionalSection, Same, loggers, lora_section
+from quintet.config.dialects.ledger import load_constants
 from quintet.config.dialects.ragen.key_values import parse_loggers
 from quintet.config.dialects.supported_runs import require_env
 from quintet.config.native.experiment import Experiment
@@ -25,31 +26,6 @@ START, RESPONSE, OBSERVATION = (f"training.max_{name}_length" for name in ("star
 TURNS, ESTIMATOR, PROJECT = "training.max_turns", "optimization.adv_estimator", "trainer.project_name"
 DEVICES = "system.cuda_visible_devices"
 ALONE, FIRST = "rl_or_sft", "training.use_sft"
-ESTIMATORS = {"gae": "gae", "masked_gae": "gae"}
-"""RAGEN's `gae` skips observations, as `masked_gae` does."""
-CONSTANTS: dict[str, Any] = {
-    "rollout.window_size": None,
-    "rollout.top_p": 0.95,
-    # RAGEN searches the response for an answer and also accepts action numbers
-    "rollout.response_format": "answer",
-    "rollout.numbered_actions": True,
-    "rollout.strip_special_tokens": True,
-    "algorithm.loss.clip_high": 0.2,
-    "algorithm.loss.clip_dual": None,
-    "algorithm.entropy_coefficient": 0.001,
-    **{
-        f"{learner}.optimizer.{key}": value
-        for learner in ("actor", "critic")
-        for key, value in {
-            "schedule": "constant",
-            "warmup_steps": 0,
-            "betas": [0.9, 0.999],
-            "weight_decay": 0.01,
-            "max_grad_norm": 1.0,
-        }.items()
-    },
-}
-"""Native values that RAGEN's code fixes."""
 
 
 def _parse_devices(visible: int | str) -> list[int]:
@@ -142,9 +118,9 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set("policy.preset", None, "model.base_model")
     native.set("warm_start", None, ALONE)
     native.set_from_keys(values.dialect.specs().values())
-    choose(native, ADVANTAGE, values[ESTIMATOR], ESTIMATORS, ESTIMATOR)
+    choose(native, ADVANTAGE, values.native(ESTIMATOR), ESTIMATOR)
     set_options(native, ADVANTAGE, dict.fromkeys(("lam", "turn_gamma", "turn_lam"), (1.0, ())))
-    native.set_constants(CONSTANTS)
+    native.set_constants(load_constants("ragen", "ragen"))
     if runs_by_default("vllm"):
         native.set("rollout.engine", "vllm")
     native.apply(RULES)
@@ -179,7 +155,7 @@ def base_tree(experiment: Experiment) -> dict[str, Any]:
 def from_native(foreign: ForeignBuilder) -> None:
     """Convert a native run to RAGEN's format."""
     run, sft = foreign.experiment, foreign.experiment.sft
-    export_name(foreign, ADVANTAGE, ESTIMATOR, ESTIMATORS)
+    export_name(foreign, ADVANTAGE, ESTIMATOR)
     foreign.apply(RULES)
     foreign.set(STEPS, run.training.steps)
     foreign.set(PROJECT, run.tracking.project or run.output_dir.removeprefix("runs/"))

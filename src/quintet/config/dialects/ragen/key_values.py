@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -39,4 +38,3 @@ VALUE_TYPES = {
     "loggers": _loggers("console", "wandb", "mlflow", "swanlab", "vemlp_wandb", "tensorboard", "clearml"),
     "local_loggers": _loggers("console", "wandb", "tensorboard"),
 }
-NATIVE_VALUES: Mapping[str, Mapping[Any, Any]] = {}

@@ -18,8 +18,7 @@ from quintet.config.dialects.algorithm_choice import (
     set_options,
 )
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import Derived, OptionalSection, Same, mapped
-from quintet.config.dialects.rlinf.key_values import ADVANTAGES, KL_ESTIMATORS, LOSSES
+from quintet.config.dialects.conversion_rules import Derived, OptionalSection, Same
 from quintet.config.dialects.value_types import is_function_address
 from quintet.config.problems import ConfigProblem
 
@@ -57,22 +56,21 @@ def _kl_rule(estimator: str) -> OptionalSection:
     """Return the rule of the KL divergence in the loss, with the foreign key of its estimator."""
     rules = (
         Same("algorithm.kl.coefficient", KL_COEFFICIENT, to_value=float),
-        mapped("algorithm.kl.estimator", estimator, KL_ESTIMATORS),
+        Same("algorithm.kl.estimator", estimator, export_none=False),
     )
     return OptionalSection("algorithm.kl", KL_COEFFICIENT, rules, off_value=0.0)
 
 
 def algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the native algorithm from the keys that all runs have."""
-    distils = LOSSES.get(values[LOSS_TYPE]) == "distillation"
-    if distils and ADVANTAGES.get(values[ESTIMATOR]) == "none":
+    if values.native(LOSS_TYPE) == "distillation" and values.native(ESTIMATOR) == "none":
         native.set(ADVANTAGE, {"name": "raw"}, ESTIMATOR, LOSS_TYPE)
     else:
-        choose(native, ADVANTAGE, values[ESTIMATOR], ADVANTAGES, ESTIMATOR)
+        choose(native, ADVANTAGE, values.native(ESTIMATOR), ESTIMATOR)
     set_options(native, ADVANTAGE, {"lam": (1.0, ())})
     if is_function_address(values[ESTIMATOR]):
         native.set(f"{ADVANTAGE}.needs_critic", values[HAS_CRITIC], HAS_CRITIC)
-    choose(native, LOSS, values[LOSS_TYPE], LOSSES, LOSS_TYPE)
+    choose(native, LOSS, values.native(LOSS_TYPE), LOSS_TYPE)
     bounds = {"clip_low": CLIP, "clip_high": CLIP, "clip_dual": DUAL_CLIP}
     set_options(native, LOSS, {option: (values[key], (key,)) for option, key in bounds.items()})
     ENTROPY.to_native(values, native)
@@ -85,8 +83,8 @@ def algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 def algorithm_from_native(foreign: ForeignBuilder) -> None:
     """Set the keys of the algorithm that all runs have."""
-    export_name(foreign, ADVANTAGE, ESTIMATOR, ADVANTAGES)
-    export_name(foreign, LOSS, LOSS_TYPE, LOSSES)
+    export_name(foreign, ADVANTAGE, ESTIMATOR)
+    export_name(foreign, LOSS, LOSS_TYPE)
     foreign.set(CLIP, option_value(foreign, LOSS, "clip_low", 0.2))
     foreign.set(DUAL_CLIP, option_value(foreign, LOSS, "clip_dual"))
     ENTROPY.from_native(foreign)
@@ -126,7 +124,7 @@ def text_algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> No
     if penalizes:
         coefficient = float(values[KL_REWARD_COEFFICIENT])
         native.set("algorithm.kl", {"apply_to": "reward", "coefficient": coefficient}, KL_REWARD_COEFFICIENT)
-        native.set("algorithm.kl.estimator", KL_ESTIMATORS[values[KL_TYPE]], KL_TYPE)
+        native.set("algorithm.kl.estimator", values.native(KL_TYPE), KL_TYPE)
     if values[CORRECTION]:
         native.set("algorithm.correction.level", "token", CORRECTION)
         native.set("algorithm.correction.upper", float(values[CORRECTION_BOUND]), CORRECTION_BOUND)

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import inverted, switched
+from quintet.config.dialects.conversion_rules import switched
 from quintet.config.dialects.rlinf.component_placement import PIPELINE, TENSOR
-from quintet.config.dialects.rlinf.key_values import DTYPES
 
 BACKEND, STRATEGY, PRECISION = "actor.training_backend", "actor.fsdp_config.strategy", "actor.model.precision"
 MIXED_PRECISION, AUTOCAST = "actor.fsdp_config.mixed_precision", "actor.fsdp_config.amp_autocast"
 PARAMETER_DTYPE, BUFFER_DTYPE = f"{MIXED_PRECISION}.param_dtype", f"{MIXED_PRECISION}.buffer_dtype"
-_DTYPE_NAMES = inverted(DTYPES)
-_AUTOCAST = switched(
-    "actor.sharding.autocast",
-    f"{AUTOCAST}.enabled",
-    f"{AUTOCAST}.precision",
-    DTYPES.__getitem__,
-    _DTYPE_NAMES.__getitem__,
-)
+_AUTOCAST = switched("actor.sharding.autocast", f"{AUTOCAST}.enabled", f"{AUTOCAST}.precision")
 CONVERTER = "actor.megatron.ckpt"
 MEGATRON_DEFAULTS = {
     "seq_length": ("actor.model.seq_length", "runner.seq_length"),
@@ -40,11 +32,12 @@ def backend_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         native.set(f"{component}.backend", backend, *origins)
     if not is_fsdp:
         return
-    dtype = DTYPES.get(values[PARAMETER_DTYPE])
+    dtype = values.native(PARAMETER_DTYPE)
     is_policys = dtype == native.get("policy.dtype")
     native.set("actor.sharding.parameter_dtype", None if is_policys else dtype, PARAMETER_DTYPE)
     if values[BUFFER_DTYPE] is None:
-        native.set("actor.sharding.buffer_dtype", DTYPES.get(values[PRECISION], "float32"), BUFFER_DTYPE)
+        dtype = "float32" if values[PRECISION] is None else values.native(PRECISION)
+        native.set("actor.sharding.buffer_dtype", dtype, BUFFER_DTYPE)
     _AUTOCAST.to_native(values, native)
 
 
@@ -66,7 +59,7 @@ def backend_from_native(foreign: ForeignBuilder) -> None:
     learner, policy = foreign.experiment.actor, foreign.experiment.policy
     foreign.set(BACKEND, "megatron" if learner.backend == "megatron" else "fsdp")
     foreign.set(STRATEGY, learner.backend)
-    foreign.set(PARAMETER_DTYPE, _DTYPE_NAMES.get(learner.sharding.parameter_dtype or policy.dtype))
+    foreign.set_native(PARAMETER_DTYPE, learner.sharding.parameter_dtype or policy.dtype)
     _AUTOCAST.from_native(foreign)
 
 

@@ -34,7 +34,6 @@ from quintet.config.dialects.rlinf.component_placement import (
     TENSOR,
     ComponentPlacement,
 )
-from quintet.config.dialects.rlinf.key_values import ADVANTAGES, DTYPES, KL_ESTIMATORS
 from quintet.config.dialects.value_types import is_function_address
 from quintet.config.divisors import nearest_divisor, nearest_multiple
 from quintet.config.problems import ConfigProblem
@@ -54,7 +53,7 @@ def shared_problems(values: ForeignValues, placement: ComponentPlacement) -> Ite
     """Yield problems of keys that all runs have."""
     yield from placement.problems
     estimator = values.describe(ESTIMATOR)
-    advantage = config_class(ADVANTAGE, values[ESTIMATOR], ADVANTAGES)
+    advantage = config_class(ADVANTAGE, values.native(ESTIMATOR))
     if advantage.needs_several_samples or values[ESTIMATOR] == "reinpp_baseline":
         if values[GROUP] < 2:
             yield values.nearest_problem(GROUP, f"{estimator} compares several responses to the same prompt", 2)
@@ -71,7 +70,7 @@ def shared_problems(values: ForeignValues, placement: ComponentPlacement) -> Ite
             yield values.problem(HAS_CRITIC, problem, f"set {HAS_CRITIC}=false, or {ESTIMATOR}=gae")
     autocast = f"{AUTOCAST}.enabled"
     dtypes = [f"{MIXED_PRECISION}.{name}_dtype" for name in ("param", "reduce", "buffer")]
-    reduced = [key for key in dtypes if DTYPES.get(values[key], "float32") != "float32"]
+    reduced = [key for key in dtypes if values.native(key) not in ("float32", None)]
     if values[BACKEND] == "fsdp" and values[autocast] and reduced:
         problem = f"autocast needs weights in float32, and {values.describe(*reduced)}"
         yield values.problem(autocast, problem, f"set {' '.join(f'{key}=fp32' for key in reduced)}")
@@ -131,7 +130,7 @@ def _megatron_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         yield values.problem(FROM_HF, problem, f"set {FROM_HF}=true, or set {CHECKPOINT}")
     for name, dtype in MIXED_PRECISION_FLAGS.items():
         flag = f"actor.optim.{name}"
-        if values.is_set(flag) and values[flag] and DTYPES[values[PRECISION]] != dtype:
+        if values.is_set(flag) and values[flag] and values.native(PRECISION) != dtype:
             problem = f"requires {dtype}, and {values.describe(PRECISION)}"
             yield values.problem(flag, problem, f"set {flag}=false")
     overlap, distributed = "actor.optim.overlap_param_gather", "actor.optim.use_distributed_optimizer"
@@ -233,7 +232,7 @@ def _duplicate_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
             problem = f"the engine runs the policy that is trained: {values.describe(learner)}"
             yield values.problem(engine, problem, f"leave it out, or write ${{{learner}}}")
     shared, own = KL_TYPE, EMBODIED_KL_TYPE
-    if values.is_set(shared) and values.is_set(own) and KL_ESTIMATORS[values[shared]] != KL_ESTIMATORS[values[own]]:
+    if values.is_set(shared) and values.is_set(own) and values.native(shared) != values.native(own):
         problem = f"has the same meaning as {own}, and differs from {values.describe(own)}"
         yield values.problem(shared, problem, "keep one of them")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Derived, Same, loggers
+from quintet.config.dialects.ledger import load_constants
 from quintet.config.dialects.rlinf.algorithm import (
     ESTIMATOR,
     HAS_CRITIC,
@@ -51,13 +52,6 @@ NAME, SHOWN_NAME, TOKENIZER = (
     "actor.tokenizer.tokenizer_model",
 )
 OUTPUT_DIR, LOG_DIR = "runner.output_dir", "runner.logger.log_path"
-CONSTANTS: dict[str, Any] = {
-    "warm_start": None,
-    "validation.before_training": False,
-    "algorithm.drop_groups_without_signal": False,
-    "rollout.think": False,
-    "rollout.format_penalty": 0.0,
-}
 RULES = (
     Derived(
         "tracking.config_dir",
@@ -106,7 +100,7 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     if not is_embodied(values):
         text_algorithm_to_native(values, native)
     native.set_from_keys(values.dialect.specs().values())
-    native.set_constants(CONSTANTS)
+    native.set_constants(load_constants("rlinf", "rlinf_basic"))
     native.apply(RULES)
     _names_to_native(values, native)
     _policy_to_native(values, native)

@@ -6,12 +6,11 @@ import math
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Derived, OptionalSection, Same, first_of
+from quintet.config.dialects.ledger import load_constants
 from quintet.config.dialects.rlinf.constraints import CHUNK, EPOCHS, MAX_STEPS, NUM_ENVS, TASK, samples_per_step
 from quintet.config.native.envs import SimulatorConfig
 from quintet.config.native.training import TrainingConfig
 
-WEIGHT_DECAY = 0.01
-"""Weight decay of RLinf's FSDP learner, which has no key in embodied runs."""
 LORA, LORA_RANK, LORA_PATH = (f"actor.model.{name}" for name in ("is_lora", "lora_rank", "lora_path"))
 EVAL_ENVS, EVAL_SAMPLES = "env.eval.total_num_envs", "env.eval.group_size"
 GROUP, BATCH, ACTION_SIZE = "algorithm.group_size", "actor.global_batch_size", "actor.model.action_dim"
@@ -96,13 +95,7 @@ def env_file_from_native(foreign: ForeignBuilder) -> None:
 def embodied_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Convert a run on simulators."""
     native.set("env.name", "simulator", TASK, "env.train.env_type")
-    native.set_constants(
-        {
-            "actor.optimizer.schedule": "constant",
-            "actor.optimizer.warmup_steps": 0,
-            "actor.optimizer.weight_decay": WEIGHT_DECAY,
-        }
-    )
+    native.set_constants(load_constants("rlinf", "rlinf_embodied"))
     native.apply(RULES)
     if values[LORA]:
         # the reference's adapter is only an example

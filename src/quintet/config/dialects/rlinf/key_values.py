@@ -1,4 +1,4 @@
-"""Types of RLinf's values that a type expression cannot describe, and RLinf's names of native values."""
+"""Types of RLinf's values that a type expression cannot describe, and RLinf's names of native components."""
 
 from __future__ import annotations
 
@@ -33,37 +33,6 @@ VALUE_TYPES = {
     "group_selection": ValueType(
         "a group and what is taken from it", lambda value: isinstance(value, Mapping) and len(value) == 1
     ),
-}
-DTYPES: Mapping[Any, str] = {
-    **dict.fromkeys(("bf16", "bf16-mixed"), "bfloat16"),
-    **dict.fromkeys(("fp16", "16", "16-mixed", 16), "float16"),
-    **dict.fromkeys(("fp32", "32", "32-true", 32), "float32"),
-}
-NATIVE_VALUES: Mapping[str, Mapping[Any, Any]] = {
-    "dtypes": DTYPES,
-    "dtypes_or_auto": {**DTYPES, None: "auto"},
-    "levels": {"chunk_level": "chunk", "action_level": "action", "token_level": "token"},
-}
-LOSSES = {
-    **dict.fromkeys(("ppo", "actor", "actor_critic"), "ppo"),
-    "decoupled_actor_critic": "decoupled_ppo",
-    "opd": "distillation",
-    "embodied_sac": "sac",
-    "embodied_nft": "nft",
-}
-"""The reference has `ppo`, the framework's source distinguishes `actor` and `actor_critic`."""
-ADVANTAGES: Mapping[str | None, str] = {
-    **{name: name for name in ("grpo", "gae", "raw", "grpo_dynamic")},
-    "reinpp": "reinforce_plus_plus",
-    "reinpp_baseline": "reinforce_plus_plus_baseline",
-    **dict.fromkeys((None, "opd", "embodied_sac"), "none"),
-}
-"""Distillation and SAC need no advantages."""
-KL_ESTIMATORS = {
-    **dict.fromkeys(("kl", "k1", "kl_penalty"), "k1"),
-    "abs": "abs",
-    **dict.fromkeys(("mse", "k2"), "k2"),
-    **dict.fromkeys(("low_var_kl", "k3"), "k3"),
 }
 COMPONENTS = {
     "actor": "actor",

@@ -21,8 +21,8 @@ from quintet.config.dialects.algorithm_choice import (
     set_options,
 )
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import inverted, mapped
-from quintet.config.dialects.roll.key_values import LEVELS, POLICY, VARIANTS
+from quintet.config.dialects.conversion_rules import Same, inverted
+from quintet.config.dialects.roll.key_values import LEVELS, POLICY
 from quintet.config.dialects.value_types import is_function_address
 from quintet.config.problems import ConfigProblem
 
@@ -48,10 +48,9 @@ OPTIONS = AlgorithmOptions(
 )
 TOKEN_KEYS = ("gamma", "reward_clip", KL_IN_REWARD)
 """Keys that make ROLL sum up rewards by token after comparing them by group, unless they have their defaults."""
-EXPORTED_VARIANTS = inverted(VARIANTS) | {"gpg": "vanilla"}
 SHAPING_RULES = (
-    mapped("algorithm.shaping.center", "norm_mean_type", {None: "none"}),
-    mapped("algorithm.shaping.divide", "norm_std_type", {None: "none"}),
+    Same("algorithm.shaping.center", "norm_mean_type"),
+    Same("algorithm.shaping.divide", "norm_std_type"),
 )
 
 
@@ -59,7 +58,7 @@ def trains_critic(values: ForeignValues, has_section: bool) -> bool:
     """Whether a critic is trained; `has_section` tells whether the file has a section for one."""
     if not values.is_set(ESTIMATOR) or is_function_address(values[ESTIMATOR]):
         return has_section
-    return bool(config_class(ADVANTAGE, values[ESTIMATOR], {}).uses_values)
+    return bool(config_class(ADVANTAGE, values[ESTIMATOR]).uses_values)
 
 
 def needs_reference(values: ForeignValues) -> bool:
@@ -81,7 +80,7 @@ def algorithm_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     if values[DUAL_CLIP]:
         problem = f"sequence-level ratios, from {ratios}, have no dual clip"
         yield values.problem(DUAL_CLIP, problem, f"set {DUAL_CLIP}=false")
-    if VARIANTS[values[VARIANT]] != "ppo":
+    if values.native(VARIANT) != "ppo":
         yield values.problem(VARIANT, f"needs a ratio for each token: {ratios}", f"set {RATIOS}=token")
 
 
@@ -100,11 +99,11 @@ def _advantage_to_native(values: ForeignValues, native: NativeBuilder, has_criti
     specs = values.dialect.specs()
     by_token = [key for key in TOKEN_KEYS if values[key] != specs[key].default]
     if name == "grpo" and by_token:
-        choose(native, ADVANTAGE, "reinforce", {}, *origins, *by_token)
+        choose(native, ADVANTAGE, "reinforce", *origins, *by_token)
         native.set("algorithm.shaping.center", "group", *origins)
         native.set("algorithm.shaping.divide", "group", *origins)
     else:
-        choose(native, ADVANTAGE, name, {}, *origins)
+        choose(native, ADVANTAGE, name, *origins)
         native.apply(SHAPING_RULES if name != "grpo" else ())
     # a user's own function only gets the options that the user set
     options = {
@@ -126,7 +125,7 @@ def _estimator(values: ForeignValues, has_critic: bool) -> tuple[str, tuple[str,
 
 
 def _loss_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    loss, origin = ("gspo", RATIOS) if values[RATIOS] == "seq" else (VARIANTS[values[VARIANT]], VARIANT)
+    loss, origin = ("gspo", RATIOS) if values[RATIOS] == "seq" else (values.native(VARIANT), VARIANT)
     native.set(LOSS, {"name": loss}, *dict.fromkeys((origin, WORKER_CLASS, RATIOS)))
     if loss in ("ppo", "gspo"):
         low, high = ("pg_clip_low", "pg_clip_high") if values[LOW_AND_HIGH] else (CLIP, CLIP)
@@ -182,7 +181,7 @@ def _rejection_to_native(ratio_filter: dict[str, Any]) -> dict[str, Any]:
 
 def algorithm_from_native(foreign: ForeignBuilder) -> None:
     """Set the keys of the algorithm."""
-    export_name(foreign, ADVANTAGE, ESTIMATOR, {})
+    export_name(foreign, ADVANTAGE, ESTIMATOR)
     foreign.apply((OPTIONS, *SHAPING_RULES))
     _loss_from_native(foreign)
     _kl_from_native(foreign)
@@ -191,7 +190,7 @@ def algorithm_from_native(foreign: ForeignBuilder) -> None:
 
 def _loss_from_native(foreign: ForeignBuilder) -> None:
     loss: Any = foreign.experiment.algorithm.loss
-    foreign.set(VARIANT, EXPORTED_VARIANTS.get(loss.name))
+    foreign.set_native(VARIANT, "reinforce" if loss.name == "gpg" else loss.name)
     foreign.set(RATIOS, "seq" if loss.name == "gspo" else "token")
     if loss.name in ("ppo", "gspo"):
         dual = getattr(loss, "clip_dual", None)

@@ -23,9 +23,10 @@ from typing import Any
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Same, file_list
 from quintet.config.dialects.engine_choice import arguments_from_native, arguments_to_native
+from quintet.config.dialects.ledger import load_constants
 from quintet.config.dialects.roll.algorithm import algorithm_from_native, algorithm_to_native
 from quintet.config.dialects.roll.constraints import conflicts as conflicts
-from quintet.config.dialects.roll.key_values import OPTIMIZER_DEFAULTS, VALIDATION
+from quintet.config.dialects.roll.key_values import VALIDATION
 from quintet.config.dialects.roll.learners import WeightDtype, learners_from_native, learners_to_native, strategy_name
 from quintet.config.dialects.roll.workers import (
     STRATEGY,
@@ -60,18 +61,11 @@ VALIDATION_SAMPLING = (
     Same("validation.sampling.top_p", f"{VALIDATION}top_p"),
     Same("validation.sampling.top_k", f"{VALIDATION}top_k", to_value=lambda top_k: max(0, top_k)),
 )
-CONSTANTS: dict[str, Any] = {
-    # more than any run writes: ROLL keeps all checkpoints
-    "checkpoint.keep": 1_000_000,
-    "rollout.recompute_logprobs": True,
-    "algorithm.drop_groups_without_signal": False,
-    **OPTIMIZER_DEFAULTS,
-}
 
 
 def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Convert a ROLL configuration."""
-    native.set_constants(CONSTANTS)
+    native.set_constants(load_constants("roll", "roll"))
     algorithm_to_native(values, native, Worker(values, "critic").is_set)
     absent = _absent_sections(worker.name for worker in workers(values))
     native.set_from_keys(spec for spec in values.dialect.specs().values() if not spec.key.startswith(absent))

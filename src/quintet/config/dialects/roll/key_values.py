@@ -10,39 +10,8 @@ from quintet.config.dialects.value_types import BOOLEAN, POSITIVE_NUMBER, ValueT
 
 POLICY = "actor_train."
 VALIDATION = "validation.generating_args."
-VARIANTS: Mapping[str | None, str] = {
-    None: "ppo",
-    "ppo": "ppo",
-    "vanilla": "reinforce",
-    "topr": "topr",
-    "cispo": "cispo",
-    "tis": "cispo",
-    "kimi15": "kimi",
-}
-"""Native policy losses by `pg_variant`. `tis` is `cispo` with other bounds on the same weight."""
 LEVELS = {"token": "token", "geometric": "sequence_mean", "sequence": "sequence_sum"}
 """Native rejection levels by the `agg_type` of ROLL's ratio filters."""
-MODEL_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", None: "auto"}
-SHARD_DTYPES = {
-    **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
-    **dict.fromkeys(("fp16", "float16", "half"), "float16"),
-    **dict.fromkeys(("float32", "fp32", "float"), "float32"),
-    **dict.fromkeys(("fp64", "float64"), "float64"),
-}
-OPTIMIZER: Mapping[str, Any] = {
-    "schedule": "linear",
-    "min_learning_rate_ratio": 0.0,
-    "betas": [0.9, 0.999],
-    "epsilon": 1e-8,
-    "max_grad_norm": 1.0,
-}
-OPTIMIZER_DEFAULTS: dict[str, Any] = {
-    **{f"{learner}.optimizer.{key}": value for learner in ("actor", "critic") for key, value in OPTIMIZER.items()},
-    "critic.optimizer.learning_rate": 5e-5,
-    "critic.optimizer.weight_decay": 0.0,
-    "critic.optimizer.warmup_steps": 0,
-}
-"""ROLL's optimizer, as far as it has no keys in the reference."""
 
 _FILTER = {"enabled", "agg_type", "ratio_enabled", "ratio_low", "ratio_high", "diff_enabled", "diff_low", "diff_high"}
 
@@ -69,9 +38,4 @@ VALUE_TYPES = {
         "sections with enabled, agg_type (token, geometric or sequence), ratio_low > 0 and ratio_high", _is_ratio_filter
     ),
     "device_0": ValueType("device 0 alone, or null", _is_device_0),
-}
-NATIVE_VALUES: Mapping[str, Mapping[Any, Any]] = {
-    "backends": {"megatron_train": "megatron", "fsdp2_train": "fsdp2"},
-    "model_dtypes": MODEL_DTYPES,
-    "shard_dtypes": SHARD_DTYPES,
 }

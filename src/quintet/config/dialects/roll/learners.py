@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, to_foreign_value
-from quintet.config.dialects.conversion_rules import inverted
+from quintet.config.dialects.ledger import load_constants
 from quintet.config.dialects.roll.algorithm import kl_to_native
-from quintet.config.dialects.roll.key_values import MODEL_DTYPES, OPTIMIZER_DEFAULTS, SHARD_DTYPES
 from quintet.config.dialects.roll.workers import (
     ACCUMULATION,
     LEARNERS,
@@ -40,12 +39,12 @@ class WeightDtype:
     def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
         """Set the native key."""
         dtype, policy_dtype = values[self.foreign], values["actor_train.model_args.dtype"]
-        native.set(self.native, None if dtype == policy_dtype else MODEL_DTYPES[dtype], self.foreign)
+        native.set(self.native, None if dtype == policy_dtype else values.native(self.foreign), self.foreign)
 
     def from_native(self, foreign: ForeignBuilder) -> None:
         """Set the foreign key."""
         dtype = foreign.native_value(self.native) or foreign.experiment.policy.dtype
-        foreign.set(self.foreign, inverted(MODEL_DTYPES)[dtype])
+        foreign.set_native(self.foreign, dtype)
 
 
 REFERENCE_DTYPE = WeightDtype("reference.dtype", "reference.model_args.dtype")
@@ -108,7 +107,7 @@ def _strategy_to_native(worker: Worker, native: NativeBuilder) -> None:
         group, dtype = worker.option("fsdp_size"), worker.option("param_dtype")
         if (size := values[group]) is not None:
             native.set(f"{target}.sharding.group_size", size if 1 < size < worker.world_size else None, group)
-        if (shard_dtype := SHARD_DTYPES.get(values[dtype])) is not None:
+        if (shard_dtype := values.native(dtype)) is not None:
             is_models = shard_dtype == (native.get(f"{target}.dtype") or native.get("policy.dtype"))
             native.set(f"{target}.sharding.parameter_dtype", None if is_models else shard_dtype, dtype)
     granularity = worker.option("recompute_granularity")
@@ -179,7 +178,7 @@ def _strategy_from_native(foreign: ForeignBuilder, name: str, strategy: str) -> 
         # ROLL casts the policy's weights to bfloat16 unless the file has another type
         default = foreign.experiment.policy.dtype if name == "actor_train" else None
         dtype = foreign.native_value(f"{target}.sharding.parameter_dtype", default)
-        foreign.set(f"{option}param_dtype", inverted(SHARD_DTYPES).get(dtype))
+        foreign.set_native(f"{option}param_dtype", None if dtype == "auto" else dtype)
     if strategy == "megatron":
         granularity = foreign.native_value(f"{target}.megatron.recompute_granularity")
         full = foreign.native_value(f"{target}.gradient_checkpointing") and "full"
@@ -188,7 +187,7 @@ def _strategy_from_native(foreign: ForeignBuilder, name: str, strategy: str) -> 
 
 def _shared_keys_from_native(foreign: ForeignBuilder, name: str, strategy: str) -> None:
     """Set the keys that a reference or critic takes from `actor_train`, if they differ from the defaults."""
-    defaults = {key.name: key.default for key in keys()} | OPTIMIZER_DEFAULTS
+    defaults = {key.name: key.default for key in keys()} | load_constants("roll", "roll")
     for spec in shared_keys(name, strategy):
         native = LEARNERS[name] + spec.native[0].removeprefix("actor")
         value = foreign.native_value(native)

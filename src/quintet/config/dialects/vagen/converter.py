@@ -7,7 +7,7 @@ from typing import Any
 
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, AlgorithmOptions, choose, export_name
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, to_native_value
-from quintet.config.dialects.conversion_rules import Derived, MiniBatches, Same, mapped
+from quintet.config.dialects.conversion_rules import Derived, MiniBatches, Same
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.supported_runs import require_no_stages
 from quintet.config.dialects.vagen.dialect import VAGEN
@@ -22,7 +22,6 @@ from quintet.config.dialects.vagen.key_values import ENV
 from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT, StepSize
 from quintet.config.dialects.verl.constraints import shared_problems
 from quintet.config.dialects.verl.critic import critic_defaults
-from quintet.config.dialects.verl.key_values import KL_ESTIMATORS
 from quintet.config.dialects.verl.learners import learning_from_native, learning_to_native, policy_tree
 from quintet.config.dialects.verl.run_settings import (
     REWARD_SECTIONS,
@@ -47,9 +46,8 @@ KL_IN_LOSS, KL_IN_REWARD, KL_PENALTY = f"{ACTOR}.use_kl_loss", "algorithm.use_kl
 KL_REWARD_COEFFICIENT, KL_CONTROL, KL_TARGET, KL_HORIZON = (
     f"algorithm.kl_ctrl.{key}" for key in ("kl_coef", "type", "target_kl", "horizon")
 )
-MASKED_GAE = {"masked_gae": "gae"}
 KL_IN_REWARD_RULES = (
-    mapped("algorithm.kl.estimator", KL_PENALTY, KL_ESTIMATORS),
+    Same("algorithm.kl.estimator", KL_PENALTY, export_none=False),
     Same("algorithm.kl.horizon", KL_HORIZON),
     Derived(
         "algorithm.kl.target",
@@ -77,7 +75,7 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     yield from values.divisor_problems(MINI_BATCH, values[GROUPS] * values[SAMPLES], episodes)
     yield from _length_problems(values)
     has_reference = _kl_coefficient_key(values) is not None
-    yield from shared_problems(values, _step_size(values), SAMPLES, MASKED_GAE, has_reference=has_reference)
+    yield from shared_problems(values, _step_size(values), SAMPLES, has_reference=has_reference)
     yield from _step_problems(values)
 
 
@@ -168,7 +166,7 @@ def _batches_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 def _algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     estimator = values[ESTIMATOR]
-    choose(native, ADVANTAGE, estimator, MASKED_GAE, ESTIMATOR)
+    choose(native, ADVANTAGE, values.native(ESTIMATOR), ESTIMATOR)
     native.apply([_discounts(estimator)])
     # `gae` includes the environment's tokens
     masked, origins = (False, (GAE_MASK, ESTIMATOR)) if estimator == "gae" else (values[GAE_MASK], (GAE_MASK,))
@@ -224,7 +222,7 @@ def from_native(foreign: ForeignBuilder) -> None:
     foreign.set(TRAJECTORY, rollout.max_prompt_tokens + rollout.max_response_tokens)
     foreign.set(START, rollout.max_start_tokens or rollout.max_prompt_tokens)
     envs_from_native(foreign)
-    learning_from_native(foreign, VAGEN.narrowed(base_tree(run)).specs())
+    learning_from_native(foreign)
     _algorithm_from_native(foreign)
     if run.data:
         foreign.set("data.image_key", run.data.image_key or "images")
@@ -235,7 +233,9 @@ def from_native(foreign: ForeignBuilder) -> None:
 
 def _algorithm_from_native(foreign: ForeignBuilder) -> None:
     algorithm = foreign.experiment.algorithm
-    export_name(foreign, ADVANTAGE, ESTIMATOR, MASKED_GAE if algorithm.advantage_over_response_tokens else {})
+    export_name(foreign, ADVANTAGE, ESTIMATOR)
+    if algorithm.advantage.name == "gae" and not algorithm.advantage_over_response_tokens:
+        foreign.set(ESTIMATOR, "gae")
     foreign.set(GAE_MASK, algorithm.advantage_over_response_tokens)
     foreign.apply([_discounts(algorithm.advantage.name)])
     kl = algorithm.kl

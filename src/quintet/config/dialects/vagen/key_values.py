@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from quintet.config.dialects.value_types import ValueType, parse_type
-from quintet.config.dialects.verl.key_values import KL_ESTIMATORS
 
 ENV = "env1"
 """Section of an environment in the reference's env_config.yaml; users choose any name."""
@@ -19,4 +15,3 @@ def _is_room_size(value: object) -> bool:
 
 
 VALUE_TYPES = {"room_size": ValueType("a list of two integers ≥ 4 and ≤ 16", _is_room_size)}
-NATIVE_VALUES: Mapping[str, Mapping[Any, Any]] = {"kl_estimators": KL_ESTIMATORS}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -103,7 +103,7 @@ def budgets_to_native(values: ForeignValues, native: NativeBuilder, kinds: Itera
             native.set(f"{budget}.tokens", size if is_dynamic else None, key, keys.dynamic)
 
 
-def budgets_from_native(foreign: ForeignBuilder, documented: Container[str]) -> None:
+def budgets_from_native(foreign: ForeignBuilder) -> None:
     """Set verl's micro-batch sizes; passes without a native limit hold `training.micro_batch_tokens`.
 
     A critic with the actor's budget has no keys of its own, unless verl documents its default.
@@ -115,7 +115,7 @@ def budgets_from_native(foreign: ForeignBuilder, documented: Container[str]) -> 
         return
     if run.critic.budget != run.actor.budget:
         _budget_from_native(foreign, _CRITIC)
-    elif _CRITIC.per_gpu in documented and run.critic.budget.sequences is not None:
+    elif _CRITIC.per_gpu in foreign.dialect.specs() and run.critic.budget.sequences is not None:
         foreign.set(_CRITIC.per_gpu, run.critic.budget.sequences)
 
 

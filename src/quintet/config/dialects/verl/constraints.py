@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from quintet.config.dialects.algorithm_choice import config_class
+from quintet.config.dialects.algorithm_choice import ADVANTAGE, config_class
 from quintet.config.dialects.conversion import ForeignValues
 from quintet.config.dialects.verl.batches import ACTOR, MODEL, REF, ROLLOUT, StepSize, batch_problems
 from quintet.config.dialects.verl.critic import DEFAULT_LEARNING_RATE, critic_problems
@@ -31,15 +31,15 @@ def step_size(values: ForeignValues) -> StepSize:
 
 
 def shared_problems(
-    values: ForeignValues, step: StepSize, samples: str, estimators: Mapping[str, str], *, has_reference: bool
+    values: ForeignValues, step: StepSize, samples: str, *, has_reference: bool
 ) -> Iterator[ConfigProblem]:
     """Yield problems between keys that do not depend on the environment.
 
-    `samples` is the key of the samples to compare, and `estimators` are native names of advantage estimators.
+    `samples` is the key of the samples to compare.
     """
-    advantage = config_class("algorithm.advantage", values[ESTIMATOR], estimators)
+    advantage = config_class(ADVANTAGE, values.native(ESTIMATOR))
     yield from batch_problems(values, step, critic=advantage.uses_values, reference=has_reference)
-    compares = advantage.needs_several_samples or estimators.get(values[ESTIMATOR]) == "rloo"
+    compares = advantage.needs_several_samples or values.native(ESTIMATOR) == "rloo"
     if compares and values[samples] == values[SAMPLES] == 1:
         problem = f"{values.describe(ESTIMATOR)} compares several responses to the same prompt"
         yield values.problem(samples, problem, f"at least 2, or {ESTIMATOR}=gae")

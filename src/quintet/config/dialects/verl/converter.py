@@ -14,9 +14,7 @@ from quintet.config.dialects.supported_runs import require_single_env
 from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT
 from quintet.config.dialects.verl.constraints import ESTIMATOR, MINI_BATCH, PROMPTS, SAMPLES, shared_problems, step_size
 from quintet.config.dialects.verl.critic import critic_defaults
-from quintet.config.dialects.verl.dialect import VERL
 from quintet.config.dialects.verl.learners import STEPS, learning_from_native, learning_to_native, policy_tree
-from quintet.config.dialects.verl.objective import ESTIMATORS
 from quintet.config.dialects.verl.run_settings import (
     DATA_RULES,
     overlong_problems,
@@ -54,7 +52,7 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     prompts = f"prompts of a step, from {values.describe(PROMPTS)}"
     yield from values.divisor_problems(MINI_BATCH, values[PROMPTS], prompts)
     has_reference = bool(values[KL_IN_LOSS] or values[KL_IN_REWARD])
-    yield from shared_problems(values, step_size(values), SAMPLES, ESTIMATORS, has_reference=has_reference)
+    yield from shared_problems(values, step_size(values), SAMPLES, has_reference=has_reference)
     yield from overlong_problems(values)
 
 
@@ -77,7 +75,7 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
 def _ppo_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     critic_defaults(values, native)
     native.set_from_keys(values.dialect.specs().values())
-    choose(native, ADVANTAGE, values[ESTIMATOR], ESTIMATORS, ESTIMATOR)
+    choose(native, ADVANTAGE, values.native(ESTIMATOR), ESTIMATOR)
     native.apply(RULES)
     rewards_to_native(values, native)
     _steps_to_native(values, native)
@@ -144,8 +142,8 @@ def from_native(foreign: ForeignBuilder) -> None:
 
 def _ppo_from_native(foreign: ForeignBuilder) -> None:
     run, kl = foreign.experiment, foreign.experiment.algorithm.kl
-    learning_from_native(foreign, VERL.narrowed(base_tree(run)).specs())
-    export_name(foreign, ADVANTAGE, ESTIMATOR, ESTIMATORS)
+    learning_from_native(foreign)
+    export_name(foreign, ADVANTAGE, ESTIMATOR)
     foreign.set(KL_IN_REWARD, kl is not None and kl.apply_to == "reward")
     if kl and kl.target is not None:
         foreign.set(KL_CONTROL, "adaptive")

@@ -100,9 +100,9 @@ def critic_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         yield values.problem(ULYSSES, f"needs {PADDING}", f"set {PADDING}=true")
 
 
-def critic_from_native(foreign: ForeignBuilder, specs: Mapping[str, KeySpec]) -> None:
+def critic_from_native(foreign: ForeignBuilder) -> None:
     """Set the critic's keys that differ from verl's defaults of a critic."""
-    critic = foreign.experiment.critic
+    critic, specs = foreign.experiment.critic, foreign.dialect.specs()
     for spec in _critic_keys(specs):
         (native,) = spec.native
         is_optimizer = native.startswith(OPTIMIZER)

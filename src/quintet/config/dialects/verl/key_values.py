@@ -1,26 +1,14 @@
-"""Values of verl's keys: native values, and types that a type expression cannot describe."""
+"""Types of verl's values that a type expression cannot describe."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from quintet.config.dialects.value_types import ValueType, one_of
 
 UNCLIPPED = 1e12
 """Global gradient norm that clips nothing; Megatron's 0."""
-KL_ESTIMATORS = {
-    "kl": "k1",
-    "mse": "k2",
-    "low_var_kl": "k3",
-    "kl+": "k1+",
-    "low_var_kl+": "k3+",
-    "mse+": "k2",
-    "k2+": "k2",
-}
-"""Native KL estimators by verl's names. `+` takes the gradient of k2, which is k2's own gradient."""
 NORMALIZING_ESTIMATOR = one_of("grpo", "grpo_vectorized", "grpo_passk", "gdpo")
 """Advantage estimators that may divide by the standard deviation of the group."""
 _NUMBER = re.compile(r"\d+(\.\d*)?([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?")
@@ -65,4 +53,3 @@ VALUE_TYPES = {
     "divergences": ValueType(f"one or more of {', '.join(_DIVERGENCES)}, joined by commas", _are_divergences),
     "pf_ppo_off": ValueType("false: PF-PPO resampling is not supported", lambda value: value is False),
 }
-NATIVE_VALUES: Mapping[str, Mapping[Any, Any]] = {"kl_estimators": KL_ESTIMATORS}

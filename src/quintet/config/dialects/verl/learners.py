@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, config_class
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Same, file_list
 from quintet.config.dialects.engine_choice import arguments_from_native, arguments_to_native
-from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.verl.batches import ACTOR, MODEL, ROLLOUT, budgets_from_native, budgets_to_native, passes
 from quintet.config.dialects.verl.critic import critic_from_native, critic_to_native
 from quintet.config.dialects.verl.key_values import UNCLIPPED
@@ -18,7 +16,6 @@ from quintet.config.native.experiment import Experiment
 
 STEPS = f"{ACTOR}.optim.total_training_steps"
 DTYPE, PARTIAL, STALENESS = f"{ROLLOUT}.dtype", "async_training.partial_rollout", "async_training.staleness_threshold"
-DTYPES = {"half": "float16", "float": "float32"}
 OPTIMIZERS = {"actor": f"{ACTOR}.optim", "critic": "critic.optim"}
 RULES = (
     file_list("external_libs", f"{MODEL}.external_lib", scalar=False, empty=None),
@@ -34,7 +31,7 @@ def learning_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     _generation_to_native(values, native)
     critic_to_native(values, native)
     has_reference = native.get("algorithm.kl") is not None
-    trains_critic = config_class(ADVANTAGE, native.get(f"{ADVANTAGE}.name"), {}).uses_values
+    trains_critic = config_class(ADVANTAGE, native.get(f"{ADVANTAGE}.name")).uses_values
     budgets_to_native(values, native, passes(values, critic=trains_critic, reference=has_reference))
     native.set("actor.optimizer.betas", [0.9, 0.999])
     if values[f"{ACTOR}.optim.weight_decay"] is None:
@@ -46,7 +43,7 @@ def learning_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 
 def _generation_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    dtype = DTYPES.get(values[DTYPE], values[DTYPE])
+    dtype = values.native(DTYPE)
     learnable = dtype in ("bfloat16", "float32")
     native.set("policy.dtype", dtype if learnable else "bfloat16", DTYPE)
     native.set("rollout.engine_options.dtype", None if learnable else dtype, DTYPE)
@@ -94,7 +91,7 @@ def policy_tree(experiment: Experiment) -> dict[str, Any]:
     return {"actor_rollout_ref": policy}
 
 
-def learning_from_native(foreign: ForeignBuilder, specs: Mapping[str, KeySpec]) -> None:
+def learning_from_native(foreign: ForeignBuilder) -> None:
     """Set verl's keys of policy, engine, critic and reference."""
     run, rollout = foreign.experiment, foreign.experiment.rollout
     foreign.apply(RULES)
@@ -111,5 +108,5 @@ def learning_from_native(foreign: ForeignBuilder, specs: Mapping[str, KeySpec]) 
             foreign.set(f"{section}.lr_warmup_steps_ratio", optimizer.warmup_ratio)
         if run.actor.backend == "megatron" and optimizer.min_learning_rate_ratio:
             foreign.set(f"{section}.min_lr", optimizer.min_learning_rate_ratio * optimizer.learning_rate)
-    budgets_from_native(foreign, specs)
-    critic_from_native(foreign, specs)
+    budgets_from_native(foreign)
+    critic_from_native(foreign)

@@ -13,12 +13,8 @@ from quintet.config.dialects.verl.key_values import parse_bounds
 from quintet.config.native.algorithm import CorrectionConfig, RejectionConfig
 from quintet.config.problems import ConfigProblem
 
-ESTIMATORS = {"grpo": "grpo", "rloo": "rloo", "grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
-"""Native names of advantage estimators, where verl has several or others."""
-LOSSES = {"vanilla": "ppo", "bypass_mode": "ppo", "geo_mean": "gmpo"}
 MAX_RATIO_LOSSES = ("dppo_tv", "dppo_kl")
 """Losses whose bound on the ratio is verl's dual clip."""
-EXPORTED_LOSSES = {"vanilla": "ppo", "geo_mean": "gmpo", "gpg": "reinforce"}
 MODE, CLIP, LOW, HIGH, DUAL = (
     f"{ACTOR}.{key}"
     for key in ("policy_loss.loss_mode", "clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
@@ -115,8 +111,8 @@ GDPO_WEIGHTS = Derived(
 def loss_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the policy loss. verl trains on groups with equal rewards, unless it filters and replaces them."""
     bypasses = _bypasses(values)
-    loss = "reinforce" if bypasses and values[BYPASS_LOSS] == "reinforce" else values[MODE]
-    choose(native, LOSS, loss, LOSSES, MODE, *([BYPASS_LOSS, BYPASS] if bypasses else []))
+    loss = "reinforce" if bypasses and values[BYPASS_LOSS] == "reinforce" else values.native(MODE)
+    choose(native, LOSS, loss, MODE, *([BYPASS_LOSS, BYPASS] if bypasses else []))
     low, high = ((values[CLIP] if values[key] is None else values[key]) for key in (LOW, HIGH))
     dual = "max_ratio" if loss in MAX_RATIO_LOSSES else "clip_dual"
     options = {"clip_low": (low, (LOW, CLIP)), "clip_high": (high, (HIGH, CLIP)), dual: (values[DUAL], (DUAL,))}
@@ -185,7 +181,9 @@ def objective_from_native(foreign: ForeignBuilder) -> None:
 
 
 def _loss_from_native(foreign: ForeignBuilder) -> None:
-    export_name(foreign, LOSS, MODE, EXPORTED_LOSSES)
+    export_name(foreign, LOSS, MODE)
+    if foreign.experiment.algorithm.loss.name == "reinforce":
+        foreign.set(MODE, "gpg")
     low = option_value(foreign, LOSS, "clip_low", 0.2)
     foreign.set(CLIP, low)
     foreign.set(LOW, low)

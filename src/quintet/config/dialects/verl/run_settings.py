@@ -26,7 +26,7 @@ OVERLONG, OVERLONG_BUFFER, MAX_RESPONSE = (
 RESUME_MODES = {"auto": "auto", "disable": "never"}
 RESUME_NAMES = inverted(RESUME_MODES)
 RUN_RULES = (
-    loggers("tracking.loggers", "trainer.logger", names={"file": "jsonl", "tracking": "wandb"}),
+    loggers("tracking.loggers", "trainer.logger"),
     Derived(
         "resume",
         ("trainer.resume_mode", "trainer.resume_from_path"),
