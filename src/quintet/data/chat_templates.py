@@ -6,7 +6,7 @@ Formats are those published by the model makers: ChatML (OpenAI), Qwen2.5 (ChatM
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -36,6 +36,11 @@ LLAMA3 = (
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
 PLAIN = "{% for message in messages %}{{ message['content'] }}{{ '\\n' if not loop.last }}{% endfor %}"
+MARKER_START, MARKER_END = "\uf8f0", "\uf8f1"
+MARKED = CHATML.replace("<|im_start|>", MARKER_START).replace("<|im_end|>", MARKER_END)
+"""ChatML with markers from Unicode's private use area, which text does not contain."""
+BUILT_IN: Collection[str] = frozenset({CHATML, QWEN2_5, QWEN3, LLAMA3, PLAIN, MARKED})
+"""Texts of the templates that come with Quintet. All others may be malicious."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +48,13 @@ class ChatTemplate:
     """Jinja template of a conversation.
 
     `text` null uses the tokenizer's template, `thinking` is passed to it as `enable_thinking`, `response_prefix` is
-    the beginning of every response.
+    the beginning of every response, `source` is the key or file of the text.
     """
 
     text: str | None = None
     thinking: bool | None = None
     response_prefix: str = ""
+    source: str = KEY
 
 
 TEMPLATES: Mapping[str, ChatTemplate] = {
@@ -80,7 +86,7 @@ def chat_template(name: str | None) -> ChatTemplate:
     if "{{" in name or "{%" in name:
         return ChatTemplate(name)
     if name.endswith(TEMPLATE_SUFFIXES):
-        return ChatTemplate(_read_template(name))
+        return ChatTemplate(_read_template(name), source=name)
     close = nearest(name, TEMPLATES)
     hint = (f"did you mean {close}? " if close else "") + f"valid: {', '.join(TEMPLATES)}, or a file ending in "
     raise ConfigError(

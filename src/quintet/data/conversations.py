@@ -24,6 +24,7 @@ from quintet.config.native.data import DataConfig
 from quintet.data.chat_templates import KEY, chat_template
 from quintet.data.prompt_format import Truncation, truncate
 from quintet.data.row_reader import RowReader, lookup, parse_json
+from quintet.data.template_rendering import TemplateInput, TemplateRenderingError, render_chat_templates
 from quintet.errors import ConfigError, nearest
 from quintet.records import Batch
 
@@ -158,11 +159,13 @@ class ConversationFormat:
         """Return the text before a reply, the reply with its end token, and whether the template added one."""
         history, reply = messages[:number], messages[number]
         content = reply.get("content")
-        with_reply = self._render([*history, reply], row_name)
-        head, matched, tail = self._render([*history, {**reply, "content": PLACEHOLDER}], row_name).partition(
-            PLACEHOLDER
+        placeholder = {**reply, "content": PLACEHOLDER}
+        conversations: list[TemplateInput] = [([*history, reply], False), ([*history, placeholder], False)]
+        with_reply, with_placeholder, *prompts = self._render(
+            [*conversations, (history, True)] if history else conversations, row_name
         )
-        header = self._render(history, row_name, begin_reply=True) if history else head
+        head, matched, tail = with_placeholder.partition(PLACEHOLDER)
+        header = prompts[0] if prompts else head
         reply_text = with_reply.removeprefix(header)
         if with_reply.startswith(header) and (not isinstance(content, str) or content.strip() in reply_text):
             # tool calls after the content contain special tokens of their own
@@ -183,21 +186,10 @@ class ConversationFormat:
             return body + suffix[: min(ends) if first else max(ends)], True
         return (body or suffix).rstrip("\n"), False
 
-    def _render(self, messages: Sequence[Message], row_name: str, *, begin_reply: bool = False) -> str:
-        from jinja2 import TemplateError
-
-        arguments = {} if self._template.thinking is None else {"enable_thinking": self._template.thinking}
+    def _render(self, conversations: Sequence[TemplateInput], row_name: str) -> list[str]:
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    chat_template=self._template.text,
-                    tokenize=False,
-                    add_generation_prompt=begin_reply,
-                    **arguments,
-                )
-            )
-        except (TemplateError, TypeError, KeyError) as error:
+            return render_chat_templates(self._tokenizer, conversations, self._template)
+        except TemplateRenderingError as error:
             message = f"{row_name}: the chat template cannot render the conversation: {error}"
             raise ConfigError(message, key=KEY, source=row_name, hint="fix the row, or use another template") from error
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from quintet.data.chat_templates import KEY, chat_template
+from quintet.data.template_rendering import TemplateRenderingError, render_chat_template
 from quintet.errors import ConfigError
 from quintet.records import PromptRow
 
@@ -73,20 +74,13 @@ class PromptFormat:
         """Return the prompt as text, including the beginning of the response.
 
         Raises:
-            ConfigError: the template cannot be applied.
+            ConfigError: the template cannot be applied, or exceeds a limit.
         """
-        from jinja2 import TemplateError
-
-        template_arguments = {} if self._template.thinking is None else {"enable_thinking": self._template.thinking}
         try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in prompt_row.messages],
-                chat_template=self._template.text,
-                tokenize=False,
-                add_generation_prompt=True,
-                **template_arguments,
+            text = render_chat_template(
+                self._tokenizer, prompt_row.messages, self._template, add_generation_prompt=True
             )
-        except (TemplateError, TypeError, KeyError) as error:
+        except TemplateRenderingError as error:
             message = f"{KEY}: the chat template cannot be applied to row {prompt_row.id}: {error}"
             raise ConfigError(
                 message, key=KEY, hint="use roles that the template supports, or another template"

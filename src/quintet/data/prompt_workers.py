@@ -85,6 +85,7 @@ def _load_tokenizer(directory: str, *, trust_remote_code: bool) -> PreTrainedTok
 
 def _create_handler(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
     tokenizer = _load_tokenizer(setup["tokenizer"], trust_remote_code=setup["trust_remote_code"])
+    tokenizer.name_or_path = setup["tokenizer_name"]
     config = DataConfig.model_validate(setup["config"])
     source = PromptRows(config, tokenizer, setup["max_prompt_tokens"], setup["split"])
 

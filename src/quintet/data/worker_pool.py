@@ -59,12 +59,12 @@ class WorkerPool:
     """
 
     def __init__(self, module: str, setup: Message, count: int, tokenizer: Any = None) -> None:
-        """`tokenizer` is saved to a temporary directory, whose path is added to `setup`."""
+        """`tokenizer` is saved to a temporary directory, whose path is added to `setup` with the tokenizer's name."""
         self._tokenizer_directory = tempfile.TemporaryDirectory(prefix="quintet-tokenizer-")
         if tokenizer is not None:
             # saved from memory: it may have another chat template than its files
             tokenizer.save_pretrained(self._tokenizer_directory.name)
-            setup = {**setup, "tokenizer": self._tokenizer_directory.name}
+            setup = {**setup, "tokenizer": self._tokenizer_directory.name, "tokenizer_name": tokenizer.name_or_path}
         self._workers = [_start(module) for _ in range(count)]
         self._pending_workers: deque[_Worker] = deque()
         self._num_submitted = 0

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from quintet.config.native.data import RewardConfig, RewardModelConfig
-from quintet.errors import ConfigError, MachineError
+from quintet.data.template_rendering import TemplateInput, render_chat_templates
+from quintet.errors import ConfigError, MachineError, UserError
 from quintet.policies.model_loading import load_tokenizer
 from quintet.records import Failure, PromptRow, Response, RewardResult
 from quintet.rewards.format_check import has_format
@@ -53,18 +54,20 @@ class _SequenceEncoder:
     max_tokens: int
     policy_end_token: str | None = None
 
-    def encode(self, prompt_row: PromptRow, response: str) -> list[int]:
-        """Return token ids, truncated at the end to `max_tokens`."""
-        messages: list[Mapping[str, Any]] = [*prompt_row.messages]
+    def encode(self, prompt_rows: Sequence[PromptRow], responses: Sequence[str]) -> list[list[int]]:
+        """Return token ids of each prompt and response, truncated at the end to `max_tokens`."""
+        pairs = list(zip(prompt_rows, responses, strict=True))
+        texts = render_chat_templates(self.tokenizer, [self._template_input(*pair) for pair in pairs])
         if self.policy_end_token is None:
-            text = self._render(messages, prompt=True) + response + (self.tokenizer.eos_token or "")
-        else:
-            content = response.replace(self.policy_end_token, "") if self.policy_end_token else response
-            text = self._render([*messages, {"role": "assistant", "content": content}], prompt=False)
-        return list(self.tokenizer.encode(text, add_special_tokens=False))[: self.max_tokens]
+            end = self.tokenizer.eos_token or ""
+            texts = [f"{text}{response}{end}" for text, response in zip(texts, responses, strict=True)]
+        return [list(self.tokenizer.encode(text, add_special_tokens=False))[: self.max_tokens] for text in texts]
 
-    def _render(self, messages: list[Mapping[str, Any]], *, prompt: bool) -> str:
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt))
+    def _template_input(self, prompt_row: PromptRow, response: str) -> TemplateInput:
+        if self.policy_end_token is None:
+            return prompt_row.messages, True
+        content = response.replace(self.policy_end_token, "") if self.policy_end_token else response
+        return [*prompt_row.messages, {"role": "assistant", "content": content}], False
 
 
 class RewardModel:
@@ -134,9 +137,7 @@ class RewardModel:
 
     def score(self, prompt_rows: Sequence[PromptRow], responses: Sequence[str]) -> list[float]:
         """Return the model's raw scores of the responses; they may be NaN."""
-        sequences = [
-            self._encoder.encode(prompt_row, text) for prompt_row, text in zip(prompt_rows, responses, strict=True)
-        ]
+        sequences = self._encoder.encode(prompt_rows, responses)
         scores = [math.nan] * len(sequences)
         with self._on_device():
             for indices in self._batches(sequences):
@@ -309,6 +310,9 @@ class RewardModelScorer:
             return self._model.score(
                 [response.prompt_row for response in responses], [response.text for response in responses]
             )
+        except UserError:
+            # a template that exceeds its limits would do so for every response
+            raise
         except Exception as error:  # noqa: BLE001 - a model's code may raise anything; the failure is recorded
             return Failure("reward", type(error).__name__, str(error))
 

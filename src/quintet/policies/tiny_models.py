@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quintet.data.chat_templates import CHATML
 from quintet.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 PAD, MESSAGE_START, MESSAGE_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TEXT_TOKENS = ("<think>", "</think>", "<answer>", "</answer>", "||")
 
@@ -69,7 +66,7 @@ def get_preset(name: str) -> Preset:
 
 
 def train_tokenizer(vocabulary: int, texts: Iterable[str], *, digits: bool = False) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer of at most `vocabulary` tokens on `texts`, with `CHAT_TEMPLATE`.
+    """Train a byte-level BPE tokenizer of at most `vocabulary` tokens on `texts`, with the ChatML template.
 
     Grid symbols follow a space, ` P _ O`: the pre-tokenizer separates them, so each becomes one token if it occurs in
     `texts`. With `digits`, each digit is a token.
@@ -97,7 +94,7 @@ def train_tokenizer(vocabulary: int, texts: Iterable[str], *, digits: bool = Fal
         additional_special_tokens=[MESSAGE_START],
         clean_up_tokenization_spaces=False,
     )
-    wrapped.chat_template = CHAT_TEMPLATE
+    wrapped.chat_template = CHATML
     return wrapped
 
 

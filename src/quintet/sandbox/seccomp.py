@@ -172,6 +172,18 @@ def limit_resources(memory: int, cpu_seconds: int | None = None) -> None:
         resource.setrlimit(kind, (bound, bound))
 
 
+def restrict_process(memory: int, *, confined: bool = True) -> None:
+    """Hide and limit the memory of this process, bytes, and confine it if that is possible."""
+    hide_memory()
+    if sys.platform == "linux":
+        limit_resources(memory)
+    try:
+        if confined:
+            confine()
+    except ConfinementError:
+        return
+
+
 @cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)

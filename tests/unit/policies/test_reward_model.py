@@ -289,6 +289,13 @@ def test_a_model_that_raises_costs_the_answer_that_it_is_about() -> None:
     assert judge(Stub(tell), ["b"])[0].failure is not None
 
 
+def test_a_template_that_exceeds_its_limits_ends_the_run_instead_of_failing_every_answer(trained: Path) -> None:
+    model = load(trained)
+    model._encoder.tokenizer.chat_template = "{{ 'x' * 10 ** 9 }}"
+    with pytest.raises(ConfigError, match="512 MiB of memory"):
+        judge(model, ["a", "b"])
+
+
 def test_answers_are_judged_together_once_enough_wait() -> None:
     model = Stub(lambda _: 1.0)
     taking = RewardModelScorer(model, RewardConfig(function_arguments={}), 100)

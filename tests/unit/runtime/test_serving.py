@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -518,6 +519,26 @@ def test_new_weights_come_between_two_steps(policy_directory: Path) -> None:
         while not done:
             done += own.step()
         assert tuple(after["token_ids"]) == done[0].tokens
+
+
+def test_a_template_that_never_ends_costs_only_its_own_request(policy_directory: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(policy_directory, tmp_path / "model")
+    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    text = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    (model / "chat_template.jinja").write_text(f"{{% if 'loop' in messages[0]['content'] %}}{loops}{{% endif %}}{text}")
+    num_answers = 0
+    with served(hf_engine(policy_directory), model) as client, ThreadPoolExecutor(2) as pool:
+        hanging = [
+            pool.submit(client.refused, CHAT, {"messages": [{"role": "user", "content": "loop"}]}) for _ in range(2)
+        ]
+        while not all(one.done() for one in hanging):
+            assert client.ask(CHAT, {"messages": HELLO, "max_tokens": 1})["usage"]["completion_tokens"] == 1
+            num_answers += 1
+    for state, error in (one.result() for one in hanging):
+        assert (state, error["param"]) == (400, "messages")
+        assert f"the chat template of {model} exceeds" in error["message"]
+        assert "2 s of processor time" in error["message"]
+    assert num_answers >= 5
 
 
 def test_closing_tells_those_who_wait(policy_directory: Path) -> None:

@@ -201,6 +201,7 @@ def _prepare(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
     config = Experiment.model_validate(setup["experiment"], strict=False)
     trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
     tokenizer = load_tokenizer(setup["tokenizer"], trust_remote_code=trusted)
+    tokenizer.name_or_path = setup["tokenizer_name"]
     encode = RowEncoder(
         config, tokenizer, open_split_files(config.data or DataConfig(), tokenizer, setup["names"], setup["key"])
     )

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
+from quintet.data.template_rendering import TemplateRenderingError
 from quintet.rollout.chat.template import (
     THINK,
     DifferenceKind,
     Renderer,
     TemplateParts,
-    UnsupportedMessagesError,
     WhitespaceRule,
     chat_message,
 )
@@ -62,7 +62,7 @@ def compare(
     try:
         theirs = _template_literals(parts, render, system, observations, contents)
         template = render(parts.messages(system, observations, contents))
-    except UnsupportedMessagesError as error:
+    except TemplateRenderingError as error:
         message, text = f"the template rejects it: {error}", "".join(ours)
         deviation = TemplateDeviation(DifferenceKind.OTHER, 0, 0, message, text)
         return DialogueComparison(text, message, (deviation,))

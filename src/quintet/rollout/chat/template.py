@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from quintet.data.chat_templates import chat_template
+from quintet.data.template_rendering import TemplateRenderingError, render_chat_template
 from quintet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,10 +87,6 @@ class TemplateReport:
         return [str(difference) for difference in self.differences]
 
 
-class UnsupportedMessagesError(Exception):
-    """The template raises an error for these messages."""
-
-
 class Renderer:
     """Renders dialogues with a chat template, always with the same date."""
 
@@ -110,10 +107,7 @@ class Renderer:
                 hint="save the tokenizer with a chat_template.jinja next to it",
             )
         self._tokenizer = tokenizer
-        self._text: str = named.text or tokenizer.get_chat_template()
-        self._response_prefix = named.response_prefix
-        enabled = named.thinking if named.thinking is not None else thinking
-        self._arguments: dict[str, Any] = {} if enabled is None else {"enable_thinking": enabled}
+        self._template = replace(named, thinking=thinking) if named.thinking is None else named
 
     def __call__(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, day: date = FIXED_DATE
@@ -121,22 +115,13 @@ class Renderer:
         """Return the dialogue as text.
 
         Raises:
-            UnsupportedMessagesError: the template raises an error for these messages.
+            TemplateRenderingError: the template raises an error for these messages.
+            TemplateLimitError: the template exceeds a limit.
         """
-        from jinja2 import TemplateError
-
-        try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                chat_template=self._text,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                strftime_now=day.strftime,
-                **self._arguments,
-            )
-        except (TemplateError, TypeError, KeyError) as error:
-            raise UnsupportedMessagesError(str(error)) from error
-        return f"{text}{self._response_prefix}" if add_generation_prompt else str(text)
+        text = render_chat_template(
+            self._tokenizer, messages, self._template, add_generation_prompt=add_generation_prompt, day=day
+        )
+        return f"{text}{self._template.response_prefix}" if add_generation_prompt else text
 
 
 def chat_message(role: str, content: str) -> Message:
@@ -300,7 +285,7 @@ def _literals(render: Renderer) -> tuple[tuple[str, ...], tuple[str, ...], Templ
     message."""
     try:
         opening, longer = render(_opening(SYSTEM, USER)), render(_dialogue(SYSTEM, RESPONSE, NEXT_USER))
-    except UnsupportedMessagesError as error:
+    except TemplateRenderingError as error:
         return *_literals_without_system(render), _merged_system(f"takes no system message ({error})")
     if SYSTEM not in opening:
         return *_literals_without_system(render), _merged_system("leaves the system message out")
@@ -320,7 +305,7 @@ def _literals(render: Renderer) -> tuple[tuple[str, ...], tuple[str, ...], Templ
 def _literals_without_system(render: Renderer) -> tuple[tuple[str, ...], tuple[str, ...]]:
     try:
         opening, longer = render(_opening(None, USER)), render(_dialogue(None, RESPONSE, NEXT_USER))
-    except UnsupportedMessagesError as error:
+    except TemplateRenderingError as error:
         raise ConfigError(
             f"the chat template rejects a dialogue of user and assistant messages: {error}",
             key="policy.path",

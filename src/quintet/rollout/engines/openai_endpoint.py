@@ -8,6 +8,7 @@ reward functions and results are the same as for other policies; token counts an
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import threading
 import time
@@ -17,20 +18,15 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from quintet.data.chat_templates import MARKED, MARKER_END, MARKER_START
 from quintet.errors import ConfigError
-from quintet.records import Failure, FinishReason, Generation, Request, Trajectory
+from quintet.records import Failure, FinishReason, Generation, Request, StructuredOutput, Trajectory
 from quintet.rewards.chat_endpoint import ChatEndpoint, EndpointError, with_retries
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerFast
 
-START, END = "\uf8f0", "\uf8f1"
-"""Markers around messages, from Unicode's private use area, which text does not contain."""
-TEMPLATE = (
-    f"{{% for message in messages %}}{START}{{{{ message['role'] }}}}\n{{{{ message['content'] }}}}{END}\n"
-    f"{{% endfor %}}{{% if add_generation_prompt %}}{START}assistant\n{{% endif %}}"
-)
 UNLIMITED = 2**31 - 1
 """The endpoint's limits are unknown."""
 STEP_SECONDS = 0.05
@@ -85,15 +81,17 @@ def message_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(marker, normalized=False, special=True) for marker in (START, END)])
+    tokenizer.add_special_tokens(
+        [AddedToken(marker, normalized=False, special=True) for marker in (MARKER_START, MARKER_END)]
+    )
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        eos_token=END,
-        pad_token=END,
-        additional_special_tokens=[START],
+        eos_token=MARKER_END,
+        pad_token=MARKER_END,
+        additional_special_tokens=[MARKER_START],
         clean_up_tokenization_spaces=False,
     )
-    fast.chat_template = TEMPLATE
+    fast.chat_template = MARKED
     return fast
 
 
@@ -117,8 +115,8 @@ class EndpointEngine:
         self._settings = settings
         self._endpoint = ChatEndpoint.at(settings.url, settings.key_variable, settings.timeout_seconds)
         self._tokenizer = tokenizer
-        self._start = int(tokenizer.convert_tokens_to_ids(START))
-        self._end = int(tokenizer.convert_tokens_to_ids(END))
+        self._start = int(tokenizer.convert_tokens_to_ids(MARKER_START))
+        self._end = int(tokenizer.convert_tokens_to_ids(MARKER_END))
         self._attempt_ids = itertools.count()
         self._unfinished: dict[int, int] = {}
         self._waiting: SimpleQueue[tuple[int, Request] | None] = SimpleQueue()
@@ -245,7 +243,8 @@ class EndpointEngine:
             "stop": (list(request.stop_strings), []),
             "ignore_eos": (not request.stop_token_ids, False),
         }
-        return body | {name: value for name, (value, default) in parameters.items() if value != default}
+        body |= {name: value for name, (value, default) in parameters.items() if value != default}
+        return body | _response_format(request.structured_output)
 
     def _messages(self, prompt: Sequence[int]) -> list[dict[str, str]]:
         """The messages of a prompt, without the generation prompt at its end."""
@@ -274,7 +273,7 @@ class EndpointEngine:
         if stop is None or not isinstance(content, str | None):
             message = f"finish_reason {choice.get('finish_reason')!r}, content {content!r:.80}"
             raise EndpointError("BadReply", message, retryable=False)
-        text = (content or "").translate({ord(START): "\ufffd", ord(END): "\ufffd"})
+        text = (content or "").translate({ord(MARKER_START): "\ufffd", ord(MARKER_END): "\ufffd"})
         tokens = list(self._tokenizer.encode(text, add_special_tokens=False))
         tokens += [self._end] if stop is FinishReason.STOP else []
         return Generation(request.id, tuple(tokens), (0.0,) * len(tokens), stop, 0)
@@ -282,3 +281,13 @@ class EndpointEngine:
     def _count(self, **counts: int) -> None:
         with self._lock:
             self._counts.update(counts)
+
+
+def _response_format(output: StructuredOutput | None) -> dict[str, Any]:
+    """Fields of a structured output: OpenAI's, or vLLM's where OpenAI has none."""
+    if output is None:
+        return {}
+    if output.kind in ("regex", "choice"):
+        return {"structured_outputs": {output.kind: output.spec if output.kind == "regex" else json.loads(output.spec)}}
+    schema = {"name": "response", "schema": json.loads(output.spec or "{}"), "strict": True}
+    return {"response_format": {"type": output.kind} | ({"json_schema": schema} if output.spec else {})}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from quintet.data.template_rendering import TemplateLimitError, TemplateRenderingError, render_chat_template
 from quintet.records import FinishReason, Generation, Request
 from quintet.runtime.serving.request_schema import ChatBody, Message, RequestError
 
@@ -79,10 +80,8 @@ class ChatTokenizer:
         """Render a conversation by the chat template, up to the start of the response.
 
         Raises:
-            RequestError: there is no template, or it fails on the conversation or ignores a part of it.
+            RequestError: there is no template, or it fails on the conversation, exceeds a limit or ignores a part.
         """
-        from jinja2 import TemplateError
-
         template = self.template
         if not template:
             raise RequestError("the tokenizer has no chat template: use /v1/completions", param="messages")
@@ -92,17 +91,13 @@ class ChatTokenizer:
         variables: dict[str, Any] = {"tools": body.tools} if body.tools else {}
         messages = [self._template_message(message, index) for index, message in enumerate(body.messages)]
         try:
-            with self._lock:
-                return str(
-                    self._tokenizer.apply_chat_template(
-                        messages,
-                        tokenize=False,
-                        add_generation_prompt=body.add_generation_prompt,
-                        **variables,
-                        **body.chat_template_kwargs,
-                    )
-                )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            return render_chat_template(
+                self._tokenizer,
+                messages,
+                add_generation_prompt=body.add_generation_prompt,
+                variables={**variables, **body.chat_template_kwargs},
+            )
+        except (TemplateRenderingError, TemplateLimitError) as error:
             raise RequestError(f"the chat template failed on these messages: {error}", param="messages") from error
 
     def _check_variables(self, names: Mapping[str, Any]) -> None:
