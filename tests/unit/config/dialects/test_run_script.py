@@ -102,6 +102,7 @@ python3 -m M a=$((m + 2*(n-1))) b=$((7/2)) c=$(((n-1)*2)) e=$(( (1+2) * $m ))"""
   b="two words" 'c=[1,2]'); A+=(d=$((1+1))); E=(); python3 -m M "${A[@]}" "${E[@]}" z=${A[0]} ${A[@]}""",
     "exports": """export A=1 B=2; readonly C=3; declare -x D=4; python3 -m M a=$A b=$B c=$C d=$D""",
     "more": """A=x; A+=y; python3 -m M a=$A""",
+    "in order": """A=1; A=2 B=$A; A=3 python3 -m M a=$A b=$B""",
     "splitting": """A="x=1  y=2"; python3 -m M $A "$A" p$A"q" """,
     "continued": """python3 -m M a=1 \\
    b=2 \\

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 
 from quintet.config.dialects.scripts.shell_words import BLANKS, INTEGER, MARKER, OPERATORS, Variables, Word, WordReader
@@ -174,13 +173,17 @@ class _CommandReader(WordReader):
         return None
 
     def _simple_command(self) -> Status:
-        """Read assignments, or a program with its arguments."""
+        """Read assignments, or a program with its arguments, for which assignments before it do not count."""
+        before = dict(self.variables.values)
+        self.skip_redirections()
+        while ASSIGNMENT.match(self.text, self.position):
+            self._assign([self.read_word()])
+            self.skip_redirections()
+        self.variables.values, after = before, self.variables.values
         words = self.read_words()
-        assignments = list(takewhile(lambda word: ASSIGNMENT.match(word.source), words))
-        if len(assignments) == len(words):
-            self._assign(assignments)
+        if not words:
+            self.variables.values = after
             return True
-        words = words[len(assignments) :]
         status = self._built_in(words[0].source, words[1:])
         if status is None:
             arguments = tuple(Argument(text, word.line) for word in words for text in word.fields)
