@@ -22,8 +22,8 @@ from quintet.errors import SIGNALLED, MachineError
 if TYPE_CHECKING:
     from quintet.config.composed import ComposedConfig
     from quintet.pipelines.model_lookup import StoredModel
+    from quintet.runtime.serving.address import Address
     from quintet.runtime.serving.build import ServedModel
-    from quintet.runtime.serving.server import Address
 
 DEFAULT_MEMORY_SHARE = 0.5
 """Share of the machine's memory for model and KV cache, if no configuration sets it."""
@@ -56,7 +56,7 @@ def run(model: str, overrides: list[str], options: ServeOptions) -> int:
         MachineError: The model cannot be read, the port is in use, or the engine died.
     """
     silence_transformers()
-    from quintet.runtime.serving.server import Address
+    from quintet.runtime.serving.address import Address
 
     address = Address(options.host, options.port, options.token or os.environ.get("QUINTET_TOKEN") or None)
     address.check()
@@ -90,6 +90,8 @@ def _overrides(source: StoredModel, options: ServeOptions) -> Iterator[str]:
         "policy.dtype": options.dtype,
         "rollout.engine_options.memory_share": DEFAULT_MEMORY_SHARE if source.config is None else None,
         "policy.trust_remote_code": options.trust_remote_code or None,
+        # vLLM and SGLang support structured outputs only with their tokenizer
+        "rollout.engine_options.detokenize": True,
     }
     nullable = ("policy.preset", "warm_start", "sft", "evaluation", *SINGLE_PROCESS_DEFAULTS)
     yield from (

@@ -1,9 +1,9 @@
 """A stand-in for SGLang: its protocol, as 0.5.23 publishes it, over a tiny model that really decodes.
 
 It keeps to what SGLang does where that matters: log-probs are those of the whole vocabulary under the temperature with
-penalties in them, the repetition penalty sees the answer only, an end of the model's own ends an answer unless
-`ignore_eos`, requests are dropped by the beginning of their name, and weights under names that it doesn't know are
-passed over. Names of arguments, records and fields that SGLang doesn't have are refused.
+penalties and grammars in them, the repetition penalty sees the answer only, an end of the model's own ends an answer
+unless `ignore_eos`, requests are dropped by the beginning of their name, and weights under names that it doesn't know
+are passed over. Names of arguments, records and fields that SGLang doesn't have are refused.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from typing import Any, ClassVar
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+
+from quintet.policies.model_loading import load_tokenizer
+from quintet.records import StructuredOutput
+from quintet.rollout.engines.grammars import GrammarCompiler, allowed_tokens
 
 HERE = Path(__file__).parent
 PUBLISHED = json.loads((HERE / "sglang_signatures.json").read_text())
@@ -57,6 +61,7 @@ class Brain:
         self.arguments = dict(arguments)
         self.model = Qwen2ForCausalLM.from_pretrained(arguments["model_path"], dtype=torch.float32).eval()
         self.tokenizer = Tokenizer.from_file(str(Path(arguments["model_path"], "tokenizer.json")))
+        self.grammars = GrammarCompiler(load_tokenizer(Path(arguments["model_path"])), self.model.config.vocab_size)
         self.length = int(arguments["context_length"])
         self.version = str(arguments.get("weight_version", "default"))
         self.turn = threading.Condition()
@@ -102,7 +107,8 @@ class Brain:
             given |= {"temperature": 1.0, "top_k": 1}
         if not 0 <= given.get("min_new_tokens", 0) <= given["max_new_tokens"]:
             raise No("min_new_tokens must be in [0, max_new_tokens]")
-        if (given.get("stop") or given.get("min_new_tokens")) and not self.texts:
+        constrained = given.get("json_schema") or given.get("regex")
+        if (given.get("stop") or given.get("min_new_tokens") or constrained) and not self.texts:
             raise No("unavailable when skip_tokenizer_init=True")
         if prompt >= self.length - 6:
             raise No(f"The input ({prompt} tokens) is longer than the model's context length")
@@ -133,6 +139,8 @@ class Brain:
         ends = {self.model.config.eos_token_id, *given.get("stop_token_ids", ())}
         if len(asked.tokens) < given.get("min_new_tokens", 0):
             logits[sorted(ends)] = -torch.inf
+        if given.get("json_schema") or given.get("regex"):
+            logits[~self._allowed(asked)] = -torch.inf
         logprobs = (logits / given["temperature"]).log_softmax(-1)
         token = self._drawn(logprobs, given, len(asked.prompt) + len(asked.tokens))
         asked.tokens.append(token)
@@ -141,6 +149,15 @@ class Brain:
             return {"type": "stop", "matched": token}
         text = self.tokenizer.decode(asked.tokens, skip_special_tokens=False) if given.get("stop") else ""
         return next(({"type": "stop", "matched": one} for one in given.get("stop", ()) if one in text), None)
+
+    def _allowed(self, asked: Asked) -> torch.Tensor:
+        """The tokens that the grammar allows next; only the model's own end ends it."""
+        given = asked.sampling
+        kind, spec = ("regex", given["regex"]) if "regex" in given else ("json_schema", given["json_schema"])
+        matcher = self.grammars.matcher(StructuredOutput(kind, spec), (self.model.config.eos_token_id,))
+        for token in asked.tokens:
+            matcher.accept_token(token)
+        return torch.from_numpy(allowed_tokens([matcher], self.model.config.vocab_size)[0])
 
     def _drawn(self, logprobs: torch.Tensor, given: Mapping[str, Any], place: int) -> int:
         """Random numbers from seed and position with deterministic inference."""

@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from quintet.config.native.rollout import RolloutConfig
 from quintet.errors import ConfigError
-from quintet.records import FinishReason, Generation, Observation, Outcome, Request, Step
+from quintet.records import FinishReason, Generation, Observation, Outcome, Request, Step, StructuredOutput
 from quintet.rewards import chat_endpoint
 from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.chat.chat_format import ChatFormat
@@ -175,6 +175,28 @@ def test_requests_have_seeds_and_sampling_options() -> None:
     assert {name: asked[name] for name in told} == told
     assert asked["stop"] == ["</answer>"]
     assert len({one["seed"] for one in known.seen}) == len(known.seen)
+
+
+@pytest.mark.parametrize(
+    ("output", "fields"),
+    [
+        (StructuredOutput("json_object"), {"response_format": {"type": "json_object"}}),
+        (
+            StructuredOutput("json_schema", '{"type": "integer"}'),
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "response", "schema": {"type": "integer"}, "strict": True},
+                }
+            },
+        ),
+        (StructuredOutput("choice", '["left"]'), {"structured_outputs": {"choice": ["left"]}}),
+    ],
+)
+def test_structured_outputs_are_sent(output: StructuredOutput, fields: dict[str, Any]) -> None:
+    with stand_in(lambda _: "<answer> left </answer>") as known:
+        played(known, 1, replace(GREEDY, structured_output=output))
+    assert known.seen[0].items() >= fields.items()
 
 
 def test_the_prompt_window_slides() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import time
@@ -23,7 +24,7 @@ from quintet.policies.attention import PackedLayout
 from quintet.policies.model_loading import load_model, load_tokenizer
 from quintet.policies.packed_batch import PackedBatch
 from quintet.policies.token_statistics import log_probs_and_entropy
-from quintet.records import FinishReason, Generation, Request
+from quintet.records import FinishReason, Generation, Request, StructuredOutput
 from quintet.rollout.engines.engine import ENGINES, Engine, EngineError, EngineSetup
 from quintet.rollout.engines.sglang.engine import SglangEngine, build_sglang_engine, build_sglang_server_engine
 
@@ -215,6 +216,34 @@ def test_penalties_do_not_change_logprobs(setup: EngineSetup, remote: Engine, ch
     assert len(got.tokens) >= changes.get("min_tokens", 1)
     assert got.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
     agree(setup, asked, got)
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "pattern"),
+    [
+        ("json_object", "", r"\{[^{]*\}"),
+        ("json_schema", '{"type": "integer", "minimum": 10, "maximum": 99}', "[1-9][0-9]"),
+        ("choice", '["Left", "Right (2)", "a|b"]', r"Left|Right \(2\)|a\|b"),
+        ("regex", "[a-c]{3}", "[a-c]{3}"),
+    ],
+)
+def test_sglang_responses_conform_to_structured_outputs(
+    setup: EngineSetup, remote: Engine, kind: Any, spec: str, pattern: str
+) -> None:
+    """The log-probs are those without the grammar's mask."""
+    ends = {"stop_token_ids": (setup.model.config.eos_token_id,), "max_tokens": 30}
+    asked = [request(n, structured_output=StructuredOutput(kind, spec), **ends) for n in range(4)]
+    done = run(remote, asked)
+    finished = [one for one in done.values() if one.finish_reason is FinishReason.STOP]
+    assert len(finished) >= (0 if kind == "json_object" else 4)
+    assert all(re.fullmatch(pattern, setup.detokenize(one.tokens[:-1])) for one in finished)
+    for one in asked:
+        agree(setup, one, done[one.id])
+
+
+def test_sglang_must_end_a_structured_output_by_a_stop_token_of_the_request(remote: Engine) -> None:
+    done = run(remote, [request(0, structured_output=StructuredOutput("regex", "ab"), stop_token_ids=(7,))])
+    assert "no stop token of the request" in str(done[0].failure)
 
 
 def test_penalties_require_temperature_one(remote: Engine) -> None:

@@ -14,7 +14,7 @@ from vllm_bench import LONG, Bench, logprobs, make_policy, needs_vllm, open_benc
 
 from quintet.errors import ConfigError
 from quintet.policies.model_loading import load_model
-from quintet.records import FinishReason, Generation
+from quintet.records import FinishReason, Generation, StructuredOutput
 from quintet.rollout.engines.engine import EngineError
 
 pytestmark = needs_vllm
@@ -142,6 +142,10 @@ def test_requests_that_vllm_rejects_fail_alone(bench: Bench) -> None:
     assert [done[n].finish_reason for n in range(3)] == [FinishReason.LENGTH, FinishReason.FAILED, FinishReason.FAILED]
     assert done[1].failure is not None
     assert "vocabulary" in done[1].failure.message
+    (without_tokenizer,) = bench.run(
+        request(3, structured_output=StructuredOutput("json_object"), stop_token_ids=(2,))
+    ).values()
+    assert "set rollout.engine_options.detokenize=true" in str(without_tokenizer.failure)
 
 
 def test_abort_returns_partial_responses(bench: Bench) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ import torch
 from vllm_bench import LONG, Bench, logprobs, make_policy, needs_vllm, open_bench, request, shift
 
 from quintet.policies.model_loading import load_model
-from quintet.records import FinishReason, Generation
+from quintet.records import FinishReason, Generation, StructuredOutput
 from quintet.rollout.engines.engine import EngineError
 
 pytestmark = needs_vllm
@@ -64,6 +66,35 @@ def finish(bench: Bench) -> dict[int, Generation]:
     while bench.engine.busy:
         done |= {one.id: one for one in bench.engine.step()}
     return done
+
+
+def test_vllm_responses_conform_to_structured_outputs(bench: Bench) -> None:
+    """The log-probs are those without the bitmask. The rest of the batch has none."""
+    schema = {"type": "object", "properties": {"move": {"enum": ["Up", "Down"]}}, "required": ["move"]}
+    outputs = [
+        StructuredOutput("json_schema", json.dumps(schema | {"additionalProperties": False})),
+        StructuredOutput("choice", '["Left", "Right (2)"]'),
+        StructuredOutput("regex", "[a-c]{3}"),
+        StructuredOutput("json_object"),
+    ]
+    ends = {"stop_token_ids": (2,), "max_tokens": 150}
+    asked = [request(n, structured_output=one, **ends) for n, one in enumerate(outputs)]
+    plain = request(4, temperature=0.6)
+    done = bench.run(*asked, plain)
+    texts = {n: bench.setup.detokenize(done[n].tokens[:-1]) for n in range(4)}
+    assert [done[n].finish_reason for n in range(3)] == [FinishReason.STOP] * 3
+    assert json.loads(texts[0])["move"] in ("Up", "Down")
+    assert texts[1] in ("Left", "Right (2)")
+    assert re.fullmatch("[a-c]{3}", texts[2])
+    assert done[3].finish_reason is FinishReason.LENGTH or isinstance(json.loads(texts[3]), dict)
+    assert max(bench.gap(one, done[one.id]) for one in (*asked, plain)) < 1e-4
+    assert done[4].tokens == bench.run(plain)[4].tokens
+
+
+def test_a_schema_that_vllm_rejects_fails_alone(bench: Bench) -> None:
+    invalid = StructuredOutput("json_schema", '{"type": "objekt"}')
+    done = bench.run(request(0, structured_output=invalid, stop_token_ids=(2,)), request(1))
+    assert (done[0].finish_reason, done[1].finish_reason) == (FinishReason.FAILED, FinishReason.LENGTH)
 
 
 def test_initial_weights_are_the_learners(bench: Bench) -> None:

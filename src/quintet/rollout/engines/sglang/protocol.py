@@ -5,13 +5,16 @@ The names are those of SGLang 0.5.23, see `tests/unit/rollout/engines/sglang_sig
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from quintet.errors import ConfigError
-from quintet.records import FinishReason, Request
+from quintet.records import FinishReason, Request, StructuredOutput
+from quintet.rollout.engines.grammars import ANY_OBJECT
 
 CONTROLS: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
     "abort_request": ("AbortReq", ("rid",)),
@@ -94,7 +97,8 @@ class PendingRequest:
         request.
 
         Raises:
-            MalformedResponseError: SGLang stopped at a string that is not one of the request.
+            MalformedResponseError: SGLang stopped at a string that is not one of the request, or ended a structured
+                output by an end token that is not one of the request.
         """
         request = self.request
         if chunk.finish_type == "stop" and isinstance(chunk.matched, str) and chunk.matched not in request.stop_strings:
@@ -110,13 +114,17 @@ class PendingRequest:
             return FinishReason.STOP
         if len(self.tokens) >= request.max_tokens:
             return FinishReason.LENGTH
+        if chunk.finish_type == "stop" and request.structured_output is not None:
+            raise MalformedResponseError(
+                f"SGLang ended the structured output by token {chunk.matched!r}, which is no stop token of the request"
+            )
         full = len(request.prompt) + len(self.tokens) >= max_model_len
         return FinishReason.CONTEXT if chunk.finish_type == "length" or full else None
 
 
 def has_penalties(request: Request) -> bool:
-    """Return whether SGLang's log-probs are computed after penalties."""
-    return request.repetition_penalty != 1.0 or request.min_tokens > 0
+    """Return whether SGLang's log-probs are computed after penalties or the mask of a structured output."""
+    return request.repetition_penalty != 1.0 or request.min_tokens > 0 or request.structured_output is not None
 
 
 def check_request(request: Request, max_model_len: int, *, has_tokenizer: bool) -> None:
@@ -128,9 +136,9 @@ def check_request(request: Request, max_model_len: int, *, has_tokenizer: bool) 
     """
     if not 0 < len(request.prompt) < max_model_len:
         raise ValueError(f"a prompt of {len(request.prompt)} tokens in a context of {max_model_len}")
-    if (request.stop_strings or request.min_tokens > 0) and not has_tokenizer:
+    if (request.stop_strings or request.min_tokens > 0 or request.structured_output) and not has_tokenizer:
         raise ConfigError(
-            "SGLang supports stop strings and min_response_tokens only with its own tokenizer",
+            "SGLang supports stop strings, min_response_tokens and structured outputs only with its own tokenizer",
             key="rollout.engine_options.detokenize",
             value=False,
             hint="set rollout.engine_options.detokenize=true",
@@ -144,8 +152,8 @@ def check_request(request: Request, max_model_len: int, *, has_tokenizer: bool) 
         )
     if has_penalties(request) and request.temperature not in (0.0, 1.0):
         raise ConfigError(
-            "SGLang computes log-probs after rollout.repetition_penalty and rollout.min_response_tokens; log-probs "
-            f"without them require temperature 1, not {request.temperature:g}",
+            "SGLang computes log-probs after rollout.repetition_penalty, rollout.min_response_tokens and structured "
+            f"outputs; log-probs without them require temperature 1 or 0, not {request.temperature:g}",
             key="rollout.temperature",
             value=request.temperature,
             hint="set rollout.temperature=1, remove the penalties, or use another engine",
@@ -179,7 +187,19 @@ def _sampling(request: Request, num_tokens: int, max_tokens: int) -> dict[str, A
         params["stop_token_ids"] = list(request.stop_token_ids)
     if request.stop_strings:
         params["stop"] = list(request.stop_strings)
+    if request.structured_output is not None:
+        params |= _grammar(request.structured_output)
     return params
+
+
+def _grammar(output: StructuredOutput) -> dict[str, str]:
+    """Sampling parameters of a structured output. SGLang has no choices."""
+    if output.kind == "choice":
+        texts = (re.sub(r"[\\.^$|?*+()\[\]{}]", r"\\\g<0>", text) for text in json.loads(output.spec))
+        return {"regex": f"({'|'.join(texts)})"}
+    if output.kind == "regex":
+        return {"regex": output.spec}
+    return {"json_schema": output.spec or ANY_OBJECT}
 
 
 def score_body(pending: PendingRequest) -> dict[str, Any]:

@@ -6,6 +6,7 @@ adapters are merged into the weights. vLLM has no sleep mode on a CPU: there `sl
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quintet.errors import ConfigError
-from quintet.records import Failure, FinishReason, Generation, Request
+from quintet.records import Failure, FinishReason, Generation, Request, StructuredOutput
 from quintet.rollout.engines.engine import EngineError, EngineSetup
 from quintet.rollout.engines.vllm.llm_engine import LlmEngine, RequestRejectedError
 from quintet.rollout.engines.vllm.options import has_dummy_weights
@@ -145,6 +146,11 @@ class VllmEngine:
             raise RequestRejectedError(
                 f"temperature {request.temperature:g}: vLLM supports {MIN_TEMPERATURE} and more, or 0 for greedy"
             )
+        if request.structured_output is not None and not self._setup.options.detokenize:
+            raise RequestRejectedError(
+                "vLLM supports structured outputs only with its own tokenizer: set "
+                "rollout.engine_options.detokenize=true"
+            )
 
     def _sampling_params(self, request: Request, remaining: int) -> dict[str, Any]:
         """Arguments of vLLM's `SamplingParams`. Stop strings are matched here, because vLLM would need the tokenizer
@@ -159,8 +165,10 @@ class VllmEngine:
             "min_tokens": min(request.min_tokens, max_tokens),
             "max_tokens": max_tokens,
             "stop_token_ids": [token for token in request.stop_token_ids if token < self._vocab_size],
-            "ignore_eos": True,
+            # a structured output may also end by the tokenizer's end token
+            "ignore_eos": request.structured_output is None,
             "logprobs": 0,
+            "structured_outputs": _structured_outputs(request.structured_output),
         } | self._llm_engine.seed_arguments(request.seed)
 
     def step(self) -> list[Generation]:
@@ -245,6 +253,17 @@ class VllmEngine:
             num_requests = len(self._running)
             self.close()
             raise EngineError(f"vLLM died with {num_requests} requests: {cause}") from error
+
+
+def _structured_outputs(output: StructuredOutput | None) -> dict[str, Any] | None:
+    """Arguments of vLLM's `StructuredOutputsParams`."""
+    if output is None:
+        return None
+    if output.kind == "json_object":
+        return {"json_object": True}
+    if output.kind == "choice":
+        return {"choice": json.loads(output.spec)}
+    return {"json" if output.kind == "json_schema" else "regex": output.spec}
 
 
 def _logprobs(output: Any) -> list[float]:

@@ -147,13 +147,16 @@ class LlmEngine:
         Raises:
             RequestRejectedError: vLLM rejects it; other requests continue.
         """
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
+        from vllm.exceptions import VLLMClientError
+        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
         tokens = {"type": "token", "prompt_token_ids": list(prompt)}
         options = {"detokenize": self._setup.options.detokenize, "output_kind": RequestOutputKind.DELTA}
+        structured = sampling["structured_outputs"]
         try:
-            self._engine.add_request(name, tokens, SamplingParams(**sampling, **options))
-        except ValueError as error:
+            options["structured_outputs"] = structured and StructuredOutputsParams(**structured)
+            self._engine.add_request(name, tokens, SamplingParams(**{**sampling, **options}))
+        except (ValueError, VLLMClientError) as error:
             raise RequestRejectedError(_first_lines(error)) from error
 
     def step(self) -> list[Any]:

@@ -39,6 +39,7 @@ class QuintetWorker:
         if f"{kind.__module__}.{kind.__qualname__}" != "vllm.v1.sample.sampler.Sampler":
             return f"{kind.__module__}.{kind.__qualname__}"
         runner.sampler = _exact_sampler(kind)(logprobs_mode="raw_logprobs")
+        runner.sample_tokens = _keeping_unmasked_logits(runner)
         if runner.device.type == "cpu":
             runner.sampler.topk_topp_sampler.forward = _seeded_sampling(runner)
         return None
@@ -78,12 +79,14 @@ def _iter_file(path: Path, aliases: list[tuple[str, str]]) -> Iterator[tuple[str
 
 def _exact_sampler(sampler: type[Any]) -> type[Any]:
     """A subclass of vLLM's sampler with log-probs under the temperature: vLLM's `raw_logprobs` ignore the temperature,
-    its `processed_logprobs` include top-k, top-p, min-p and penalties."""
+    its `processed_logprobs` include top-k, top-p, min-p and penalties, and both the bitmask of structured outputs."""
 
     from vllm.v1.outputs import LogprobsTensors
 
     class ExactSampler(sampler):  # type: ignore[misc]
         _temperature: Tensor | None = None
+        unmasked_logits: Tensor | None = None
+        """Logits of this step before the bitmask of structured outputs, if any request has one."""
 
         def forward(self, logits: Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
             """Sample from logits [requests, vocab]."""
@@ -92,7 +95,7 @@ def _exact_sampler(sampler: type[Any]) -> type[Any]:
 
         def compute_logprobs(self, logits: Tensor) -> Tensor:
             """Log-probs of the whole vocabulary under each request's temperature (1 if greedy), nats."""
-            logits = logits.float()
+            logits = (logits if self.unmasked_logits is None else self.unmasked_logits).float()
             if self._temperature is not None:
                 temperature = self._temperature.where(self._temperature >= GREEDY_BELOW, 1.0)
                 logits = logits / temperature[:, None]
@@ -107,6 +110,18 @@ def _exact_sampler(sampler: type[Any]) -> type[Any]:
             return LogprobsTensors(sampled.int(), logprobs.gather(-1, sampled), token_ids.new_zeros(token_ids.shape))
 
     return ExactSampler
+
+
+def _keeping_unmasked_logits(runner: Any) -> Callable[[Any], Any]:
+    """The runner's `sample_tokens`, which overwrites the logits by the bitmask of structured outputs."""
+    sample_tokens = runner.sample_tokens
+
+    def sample(grammar_output: Any) -> Any:
+        logits = None if grammar_output is None else getattr(runner.execute_model_state, "logits", None)
+        runner.sampler.unmasked_logits = None if logits is None else logits.clone()
+        return sample_tokens(grammar_output)
+
+    return sample
 
 
 def _seeded_sampling(runner: Any) -> Callable[..., tuple[Tensor, None]]:
