@@ -1,7 +1,5 @@
 """Divisors, for hints at values that would fit."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Translation of a configuration into another framework's format, with comments for what has no counterpart there."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

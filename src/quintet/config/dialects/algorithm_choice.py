@@ -1,7 +1,5 @@
 """Conversion of advantage estimators and policy losses: their names, their options and users' own functions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """State of a conversion: foreign values with their sources, and builders of a native and of a foreign configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -69,10 +67,10 @@ class ForeignValues:
 class ConversionRule(Protocol):
     """A correspondence between native and foreign keys."""
 
-    def to_native(self, values: ForeignValues, native: NativeBuilder) -> None:
+    def to_native(self, values: ForeignValues, native: "NativeBuilder") -> None:
         """Set the native keys."""
 
-    def from_native(self, foreign: ForeignBuilder) -> None:
+    def from_native(self, foreign: "ForeignBuilder") -> None:
         """Set the foreign keys."""
 
 

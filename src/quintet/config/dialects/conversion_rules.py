@@ -9,8 +9,6 @@
 Keys of the ledger with one native key and no conversion beyond `native_values` need no rule.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A dialect: a framework's configuration format, as the keys that its references document."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -21,11 +19,11 @@ class Reference:
     """Name of the document: `verl_ppo_trainer`."""
     load: Callable[[], tuple[KeySpec, ...]]
 
-    def mapped(self, change: Callable[[KeySpec], KeySpec]) -> Reference:
+    def mapped(self, change: Callable[[KeySpec], KeySpec]) -> "Reference":
         """Return the reference with each key changed."""
         return Reference(self.name, lambda: tuple(map(change, self.load())))
 
-    def filtered(self, condition: Callable[[KeySpec], bool]) -> Reference:
+    def filtered(self, condition: Callable[[KeySpec], bool]) -> "Reference":
         """Return the reference with only those keys for which the condition holds."""
         return Reference(self.name, lambda: tuple(filter(condition, self.load())))
 
@@ -40,7 +38,7 @@ class Dialect:
     """Sections and keys by which its files are recognised."""
     shared_sections: Mapping[str, str] = field(default_factory=dict)
     """Sections that take the keys of another section, the longest first: `critic` those of `actor_train`."""
-    base: Dialect | None = None
+    base: "Dialect | None" = None
     """The dialect whose keys it also takes; its keys have precedence."""
     name_lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Sections whose keys are names joined by commas, with these names: `cluster.component_placement`."""
@@ -54,7 +52,7 @@ class Dialect:
     """Regular expression for the names of its trainers' files, without `.py`."""
     framework_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Configuration files that come with the framework, with the values in which they differ from the reference."""
-    narrow: Callable[[Dialect, Mapping[str, Any]], Dialect] = lambda dialect, tree: dialect
+    narrow: Callable[["Dialect", Mapping[str, Any]], "Dialect"] = lambda dialect, tree: dialect
     """Selects the references for a configuration tree."""
     _specs: dict[str, KeySpec] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -98,18 +96,18 @@ class Dialect:
         keys = known_names(self.name)
         return keys if self.base is None else (keys | self.base.known_keys()) - self.specs().keys()
 
-    def reference(self, name: str) -> Reference:
+    def reference(self, name: str) -> "Reference":
         """Return the reference with that name."""
         return next(reference for reference in self.references if reference.name == name)
 
-    def narrowed(self, tree: Mapping[str, Any]) -> Dialect:
+    def narrowed(self, tree: Mapping[str, Any]) -> "Dialect":
         """Return the dialect with only the references that apply to such a configuration.
 
         A file for supervised fine-tuning, for instance, has other keys than one for reinforcement learning.
         """
         return self.narrow(self, tree)
 
-    def with_references(self, *references: Reference) -> Dialect:
+    def with_references(self, *references: Reference) -> "Dialect":
         """Return the dialect with other references."""
         return replace(self, references=references)
 

@@ -17,13 +17,11 @@ framework's code fixes to their values (`constants`):
       only_if: {algorithm.adv_estimator: gae} # the key has an effect only if another key has this value
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, InstanceOf, model_validator
@@ -66,7 +64,7 @@ class KeySpec(BaseModel):
     """Another key and the value, or `ValueType`, that it needs for this key to have an effect."""
 
     @model_validator(mode="after")
-    def _check_default(self) -> KeySpec:
+    def _check_default(self) -> Self:
         interpolated = isinstance(self.default, str) and "${" in self.default
         if not interpolated and not self.value_type.accepts(self.default):
             raise ValueError(f"{self.key}: its default {self.default!r} is not {self.value_type.description}")

@@ -1,7 +1,5 @@
 """Free-form sections, checked against their target: arguments of an engine, and overrides of a model's config."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

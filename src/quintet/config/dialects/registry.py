@@ -1,7 +1,5 @@
 """All dialects, and detection of the dialect of a configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

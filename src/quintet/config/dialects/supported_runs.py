@@ -1,7 +1,5 @@
 """Refusals of native runs that a framework has no counterpart for."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from quintet.config.native.experiment import Experiment

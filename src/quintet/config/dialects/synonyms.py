@@ -1,7 +1,5 @@
 """Synonyms of native keys: the names that other frameworks have for them, to recognise a foreign name."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterator
 

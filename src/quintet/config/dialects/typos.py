@@ -1,7 +1,5 @@
 """Suggestions for misspelt keys."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -3,8 +3,6 @@
 Key files name them by expressions: `int >= 1`, `one of a | b or null`, `list of (text or section)`.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import re

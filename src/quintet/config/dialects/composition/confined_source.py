@@ -4,8 +4,6 @@ Every file is checked before Hydra sees it. A defaults list may name files besid
 of its `hydra.searchpath`, and in a directory called `config` around or beside the primary file.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -44,7 +42,7 @@ class ConfigFiles:
 
     path: Path | None
     """The primary file as the user named it; None allows no files but those of the search path."""
-    sources: list[ConfinedSource] = field(default_factory=list)
+    sources: list["ConfinedSource"] = field(default_factory=list)
     lines: dict[str, dict[str, str]] = field(default_factory=dict)
     """The source of each key in each file that Hydra loaded, `file.yaml:12`, by the file's name in defaults lists."""
     file_counts: dict[str, int] = field(default_factory=dict)

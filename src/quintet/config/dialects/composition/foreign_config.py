@@ -4,8 +4,6 @@ Hydra applies defaults lists, packages, search paths and overrides; OmegaConf in
 the dialect's references.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Composition by Hydra, with the source of every key, and its errors as messages that name the source and a remedy."""
 
-from __future__ import annotations
-
 import json
 import re
 import warnings

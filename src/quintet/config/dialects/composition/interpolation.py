@@ -3,8 +3,6 @@
 The limits are against values that grow exponentially: `a: ${b}${b}`, `b: ${c}${c}`, and so on.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from itertools import accumulate

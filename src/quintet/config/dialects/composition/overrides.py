@@ -1,7 +1,5 @@
 """Overrides in Hydra's grammar: `key=value`, `+key=value` and `~key`, each with its source."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The configuration format of RAGEN."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

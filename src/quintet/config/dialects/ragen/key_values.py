@@ -1,7 +1,5 @@
 """Value types of RAGEN's keys that a type expression cannot describe."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

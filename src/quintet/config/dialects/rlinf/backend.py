@@ -1,7 +1,5 @@
 """Conversion of RLinf's training backends, FSDP and Megatron."""
 
-from __future__ import annotations
-
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import switched
 from quintet.config.dialects.rlinf.component_placement import PIPELINE, TENSOR

@@ -1,7 +1,5 @@
 """Conversion of RLinf's YAML files: runs on text, runs on simulators, and files of one simulator."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any

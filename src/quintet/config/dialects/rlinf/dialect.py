@@ -1,7 +1,5 @@
 """The configuration format of RLinf: runs on text, runs on simulators, and files of one simulator."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

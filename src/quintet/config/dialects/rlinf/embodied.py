@@ -1,7 +1,5 @@
 """Conversion of RLinf's runs on simulators with vision-language-action policies, and of a simulator's own file."""
 
-from __future__ import annotations
-
 import math
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder

@@ -1,7 +1,5 @@
 """Types of RLinf's values that a type expression cannot describe, and RLinf's names of native components."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Conversion of RLinf's runs on text: prompts from files, verifiers, Megatron or FSDP."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder

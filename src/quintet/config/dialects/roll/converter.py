@@ -14,8 +14,6 @@ The reference omits much of what a ROLL file needs. In its place:
 - Everything else has ROLL's defaults: AdamW with linear decay to 0, losses with ratios clipped by 0.2.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

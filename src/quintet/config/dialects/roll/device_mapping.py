@@ -1,7 +1,5 @@
 """Parser of ROLL's `device_mapping`, which is Python source: parsed, never executed."""
 
-from __future__ import annotations
-
 import ast
 
 MAX_DEVICES = 1 << 16

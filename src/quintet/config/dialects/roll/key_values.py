@@ -1,7 +1,5 @@
 """Values of ROLL's keys: native values, key prefixes, and types that a type expression cannot describe."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

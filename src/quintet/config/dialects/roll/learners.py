@@ -1,7 +1,5 @@
 """Conversion of ROLL's learners (policy, reference and critic): batch sizes, strategies and number types."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, to_foreign_value

@@ -1,7 +1,5 @@
 """Workers of a ROLL configuration: the devices of each, how many of them share its model, and the native placement."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

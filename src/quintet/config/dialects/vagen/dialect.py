@@ -1,7 +1,5 @@
 """The configuration format of VAGEN: that of verl with keys of environments, each in a section with any name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Values of VAGEN's keys: the name of the reference's environment, and a type that an expression cannot describe."""
 
-from __future__ import annotations
-
 from quintet.config.dialects.value_types import ValueType, parse_type
 
 ENV = "env1"

@@ -1,7 +1,5 @@
 """Conversion of verl's `ppo_trainer.yaml`, `sft_trainer.yaml` and `evaluation.yaml`: one response to each prompt."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import PurePath

@@ -1,7 +1,5 @@
 """The configuration format of verl."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Types of verl's values that a type expression cannot describe."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,7 +1,5 @@
 """Conversion of verl's settings of policy, critic and reference; VAGEN has the same ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, config_class

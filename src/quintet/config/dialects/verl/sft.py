@@ -1,7 +1,5 @@
 """Conversion of verl's `sft_trainer.yaml`: supervised fine-tuning on conversations from files."""
 
-from __future__ import annotations
-
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, as_list
 from quintet.config.dialects.conversion_rules import Derived, lora_section
 from quintet.config.dialects.verl.batches import GPUS, num_gpus
