@@ -15,9 +15,17 @@ def keep_freed_memory() -> None:
     An update allocates and frees the same blocks again and again, and the kernel would clear them each time: a quarter
     of the time of an update on a CPU. Does nothing on other systems.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
+    if _has_glibc():
+        mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_THRESHOLD, 1 << 30)
         mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def return_freed_memory() -> None:
+    """Let glibc return free memory to the kernel. Does nothing on other systems."""
+    if _has_glibc():
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _has_glibc() -> bool:
+    return sys.platform.startswith("linux") and hasattr(ctypes.CDLL(None), "malloc_trim")

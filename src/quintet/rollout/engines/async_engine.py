@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar, runtime_checkable
 
-from quintet.records import Generation, Request
+from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import Engine
+from quintet.rollout.engines.request_queue import RequestQueue
 
 T = TypeVar("T")
 PartialResponse = tuple[Sequence[int], Sequence[float]]
@@ -38,7 +40,7 @@ class EngineStats:
     num_unfinished: int
     """Waiting and running requests."""
     max_batch_size: int
-    """Maximum number of unfinished requests in one step so far."""
+    """Maximum number of requests in one step so far."""
     num_steps: int
     num_finished: int
     num_tokens: int
@@ -51,9 +53,10 @@ class EngineStats:
 class PendingRequests:
     """Requests that were submitted together; each joins and leaves the batch independently."""
 
-    def __init__(self, requests: Sequence[Request], *, streaming: bool) -> None:
+    def __init__(self, requests: Sequence[Request], *, streaming: bool, client: str = "") -> None:
         self.requests = requests
         self.streaming = streaming
+        self.client = client
         self._condition = threading.Condition()
         self._updates = 0
         self._finished: list[Generation | None] = [None] * len(requests)
@@ -132,8 +135,10 @@ class _Totals:
 class AsyncEngine:
     """Runs an engine in a thread. All methods may be called from any thread."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, max_running: int = sys.maxsize) -> None:
+        """Requests beyond `max_running` wait here, where clients take turns; see `RequestQueue`."""
         self._engine = engine
+        self._queue = RequestQueue(max_running)
         self._commands: SimpleQueue[_Command] = SimpleQueue()
         self._unfinished: dict[int, tuple[PendingRequests, int]] = {}
         self._ids = itertools.count()
@@ -156,15 +161,21 @@ class AsyncEngine:
         return next(self._ids)
 
     def submit(
-        self, requests: Sequence[Request], *, streaming: bool = False, request_id: int | None = None
+        self,
+        requests: Sequence[Request],
+        *,
+        streaming: bool = False,
+        request_id: int | None = None,
+        client: str = "",
     ) -> PendingRequests:
-        """Submit requests under new ids. `streaming` publishes responses while they are generated. A single request may
-        have the `request_id` of its dialogue, see `Request.keep_kv_cache`, if no unfinished request has it."""
+        """Submit requests of a client under new ids. `streaming` publishes responses while they are generated. A single
+        request may have the `request_id` of its dialogue, see `Request.keep_kv_cache`, if no unfinished request has
+        it."""
         if request_id is not None and len(requests) == 1:
             numbered = [replace(requests[0], id=request_id, keep_kv_cache=True)]
         else:
             numbered = [replace(request, id=self.new_request_id()) for request in requests]
-        pending = PendingRequests(numbered, streaming=streaming)
+        pending = PendingRequests(numbered, streaming=streaming, client=client)
         self._enqueue(_Command(lambda: self._add_requests(pending), pending.fail))
         return pending
 
@@ -232,10 +243,11 @@ class AsyncEngine:
     def _step_until_closed(self) -> None:
         engine = self._engine
         while not self._closing:
-            self._run_commands(wait=not engine.busy)
+            self._run_commands(wait=not engine.busy and not self._queue.num_waiting)
+            self._admit()
             if not engine.busy or self._closing:
                 continue
-            self._totals.max_batch_size = max(self._totals.max_batch_size, len(self._unfinished))
+            self._totals.max_batch_size = max(self._totals.max_batch_size, self._queue.num_running)
             for generation in engine.step():
                 self._finish(generation)
             self._totals.num_steps += 1
@@ -253,20 +265,30 @@ class AsyncEngine:
 
     def _add_requests(self, pending: PendingRequests) -> None:
         for index, request in enumerate(pending.requests):
+            self._unfinished[request.id] = (pending, index)
+            self._queue.push(pending.client, request)
+
+    def _admit(self) -> None:
+        """Pass the next waiting requests to the engine."""
+        for request in self._queue.admit():
             try:
                 self._engine.add_request(request)
             except ValueError as error:
+                self._queue.release(request.id)
+                pending, _ = self._unfinished.pop(request.id)
                 self._abort(pending)
                 pending.fail(error)
-                return
-            self._unfinished[request.id] = (pending, index)
 
     def _abort(self, *aborted: PendingRequests) -> None:
         ids = {request.id for pending in aborted for request in pending.requests} & self._unfinished.keys()
-        for generation in self._engine.abort(ids) if ids else ():
+        waiting = self._queue.remove(ids) if ids else []
+        for number in waiting:
+            self._finish(Generation(number, (), (), FinishReason.ABORT, self._engine.weight_version))
+        for generation in self._engine.abort(ids.difference(waiting)) if len(ids) > len(waiting) else ():
             self._finish(generation)
 
     def _finish(self, generation: Generation) -> None:
+        self._queue.release(generation.id)
         pending, index = self._unfinished.pop(generation.id)
         self._totals.num_tokens += len(generation.tokens)
         self._totals.finish_reasons[generation.finish_reason.value] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -48,6 +49,8 @@ def build_request_handler(config: Experiment, policy: Path, *, name: str, contex
         MachineError: the directory contains no model.
     """
     configure_process(config)
+    # in the connection's thread instead of a pool, where a large text delays small ones
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     build_engine = ENGINES.get(config.rollout.engine).load()
     model = _model(config, policy)
     trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
@@ -56,7 +59,7 @@ def build_request_handler(config: Experiment, policy: Path, *, name: str, contex
     )
     vocab_size, stop_tokens = int(model.get_input_embeddings().num_embeddings), stop_token_ids(tokenizer, model)
     setup = engine_setup(config, policy, model, tokenizer, _context(config, model, context))
-    engine, chat_tokenizer = AsyncEngine(build_engine(setup)), ChatTokenizer(tokenizer, stop_tokens)
+    engine, chat_tokenizer = AsyncEngine(build_engine(setup), setup.max_num_seqs), ChatTokenizer(tokenizer, stop_tokens)
     handler = RequestHandler(engine, chat_tokenizer, name, vocab_size, setup.grammars)
     return ServedModel(handler, setup.max_num_seqs, str(setup.dtype).removeprefix("torch."))
 

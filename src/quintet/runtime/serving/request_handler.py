@@ -6,6 +6,7 @@ import re
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,8 @@ DEFAULT_COMPLETION_TOKENS = 16
 """Default `max_tokens` of completions, as at OpenAI."""
 MAX_COMPLETIONS = 4096
 """Maximum number of completions per request."""
+MAX_UNFINISHED = 4 * MAX_COMPLETIONS
+"""Maximum number of unfinished completions per client."""
 MAX_SESSIONS = 4096
 MAX_SESSION_TOKENS = 1 << 26
 """Maximum number of tokens in all sessions together."""
@@ -90,6 +93,7 @@ class RequestHandler:
         self._vocab_size = vocab_size
         self._grammars = grammars
         self._sessions: dict[str, Session] = {}
+        self._num_unfinished: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -129,11 +133,13 @@ class RequestHandler:
         with self._lock:
             self._sessions.pop(name, None)
 
-    def begin(self, body: ChatBody | CompletionBody | GenerateBody, session: Session | None) -> PendingCompletion:
-        """Submit a request to the engine.
+    def begin(
+        self, body: ChatBody | CompletionBody | GenerateBody, session: Session | None, client: str = ""
+    ) -> PendingCompletion:
+        """Submit a request of a client to the engine.
 
         Raises:
-            RequestError: it names another model, or is invalid.
+            RequestError: it names another model, is invalid, or the client has too many unfinished requests.
         """
         if body.model is not None and body.model != self.name:
             message = f"unknown model {body.model!r}: this server serves {self.name!r}"
@@ -150,14 +156,17 @@ class RequestHandler:
         self._check_format(body)
         requests = [self._request(body, prompt, choice) for prompt in prompts for choice in range(num_choices)]
         streaming = isinstance(body, OpenAiBody) and body.stream
+        self._count_unfinished(client, len(requests))
         session_request_id = session.acquire_request_id() if session is not None and len(requests) == 1 else None
-        pending = self.engine.submit(requests, streaming=streaming, request_id=session_request_id)
+        pending = self.engine.submit(requests, streaming=streaming, request_id=session_request_id, client=client)
         return PendingCompletion(body, prompts, pending, session, number, session_request_id)
 
     def end(self, job: PendingCompletion) -> None:
         """End a request; abort what is still running."""
         if not job.pending.done:
             self.engine.abort(job.pending)
+        with self._lock:
+            self._num_unfinished[job.pending.client] -= len(job.pending.requests)
         if job.session is not None and job.session_request_id is not None:
             job.session.release_request_id()
 
@@ -189,6 +198,14 @@ class RequestHandler:
         if job.session is not None:
             job.session.add(_exchange(job, choice, index) for index, choice in enumerate(choices))
 
+    def _count_unfinished(self, client: str, count: int) -> None:
+        with self._lock:
+            unfinished = self._num_unfinished[client]
+            if unfinished + count > MAX_UNFINISHED:
+                message = f"{unfinished} completions of this client are unfinished, the maximum is {MAX_UNFINISHED}"
+                raise RequestError(message, status=429, kind="rate_limit_error", code="too_many_requests")
+            self._num_unfinished[client] += count
+
     def _check_session_tokens(self) -> None:
         with self._lock:
             num_tokens = sum(session.tokens for session in self._sessions.values())
@@ -200,6 +217,7 @@ class RequestHandler:
         if isinstance(body, ChatBody):
             self._check_length(sum(len(message.text) for message in body.messages), "messages")
             text = self.tokenizer.render(body)
+            self._check_length(len(text), "messages")
             return [
                 self._checked(self._encoded(text, session, special=False, shown=_latest_messages(body)), "messages")
             ]

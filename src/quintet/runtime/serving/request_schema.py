@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
@@ -12,14 +13,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from quintet.errors import nearest
 from quintet.records import StructuredOutput
 
+MAX_SEPARATORS = {",": 1 << 20, ":": 1 << 17}
+"""Maximum number of commas and colons in a body, because many values and keys take seconds to parse."""
+MAX_PROMPTS, MAX_MESSAGES, MAX_TOOLS = 4096, 16_384, 128
 MAX_CHOICES = 128
 MAX_STOPS = 64
 NUM_SEEDS = 2**63
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
 """Bounds of temperatures other than 0: lower ones would overflow float32."""
 
-Tokens = list[Annotated[int, Field(ge=0)]]
+Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
+P = TypeVar("P", str, Tokens)
+Prompts = Annotated[list[P], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 
 
 class RequestError(Exception):
@@ -207,7 +213,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
 
     @property
     def text(self) -> str:
@@ -225,7 +231,7 @@ class Message(BaseModel):
 class ChatBody(OpenAiBody):
     """Body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     """Alias of `max_tokens`."""
     logprobs: bool = False
@@ -234,7 +240,7 @@ class ChatBody(OpenAiBody):
     """Let the template start the response."""
     chat_template_kwargs: dict[str, Any] = {}
     """Variables of the chat template, such as `enable_thinking`."""
-    tools: list[dict[str, Any]] = []
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] = []
     """Tools that the chat template shows to the model; its calls are not parsed."""
     tool_choice: Literal["none"] | None = None
 
@@ -250,7 +256,7 @@ class ChatBody(OpenAiBody):
 class CompletionBody(OpenAiBody):
     """Body of `/v1/completions`."""
 
-    prompt: str | Tokens | Annotated[list[str], Field(min_length=1)] | Annotated[list[Tokens], Field(min_length=1)]
+    prompt: str | Tokens | Prompts[str] | Prompts[Tokens]
     """One or several prompts, as text or tokens."""
     logprobs: Literal[0] | None = None
     """0 returns the log-prob of each sampled token."""
@@ -321,6 +327,10 @@ def parse(kind: type[B], data: bytes) -> B:
 
 
 def _load_json(data: bytes) -> dict[str, Any]:
+    for separator, maximum in MAX_SEPARATORS.items():
+        if (count := data.count(separator.encode())) > maximum:
+            message = f"the body contains {count} times {separator!r}, the maximum is {maximum}"
+            raise RequestError(message, status=413, code="too_large")
     try:
         body = json.loads(data, object_pairs_hook=_without_duplicates, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
@@ -333,7 +343,7 @@ def _load_json(data: bytes) -> dict[str, Any]:
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
-        duplicate = next(name for index, (name, _) in enumerate(pairs) if name in dict(pairs[:index]))
+        duplicate = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"{duplicate!r} occurs twice")
     return result
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
+import io
 import json
 import logging
 import re
@@ -11,16 +11,28 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
-from quintet.errors import ConfigError, MachineError
+from quintet.errors import MachineError
 from quintet.rollout.engines.async_engine import EngineDeadError, wait_for_generations
 from quintet.rollout.sessions import Session
+from quintet.runtime.serving.address import Address, is_loopback
+from quintet.runtime.serving.connections import (
+    BODY_BYTES_PER_SECOND,
+    BODY_SECONDS,
+    HEAD_BYTES,
+    HEAD_SECONDS,
+    IDLE_SECONDS,
+    SEND_SECONDS,
+    ConnectionTable,
+    HeadTooLargeError,
+    RequestReader,
+    max_connections,
+)
 from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
 from quintet.runtime.serving.request_schema import (
     ChatBody,
@@ -37,48 +49,12 @@ MAX_BODY_BYTES = 16 << 20
 """Maximum size of a request's body."""
 POLL_SECONDS = 0.25
 """Interval of checks whether a waiting client is still connected."""
-CLIENT_TIMEOUT = 60.0
-"""Seconds within which a client has to send its request or receive data."""
+TOO_MANY_CONNECTIONS = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+)
+"""Response to connections beyond the maximum."""
 SESSION_HEADER = "X-Quintet-Session"
 SESSION_PATH = re.compile(r"/sessions/([^/]+)(/.*)?")
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Address to listen on. Clients on other machines need the `token`."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    """0 selects a free port."""
-    token: str | None = None
-
-    @property
-    def is_local(self) -> bool:
-        """Whether only processes of this machine can reach it."""
-        return _is_loopback(self.host)
-
-    def check(self) -> None:
-        """Check that the address is protected by a token unless it is local.
-
-        Raises:
-            ConfigError: it is open to other machines without a token.
-        """
-        if self.token is None and not self.is_local:
-            raise ConfigError(
-                f"--host {self.host} is open to other machines, and there is no token",
-                key="--host",
-                value=self.host,
-                hint="set the environment variable QUINTET_TOKEN (or --token), or listen on 127.0.0.1",
-            )
-        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
-            raise ConfigError("--token: use ASCII letters, digits and punctuation", key="--token")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class ServingServer:
@@ -117,11 +93,12 @@ class ServingServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
-    request_queue_size = 256
+    request_queue_size = socket.SOMAXCONN
 
     def __init__(self, handler: RequestHandler, address: Address) -> None:
         self.handler = handler
         self.address = address
+        self.connections = ConnectionTable(max_connections())
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         super().__init__((address.host, address.port), _Handler)
 
@@ -131,6 +108,21 @@ class _Server(ThreadingHTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Handle a connection in a thread, or reject it if there are too many."""
+        if self.connections.add(client_address[0], request):
+            super().process_request(request, client_address)
+            return
+        with suppress(OSError):
+            request.setblocking(False)
+            request.send(TOO_MANY_CONNECTIONS)
+        self.shutdown_request(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self.connections.remove(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log broken connections as debug messages only."""
@@ -142,11 +134,40 @@ class _Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "quintet", ""
-    timeout = CLIENT_TIMEOUT
+    timeout = SEND_SECONDS
     disable_nagle_algorithm = True
     _answered = False
 
     _has_unread_body = False
+
+    def setup(self) -> None:
+        """Read with deadlines."""
+        super().setup()
+        self._connection = cast("_Server", self.server).connections[self.request]
+        self._reader = RequestReader(self._connection)
+        self.rfile = io.BufferedReader(self._reader)
+
+    def handle_one_request(self) -> None:
+        """Handle the next request of the connection, when it arrives."""
+        try:
+            if not cast("io.BufferedReader", self.rfile).peek(1):
+                self.close_connection = True
+                return
+            self._reader.expect(HEAD_BYTES, HEAD_SECONDS)
+            self._connection.begin_computing()
+            super().handle_one_request()
+        except HeadTooLargeError:
+            self.requestline, self.request_version, self.command = "", "", ""
+            self.send_error(431, f"request line and headers are larger than {HEAD_BYTES >> 10} KiB")
+        except (ConnectionError, TimeoutError):
+            self.close_connection = True
+        finally:
+            self._table.end_body(self._connection)
+            self._reader.expect(HEAD_BYTES, IDLE_SECONDS)
+
+    def handle_expect_100(self) -> bool:
+        """Let the client send its body only when its size has been checked."""
+        return True
 
     def parse_request(self) -> bool:
         """Parse the request line and headers; the body is still unread."""
@@ -169,6 +190,10 @@ class _Handler(BaseHTTPRequestHandler):
     @property
     def _address(self) -> Address:
         return cast("_Server", self.server).address
+
+    @property
+    def _table(self) -> ConnectionTable:
+        return cast("_Server", self.server).connections
 
     def _handle(self) -> None:
         """Handle a request of any method, and send errors."""
@@ -218,7 +243,7 @@ class _Handler(BaseHTTPRequestHandler):
             if not hmac.compare_digest(sent.encode(errors="replace"), token.encode()):
                 message = 'missing or wrong token: send the header "Authorization: Bearer <token>"'
                 raise RequestError(message, status=401, kind="authentication_error", code="invalid_api_key")
-        elif not _is_loopback(urlsplit(f"//{self.headers.get('Host', 'localhost')}").hostname or ""):
+        elif not is_loopback(urlsplit(f"//{self.headers.get('Host', 'localhost')}").hostname or ""):
             # DNS rebinding: a web page reaches this server under its own host name
             raise RequestError("the Host header names another machine", status=403, code="wrong_host")
 
@@ -226,7 +251,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Read the body of the request.
 
         Raises:
-            RequestError: the body is not JSON, has no length, or is too long.
+            RequestError: the body is not JSON, has no length, is too long, or arrives too slowly.
         """
         kind = self.headers.get_content_type()
         if self.headers.get("Content-Type") is None or kind != "application/json":
@@ -238,8 +263,19 @@ class _Handler(BaseHTTPRequestHandler):
             raise RequestError("send a Content-Length", status=411, code="length_required")
         if int(length) > MAX_BODY_BYTES:
             raise RequestError(f"the body is larger than {MAX_BODY_BYTES >> 20} MiB", status=413, code="too_large")
+        self._table.begin_body(self._connection, int(length))
+        if self.headers.get("Expect", "").lower() == "100-continue":
+            self.send_response_only(100)
+            self.end_headers()
+        seconds = BODY_SECONDS + int(length) / BODY_BYTES_PER_SECOND
+        self._reader.expect(int(length) + HEAD_BYTES, seconds)
+        try:
+            body = self.rfile.read(int(length))
+        except TimeoutError:
+            message = f"the body did not arrive within {seconds:.0f} seconds"
+            raise RequestError(message, status=408, code="timeout") from None
         self._has_unread_body = False
-        return self.rfile.read(int(length))
+        return body
 
     def _session(self, name: str | None) -> Session | None:
         return None if name is None else self._requests.session(name, create=True)
@@ -285,7 +321,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _run(self, body: ChatBody | CompletionBody | GenerateBody, session: str | None) -> None:
         """Complete a request, or abort it if the client disconnects."""
-        job = self._requests.begin(body, self._session(session))
+        job = self._requests.begin(body, self._session(session), self._connection.client)
+        self._table.end_body(self._connection)
         try:
             if isinstance(body, OpenAiBody) and body.stream:
                 self._stream(job)
@@ -310,8 +347,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _is_disconnected(self) -> bool:
         """Return whether the client has closed the connection."""
-        readable, _, _ = select.select([self.connection], [], [], 0)
-        if not readable:
+        poll = select.poll()  # select() only supports file descriptors up to 1023
+        poll.register(self.connection, select.POLLIN)
+        if not poll.poll(0):
             return False
         try:
             return not self.connection.recv(1, socket.MSG_PEEK)
@@ -351,12 +389,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, kind: str, data: bytes) -> None:
         self._answered = True
+        self._connection.end_computing()
         if self._has_unread_body and self.headers.get("Content-Length", "0") != "0":
             # the rest of the body would be parsed as the next request
             self.close_connection = True
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
+        if status in (429, 503):
+            self.send_header("Retry-After", "1")
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,7 +39,8 @@ class ChatTokenizer:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, stop_token_ids: Sequence[int]) -> None:
         """`stop_token_ids` are the tokens that end a response."""
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()
+        # the first call switches truncation and padding off; later calls only read, so that threads need no lock
+        tokenizer.encode("")
         self.stop_token_ids = tuple(stop_token_ids)
         self.max_token_length = max(map(len, tokenizer.get_vocab()))
         """Characters of the longest token: a text of n characters has at least n / max_token_length tokens."""
@@ -63,14 +63,11 @@ class ChatTokenizer:
             raise RequestError(
                 f"the prompt is not valid Unicode: unpaired surrogate at character {error.start}"
             ) from None
-        # fast tokenizers are not thread-safe when special tokens are switched on or off
-        with self._lock:
-            return tuple(self._tokenizer.encode(text, add_special_tokens=special))
+        return tuple(self._tokenizer.encode(text, add_special_tokens=special))
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Decode tokens."""
-        with self._lock:
-            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
     def token_text(self, token: int) -> str:
         """Decode a single token."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
 from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.async_engine import AsyncEngine, EngineDeadError, PendingRequests, wait_for_generations
 from quintet.rollout.engines.engine import EngineError
+from quintet.rollout.engines.request_queue import RequestQueue
 
 
 class Counting:
@@ -196,6 +198,48 @@ def test_calls_run_in_the_engine_thread_between_steps(engine: Counting, thread: 
     with pytest.raises(EngineError, match="no such weight"):
         thread.call(broken)
     assert responses(thread.submit([request(0)])) == [(1, 2, 3)], "the engine continues"
+
+
+def test_requests_of_one_client_do_not_delay_those_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, order = Counting(), list[int]()
+    add = engine.add_request
+    monkeypatch.setattr(engine, "add_request", lambda request: (order.append(request.prompt[0]), add(request)))
+    thread = AsyncEngine(engine, max_running=2)
+    engine.gate.clear()
+    greedy = [thread.submit([request(n, 2)], client="a") for n in range(0, 60, 10)]
+    honest = thread.submit([request(90, 2)], client="b")
+    engine.gate.set()
+    assert responses(honest) == [(91, 92)]
+    assert [responses(pending) for pending in greedy] == [[(n + 1, n + 2)] for n in range(0, 60, 10)]
+    assert order.index(90) <= 3, "in its turn, behind at most two that ran and one that waited"
+    assert max(engine.together) == 2
+    thread.close()
+
+
+def test_a_slot_is_reserved_for_clients_without_running_requests() -> None:
+    queue = RequestQueue(max_running=8)
+    for number in range(20):
+        queue.push("a", replace(request(0), id=number))
+    assert [each.id for each in queue.admit()] == list(range(7))
+    queue.push("b", replace(request(0), id=20))
+    queue.push("b", replace(request(0), id=21))
+    assert [each.id for each in queue.admit()] == [20]
+    queue.release(3)
+    assert not list(queue.admit()), "the reserved slot is in use, so the free one takes its place"
+    queue.release(4)
+    assert [each.id for each in queue.admit()] == [7]
+    assert sorted(queue.remove({8, 9, 21, 3})) == [8, 9, 21]
+
+
+def test_requests_that_wait_are_aborted(engine: Counting) -> None:
+    thread = AsyncEngine(engine, max_running=1)
+    engine.gate.clear()
+    first, second = thread.submit([request(0, 4)]), thread.submit([request(1, 4)])
+    thread.abort(second)
+    engine.gate.set()
+    assert responses(first) == [(1, 2, 3, 4)]
+    assert second.generations == [Generation(1, (), (), FinishReason.ABORT, 3)]
+    thread.close()
 
 
 def test_close_aborts_running_requests(engine: Counting) -> None:

@@ -1,0 +1,47 @@
+"""Address of the server, and who may reach it."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from quintet.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Address to listen on. Clients on other machines need the `token`."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 selects a free port."""
+    token: str | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only processes of this machine can reach it."""
+        return is_loopback(self.host)
+
+    def check(self) -> None:
+        """Check that the address is protected by a token unless it is local.
+
+        Raises:
+            ConfigError: it is open to other machines without a token.
+        """
+        if self.token is None and not self.is_local:
+            raise ConfigError(
+                f"--host {self.host} is open to other machines, and there is no token",
+                key="--host",
+                value=self.host,
+                hint="set the environment variable QUINTET_TOKEN (or --token), or listen on 127.0.0.1",
+            )
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
+            raise ConfigError("--token: use ASCII letters, digits and punctuation", key="--token")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address is this machine's loopback."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,159 @@
+"""If these fail, one client that sends slowly, much or nothing keeps all others from being served."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from serving_clients import Client, hf_engine, served
+
+from quintet.runtime.serving import connections, request_handler, server
+from quintet.runtime.serving.connections import Connection, ConnectionTable, FairSemaphore
+from quintet.runtime.serving.request_schema import RequestError
+
+COMPLETE = "/v1/completions"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def client(policy_directory: Path) -> Iterator[Client]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "max_connections", lambda: 8)
+        with served(hf_engine(policy_directory), policy_directory) as made:
+            yield made
+
+
+def opened(client: Client, sent: bytes = b"", source: str = "127.0.0.2") -> socket.socket:
+    """A connection of another client of this machine."""
+    address = urlsplit(client.url)
+    connection = socket.create_connection((address.hostname, address.port), 20, source_address=(source, 0))
+    connection.sendall(sent)
+    return connection
+
+
+def answer(connection: socket.socket) -> bytes:
+    """All that comes until the server closes the connection."""
+    received = b""
+    while part := connection.recv(1 << 16):
+        received += part
+    return received
+
+
+def test_silent_connections_are_closed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    for sent in (b"", b"POST /v1/comp", HEAD):
+        assert answer(opened(client, sent)) == b""
+
+
+def test_a_body_that_arrives_byte_by_byte_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "BODY_SECONDS", 0.4)
+    connection = opened(client, HEAD + b"Content-Length: 100\r\n\r\n")
+
+    def drip() -> None:
+        for _ in range(20):
+            connection.sendall(b" ")
+            time.sleep(0.1)
+
+    started = time.monotonic()
+    threading.Thread(target=pytest.raises, args=(OSError, drip), daemon=True).start()
+    assert b" 408 " in connection.recv(100)
+    assert time.monotonic() - started < 1.5
+
+
+def test_a_head_without_end_is_refused(client: Client) -> None:
+    connection = opened(client, HEAD + b"X: %s\r\n" % (b"x" * 1000) * 75)
+    assert connection.recv(100).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_sent(client: Client) -> None:
+    expecting = HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+    refused = answer(opened(client, expecting % (1 << 30)))
+    assert refused.startswith(b"HTTP/1.1 413 ")
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    connection = opened(client, expecting % len(body))
+    assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    connection.sendall(body)
+    assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+def test_connections_without_requests_make_room_for_new_ones(client: Client) -> None:
+    silent = [opened(client, source=f"127.0.0.{2 + number % 3}") for number in range(20)]
+    for _ in range(3):
+        assert client.ask(COMPLETE, {"prompt": "a", "max_tokens": 1})["choices"]
+    assert sum(connection.recv(1) == b"" for connection in silent[:8]) == 8, "the oldest were closed"
+
+
+def test_a_client_with_too_many_requests_is_told_to_retry(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_handler, "MAX_UNFINISHED", 3)
+    assert client.ask(COMPLETE, {"prompt": "a", "max_tokens": 1, "n": 3})["choices"]
+    connection = client.connect()
+    connection.request("POST", COMPLETE, json.dumps({"prompt": "a", "n": 4}), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    assert (response.status, response.headers["Retry-After"]) == (429, "1")
+    assert client.ask(COMPLETE, {"prompt": "a", "max_tokens": 1, "n": 3})["choices"], "finished ones do not count"
+
+
+def table(maximum: int) -> tuple[ConnectionTable, Any]:
+    made = ConnectionTable(maximum)
+
+    def add(client: str, *, busy: bool) -> Connection | None:
+        key = socket.socket()
+        if not made.add(client, key):
+            return None
+        made[key].is_reading = not busy
+        return made[key]
+
+    return made, add
+
+
+def test_a_client_has_at_most_half_of_the_connections() -> None:
+    _, add = table(8)
+    assert [add("a", busy=True) is not None for _ in range(6)] == [True] * 4 + [False] * 2
+    assert [add("b", busy=True) is not None for _ in range(4)] == [True] * 4
+    assert add("c", busy=False) is None, "all are in use"
+
+
+def test_large_bodies_are_limited_by_client_and_in_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MAX_LARGE_BYTES", 4 << 20)
+    monkeypatch.setattr(connections, "MAX_LARGE_BYTES_PER_CLIENT", 2 << 20)
+    made, add = table(20)
+
+    def begins(client: str) -> bool:
+        try:
+            made.begin_body(add(client, busy=False), 1 << 20)
+        except RequestError as error:
+            return error.status != 503
+        return True
+
+    assert [begins("a") for _ in range(3)] == [True, True, False]
+    assert [begins("b") for _ in range(3)] == [True, True, False]
+    assert not begins("c")
+
+
+def test_clients_take_turns_for_permits() -> None:
+    semaphore, order = FairSemaphore(1), list[str]()
+    semaphore.acquire("a")
+
+    def wait(client: str) -> None:
+        semaphore.acquire(client)
+        order.append(client)
+        semaphore.release()
+
+    threads = []
+    for client in ("a", "a", "a", "b"):
+        threads.append(threading.Thread(target=wait, args=(client,)))
+        threads[-1].start()
+        while len(semaphore._waiting) < len(threads):
+            time.sleep(0.001)
+    semaphore.release()
+    for thread in threads:
+        thread.join(10)
+    assert order == ["a", "b", "a", "a"]
