@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar, runtime_checkable
 
+from quintet.errors import ConfigError
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import Engine
 from quintet.rollout.engines.request_queue import RequestQueue
@@ -273,11 +274,11 @@ class AsyncEngine:
         for request in self._queue.admit():
             try:
                 self._engine.add_request(request)
-            except ValueError as error:
+            except (ValueError, ConfigError) as error:
                 self._queue.release(request.id)
                 pending, _ = self._unfinished.pop(request.id)
                 self._abort(pending)
-                pending.fail(error)
+                pending.fail(error if isinstance(error, ValueError) else ValueError(str(error)))
 
     def _abort(self, *aborted: PendingRequests) -> None:
         ids = {request.id for pending in aborted for request in pending.requests} & self._unfinished.keys()

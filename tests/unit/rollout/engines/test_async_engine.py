@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from quintet.errors import ConfigError
 from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.async_engine import AsyncEngine, EngineDeadError, PendingRequests, wait_for_generations
 from quintet.rollout.engines.engine import EngineError
@@ -28,6 +29,7 @@ class Counting:
         self.gate = threading.Event()
         self.gate.set()
         self.fault: Exception | None = None
+        self.rejection: Exception = ValueError("too long")
         self.closed = False
 
     @property
@@ -37,7 +39,7 @@ class Counting:
     def add_request(self, request: Request) -> None:
         self.threads.add(threading.get_ident())
         if len(request.prompt) >= self.max_model_len:
-            raise ValueError("too long")
+            raise self.rejection
         self.running[request.id] = (request, [])
 
     def step(self) -> list[Generation]:
@@ -123,7 +125,11 @@ def test_requests_of_several_callers_run_in_one_batch(engine: Counting, thread: 
     assert threading.get_ident() not in engine.threads
 
 
-def test_a_rejected_request_fails_only_its_own_submission(engine: Counting, thread: AsyncEngine) -> None:
+@pytest.mark.parametrize("rejection", [ValueError("too long"), ConfigError("too long for this configuration")])
+def test_a_rejected_request_fails_only_its_own_submission(
+    engine: Counting, thread: AsyncEngine, rejection: Exception
+) -> None:
+    engine.rejection = rejection
     good = thread.submit([request(0)])
     bad = thread.submit([request(1), Request(id=0, prompt=(1,) * 100, max_tokens=1, seed=0)])
     with pytest.raises(ValueError, match="too long"):
