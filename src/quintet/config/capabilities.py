@@ -1,7 +1,5 @@
 """Capabilities that this version does not have yet, and marks for the fields that require them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any

@@ -1,7 +1,5 @@
 """Composition of an `Experiment` from a YAML file and `key=value` overrides, each value with its source."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path

@@ -1,11 +1,11 @@
 """A validated experiment with the source of each value."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from quintet.config.native.experiment import Experiment
+from quintet.config.problems import ConfigProblem, describe_setting, source_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +19,43 @@ class ComposedConfig:
     """Messages about deprecated keys, keys without effect, and differences from the source framework."""
     translate_hint: Callable[[str], str | None] = str
     """Translates a hint from native keys to those of the framework whose format the user wrote."""
+
+    def value(self, key: str) -> Any:
+        """Return the value of a dotted key, None if a section on the way is null."""
+        return config_value(self.experiment, key)
+
+    def source(self, key: str) -> str:
+        """Return the source of a value; for a foreign configuration, the foreign key it was converted from."""
+        return source_of(key, self.provenance)
+
+    def describe(self, key: str) -> str:
+        """Return `key = value (source)` for a message."""
+        return describe_setting(key, self.value(key), self.source(key))
+
+    def problem(self, key: str, problem: str, hint: str | None = None) -> ConfigProblem:
+        """Return a problem whose message names key, value and source.
+
+        The hint has native keys. Alternatives in it are separated by ", or ", and each sets keys by `KEY=VALUE`.
+        """
+        message = f"{self.describe(key)}: {problem}"
+        return ConfigProblem(key, self.value(key), self.source(key), message, hint and self.translate_hint(hint))
+
+
+def config_value(experiment: Experiment, key: str) -> Any:
+    """Return the value of a dotted key, None if a section on the way is null."""
+    node: Any = experiment
+    for part in key.split("."):
+        if node is not None:
+            node = node[part] if isinstance(node, Mapping) else getattr(node, part)
+    return node
+
+
+def with_value(experiment: Experiment, key: str, value: object) -> Experiment:
+    """Return a copy of the experiment with another value for one key, without validation."""
+    changed: Experiment = _replace(experiment, key.split("."), value)
+    return changed
+
+
+def _replace(section: Any, parts: list[str], value: object) -> Any:
+    name, *rest = parts
+    return section.model_copy(update={name: _replace(getattr(section, name), rest, value) if rest else value})

@@ -8,8 +8,6 @@ another, so an entry uses the names that were valid just before it was added. If
 Readers of a stored configuration (checkpoint, run directory) pass it through `upgrade_keys` before validating it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Nested mappings addressed by dotted keys: `env.size` is `tree["env"]["size"]`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Problems of a configuration, raised together as one `ConfigError`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

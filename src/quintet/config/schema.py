@@ -1,7 +1,5 @@
 """Documentation of every native key, read from the schema: meaning, type, range and default."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

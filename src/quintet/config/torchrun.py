@@ -1,7 +1,5 @@
 """Rank of this process among the processes of a run, from the environment variables that torchrun sets."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

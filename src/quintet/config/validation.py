@@ -1,7 +1,5 @@
 """Validation errors of pydantic as problems with the user's keys, each with a suggestion."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol
 

@@ -3,8 +3,6 @@
 Only plain data: text, numbers, true and false, null, lists and mappings. Dates stay text; tags and aliases are refused.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Configurations as YAML, each value with a comment that names its source."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quintet.config.composed import ComposedConfig
-from quintet.config.config_values import describe_value
 from quintet.config.native.experiment import Experiment
 from quintet.errors import MachineError
 from quintet.tracking.atomic_files import WRITABLE_HINT, translate_os_errors, write_atomic
@@ -42,7 +41,7 @@ class RunDirectory:
         try:
             directory.create()
         except MachineError as error:
-            raise MachineError(f"{describe_value(composed, 'output_dir')}: {error.message}", error.hint) from error
+            raise MachineError(f"{composed.describe('output_dir')}: {error.message}", error.hint) from error
         return directory
 
     @property

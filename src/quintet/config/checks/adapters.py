@@ -1,7 +1,5 @@
 """Check that the target layers of LoRA exist in the model, by the tensor names in its files."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -10,7 +8,6 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from quintet.config.composed import ComposedConfig
-from quintet.config.config_values import problem_with
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.policy import LoraConfig
 from quintet.config.plan.model_shapes import ModelShape
@@ -74,15 +71,15 @@ def _check_targets(
     try:
         matched = _match(targets, layers)
     except re.error as error:
-        yield problem_with(composed, key, f"invalid regular expression: {error}", f"{key}={ALL_LINEAR}")
+        yield composed.problem(key, f"invalid regular expression: {error}", f"{key}={ALL_LINEAR}")
         return
     if is_pattern(targets) and shape.vision:
         return  # full names differ between its files and the loaded model
     if not matched:
         linear = (name for name in layers if "norm" not in name and "embed" not in name)
-        yield problem_with(composed, key, NO_SUCH_LAYERS, available_layers_hint(key, linear))
+        yield composed.problem(key, NO_SUCH_LAYERS, available_layers_hint(key, linear))
     elif shape.tied and any(name.rpartition(".")[2] in EMBEDDING_AND_HEAD for name in matched):
-        yield problem_with(composed, key, ONE_MATRIX, targets_without_head_hint(key, targets))
+        yield composed.problem(key, ONE_MATRIX, targets_without_head_hint(key, targets))
 
 
 def _match(targets: tuple[str, ...], layers: Collection[str]) -> list[str]:

@@ -1,7 +1,5 @@
 """Settings that learners on Megatron do not support."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -13,7 +11,6 @@ from quintet.config.checks.megatron import (
     unsupported_megatron_options,
 )
 from quintet.config.composed import ComposedConfig
-from quintet.config.config_values import config_value, problem_with
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import LearnerConfig
 from quintet.config.native.megatron import MegatronConfig
@@ -64,12 +61,12 @@ def _check_models(composed: ComposedConfig, learners: Iterable[str]) -> Iterator
     policy = "sft.path" if config.sft and config.sft.path else "policy.path"
     for name in learners:
         key, shape = f"{name}.path", models.of(name)
-        key = key if name != "actor" and config_value(config, key) else policy
-        if shape is None or config_value(config, key) is None:
+        key = key if name != "actor" and composed.value(key) else policy
+        if shape is None or composed.value(key) is None:
             continue
         problem = unsupported_architecture(shape.family, shape.experts.dense_layers if shape.experts else 0)
         if problem is not None:
-            yield problem_with(composed, key, problem, f"{name}.backend=fsdp2; {SUPPORTED_MODELS}")
+            yield composed.problem(key, problem, f"{name}.backend=fsdp2; {SUPPORTED_MODELS}")
 
 
 def _check_other_options(composed: ComposedConfig, name: str, learner: LearnerConfig) -> Iterator[ConfigProblem]:
@@ -81,11 +78,11 @@ def _check_other_options(composed: ComposedConfig, name: str, learner: LearnerCo
             if option not in ignored and getattr(values, option) != field.default:
                 key = f"{name}.{section}.{option}"
                 hint = f"{key}={format_value(field.default)}, or {name}.backend=fsdp2"
-                yield problem_with(composed, key, "Megatron does not support this option", hint)
+                yield composed.problem(key, "Megatron does not support this option", hint)
     dtype = getattr(learner, "dtype", None)
     if dtype not in (None, composed.experiment.policy.dtype):
         hint = f"{name}.dtype=null, or policy.dtype={dtype}, or {name}.backend=fsdp2"
-        yield problem_with(composed, f"{name}.dtype", "all Megatron learners use the type of the policy", hint)
+        yield composed.problem(f"{name}.dtype", "all Megatron learners use the type of the policy", hint)
 
 
 def megatron_option_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -97,7 +94,7 @@ def megatron_option_problems(composed: ComposedConfig) -> Iterator[ConfigProblem
             *unsupported_megatron_options(options, has_gpu=has_gpu),
             *conflicting_megatron_options(options, learner.parallel, dtype),
         ):
-            problem = problem_with(composed, f"{name}.megatron.{each.option}", each.reason, each.hint(name))
+            problem = composed.problem(f"{name}.megatron.{each.option}", each.reason, each.hint(name))
             yield replace(problem, elsewhere=each.elsewhere)
 
 
@@ -112,22 +109,22 @@ def _megatron_learners(config: Experiment) -> dict[str, LearnerConfig]:
 def _check_actor(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     """Yield settings of policy, engine and supervised fine-tuning that the actor's backend does not support."""
     for key, (problem, hint) in UNSUPPORTED_WITH_ACTOR.items():
-        if config_value(composed.experiment, key) not in (None, False):
-            yield problem_with(composed, key, problem, f"{hint}, or actor.backend=fsdp2")
+        if composed.value(key) not in (None, False):
+            yield composed.problem(key, problem, f"{hint}, or actor.backend=fsdp2")
     sft = composed.experiment.sft
     if sft is None:
         return
     yield from _check_optimizer(composed, "sft.optimizer.kind", "actor")
     for key in ("actor.megatron.checkpoint", "actor.megatron.conversion.source"):
-        if sft.path is not None and config_value(composed.experiment, key) is not None:
+        if sft.path is not None and composed.value(key) is not None:
             why = f"fine-tuning already starts from sft.path = {sft.path}"
-            yield problem_with(composed, key, why, f"{key}=null, or sft.path=null")
+            yield composed.problem(key, why, f"{key}=null, or sft.path=null")
 
 
 def _check_optimizer(composed: ComposedConfig, key: str, learner: str) -> Iterator[ConfigProblem]:
-    if config_value(composed.experiment, key) == "muon":
+    if composed.value(key) == "muon":
         hint = f"{key}=adamw, or {key}=sgd, or {learner}.backend=fsdp2"
-        yield problem_with(composed, key, "Megatron supports adamw and sgd", hint)
+        yield composed.problem(key, "Megatron supports adamw and sgd", hint)
 
 
 def _check_degrees(composed: ComposedConfig, learners: Mapping[str, LearnerConfig]) -> Iterator[ConfigProblem]:
@@ -138,7 +135,7 @@ def _check_degrees(composed: ComposedConfig, learners: Mapping[str, LearnerConfi
             expected, key = getattr(learners[first].parallel, degree), f"{name}.parallel.{degree}"
             if getattr(learner.parallel, degree) != expected:
                 why = f"all Megatron learners need the same parallel sizes, and {first} has {expected}"
-                yield problem_with(composed, key, why, f"{key}={expected}, or {name}.backend=fsdp2")
+                yield composed.problem(key, why, f"{key}={expected}, or {name}.backend=fsdp2")
 
 
 def _check_divergence(composed: ComposedConfig, learners: Mapping[str, LearnerConfig]) -> Iterator[ConfigProblem]:
@@ -147,4 +144,4 @@ def _check_divergence(composed: ComposedConfig, learners: Mapping[str, LearnerCo
     if kl is not None and kl.estimator == "full" and ("actor" in learners) != ("reference" in learners):
         key, why = "algorithm.kl.estimator", "actor and reference have different backends"
         hint = f"reference.backend={composed.experiment.actor.backend}, or {key}=k3"
-        yield problem_with(composed, key, why, hint)
+        yield composed.problem(key, why, hint)

@@ -1,14 +1,11 @@
 """Options of `rollout.engine_options` that each engine supports, and the engines that run on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from quintet import hardware
 from quintet.config.composed import ComposedConfig
-from quintet.config.config_values import describe_value, problem_with
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.rollout import EngineConfig
 from quintet.config.problems import ConfigProblem
@@ -122,9 +119,9 @@ def _problem(engine: str, option: str, value: Any) -> str | None:
 
 def engine_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     """Yield a problem for each option that the run's engine does not support."""
-    engine = describe_value(composed, "rollout.engine")
+    engine = composed.describe("rollout.engine")
     for option in unsupported_options(composed.experiment):
-        yield problem_with(composed, option.key, f"{option.reason}; {engine}", option.hint)
+        yield composed.problem(option.key, f"{option.reason}; {engine}", option.hint)
 
 
 def runs_by_default(engine: str) -> bool:

@@ -1,12 +1,9 @@
 """Number of devices that a configuration asks for, compared with the processes that run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from quintet.config.composed import ComposedConfig
-from quintet.config.config_values import describe_value, value_source
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.placement import place_components
 from quintet.config.plan.steps import sft_only
@@ -81,11 +78,11 @@ def process_problems(composed: ComposedConfig, rank: RankInfo) -> Iterator[Confi
     for demand in device_demands(config):
         if demand.devices == rank.size or (rank.size == 1 and demand.keys[0] in COUNTS):
             continue
-        key = next((key for key in reversed(demand.keys) if value_source(composed, key) != "default"), demand.keys[0])
+        key = next((key for key in reversed(demand.keys) if composed.source(key) != "default"), demand.keys[0])
         running = "this is one process" if rank.size == 1 else f"torchrun started {rank.size} processes"
-        message = f"{describe_value(composed, key)}: the learner is placed on {demand.devices} devices, and {running}"
+        message = f"{composed.describe(key)}: the learner is placed on {demand.devices} devices, and {running}"
         start = "no torchrun, as `quintet …`" if demand.devices == 1 else launch_command(config, demand.devices)
-        yield ConfigProblem(key, demand.devices, value_source(composed, key), message, f"start it with {start}")
+        yield ConfigProblem(key, demand.devices, composed.source(key), message, f"start it with {start}")
 
 
 def launch_command(config: Experiment, devices: int) -> str:

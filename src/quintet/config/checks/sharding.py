@@ -3,13 +3,10 @@
 They are checked before anything is loaded, and again when a learner is sharded, with the same messages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from quintet import hardware
 from quintet.config.composed import ComposedConfig
-from quintet.config.config_values import config_value, describe_value, problem_with
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import LearnerConfig
 from quintet.config.plan.placement import place_components, split_problems
@@ -71,24 +68,24 @@ def _check_offload(composed: ComposedConfig, name: str, learner: LearnerConfig, 
         why = "one process has" if ranks == 1 else f"with {name}.sharding.policy=no_shard there are"
         key = f"{name}.memory.sharded_offload"
         hint = f"{key}=false, or, to offload whole weights, {key}=false {name}.memory.offload_parameters=true"
-        yield problem_with(composed, key, f"{why} no shards to keep on the CPU", hint)
+        yield composed.problem(key, f"{why} no shards to keep on the CPU", hint)
     elif learner.backend == "fsdp" and learner.sharding.sync_every_micro_batch:
         key = f"{name}.sharding.sync_every_micro_batch"
-        offload = describe_value(composed, f"{name}.memory.sharded_offload")
+        offload = composed.describe(f"{name}.memory.sharded_offload")
         why = f"with {offload} FSDP only uses the gradient of the last micro-batch"
-        yield problem_with(composed, key, why, f"{key}=false, or {name}.backend=fsdp2")
+        yield composed.problem(key, why, f"{key}=false, or {name}.backend=fsdp2")
 
 
 def _check_sharding_policy(composed: ComposedConfig, name: str, learner: LearnerConfig) -> Iterator[ConfigProblem]:
     split = next((part for part in WEIGHT_SPLITS if getattr(learner.parallel, part) > 1), None)
     if learner.sharding.policy == "no_shard":
         if split is not None:
-            why = f"layers that are split ({describe_value(composed, f'{name}.parallel.{split}')}) are always sharded"
+            why = f"layers that are split ({composed.describe(f'{name}.parallel.{split}')}) are always sharded"
             key = f"{name}.sharding.policy"
-            yield problem_with(composed, key, why, f"{key}=full_shard, or {key}=shard_grad_op")
+            yield composed.problem(key, why, f"{key}=full_shard, or {key}=shard_grad_op")
     elif learner.backend == "fsdp2" and learner.sharding.backward_prefetch == "post":
         key, why = f"{name}.sharding.backward_prefetch", "FSDP2 prefetches weights before it computes gradients"
-        yield problem_with(composed, key, why, f"{key}=pre, or {key}=null, or {name}.backend=fsdp")
+        yield composed.problem(key, why, f"{key}=pre, or {key}=null, or {name}.backend=fsdp")
 
 
 def _check_parallel(composed: ComposedConfig, name: str, learner: LearnerConfig) -> Iterator[ConfigProblem]:
@@ -97,17 +94,17 @@ def _check_parallel(composed: ComposedConfig, name: str, learner: LearnerConfig)
     dispatcher = learner.megatron.moe_token_dispatcher_type if learner.megatron else None
     if parallel.pipeline > 1 and parallel.sequence:
         key, why = f"{name}.parallel.sequence", "pipeline stages send unsplit hidden states"
-        yield problem_with(composed, key, why, f"{key}=false")
+        yield composed.problem(key, why, f"{key}=false")
     if parallel.pipeline > 1 and name == "actor" and _adapted(config):
         hint = f"{name}.parallel.pipeline=1; the base model is still sharded"
-        yield problem_with(composed, f"{name}.parallel.pipeline", ADAPTERS_NOT_SPLIT, hint)
+        yield composed.problem(f"{name}.parallel.pipeline", ADAPTERS_NOT_SPLIT, hint)
     if parallel.expert > 1 and dispatcher in ("alltoall_seq", "flex"):
         key = f"{name}.megatron.moe_token_dispatcher_type"
-        yield problem_with(composed, key, "only Megatron supports it", f"{key}=alltoall")
+        yield composed.problem(key, "only Megatron supports it", f"{key}=alltoall")
     if parallel.context > 1 and config.policy.attention == "eager":
-        context = describe_value(composed, f"{name}.parallel.context")
+        context = composed.describe(f"{name}.parallel.context")
         why = f"context parallelism ({context}) needs fused attention"
-        yield problem_with(composed, "policy.attention", why, "policy.attention=null, or policy.attention=sdpa")
+        yield composed.problem("policy.attention", why, "policy.attention=null, or policy.attention=sdpa")
 
 
 def _adapted(config: Experiment) -> bool:
@@ -122,8 +119,8 @@ def _check_full_kl(composed: ComposedConfig) -> Iterator[ConfigProblem]:
         return
     for degree in VOCABULARY_SPLITS:
         key, actor_key = f"reference.parallel.{degree}", f"actor.parallel.{degree}"
-        expected = config_value(config, actor_key)
-        if config_value(config, key) != expected:
-            why = f"{describe_value(composed, actor_key)}, and a full KL divergence needs the same for both"
+        expected = composed.value(actor_key)
+        if composed.value(key) != expected:
+            why = f"{composed.describe(actor_key)}, and a full KL divergence needs the same for both"
             hint = f"{key}={format_value(expected)}, or algorithm.kl.estimator=k3"
-            yield problem_with(composed, key, why, hint)
+            yield composed.problem(key, why, hint)

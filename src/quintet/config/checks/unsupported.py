@@ -1,7 +1,5 @@
 """Values that this version, or the engine or backend of the run, does not support."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,8 +16,7 @@ from quintet.config.checks.processes import (
     torchrun_command,
 )
 from quintet.config.checks.sharding import sharding_problems
-from quintet.config.composed import ComposedConfig
-from quintet.config.config_values import config_value, with_value
+from quintet.config.composed import ComposedConfig, config_value, with_value
 from quintet.config.dotted import flatten
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.section import Section

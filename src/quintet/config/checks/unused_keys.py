@@ -1,7 +1,5 @@
 """Keys that were set and have no effect because of the value of another key."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 

@@ -1,12 +1,9 @@
 """Warnings about settings that are valid and probably unwise, one line each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from quintet.config.composed import ComposedConfig
-from quintet.config.config_values import config_value, describe_value
+from quintet.config.composed import ComposedConfig, config_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batch_arithmetic import BatchArithmetic
 from quintet.config.plan.batches import max_sequence_tokens, micro_batch_limits
@@ -49,7 +46,7 @@ class PlannedRun:
 
     def setting(self, key: str) -> str:
         """Return key, value and source of a setting."""
-        return describe_value(self.composed, key)
+        return self.composed.describe(key)
 
 
 def advice(planned: PlannedRun) -> tuple[str, ...]:

@@ -1,13 +1,10 @@
 """Numbers of episodes, optimizer steps, validations and checkpoints of a run, computed at every load."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quintet.config.composed import ComposedConfig
-from quintet.config.config_values import config_value, describe_value, problem_with
 from quintet.config.divisors import nearest_divisor
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.mixed_envs import mixture_problems
@@ -81,12 +78,12 @@ def _check_division(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     if groups * samples % parts == 0:
         return
     key, episodes = "training.mini_batches", groups * samples
-    factors = [describe_value(composed, f"training.{name}") for name in ("groups_per_step", "samples_per_group")]
+    factors = [composed.describe(f"training.{name}") for name in ("groups_per_step", "samples_per_group")]
     unit = parts // math.gcd(parts, samples)
     sizes = filter(None, (groups - groups % unit, groups - groups % unit + unit))
     changes = (f"{key}={nearest_divisor(episodes, parts)}", *(f"training.groups_per_step={size}" for size in sizes))
     problem = f"it does not divide the {episodes:,} episodes of a step, {' × '.join(factors)}"
-    yield problem_with(composed, key, problem, f"nearest valid value: {', or '.join(changes)}")
+    yield composed.problem(key, problem, f"nearest valid value: {', or '.join(changes)}")
 
 
 def _check_groups(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -95,14 +92,14 @@ def _check_groups(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     if advantage.needs_several_samples and config.training.samples_per_group < 2:
         problem = f"{advantage.name} compares the episodes of a group, and a group has one"
         hint = "at least: training.samples_per_group=2, or algorithm.advantage.name=gae"
-        yield problem_with(composed, "training.samples_per_group", problem, hint)
+        yield composed.problem("training.samples_per_group", problem, hint)
 
 
 def _check_teacher(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     config = composed.experiment
     if config.algorithm.loss.needs_teacher and config.reference.path is None:
         problem = "this loss needs a teacher model, and none is set"
-        yield problem_with(composed, "algorithm.loss.name", problem, "reference.path=DIRECTORY")
+        yield composed.problem("algorithm.loss.name", problem, "reference.path=DIRECTORY")
 
 
 def _check_files(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -117,7 +114,7 @@ def _check_files(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     if config.envs:
         problem = f"{', '.join(config.envs)} make their own start states and read no files"
         hint = "envs={} env.name=prompts, or data=null"
-    yield problem_with(composed, "data.train_files", problem, hint)
+    yield composed.problem("data.train_files", problem, hint)
 
 
 def _check_preset(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -125,7 +122,7 @@ def _check_preset(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     if preset is not None and preset not in PRESET_CONTEXTS:
         close = nearest(preset, PRESET_CONTEXTS)
         hint = (f"did you mean policy.preset={close}? " if close else "") + f"known: {', '.join(PRESET_CONTEXTS)}"
-        yield problem_with(composed, "policy.preset", "no such preset", hint)
+        yield composed.problem("policy.preset", "no such preset", hint)
 
 
 def _check_context(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -137,22 +134,22 @@ def _check_context(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     key, other = "rollout.max_prompt_tokens", "rollout.max_response_tokens"
     if response >= limit:
         key, other, prompt, response = other, key, response, prompt
-    problem = f"with {describe_value(composed, other)} it exceeds the {limit} tokens of policy.preset = "
+    problem = f"with {composed.describe(other)} it exceeds the {limit} tokens of policy.preset = "
     half = "" if response < limit else f" {other}={limit // 2}"
     hint = f"nearest valid value: {key}={limit // 2 if half else limit - response}{half}"
     larger = [name for name, tokens in PRESET_CONTEXTS.items() if tokens >= prompt + response]
     hint += f", or policy.preset={larger[0]}" if larger else ", or policy.path=DIRECTORY policy.preset=null"
-    yield problem_with(composed, key, f"{problem}{config.policy.preset}", hint)
+    yield composed.problem(key, f"{problem}{config.policy.preset}", hint)
 
 
 def _check_warmup(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     """Refuse a warm-up given both as a ratio and as a number of steps."""
     for section in ("actor", "critic", "warm_start", "sft"):
-        optimizer = config_value(composed.experiment, f"{section}.optimizer")
+        optimizer = composed.value(f"{section}.optimizer")
         if optimizer is not None and optimizer.warmup_ratio and optimizer.warmup_steps:
             key, steps = f"{section}.optimizer.warmup_ratio", f"{section}.optimizer.warmup_steps"
-            problem = f"{describe_value(composed, steps)} takes precedence"
-            yield problem_with(composed, key, problem, f"{steps}=0, or {key}=0")
+            problem = f"{composed.describe(steps)} takes precedence"
+            yield composed.problem(key, problem, f"{steps}=0, or {key}=0")
 
 
 CHECKS = (

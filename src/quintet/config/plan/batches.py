@@ -1,7 +1,5 @@
 """Micro-batches of each rank in one optimizer step."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

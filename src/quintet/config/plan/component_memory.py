@@ -3,8 +3,6 @@
 Not included: CUDA context, communication buffers, fragmentation and graphs, together two to four GiB.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Peak memory of every device. Colocated components take turns: one computes while the others are idle."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,12 +1,9 @@
 """Check that a run fits into device memory, and suggest the settings that save most."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from quintet.config.composed import ComposedConfig
-from quintet.config.config_values import config_value, value_source, with_value
+from quintet.config.composed import ComposedConfig, config_value, with_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batches import max_sequence_tokens, micro_batch_limits
 from quintet.config.plan.memory import GIB, MemoryPeak, MemoryPlan, plan_memory
@@ -61,7 +58,7 @@ def memory_problems(
     fits = savings and savings[-1].total <= device_bytes
     hint = f"what helps most: {steps}" if savings else "use more devices or a smaller model"
     hint += "" if fits or not savings else "; more devices for the rest"
-    value, source = config_value(composed.experiment, key), value_source(composed, key)
+    value, source = composed.value(key), composed.source(key)
     yield ConfigProblem(key, value, source, problem, composed.translate_hint(hint))
 
 

@@ -1,12 +1,9 @@
 """Checks of `envs`, several envs in one run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 
 from quintet.config.composed import ComposedConfig
-from quintet.config.config_values import problem_with, value_source
 from quintet.config.native.envs import FrozenLakeConfig
 from quintet.config.native.mixed_envs import ALL_ENVS
 from quintet.config.problems import ConfigProblem, setting_problem
@@ -26,7 +23,7 @@ def mixture_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
         if entry.env.name == "prompts":
             key = f"envs.{name}.env.name"
             problem, hint = "prompts from files cannot be mixed with envs", f"leave envs.{name} out, for a separate run"
-            yield setting_problem(key, "prompts", value_source(composed, key), problem, hint)
+            yield setting_problem(key, "prompts", composed.source(key), problem, hint)
 
 
 def _check_no_single_env(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -37,7 +34,7 @@ def _check_no_single_env(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     if names:
         name = next((name for name in names if getattr(env, name) != getattr(default, name, None)), names[0])
         problem = f"the run uses the envs {', '.join(composed.experiment.envs)} from `envs`, not `env`"
-        yield problem_with(composed, f"env.{name}", problem, "leave `env` out, and set its keys in one of `envs`")
+        yield composed.problem(f"env.{name}", problem, "leave `env` out, and set its keys in one of `envs`")
 
 
 def _check_name(composed: ComposedConfig, name: str) -> Iterator[ConfigProblem]:

@@ -4,8 +4,6 @@ Supported are decoders like Llama: Llama, Mistral, Qwen 2 and 3, Gemma, mixtures
 latent attention, and the language model of a vision-language model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Shapes of a run's models, from `config.json` in a directory or in the cache of the Hugging Face hub."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -10,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quintet.config.config_values import config_value
+from quintet.config.composed import config_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.model_shapes import PRESET_SHAPES, ModelShape, UnreadableConfigError, read_shape
 

@@ -1,7 +1,5 @@
 """Parallelism of a model over devices, and which degrees cannot work."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Devices of each component of a run, and checks of that placement."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -9,7 +7,6 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from quintet.config.composed import ComposedConfig
-from quintet.config.config_values import config_value, describe_value, problem_with
 from quintet.config.divisors import divisors, nearest_number
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.model_shapes import ModelShape
@@ -176,11 +173,11 @@ def _check_cluster(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     nodes, per_node, visible = placement.nodes, placement.devices_per_node, placement.visible_devices
     if nodes * per_node > MAX_DEVICES:
         key = "placement.nodes" if nodes > per_node else "placement.devices_per_node"
-        yield problem_with(composed, key, f"that would be {nodes * per_node:,} devices")
+        yield composed.problem(key, f"that would be {nodes * per_node:,} devices")
     if visible and len(visible) < per_node:
-        key, problem = "placement.devices_per_node", describe_value(composed, "placement.visible_devices")
+        key, problem = "placement.devices_per_node", composed.describe("placement.visible_devices")
         hint = f"nearest valid value: {key}={len(visible)}, or placement.visible_devices=null"
-        yield problem_with(composed, key, f"{problem} are fewer", hint)
+        yield composed.problem(key, f"{problem} are fewer", hint)
 
 
 def _check_missing(composed: ComposedConfig, placement: Placement, component: Component) -> Iterator[ConfigProblem]:
@@ -192,15 +189,15 @@ def _check_missing(composed: ComposedConfig, placement: Placement, component: Co
     size = f"{placement.nodes} × {placement.devices_per_node}"
     problem = f"there are {num_devices} devices ({size}), the last is {last}"
     existing = [device for device in component.devices if device <= last] or [last]
-    yield problem_with(composed, key, problem, f"nearest valid value: {key}={existing}, or placement.nodes={nodes}")
+    yield composed.problem(key, problem, f"nearest valid value: {key}={existing}, or placement.nodes={nodes}")
 
 
 def _check_workers(composed: ComposedConfig, component: Component) -> Iterator[ConfigProblem]:
     key, count = f"placement.{component.name}.devices_per_worker", len(component.devices)
-    size = config_value(composed.experiment, key)
+    size = composed.value(key)
     if sft_only(composed.experiment) is None and count % size:
         hint = f"nearest valid value: {key}={nearest_number(size, divisors(count))}"
-        yield problem_with(composed, key, f"it does not divide the {count} devices", hint)
+        yield composed.problem(key, f"it does not divide the {count} devices", hint)
 
 
 def split_problems(
@@ -212,7 +209,7 @@ def split_problems(
         key = _key(name, part)
         size = nearest_size(parallelism, part, count, shape)
         hint = f"nearest valid value: {key}={size}" if size else None
-        yield problem_with(composed, key, problem, f"{hint}; {STARTED}" if count == 1 and hint else hint)
+        yield composed.problem(key, problem, f"{hint}; {STARTED}" if count == 1 and hint else hint)
 
 
 def _key(component: str, part: str) -> str:

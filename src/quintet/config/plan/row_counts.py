@@ -1,7 +1,5 @@
 """Number of rows in data files, counted without reading their contents, and the steps that follow from it."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,14 +1,11 @@
 """The complete plan of a run, for `quintet plan` as a table and as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from quintet.config.composed import ComposedConfig
-from quintet.config.config_values import problem_with
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.mixed_envs import RunEnv
 from quintet.config.native.training import SftConfig
@@ -97,7 +94,7 @@ def _too_few_rows(composed: ComposedConfig, data: TrainingRows | None) -> Iterat
     if data is None or data.rows is None or not data.sets_steps or composed.experiment.validation.only:
         return
     if data.rows < data.batch:
-        yield problem_with(composed, batch_key(composed.experiment), *too_few_rows(composed.experiment, data.rows))
+        yield composed.problem(batch_key(composed.experiment), *too_few_rows(composed.experiment, data.rows))
 
 
 def _numbers(plan: RunPlan) -> dict[str, Any]:

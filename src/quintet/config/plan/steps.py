@@ -1,7 +1,5 @@
 """Number of steps of a run that learns from the rows of data files."""
 
-from __future__ import annotations
-
 import math
 
 from quintet.config.native.experiment import Experiment
