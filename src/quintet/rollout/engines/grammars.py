@@ -75,11 +75,11 @@ class GrammarCompiler:
         limits = LLParserLimits(initial_lexer_fuel=MAX_LEXER_FUEL, verbose_errors=False)
         matcher = LLMatcher(self._ll_tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
-            raise ValueError(f"{kind}: {matcher.get_error()}")
+            raise ValueError(f"{kind}: {matcher.get_error().strip()}")
         # the first mask takes the longest, and detects that there is no first token
         matcher.compute_bitmask()
         if matcher.is_error():
-            raise ValueError(f"{kind}: no text of the tokenizer's vocabulary conforms ({matcher.get_error()})")
+            raise ValueError(f"{kind}: {_cause(matcher)}")
         return matcher
 
     @functools.cached_property
@@ -113,8 +113,14 @@ class TokenMatcher:
         allowed[[token for token in self._eos_tokens if token < len(allowed)]] = False
         allowed[[token for token in self._stop_token_ids if token < len(allowed)]] = self.matcher.is_accepting()
         if self.matcher.is_error() or not allowed.any():
-            self.error = self.matcher.get_error() or "only a stop token could follow, and the text is incomplete"
+            self.error = _cause(self.matcher)
             allowed[:] = True
+
+
+def _cause(matcher: LLMatcher) -> str:
+    """Why no token may follow."""
+    error = matcher.get_error().partition("\n")[0]
+    return error if error and "NoExtension" not in error else "no text of the tokenizer's vocabulary conforms"
 
 
 def allowed_tokens(matchers: Sequence[TokenMatcher], vocab_size: int) -> npt.NDArray[np.bool_]:
