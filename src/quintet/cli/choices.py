@@ -16,7 +16,6 @@ from quintet.config.native.envs import CustomEnvConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import LearnerConfig
 from quintet.config.native.losses import CustomLossConfig
-from quintet.config.plan.steps import sft_only
 from quintet.config.problems import ConfigProblem, raise_problems
 from quintet.config.schema import format_value
 from quintet.config.torchrun import current_rank
@@ -155,7 +154,7 @@ def _learners(config: Experiment) -> list[str]:
     """Return the learners of the run."""
     if config.evaluation is not None:
         return []
-    has_rl = sft_only(config) is None
+    has_rl = config.sft_only is None
     present = {"critic": config.needs_critic, "reference": config.needs_reference}
     return ["actor", *(name for name, needed in present.items() if needed and has_rl)]
 

@@ -22,7 +22,7 @@ from quintet.config.native.learners import ShardingConfig
 from quintet.config.native.placement import PlacementConfig
 from quintet.config.native.section import Section
 from quintet.config.native.tracking import TrackingConfig
-from quintet.config.plan.memory_fit import format_bytes
+from quintet.config.plan.memory import format_bytes
 from quintet.kernels.build import KERNELS_VARIABLE, find_compiler
 from quintet.registry import Registry
 

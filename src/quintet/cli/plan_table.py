@@ -14,11 +14,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from quintet.config.plan.component_memory import MemoryUse
-from quintet.config.plan.memory import MemoryPeak
-from quintet.config.plan.memory_fit import format_bytes
+from quintet.config.plan.memory import MemoryPeak, format_bytes
 from quintet.config.plan.placement import Component, Placement, format_ranges
+from quintet.config.plan.row_counts import num_epochs
 from quintet.config.plan.run_plan import RunPlan, describe_run
-from quintet.config.plan.steps import num_epochs, sft_only
 from quintet.config.problems import ConfigProblem
 
 WIDTH = 100
@@ -105,7 +104,7 @@ def _arithmetic_rows(plan: RunPlan) -> Iterator[Row]:
     if config.evaluation is not None:
         yield "prompts", _number(numbers["rows"]), "with stored responses"
         yield "k", ", ".join(map(str, numbers["samples"])), "of pass@k and maj@k, up to the number of responses"
-    elif sft_only(config) is not None:
+    elif config.sft_only is not None:
         yield from _sft_rows(plan)
     elif numbers:
         yield from _step_rows(plan)

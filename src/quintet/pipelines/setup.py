@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.training import WarmStartConfig
-from quintet.config.plan.steps import num_steps
+from quintet.config.plan.row_counts import num_steps
 from quintet.data.prompt_dataset import PromptDataset, iter_training_texts
 from quintet.envs.factory import build_env
 from quintet.envs.start_states import env_index, env_seed

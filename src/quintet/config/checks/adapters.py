@@ -12,7 +12,6 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.native.policy import LoraConfig
 from quintet.config.plan.model_shapes import ModelShape
 from quintet.config.plan.models import config_file, find_models, policy_path
-from quintet.config.plan.steps import sft_only
 from quintet.config.problems import ConfigProblem
 
 ALL_LINEAR = "all-linear"
@@ -58,7 +57,7 @@ def adapter_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
 def _lora_sections(config: Experiment) -> Iterator[tuple[str, LoraConfig]]:
     if config.sft is not None and config.sft.lora is not None:
         yield "sft.lora", config.sft.lora
-    if sft_only(config) is None and config.policy.lora is not None:
+    if config.sft_only is None and config.policy.lora is not None:
         yield "policy.lora", config.policy.lora
 
 

@@ -15,7 +15,6 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import LearnerConfig
 from quintet.config.native.megatron import MegatronConfig
 from quintet.config.plan.models import find_models
-from quintet.config.plan.steps import sft_only
 from quintet.config.problems import ConfigProblem
 from quintet.config.schema import format_value
 
@@ -100,7 +99,7 @@ def megatron_option_problems(composed: ComposedConfig) -> Iterator[ConfigProblem
 
 def _megatron_learners(config: Experiment) -> dict[str, LearnerConfig]:
     """Return the sections of the learners of the run that use Megatron."""
-    rl = sft_only(config) is None
+    rl = config.sft_only is None
     needed = {"actor": True, "critic": rl and config.needs_critic, "reference": rl and config.needs_reference}
     sections: dict[str, LearnerConfig] = {name: getattr(config, name) for name in needed if needed[name]}
     return {name: learner for name, learner in sections.items() if learner.backend == "megatron"}
@@ -140,7 +139,7 @@ def _check_degrees(composed: ComposedConfig, learners: Mapping[str, LearnerConfi
 
 def _check_divergence(composed: ComposedConfig, learners: Mapping[str, LearnerConfig]) -> Iterator[ConfigProblem]:
     """Check that a KL divergence over the full vocabulary has actor and reference on the same backend."""
-    kl = composed.experiment.algorithm.kl if sft_only(composed.experiment) is None else None
+    kl = composed.experiment.algorithm.kl if composed.experiment.sft_only is None else None
     if kl is not None and kl.estimator == "full" and ("actor" in learners) != ("reference" in learners):
         key, why = "algorithm.kl.estimator", "actor and reference have different backends"
         hint = f"reference.backend={composed.experiment.actor.backend}, or {key}=k3"

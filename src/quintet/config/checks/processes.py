@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.placement import place_components
-from quintet.config.plan.steps import sft_only
 from quintet.config.problems import ConfigProblem
 from quintet.config.torchrun import RankInfo, current_rank
 
@@ -26,7 +25,7 @@ class DeviceDemand:
 def device_demands(config: Experiment) -> list[DeviceDemand]:
     """Return the demands of supervised fine-tuning and of reinforcement learning, if the run has them."""
     demands = [] if config.sft is None else [DeviceDemand((SFT_DEVICES,), config.sft.devices)]
-    actor = None if sft_only(config) else place_components(config).of("actor")
+    actor = None if config.sft_only else place_components(config).of("actor")
     if actor is not None:
         demands.append(DeviceDemand((*COUNTS, "placement.actor.devices"), actor.num_processes))
     return demands
@@ -53,7 +52,7 @@ def planned_rank(config: Experiment) -> RankInfo:
     if rank.size > 1 or len(counts) != 1:
         return rank
     devices = counts.pop()
-    nodes = 1 if sft_only(config) else config.placement.nodes
+    nodes = 1 if config.sft_only else config.placement.nodes
     return RankInfo(0, devices, 0, devices if devices % nodes else devices // nodes)
 
 
@@ -87,14 +86,14 @@ def process_problems(composed: ComposedConfig, rank: RankInfo) -> Iterator[Confi
 
 def launch_command(config: Experiment, devices: int) -> str:
     """Return the torchrun command for that many devices, in backquotes."""
-    nodes = 1 if sft_only(config) else config.placement.nodes
+    nodes = 1 if config.sft_only else config.placement.nodes
     nodes_option = f"--nnodes {nodes} " if nodes > 1 and devices % nodes == 0 else ""
     per_node = devices // nodes if nodes_option else devices
-    return f"`torchrun {nodes_option}--nproc-per-node {per_node} -m quintet {'sft' if sft_only(config) else 'train'} …`"
+    return f"`torchrun {nodes_option}--nproc-per-node {per_node} -m quintet {'sft' if config.sft_only else 'train'} …`"
 
 
 def torchrun_command(config: Experiment) -> str | None:
     """Return the torchrun command of a run that needs several processes and no cluster, None for any other."""
     rank = planned_rank(config)
-    is_placed = sft_only(config) is not None or placement_keys_satisfied_by_processes(config, rank).issuperset(COUNTS)
+    is_placed = config.sft_only is not None or placement_keys_satisfied_by_processes(config, rank).issuperset(COUNTS)
     return launch_command(config, rank.size).strip("`") if rank.size > 1 and is_placed else None

@@ -72,6 +72,11 @@ class Experiment(Section):
     """Checkpoints."""
 
     @property
+    def sft_only(self) -> SftConfig | None:
+        """The section `sft` if the run is supervised fine-tuning without reinforcement learning after it."""
+        return None if self.sft is None or self.sft.then_reinforce else self.sft
+
+    @property
     def needs_critic(self) -> bool:
         return self.algorithm.advantage.trains_critic
 

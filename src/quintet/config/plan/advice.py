@@ -7,12 +7,10 @@ from quintet.config.composed import ComposedConfig, config_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batch_arithmetic import BatchArithmetic
 from quintet.config.plan.batches import max_sequence_tokens, micro_batch_limits
-from quintet.config.plan.memory import MemoryPlan
-from quintet.config.plan.memory_fit import format_bytes, memory_savings
+from quintet.config.plan.memory import MemoryPlan, format_bytes, memory_savings
 from quintet.config.plan.models import Models
 from quintet.config.plan.placement import Placement, format_ranges, nearest_batches
 from quintet.config.plan.row_counts import TrainingRows
-from quintet.config.plan.steps import sft_only
 
 LARGE_RATE = 1e-4
 """Learning rate above which full-parameter training of a pretrained model usually diverges."""
@@ -52,7 +50,7 @@ class PlannedRun:
 def advice(planned: PlannedRun) -> tuple[str, ...]:
     """Return all warnings, those that affect results first."""
     checks: tuple[Callable[[PlannedRun], Iterator[str]], ...] = (_devices, _tight, _family)
-    if sft_only(planned.config) is None and planned.config.evaluation is None:
+    if planned.config.sft_only is None and planned.config.evaluation is None:
         learning = (_rate, _warmup, _divergence, _context, _history, _validation, _budgets, _uneven, _recompute, _cache)
         checks = (*learning, *checks)
     return tuple(line for check in checks for line in check(planned))

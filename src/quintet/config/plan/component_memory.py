@@ -147,15 +147,11 @@ def idle_memory(config: Experiment, name: str, active: MemoryUse) -> MemoryUse:
         offloaded = {"weights": bool(config.reward and config.reward.model and config.reward.model.offload_parameters)}
     else:
         memory = getattr(config, name).memory
-        weights = memory.offload_parameters and not (name == "actor" and _engine_shares_weights(config))
+        # the embedded engine generates with the learner's float32 weights, which then cannot be offloaded
+        engine = config.rollout.engine == "hf" and (config.rollout.engine_options.dtype or config.policy.dtype)
+        weights = memory.offload_parameters and not (name == "actor" and engine == "float32")
         offloaded = {"weights": weights, "optimizer": memory.offload_optimizer}
     return MemoryUse(**{part: 0 if is_offloaded else getattr(active, part) for part, is_offloaded in offloaded.items()})
-
-
-def _engine_shares_weights(config: Experiment) -> bool:
-    """Return whether the embedded engine generates with the learner's weights, which then cannot be offloaded."""
-    engine = config.rollout.engine_options.dtype or config.policy.dtype
-    return config.rollout.engine == "hf" and engine == "float32"
 
 
 def _learner(placed: PlacedModel) -> MemoryUse:

@@ -12,7 +12,6 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.plan.model_shapes import ModelShape
 from quintet.config.plan.models import Models, find_models
 from quintet.config.plan.parallelism import Parallelism, learner_parallelism, nearest_size, parallelism_problems
-from quintet.config.plan.steps import sft_only
 from quintet.config.problems import ConfigProblem, raise_problems
 
 LEARNERS = ("actor", "reference", "critic")
@@ -90,7 +89,7 @@ def place_components(config: Experiment) -> Placement:
         Component(name, _devices(config, name), _parallelism(config, name)) for name in _components(config)
     )
     # fine-tuning without reinforcement learning has its own key for devices
-    tuned = 0 if (stage := sft_only(config)) is None else -(-stage.devices // placement.nodes)
+    tuned = 0 if (stage := config.sft_only) is None else -(-stage.devices // placement.nodes)
     per_node = max(placement.devices_per_node, _engine_devices(config), tuned)
     return Placement(placement.nodes, per_node, placement.colocated, components)
 
@@ -99,7 +98,7 @@ def _components(config: Experiment) -> list[str]:
     """Return the names of the components that need devices; text envs need none."""
     if config.evaluation is not None:
         return []
-    if sft_only(config) is not None:
+    if config.sft_only is not None:
         return ["actor"]
     needed = {
         "actor": True,
@@ -113,7 +112,7 @@ def _components(config: Experiment) -> list[str]:
 
 
 def _devices(config: Experiment, name: str) -> tuple[int, ...]:
-    if (stage := sft_only(config)) is not None:
+    if (stage := config.sft_only) is not None:
         return tuple(range(stage.devices))
     if name == "rollout" and (count := _engine_devices(config)):
         return tuple(range(count))
@@ -184,7 +183,7 @@ def _check_missing(composed: ComposedConfig, placement: Placement, component: Co
     num_devices = len(placement.devices)
     if not component.devices or component.devices[-1] < num_devices:
         return
-    key = "sft.devices" if sft_only(composed.experiment) else f"placement.{component.name}.devices"
+    key = "sft.devices" if composed.experiment.sft_only else f"placement.{component.name}.devices"
     nodes, last = component.devices[-1] // placement.devices_per_node + 1, num_devices - 1
     size = f"{placement.nodes} × {placement.devices_per_node}"
     problem = f"there are {num_devices} devices ({size}), the last is {last}"
@@ -195,7 +194,7 @@ def _check_missing(composed: ComposedConfig, placement: Placement, component: Co
 def _check_workers(composed: ComposedConfig, component: Component) -> Iterator[ConfigProblem]:
     key, count = f"placement.{component.name}.devices_per_worker", len(component.devices)
     size = composed.value(key)
-    if sft_only(composed.experiment) is None and count % size:
+    if composed.experiment.sft_only is None and count % size:
         hint = f"nearest valid value: {key}={nearest_number(size, divisors(count))}"
         yield composed.problem(key, f"it does not divide the {count} devices", hint)
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from quintet.config.native.data import DataConfig
 from quintet.config.native.experiment import Experiment
-from quintet.config.plan.steps import learns_from_files, num_epochs, num_steps, rows_per_step, sft_only
+from quintet.errors import ConfigError
 
 MAX_TEXT_BYTES = 256 << 20
 """Text files have to be read through: larger ones are not counted. Parquet files say it in their footer."""
@@ -47,7 +48,7 @@ def count_training_rows(config: Experiment) -> TrainingRows | None:
     validation_rows = _count_dataset(data, data.validation_files or data.train_files, data.validation_rows)
     batch, sets_steps = rows_per_step(config), num_epochs(config) is not None
     steps = num_steps(config, rows) if sets_steps and rows is not None and rows >= batch else None
-    filtered = data.filter_long_prompts and sft_only(config) is None
+    filtered = data.filter_long_prompts and config.sft_only is None
     return TrainingRows(rows, batch, steps, sets_steps, filtered, validation_rows)
 
 
@@ -105,3 +106,55 @@ COUNTERS: Mapping[str, Callable[[Path], int]] = {
     ".csv": _count_csv,
 }
 """Function that counts the rows of a file, by suffix."""
+
+
+def learns_from_files(config: Experiment) -> bool:
+    """Return whether prompts or demonstrations come from data files, not from an env."""
+    stage = config.sft_only
+    return stage.episodes is None if stage else config.env.name == "prompts"
+
+
+def batch_key(config: Experiment) -> str:
+    """Return the key that sets the rows per step."""
+    return "sft.batch" if config.sft_only else "training.groups_per_step"
+
+
+def rows_per_step(config: Experiment) -> int:
+    """Return the value of `batch_key`."""
+    stage = config.sft_only
+    return stage.batch if stage else config.training.groups_per_step
+
+
+def num_epochs(config: Experiment) -> int | None:
+    """Return the passes over the rows, None if `training.steps` sets the number of steps."""
+    if stage := config.sft_only:
+        return stage.epochs
+    return config.data.epochs if config.data else None
+
+
+def num_steps(config: Experiment, rows: int) -> int:
+    """Return the steps of a run on that many rows: full batches per epoch × epochs, at most `data.max_steps`.
+
+    `training.steps` applies if no number of epochs is set.
+
+    Raises:
+        ConfigError: the rows do not fill one step.
+    """
+    epochs, batch = num_epochs(config), rows_per_step(config)
+    if epochs is None:
+        return config.training.steps
+    if rows < batch and not config.validation.only:
+        problem, hint = too_few_rows(config, rows)
+        raise ConfigError(f"{batch_key(config)} = {batch}: {problem}", key=batch_key(config), value=batch, hint=hint)
+    steps, max_steps = rows // batch * epochs, config.data.max_steps if config.data else None
+    return steps if max_steps is None else min(steps, max_steps)
+
+
+def too_few_rows(config: Experiment, rows: int) -> tuple[str, str]:
+    """Return problem and hint for data that do not fill one step."""
+    counted = f"{rows:,} row{'' if rows == 1 else 's'}"
+    parts = 1 if config.sft_only else config.training.mini_batches
+    unit = parts // math.gcd(parts, config.training.samples_per_group)
+    batch = rows - rows % unit or rows
+    hint = f"nearest valid value: {batch_key(config)}={batch}" if rows else "add rows"
+    return f"the data have {counted}, which do not fill one step", hint

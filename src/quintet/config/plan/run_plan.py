@@ -1,6 +1,6 @@
 """The complete plan of a run, for `quintet plan` as a table and as JSON."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -18,13 +18,11 @@ from quintet.config.plan.batches import (
     rank_workload,
     sft_passes_per_step,
 )
-from quintet.config.plan.memory import plan_memory
-from quintet.config.plan.memory_fit import memory_problems
+from quintet.config.plan.memory import memory_problems, plan_memory
 from quintet.config.plan.models import Models, find_models, policy_path
 from quintet.config.plan.placement import Placement, place_components, placement_problems
-from quintet.config.plan.row_counts import TrainingRows, count_rows, count_training_rows
-from quintet.config.plan.steps import batch_key, sft_only, too_few_rows
-from quintet.config.problems import ConfigProblem, raise_problems
+from quintet.config.plan.row_counts import TrainingRows, batch_key, count_rows, count_training_rows, too_few_rows
+from quintet.config.problems import raise_problems
 from quintet.config.schema import format_value
 
 CLIPPED_RATIO = ("ppo", "decoupled_ppo", "gspo", "cispo", "clip_cov", "distillation")
@@ -40,13 +38,13 @@ class RunPlan(PlannedRun):
         """Counts by name; None if a number is not known yet."""
         if (evaluation := self.config.evaluation) is not None:
             return {"rows": count_rows([evaluation.path]), "samples": list(evaluation.samples)}
-        stage = sft_only(self.config)
+        stage = self.config.sft_only
         return _numbers(self) if stage is None else _numbers_of_fine_tuning(self, stage)
 
     @property
     def workloads(self) -> Mapping[str, RankWorkload]:
         """Work of one data-parallel rank of each learner in reinforcement learning."""
-        names = () if sft_only(self.config) else ("actor", "critic")
+        names = () if self.config.sft_only else ("actor", "critic")
         learners = filter(None, map(self.placement.of, names))
         return {learner.name: rank_workload(self.config, learner.name, learner.copies) for learner in learners}
 
@@ -76,8 +74,9 @@ def plan_run(composed: ComposedConfig, device_bytes: int | None = None) -> RunPl
         ConfigError: one message names every key that cannot work.
     """
     config = composed.experiment
-    data, stage = count_training_rows(config), sft_only(config)
-    raise_problems(_too_few_rows(composed, data))
+    data, stage = count_training_rows(config), config.sft_only
+    if data and data.sets_steps and data.rows is not None and data.rows < data.batch and not config.validation.only:
+        raise_problems([composed.problem(batch_key(config), *too_few_rows(config, data.rows))])
     steps = data.steps if data and data.sets_steps else config.training.steps
     if stage and stage.episodes:
         steps = None
@@ -88,13 +87,6 @@ def plan_run(composed: ComposedConfig, device_bytes: int | None = None) -> RunPl
         raise_problems(memory_problems(composed, placement, models, device_bytes))
     memory = plan_memory(config, placement, models, device_bytes)
     return RunPlan(composed, counts, steps, data, placement, models, memory, device_bytes)
-
-
-def _too_few_rows(composed: ComposedConfig, data: TrainingRows | None) -> Iterator[ConfigProblem]:
-    if data is None or data.rows is None or not data.sets_steps or composed.experiment.validation.only:
-        return
-    if data.rows < data.batch:
-        yield composed.problem(batch_key(composed.experiment), *too_few_rows(composed.experiment, data.rows))
 
 
 def _numbers(plan: RunPlan) -> dict[str, Any]:
@@ -147,7 +139,7 @@ def describe_run(config: Experiment, models: Models) -> dict[str, str]:
         scorer = config.evaluation.function or "the verifier of each row's source"
         return lines | {"responses": config.evaluation.path, "scored by": scorer}
     lines |= {"policy": _policy(config, models), **_env_lines(config)}
-    if sft_only(config) or config.validation.only:
+    if config.sft_only or config.validation.only:
         return lines
     return lines | {"algorithm": _algorithm(config)}
 
@@ -155,7 +147,7 @@ def describe_run(config: Experiment, models: Models) -> dict[str, str]:
 def _kind(config: Experiment) -> str:
     if config.evaluation is not None:
         return "evaluation of stored answers"
-    if sft_only(config) is not None:
+    if config.sft_only is not None:
         return "supervised fine-tuning"
     if config.validation.only:
         return "validation only"
@@ -178,7 +170,7 @@ def _env_lines(config: Experiment) -> dict[str, str]:
     lines = {}
     if config.data is not None and config.data.train_files:
         lines["data"] = ", ".join(config.data.train_files)
-    stage = sft_only(config)
+    stage = config.sft_only
     if stage is not None and not stage.episodes:
         return lines
     envs = "; ".join(_env(env, config) for env in config.run_envs)

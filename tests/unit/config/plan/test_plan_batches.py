@@ -19,9 +19,8 @@ from quintet.config.plan.batches import (
     rank_workload,
     sft_passes_per_step,
 )
-from quintet.config.plan.row_counts import count_rows, count_training_rows
+from quintet.config.plan.row_counts import count_rows, count_training_rows, num_steps
 from quintet.config.plan.run_plan import plan_run
-from quintet.config.plan.steps import num_steps
 from quintet.errors import ConfigError
 
 FOOTER = (

@@ -17,8 +17,7 @@ from quintet.config.plan.component_memory import (
     attention_bytes,
     lora_parameters,
 )
-from quintet.config.plan.memory import GIB
-from quintet.config.plan.memory_fit import format_bytes, memory_problems
+from quintet.config.plan.memory import GIB, format_bytes, memory_problems
 from quintet.config.plan.model_shapes import ModelShape, read_shape
 from quintet.config.plan.models import find_models
 from quintet.config.plan.placement import place_components
