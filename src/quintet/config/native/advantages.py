@@ -1,7 +1,5 @@
 """Configuration of each advantage estimator, and what the estimator needs of a run."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Algorithm: advantages, loss, KL divergence, reward shaping and rollout correction."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Prompts from files, scoring of responses, and stored responses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """Configuration of each environment."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Configuration of one run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated
 

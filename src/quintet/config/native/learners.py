@@ -1,7 +1,5 @@
 """Learners: optimizer, micro-batches, parallelism, sharding and memory."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt

@@ -1,7 +1,5 @@
 """Configuration of each policy loss, and what the loss needs of a run."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 

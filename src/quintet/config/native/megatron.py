@@ -1,7 +1,5 @@
 """Options of the Megatron learner."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import PositiveInt

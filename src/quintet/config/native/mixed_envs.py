@@ -1,7 +1,5 @@
 """The envs of a run, one or several, as one list."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Devices of each component."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import PositiveInt

@@ -1,7 +1,5 @@
 """Policy model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """Config fields whose `name` selects an entry of a registry, plugins of other packages included."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from operator import or_

@@ -1,7 +1,5 @@
 """Rollouts: generation engine, sampling, parsing of responses, validation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 

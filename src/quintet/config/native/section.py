@@ -1,7 +1,5 @@
 """Base class and common types of configuration sections."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Self, TypeVar

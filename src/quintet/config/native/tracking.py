@@ -1,7 +1,5 @@
 """Metrics, logs, reports and checkpoints of a run."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt

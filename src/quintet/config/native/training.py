@@ -1,7 +1,5 @@
 """Training loop, warm start and supervised fine-tuning."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
