@@ -20,15 +20,16 @@ from quintet.errors import UserError
 SRC = Path(__file__).parents[2] / "src/quintet"
 VALUE = r"""\[[^]]*\]|\{[^}]*\}|\$\{[^}]*\}|list\([^)]*\)\)|'[^']*'|"[^"]*"|[^\s,;()?]+"""
 ASSIGNMENT = re.compile(rf"(?<![\w.,])([a-z_][\w.,]*)=({VALUE})")
-OMISSION = re.compile(r"leave (?:it|the key|`?([\w.]+)`?) out")
+OMISSION = re.compile(r"leave (it|the key|`?[\w.,]+`?(?: and [\w.,]+)*) out")
 SUGGESTION = re.compile(r"did you mean ([\w./-]+(?: or [\w./-]+)*)\?")
 CHOICE = re.compile(r"it belongs to ([\w.]+)=(\w+(?: or \w+)*)")
 
 
 def printed_hints(text: str) -> dict[str, str]:
-    """The hint below each message of an error."""
+    """The hint below each message of an error, or at its end."""
     lines = text.removeprefix("quintet: ").split("\n")
-    return {line: hint.strip() for line, hint in pairwise(lines) if hint.startswith("  ")}
+    hints = {line: hint.strip() for line, hint in pairwise([*lines, ""]) if hint.startswith("  ")}
+    return hints | {line: line for line in lines if "; did you mean" in line}
 
 
 def followed(message: str, hint: str, words: Sequence[str]) -> Iterator[list[str]]:
@@ -43,13 +44,16 @@ def _changed(alternative: str, key: str, words: Sequence[str], *, is_name: bool)
         yield from (_with(words, choice[1], name) for name in choice[2].split(" or "))
         return
     if suggestion := SUGGESTION.search(alternative):
-        change = _renamed if is_name else _with
-        yield from (change(words, key, name) for name in suggestion[1].split(" or "))
+        for name in suggestion[1].split(" or "):
+            is_sibling = "." in name and name.rpartition(".")[0] == key.rpartition(".")[0]
+            yield _renamed(words, key, name) if is_name or is_sibling else _with(words, key, name)
         return
+    if alternative.startswith("set it to "):
+        return  # a description of values
     changed, omission, assignments = list(words), OMISSION.search(alternative), ASSIGNMENT.findall(alternative)
     assert omission or assignments, f"a hint that cannot be followed: {alternative}"
-    if omission:
-        changed = _without(changed, omission[1] or key)
+    for name in omission[1].replace("`", "").split(" and ") if omission else ():
+        changed = _without(changed, key if name in ("it", "the key") else name)
     if alternative.startswith("set the keys in it"):
         changed = _without(changed, key)
     for name, value in assignments:
@@ -73,12 +77,10 @@ def _renamed(words: Sequence[str], key: str, name: str) -> list[str]:
 CONSTRUCTORS = {
     "ConfigProblem": 4,
     "setting_problem": 4,
-    "problem_with": 3,
     "problem": 2,
     "nearest_problem": 0,
     "divisor_problems": 0,
-    "_with_nearest": 0,
-    "_multiple_problems": 0,
+    "multiple_problems": 0,
     "MachineError": 1,
     "UserError": 1,
     "ConfigError": 9,

@@ -18,7 +18,11 @@ class ComposedConfig:
     remarks: tuple[str, ...] = ()
     """Messages about deprecated keys, keys without effect, and differences from the source framework."""
     translate_hint: Callable[[str], str | None] = str
-    """Translates a hint from native keys to those of the framework whose format the user wrote."""
+    """Translates a hint from native keys to those of the framework whose format the user wrote; None if it has none."""
+
+    def hint_for_user(self, hint: str) -> str:
+        """Return a hint in the format of the user, otherwise how to follow it in the native format."""
+        return self.translate_hint(hint) or f"in the native format (`quintet translate CONFIG -o FILE`): {hint}"
 
     def value(self, key: str) -> Any:
         """Return the value of a dotted key, None if a section on the way is null."""
@@ -38,7 +42,7 @@ class ComposedConfig:
         The hint has native keys. Alternatives in it are separated by ", or ", and each sets keys by `KEY=VALUE`.
         """
         message = f"{self.describe(key)}: {problem}"
-        return ConfigProblem(key, self.value(key), self.source(key), message, hint and self.translate_hint(hint))
+        return ConfigProblem(key, self.value(key), self.source(key), message, hint and self.hint_for_user(hint))
 
 
 def config_value(experiment: Experiment, key: str) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from quintet.config.composed import ComposedConfig
 from quintet.config.dialects.composition.foreign_config import config_from_tree
-from quintet.config.dialects.conversion import ForeignBuilder, converter_of, to_foreign_value
+from quintet.config.dialects.conversion import ForeignBuilder, converter_of
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.ledger import is_effective
 from quintet.config.dialects.loader import convert

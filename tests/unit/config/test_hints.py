@@ -284,7 +284,7 @@ def test_one_remedy_for_each_key_that_excludes_megatron() -> None:
 EXEMPT = {
     "config/checks/processes.py": "names a command, which has a test of its own",
     "config/plan/mixed_envs.py": "a name is the user's choice",
-    "config/plan/steps.py": "the plan has the same hint",
+    "config/plan/row_counts.py": "the plan has the same hint",
     "config/torchrun.py": "names an environment variable",
     "config/yaml_reader.py": "YAML that cannot be read has no keys",
 }

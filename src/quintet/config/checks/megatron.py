@@ -1,7 +1,5 @@
 """Models and options that the Megatron learner does not support, also depending on the machine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -41,8 +39,11 @@ class UnsupportedMegatronOption:
 
     def hint(self, learner: str) -> str:
         """Return what to set for a learner, `actor` for example."""
-        section, default = f"{learner}.megatron", format_value(MegatronConfig.model_fields[self.option].default)
-        changes = (f"{section}.{self.option}={default}", self.alternative.format(section=section))
+        key, default = (
+            f"{learner}.megatron.{self.option}",
+            format_value(MegatronConfig.model_fields[self.option].default),
+        )
+        changes = (f"leave {key} out", f"{key}={default}", self.alternative.format(section=f"{learner}.megatron"))
         return ", or ".join(filter(None, changes))
 
     def applies_to(self, options: MegatronConfig) -> bool:
@@ -51,20 +52,29 @@ class UnsupportedMegatronOption:
 
 
 _Option = UnsupportedMegatronOption
+DISTRIBUTED_FORMAT = "{section}.ckpt_format=torch_dist"
 NEEDS_GPU = (
     *(
         _Option(name, f"needs {kernel}, and this machine has no GPU", elsewhere=True)
         for name, kernel in GPU_OPTIONS.items()
     ),
-    _Option("distributed_backend", "NCCL needs GPUs, and this machine has none", "", "nccl", elsewhere=True),
+    _Option(
+        "distributed_backend",
+        "NCCL needs GPUs, and this machine has none",
+        "{section}.distributed_backend=gloo",
+        "nccl",
+        elsewhere=True,
+    ),
     _Option("moe_token_dispatcher_type", "needs DeepEP and GPUs", "", "flex", elsewhere=True),
 )
-NEEDS_TRANSFORMER_ENGINE = _Option("spec_name", "transformer_engine is not installed", "", "te_gpt", elsewhere=True)
+NEEDS_TRANSFORMER_ENGINE = _Option(
+    "spec_name", "transformer_engine is not installed", "{section}.spec_name=local_gpt", "te_gpt", elsewhere=True
+)
 NEVER_SUPPORTED = (
     _Option("mcore_gpt", "only Megatron Core's model is supported", value=False),
     _Option("encoder_seq_length", "the model has no encoder"),
-    _Option("ckpt_format", "its files are unpickled, and a pickle can run code", value="torch"),
-    _Option("ckpt_format", "Megatron Core has dropped it", value="zarr"),
+    _Option("ckpt_format", "its files are unpickled, and a pickle can run code", DISTRIBUTED_FORMAT, "torch"),
+    _Option("ckpt_format", "Megatron Core has dropped it", DISTRIBUTED_FORMAT, "zarr"),
 )
 
 

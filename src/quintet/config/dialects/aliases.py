@@ -1,7 +1,5 @@
 """Aliases: names of documented keys in older and newer releases of a framework."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +26,7 @@ def resolve_aliases(config: ForeignConfig, specs: Mapping[str, KeySpec]) -> tupl
             source = config.sources[alias]
             if spec.key in config.sources:
                 message = f"{alias} ({source}) is another name of {spec.key} ({config.sources[spec.key]})"
-                raise ConfigError(message, key=alias, source=source, hint="keep one of them")
+                raise ConfigError(message, key=alias, source=source, hint=f"leave {alias} out")
             _move(config, alias, spec.key)
             for key in [key for key in sources if is_inside(key, alias)]:
                 sources[spec.key + key.removeprefix(alias)] = sources.pop(key)

@@ -223,13 +223,15 @@ def exported_values(experiment: Experiment, dialect: Dialect) -> dict[str, Any]:
     """
     converter = converter_of(dialect)
     narrowed = dialect.narrowed(converter.base_tree(experiment))
-    specs, foreign = narrowed.specs(), ForeignBuilder(experiment, narrowed)
-    for spec in specs.values():
+    foreign = ForeignBuilder(experiment, narrowed)
+    for spec in narrowed.specs().values():
         if spec.direct:
             foreign.set_native(spec.key, foreign.native_value(spec.native[0]))
     converter.from_native(foreign)
     return {
-        key: value for key, value in foreign.values.items() if key not in specs or specs[key].value_type.accepts(value)
+        key: value
+        for key, value in foreign.values.items()
+        if (documented := narrowed.spec(key)) is None or documented.value_type.accepts(value)
     }
 
 

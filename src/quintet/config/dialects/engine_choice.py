@@ -1,7 +1,5 @@
 """Engine of a converted configuration: the fallback on machines without the framework's own, and its arguments."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 
@@ -13,8 +11,9 @@ from quintet.config.checks.engines import (
     runs_by_default,
     unsupported_options,
 )
-from quintet.config.config_values import with_value
+from quintet.config.composed import with_value
 from quintet.config.dialects.conversion import Adjustments, ForeignBuilder, ForeignValues, NativeBuilder
+from quintet.config.dialects.foreign_hints import translate_hint
 from quintet.config.dialects.passthrough import unlisted_arguments, unused_arguments
 from quintet.config.native.experiment import Experiment
 from quintet.config.problems import ConfigProblem
@@ -36,7 +35,7 @@ def adjust_engine(experiment: Experiment, native: NativeBuilder, adjustments: Ad
     else:
         adapted = experiment
     for option in unsupported_options(adapted):
-        _drop_option(option, native, adjustments, requested_engine=engine)
+        _drop_option(option, adapted, native, adjustments, requested_engine=engine)
     _drop_validation_prompts(experiment, native, adjustments)
     for key in _oversized_parallelism(adapted, native):
         remark = f"the default {native.describe_origins(key)} needs more GPUs than this machine has: using 1"
@@ -56,7 +55,12 @@ def _unavailable(engine: str) -> str:
 
 
 def _drop_option(
-    option: UnsupportedOption, native: NativeBuilder, adjustments: Adjustments, *, requested_engine: str
+    option: UnsupportedOption,
+    experiment: Experiment,
+    native: NativeBuilder,
+    adjustments: Adjustments,
+    *,
+    requested_engine: str,
 ) -> None:
     """Note a problem if the user set the option, otherwise reset it."""
     values, is_fallback = native.values, option.engine != requested_engine
@@ -69,9 +73,9 @@ def _drop_option(
         return
     settings = ", ".join(map(values.describe, keys))
     reason = f"{option.reason}, and {_unavailable(requested_engine)}" if is_fallback else option.reason
-    hint = f"leave it out, or install {requested_engine}" if is_fallback else "leave it out"
-    hint += f" ({' and '.join(option.other_engines)} support it)" if option.other_engines and not is_fallback else ""
-    key = keys[0]
+    engines = (requested_engine,) if is_fallback else option.other_engines
+    changes = [f"leave {option.key} out", *(f"{ENGINE}={name}" for name in engines)]
+    hint, key = translate_hint(experiment, native, ", or ".join(changes)), keys[0]
     adjustments.problems[key] = ConfigProblem(key, values[key], values.source(key), f"{settings}: {reason}", hint)
 
 

@@ -1,7 +1,5 @@
 """Problems of a foreign configuration: unknown keys, illegal values, and keys that require a missing capability."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -93,7 +91,7 @@ def illegal_values(values: ForeignValues) -> Iterator[ConfigProblem]:
             yield values.problem(key, f"must be {spec.value_type.description}", f"{key}: {spec.effect}")
     for key in values.merged.sources:
         if key in sections and not isinstance(values[key], Mapping):
-            yield values.problem(key, "must be a section", "set the keys in it, or leave it out")
+            yield values.problem(key, "must be a section", "leave it out, and set the keys in it")
 
 
 def unsupported_keys(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -101,7 +99,7 @@ def unsupported_keys(values: ForeignValues) -> Iterator[ConfigProblem]:
     for key, spec in _documented_keys(values):
         if _is_unsupported(values, spec, values[key]):
             message = f"{values.describe(key)} is not supported yet: requires {spec.requires}"
-            yield ConfigProblem(key, values[key], values.source(key), message, _alternative(spec))
+            yield ConfigProblem(key, values[key], values.source(key), message, _alternatives(key, spec))
 
 
 def ineffective_keys(values: ForeignValues) -> Iterator[str]:
@@ -142,10 +140,14 @@ def _matches(value: object, noop: Any) -> bool:
     return bool(value == noop) and isinstance(value, bool) == isinstance(noop, bool)
 
 
-def _alternative(spec: KeySpec) -> str:
-    if not spec.noop:
-        return "leave the key out"
-    return f"leave the key out, or set it to {' or '.join(map(describe_value, spec.noop))}"
+def _alternatives(key: str, spec: KeySpec) -> str:
+    """Return what a key that requires a missing capability can be instead."""
+    types = [value for value in spec.noop if isinstance(value, ValueType)]
+    values = [value for value in spec.noop if value not in types] + [choice for one in types for choice in one.choices]
+    changes = dict.fromkeys(f"{key}={value if isinstance(value, str) else format_value(value)}" for value in values)
+    return ", or ".join(
+        ["leave it out", *changes, *(f"set it to {one.description}" for one in types if not one.choices)]
+    )
 
 
 def describe_value(value: Any) -> str:

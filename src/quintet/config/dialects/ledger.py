@@ -85,7 +85,7 @@ class KeySpec(BaseModel):
 def load_keys(framework: str, name: str) -> tuple[KeySpec, ...]:
     """Return the keys of the file `FRAMEWORK/keys/NAME.yaml`."""
     document = _key_file(framework, name)
-    types = dict(import_module(f"quintet.config.dialects.{framework}.key_values").VALUE_TYPES)
+    types = dict(getattr(import_module(f"quintet.config.dialects.{framework}.key_values"), "VALUE_TYPES", {}))
     for type_name, expression in document.get("types", {}).items():
         types[type_name] = parse_type(expression, types)
     for section, condition in document.get("only_if", {}).items():

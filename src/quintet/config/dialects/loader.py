@@ -1,9 +1,8 @@
 """Loading of a foreign configuration: checks, conversion to a native `Experiment`, and problems that prevent a run."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -18,13 +17,13 @@ from quintet.config.checks.processes import (
 )
 from quintet.config.checks.sharding import sharding_problems
 from quintet.config.checks.unsupported import UnsupportedValue, unsupported_values
-from quintet.config.composed import ComposedConfig
-from quintet.config.config_values import with_value
+from quintet.config.composed import ComposedConfig, with_value
 from quintet.config.dialects.aliases import resolve_aliases
 from quintet.config.dialects.composition.foreign_config import ForeignConfig
 from quintet.config.dialects.conversion import Adjustments, ForeignValues, NativeBuilder, converter_of
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.engine_choice import adjust_engine
+from quintet.config.dialects.foreign_hints import translate_hint
 from quintet.config.dialects.key_checks import (
     illegal_values,
     ineffective_keys,
@@ -76,7 +75,8 @@ def load_config(config: ForeignConfig, dialect: Dialect, *, unknown: UnknownKeyP
         set_value(tree, key, value)
     experiment = Experiment.model_validate(tree)
     provenance = dict(result.composed.provenance) | dict.fromkeys(result.replaced_defaults, "this version")
-    ready = ComposedConfig(experiment, provenance, (*result.composed.remarks, *result.remarks))
+    remarks = (*result.composed.remarks, *result.remarks)
+    ready = replace(result.composed, experiment=experiment, provenance=provenance, remarks=remarks)
     compute_batch_arithmetic(ready)
     return ready
 
@@ -139,7 +139,7 @@ def convert(
         *unchecked_model_sections(values),
     )
     provenance = {key: source_of(key, sources) for key in flatten(experiment.model_dump())}
-    composed = ComposedConfig(experiment, provenance, remarks)
+    composed = ComposedConfig(experiment, provenance, remarks, partial(translate_hint, experiment, native))
     return _adjust(composed, native, planned_rank(experiment) if to_plan else current_rank())
 
 

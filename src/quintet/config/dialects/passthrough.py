@@ -144,7 +144,7 @@ def _unknown_entries(
         key, inner = f"{section}.{name}", config.get(name)
         if name not in config and name not in COMMON_MODEL_ENTRIES:
             closest = closest_keys(name, [*config, *COMMON_MODEL_ENTRIES], 1)
-            hint = f"did you mean {closest[0]}?" if closest else "leave it out"
+            hint = f"did you mean {section}.{closest[0]}?" if closest else "leave it out"
             yield setting_problem(key, value, source_of(key, sources), f"{path}/config.json has no {name}", hint)
         elif isinstance(value, Mapping) and isinstance(inner, Mapping):
             yield from _unknown_entries(key, value, inner, sources, path)

@@ -86,6 +86,13 @@ def list_of(item: ValueType) -> ValueType:
     return ValueType(f"a list, each {item.description}", accepts, item.choices)
 
 
+def pair_of(item: ValueType) -> ValueType:
+    """A list of two values of the given type of integers."""
+    items = list_of(item)
+    description = f"a list of two {item.description.replace('an integer', 'integers')}"
+    return ValueType(description, lambda value: items.accepts(value) and len(value) == 2)
+
+
 def is_function_address(value: object) -> bool:
     """Whether a value is the address of a user's function, such as `rules.py:score` or `package.module:score`."""
     return isinstance(value, str) and _FUNCTION_ADDRESS.fullmatch(value) is not None
@@ -103,8 +110,9 @@ _SIMPLE = {"anything": ANYTHING, "bool": BOOLEAN, "function": FUNCTION, "section
 def parse_type(expression: str, named: Mapping[str, ValueType] | None = None) -> ValueType:
     """Return the type that an expression describes; `named` are types that it may refer to by name.
 
-    Grammar: `TYPE or TYPE`, `TYPE or null`, `list of TYPE`, `one of VALUE | VALUE`, `int` and `number` with bounds
-    such as `>= 1`, `text`, `bool`, `section`, `function`, `anything`, a name, and parentheses after `list of`.
+    Grammar: `TYPE or TYPE`, `TYPE or null`, `list of TYPE`, `pair of int`, `one of VALUE | VALUE`, `int` and `number`
+    with bounds such as `>= 1`, `text`, `bool`, `section`, `function`, `anything`, a name, and parentheses after
+    `list of`.
 
     >>> parse_type("int >= 1 or null").description
     'an integer ≥ 1 or null'
@@ -121,6 +129,8 @@ def parse_type(expression: str, named: Mapping[str, ValueType] | None = None) ->
 def _parse_alternative(text: str, named: Mapping[str, ValueType]) -> ValueType:
     if text.startswith("list of "):
         return list_of(parse_type(text.removeprefix("list of ").strip("()"), named))
+    if text.startswith("pair of "):
+        return pair_of(parse_type(text.removeprefix("pair of "), named))
     if text.startswith("one of "):
         return one_of(*(_scalar(value) for value in text.removeprefix("one of ").split(" | ")))
     kind, _, bounds = text.partition(" ")

@@ -46,8 +46,9 @@ def test_entries_of_a_model_are_those_of_its_config(model: Path, tmp_path: Path)
     message = refusal(given(tmp_path, *words))
     for part in (
         f"{ENTRIES}.attention_droput = 0.1 (command line): {model}/config.json has no attention_droput\n"
-        "  did you mean attention_dropout?",
-        f"{ENTRIES}.rope_scaling.factr = 3 (command line): {model}/config.json has no factr\n  did you mean factor?",
+        f"  did you mean {ENTRIES}.attention_dropout?",
+        f"{ENTRIES}.rope_scaling.factr = 3 (command line): {model}/config.json has no factr\n"
+        f"  did you mean {ENTRIES}.rope_scaling.factor?",
         f"{ENTRIES}.zebra = 1 (command line): {model}/config.json has no zebra\n  leave it out",
     ):
         assert part in message, message
@@ -61,7 +62,7 @@ def test_right_entries_and_those_of_every_model_pass(model: Path, tmp_path: Path
 
 def test_a_critics_entries_are_those_of_its_own_model(model: Path, tmp_path: Path) -> None:
     critic = "critic.model.override_config.model_config.hidden_sise=4"
-    assert "did you mean hidden_size?" in refusal(given(tmp_path, f"{MODEL}.path={model}", critic))
+    assert "model_config.hidden_size?" in refusal(given(tmp_path, f"{MODEL}.path={model}", critic))
 
 
 def test_a_model_in_the_cache_of_the_hub_is_looked_into(
@@ -75,7 +76,7 @@ def test_a_model_in_the_cache_of_the_hub_is_looked_into(
     snapshot = tmp_path / "hub/models--some--model/snapshots/abc"
     snapshot.parent.mkdir(parents=True)
     model.rename(snapshot)
-    assert "did you mean hidden_size?" in refusal(given(tmp_path, *words))
+    assert f"did you mean {ENTRIES}.hidden_size?" in refusal(given(tmp_path, *words))
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000])

@@ -174,7 +174,7 @@ def test_the_episodes_of_a_step_must_fill_whole_updates(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"training.train_data_num": 4}, ("train_batch_size = 8", "4 start states", "train_batch_size=4")),
-        ({"training.val_data_num": 5}, ("val_data_num = 5", "val_batch_size = 10", "at least 10")),
+        ({"training.val_data_num": 5}, ("val_data_num = 5", "val_batch_size = 10", "val_data_num=10")),
         ({"training.n_rollout": 1, "training.ppo_batch_size": 8}, ("n_rollout = 1", "adv_estimator=gae")),
     ],
 )

@@ -167,7 +167,7 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
         {"data.max_trajectory_length": 1000},
         ("max_trajectory_length = 1000", "max_prompt_length = 1024", "max_response_length = 648", "length=1672"),
     ),
-    (LAKE, {"algorithm.adv_estimator": "grpo", f"{MANAGER}.n_trajectory": 1}, ("n_trajectory = 1", "at least 2")),
+    (LAKE, {"algorithm.adv_estimator": "grpo", f"{MANAGER}.n_trajectory": 1}, ("n_trajectory = 1", "n_trajectory=2")),
     (LAKE, {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 3}, ("the 8 sequences that one GPU has", "per_gpu=2")),
     (LAKE, {"critic.ppo_micro_batch_size_per_gpu": 3}, ("critic.ppo_micro_batch_size_per_gpu = 3", "per_gpu=2")),
     (LAKE, {"trainer.n_gpus_per_node": 3}, ("data.train_batch_size = 16", "3 GPUs", "train_batch_size=15")),

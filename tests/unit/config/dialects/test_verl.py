@@ -343,7 +343,7 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
     (PPO, {f"{ROLLOUT}.tensor_model_parallel_size": 3}, ("must divide the 8 GPUs", "parallel_size=2")),
     (PPO, {"trainer.n_gpus_per_node": 1}, ("tensor_model_parallel_size = 2 (reference)", "parallel_size=1")),
     (PPO, {**IN_LOSS, **IN_REWARD}, ("use_kl_in_reward = true", "use_kl_loss = true", "use_kl_in_reward=false")),
-    (PPO, {"algorithm.adv_estimator": "grpo"}, ("rollout.n = 1 (reference)", "adv_estimator = 'grpo'", "at least 2")),
+    (PPO, {"algorithm.adv_estimator": "grpo"}, ("rollout.n = 1 (reference)", "adv_estimator = 'grpo'", "rollout.n=2")),
     (PPO, {f"{ROLLOUT}.enforce_eager": False}, ("enforce_eager = false", "free_cache_engine = true", "engine=false")),
     (PPO, {f"{ROLLOUT}.do_sample": False, f"{ROLLOUT}.n": 8}, ("do_sample = false", "rollout.n = 8")),
     (PPO, {f"{ROLLOUT}.prompt_length": 700}, ("prompt_length = 700", "data.max_prompt_length = 512")),

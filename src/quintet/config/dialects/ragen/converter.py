@@ -1,7 +1,5 @@
 """Conversion of RAGEN's `config/base.yaml`: multi-turn agents in text environments."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,10 +105,12 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     episodes, batch = values[VALIDATION_EPISODES], values[VALIDATION_BATCH]
     if 0 < (episodes or 0) < batch:
         problem = f"fewer than one validation batch, {values.describe(VALIDATION_BATCH)}"
-        yield values.problem(VALIDATION_EPISODES, problem, f"at least {batch}, or {VALIDATION_BATCH}={episodes}")
+        yield values.problem(
+            VALIDATION_EPISODES, problem, f"at least: {VALIDATION_EPISODES}={batch}, or {VALIDATION_BATCH}={episodes}"
+        )
     if values[SAMPLES] == 1 and values[ESTIMATOR] == "grpo":
         problem = f"{values.describe(ESTIMATOR)} compares several episodes from the same start state"
-        yield values.problem(SAMPLES, problem, f"at least 2, or {ESTIMATOR}=gae")
+        yield values.problem(SAMPLES, problem, f"at least: {SAMPLES}=2, or {ESTIMATOR}=gae")
 
 
 def to_native(values: ForeignValues, native: NativeBuilder) -> None:

@@ -24,15 +24,11 @@ def _loggers(*names: str) -> ValueType:
     return ValueType(f"a list, or the text of one, of {', '.join(names)}", accepts, names)
 
 
-_DEVICES = re.compile(r"\s*\d+\s*(,\s*\d+\s*)*|-1")
-
-
-def _are_devices(value: object) -> bool:
-    return isinstance(value, int | str) and _DEVICES.fullmatch(str(value)) is not None
-
-
 VALUE_TYPES = {
-    "devices": ValueType("a device number, or several joined by commas such as 0,1,2,3", _are_devices),
+    "devices": ValueType(
+        "a device number, or several joined by commas such as 0,1,2,3",
+        lambda value: re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*|-1", str(value)) is not None,
+    ),
     "loggers": _loggers("console", "wandb", "mlflow", "swanlab", "vemlp_wandb", "tensorboard", "clearml"),
     "local_loggers": _loggers("console", "wandb", "tensorboard"),
 }

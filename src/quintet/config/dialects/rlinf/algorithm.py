@@ -4,8 +4,6 @@ The reference omits some keys that RLinf's own files contain. If `reinpp` subtra
 penalty from each token, it becomes `reinforce_plus_plus` of centred rewards: RLinf compares rewards before the penalty.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from quintet.config.dialects.algorithm_choice import (
@@ -106,7 +104,7 @@ def text_algorithm_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         yield values.problem(CORRECTION, problem, f"set {RECOMPUTE}=true")
     if _penalizes_rewards(values) and values[KL_COEFFICIENT]:
         problem = f"the KL divergence already counts in the loss: {values.describe(KL_COEFFICIENT)}"
-        yield values.problem(KL_REWARD_COEFFICIENT, problem, "keep one of them")
+        yield values.problem(KL_REWARD_COEFFICIENT, problem, f"{KL_REWARD_COEFFICIENT}=0, or {KL_COEFFICIENT}=0")
     if _centers_rewards(values) and values[GROUP] < 2:
         problem = f"compares the responses to a prompt, and {values.describe(GROUP)}"
         yield values.problem(BASELINE, problem, f"nearest valid value: {GROUP}=2")

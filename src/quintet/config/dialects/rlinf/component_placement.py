@@ -1,7 +1,5 @@
 """Conversion of RLinf's `cluster.component_placement`: which component runs on which devices."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -66,7 +64,7 @@ def parse_placements(values: ForeignValues) -> ComponentPlacement:
     num_devices = values[NUM_NODES] * placement.devices_per_node
     if num_devices > MAX_DEVICES:
         problem = f"makes more than {MAX_DEVICES} devices"
-        placement.problems.append(values.problem(NUM_NODES, problem, f"at most: {MAX_DEVICES}"))
+        placement.problems.append(values.problem(NUM_NODES, problem, f"at most: {NUM_NODES}={MAX_DEVICES}"))
         return placement
     for key, spec in specs.items():
         placement.problems += _place_components(placement, values, key, spec, num_devices)
@@ -88,7 +86,7 @@ def _place_components(
     for name, processes in by_component.items():
         if name in placement.keys:
             problem = f"{values.describe(placement.keys[name])} already places {name}"
-            yield values.problem(key, problem, "keep one of them")
+            yield values.problem(key, problem, f"leave {key} out, or leave {placement.keys[name]} out")
         placement.keys[name] = key
         if len(set(map(len, processes))) > 1:
             problem = f"all processes of {name} must have the same number of devices"

@@ -1,7 +1,5 @@
 """Constraints between RLinf's keys."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from itertools import combinations
@@ -35,7 +33,7 @@ from quintet.config.dialects.rlinf.component_placement import (
     ComponentPlacement,
 )
 from quintet.config.dialects.value_types import is_function_address
-from quintet.config.divisors import nearest_divisor, nearest_multiple
+from quintet.config.divisors import divisors, nearest_divisor, nearest_multiple, nearest_number
 from quintet.config.problems import ConfigProblem
 
 TASK, SEQUENCE, DYNAMIC = "runner.task_type", "runner.seq_length", "runner.enable_dynamic_batch_size"
@@ -64,7 +62,7 @@ def shared_problems(values: ForeignValues, placement: ComponentPlacement) -> Ite
     if not advantage.uses_values and not is_function_address(values[ESTIMATOR]):
         if values[LOSS_TYPE] in ("actor_critic", "decoupled_actor_critic"):
             problem = f"trains a critic, which {estimator} does not use"
-            yield values.problem(LOSS_TYPE, problem, f"set it to ppo, or {ESTIMATOR}=gae")
+            yield values.problem(LOSS_TYPE, problem, f"{LOSS_TYPE}=ppo, or {ESTIMATOR}=gae")
         if values[HAS_CRITIC]:
             problem = f"{estimator} does not use a critic"
             yield values.problem(HAS_CRITIC, problem, f"set {HAS_CRITIC}=false, or {ESTIMATOR}=gae")
@@ -82,7 +80,7 @@ def math_problems(values: ForeignValues, placement: ComponentPlacement) -> Itera
         yield values.problem(HAS_CRITIC, f"{values.describe(ESTIMATOR)} needs a critic", f"set {HAS_CRITIC}=true")
     reward_model, path = "reward.use_reward_model", "reward.model.model_path"
     if values[reward_model] and values[path] is None:
-        hint = f"set {path} to the directory of a sequence classifier, or {reward_model}=false"
+        hint = f"{path}=DIRECTORY, of a sequence classifier, or {reward_model}=false"
         yield values.problem(reward_model, f"needs {path}", hint)
     yield from _length_problems(values)
     yield from _learning_rate_problems(values)
@@ -115,7 +113,7 @@ def _learning_rate_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         peak = maximum
     elif values.is_set(maximum) and values[maximum] > values[peak]:
         problem = f"the learning rate never exceeds {values.describe(peak)}"
-        yield values.problem(maximum, problem, f"leave it out, or nearest valid value: {maximum}={values[peak]}")
+        yield values.problem(maximum, problem, f"leave it out, or {maximum}={values[peak]}")
     for key in ("actor.optim.min_lr", "actor.lr_sched.min_lr"):
         if values.is_set(key) and values[key] > values[peak]:
             yield values.nearest_problem(key, f"is above {values.describe(peak)}", values[peak])
@@ -127,7 +125,7 @@ def _megatron_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         yield values.problem(FROM_HF, problem, f"set {FROM_HF}=false, or leave {CHECKPOINT} out")
     if not values[FROM_HF] and values[CHECKPOINT] is None:
         problem = f"there is no checkpoint to start from: {values.describe(CHECKPOINT)}"
-        yield values.problem(FROM_HF, problem, f"set {FROM_HF}=true, or set {CHECKPOINT}")
+        yield values.problem(FROM_HF, problem, f"{FROM_HF}=true, or {CHECKPOINT}=DIRECTORY")
     for name, dtype in MIXED_PRECISION_FLAGS.items():
         flag = f"actor.optim.{name}"
         if values.is_set(flag) and values[flag] and values.native(PRECISION) != dtype:
@@ -153,15 +151,17 @@ def _placement_mode_problems(values: ForeignValues, placement: ComponentPlacemen
         if not devices[name].isdisjoint(devices[other]):
             placed = values.describe(placement.keys[name])
             problem = f"{name} and {other} must have the same devices, or none in common: {placed}"
-            yield values.problem(placement.keys[other], problem, "give them the same devices, or different ones")
+            hint = f"for the same devices: {placement.keys[other]}={values[placement.keys[name]]!r}"
+            yield values.problem(placement.keys[other], problem, hint)
     actor = values.describe(placement.keys["actor"])
+    together = f"{placement.keys['rollout']}={values[placement.keys['actor']]!r}"
     for key in (DYNAMIC, "actor.enable_dp_load_balance"):
         if values[key]:
             problem = f"needs whole batches; a learner on its own devices gets single sequences: {actor}"
-            yield values.problem(key, problem, f"set {key}=false, or give actor and rollout the same devices")
+            yield values.problem(key, problem, f"{key}=false, or {together}")
     if "inference" in devices and not values[RECOMPUTE]:
         problem = f"inference has nothing to compute: {values.describe(RECOMPUTE)}"
-        yield values.problem(placement.keys["inference"], problem, f"leave it out, or set {RECOMPUTE}=true")
+        yield values.problem(placement.keys["inference"], problem, f"leave it out, or {RECOMPUTE}=true")
 
 
 def _parallelism_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
@@ -172,7 +172,11 @@ def _parallelism_problems(values: ForeignValues, placement: ComponentPlacement) 
             others = values.describe(pipeline, placement.keys[name])
             problem = f"times the pipeline stages it must divide the {devices} devices of {name}: {others}"
             if devices % values[pipeline]:
-                yield values.problem(tensor, problem, f"also change {pipeline}")
+                yield values.problem(
+                    tensor,
+                    problem,
+                    f"nearest valid value: {pipeline}={nearest_divisor(devices, values[pipeline])} {tensor}=1",
+                )
             else:
                 nearest = nearest_divisor(devices // values[pipeline], values[tensor])
                 yield values.nearest_problem(tensor, problem, nearest)
@@ -195,7 +199,10 @@ def _batch_problems(values: ForeignValues, placement: ComponentPlacement) -> Ite
         return
     if batch % ranks:
         problem = f"{ranks} data-parallel ranks cannot share the {batch} sequences of an optimizer step evenly"
-        hint = f"change it, {prompts} or {GROUP}: {total} / {updates} must be a multiple of {ranks}"
+        unit = values[updates] * ranks // math.gcd(values[updates] * ranks, values[GROUP])
+        valid = [number for number in divisors(total) if total // number % ranks == 0]
+        fewer = f"{updates}={nearest_number(values[updates], valid)}, or " if valid else ""
+        hint = f"nearest valid value: {fewer}{prompts}={nearest_multiple(values[prompts], unit)}"
         yield values.problem(updates, problem, hint)
     else:
         local = f"sequences that each of the {ranks} data-parallel ranks has in an optimizer step"
@@ -205,11 +212,11 @@ def _batch_problems(values: ForeignValues, placement: ComponentPlacement) -> Ite
 def embodied_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
     """Yield problems of runs on simulators."""
     if not values[TASK].startswith("embodied"):
-        hint = "set it to embodied, or leave the section env out"
+        hint = f"{TASK}=embodied, or leave env out"
         yield values.problem(TASK, "a run with a section env must be embodied", hint)
     if values[LOSS_TYPE] == "actor" and values[ESTIMATOR] == "gae":
         problem = f"trains no value head, which {values.describe(ESTIMATOR)} needs"
-        yield values.problem(LOSS_TYPE, problem, "set it to ppo or actor_critic")
+        yield values.problem(LOSS_TYPE, problem, f"{LOSS_TYPE}=ppo, or {LOSS_TYPE}=actor_critic")
     yield from _duplicate_problems(values)
     save, check = "runner.save_interval", "runner.val_check_interval"
     if values[save] > 0 and values[check] > 0:
@@ -230,11 +237,11 @@ def _duplicate_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         engine, learner = f"rollout.model.{name}", f"actor.model.{name}"
         if values.is_set(engine) and values.is_set(learner) and values[engine] != values[learner]:
             problem = f"the engine runs the policy that is trained: {values.describe(learner)}"
-            yield values.problem(engine, problem, f"leave it out, or write ${{{learner}}}")
+            yield values.problem(engine, problem, f"leave it out, or {engine}=${{{learner}}}")
     shared, own = KL_TYPE, EMBODIED_KL_TYPE
     if values.is_set(shared) and values.is_set(own) and values.native(shared) != values.native(own):
         problem = f"has the same meaning as {own}, and differs from {values.describe(own)}"
-        yield values.problem(shared, problem, "keep one of them")
+        yield values.problem(shared, problem, f"leave {shared} out, or leave {own} out")
 
 
 def _episode_problems(
@@ -243,7 +250,7 @@ def _episode_problems(
     """Yield problems unless environments fill groups, and groups fill the stages of each process."""
     env_group, stages = "env.train.group_size", "rollout.pipeline_stage_num"
     if values[env_group] not in (1, values[GROUP]):
-        yield values.problem(env_group, f"must be {values.describe(GROUP)}", f"write {env_group}=${{{GROUP}}}")
+        yield values.problem(env_group, f"must be {values.describe(GROUP)}", f"{env_group}=${{{GROUP}}}")
     groups = {} if only_evaluates else {"train": GROUP}
     if only_evaluates or values["runner.val_check_interval"] > 0:
         groups["eval"] = "env.eval.group_size"
@@ -268,8 +275,18 @@ def _update_problems(values: ForeignValues, placement: ComponentPlacement) -> It
     if devices and values[batch] % (values[micro_batch] * devices):
         problem = f"times {devices} devices it must divide {values.describe(batch)}"
         if values[batch] % devices:
-            multiple = nearest_multiple(values[batch], devices)
-            yield values.problem(micro_batch, problem, f"nearest valid value: {batch}={multiple}")
+            yield values.problem(micro_batch, problem, _fitting_batch(values, batch, devices, total))
         else:
             nearest = nearest_divisor(values[batch] // devices, values[micro_batch])
             yield values.nearest_problem(micro_batch, problem, nearest)
+
+
+def _fitting_batch(values: ForeignValues, batch: str, devices: int, total: int) -> str:
+    """Return a hint with a batch that the devices can share and that divides the samples of a step."""
+    if not total:
+        return f"nearest valid value: {batch}={nearest_multiple(values[batch], devices)}"
+    per_env = total // values[NUM_ENVS]
+    num_envs = nearest_multiple(values[NUM_ENVS], devices // math.gcd(devices, per_env))
+    valid = [size for size in divisors(num_envs * per_env) if size % devices == 0]
+    envs = "" if num_envs == values[NUM_ENVS] else f"{NUM_ENVS}={num_envs} "
+    return f"nearest valid value: {envs}{batch}={nearest_number(values[batch], valid)}"

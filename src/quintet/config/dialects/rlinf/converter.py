@@ -5,7 +5,7 @@ from pathlib import PurePath
 from typing import Any
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.conversion_rules import Derived, Same, loggers
+from quintet.config.dialects.conversion_rules import Derived, loggers
 from quintet.config.dialects.ledger import load_constants
 from quintet.config.dialects.rlinf.algorithm import (
     ESTIMATOR,
@@ -59,10 +59,6 @@ RULES = (
         export_none=False,
     ),
     loggers("tracking.loggers", "runner.logger.logger_backends", always=("console", "jsonl")),
-    Same(
-        ("actor.inference_budget.sequences", "reference.inference_budget.sequences"),
-        "algorithm.logprob_forward_micro_batch_size",
-    ),
     Derived(
         "actor.optimizer.betas",
         ("actor.optim.adam_beta1", "actor.optim.adam_beta2"),

@@ -38,7 +38,6 @@ RULES = (
     Same("validation.simulator.environments", EVAL_ENVS),
     Same("validation.sampling.samples", EVAL_SAMPLES),
     first_of("training.samples_per_group", GROUP, "env.train.group_size"),
-    Same(("actor.memory.offload_parameters", "actor.memory.offload_optimizer"), "actor.enable_offload"),
     OptionalSection(
         "policy.lora",
         LORA,

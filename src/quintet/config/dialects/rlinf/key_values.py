@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from quintet.config.dialects.value_types import POSITIVE, ValueType
+from quintet.config.dialects.value_types import ValueType
 
 _RANGE = r"(all|\d+(-\d+)?)(:\d+(-\d+)?)?"
 _RANKS = re.compile(rf"({_RANGE})(,({_RANGE}))*,?", re.IGNORECASE)
@@ -16,18 +16,11 @@ def _is_placement(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _is_height_and_width(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2 and all(map(POSITIVE.accepts, value))
-
-
-def _is_strategy(value: Any) -> bool:
-    return isinstance(value, str) and value.lower() in ("fsdp", "fsdp2")
-
-
 VALUE_TYPES = {
     "placement": ValueType("ranks such as all, 3, 0,2,3, 0-3, 0-3,5,14, or with processes 0-1:0-3", _is_placement),
-    "height_and_width": ValueType("a list of two integers ≥ 1", _is_height_and_width),
-    "fsdp_strategy": ValueType("fsdp or fsdp2, in any case", _is_strategy, ("fsdp", "fsdp2")),
+    "fsdp_strategy": ValueType(
+        "fsdp or fsdp2, in any case", lambda value: str(value).lower() in ("fsdp", "fsdp2"), ("fsdp", "fsdp2")
+    ),
     "group_selection": ValueType(
         "a group and what is taken from it", lambda value: isinstance(value, Mapping) and len(value) == 1
     ),

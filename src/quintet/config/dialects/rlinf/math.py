@@ -16,8 +16,6 @@ MIN_RATES = ("actor.optim.min_lr", "actor.lr_sched.min_lr")
 DECAY_STEPS, DECAY_STYLE, WARMUP_STEPS, WARMUP_SHARE = (
     f"actor.lr_sched.{name}" for name in ("lr_decay_iters", "lr_decay_style", "lr_warmup_iters", "lr_warmup_fraction")
 )
-NO_TEMPLATE = "none"
-"""The native chat template that leaves prompts as they are."""
 RULES = (
     Derived(
         "validation.only",
@@ -53,17 +51,6 @@ DATA_RULES = (
         lambda kind: ("robot_demo",) if kind == "demonstrations" else (),
     ),
     Same("data.epochs", "runner.max_epochs"),
-    Same(
-        "data.template",
-        "data.apply_chat_template",
-        to_value=lambda applies: None if applies else NO_TEMPLATE,
-        from_value=lambda template: template != NO_TEMPLATE,
-    ),
-    Same(
-        ("data.train_rows", "data.validation_rows"),
-        "data.data_size",
-        to_value=lambda rows: None if rows == -1 else rows,
-    ),
 )
 
 

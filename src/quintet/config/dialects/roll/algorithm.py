@@ -6,8 +6,6 @@ penalties included. ROLL's `step_reinforce` and `agentic_reinforce` need its own
 does not sum over the vocabulary: these are not supported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,10 +68,10 @@ def algorithm_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems between keys of the algorithm."""
     if values[KL_IN_LOSS] and values[KL_IN_REWARD]:
         problem = f"the KL divergence already counts in the rewards: {values.describe(KL_IN_REWARD)}"
-        yield values.problem(KL_IN_LOSS, problem, "keep one of them")
+        yield values.problem(KL_IN_LOSS, problem, f"{KL_IN_LOSS}=false, or {KL_IN_REWARD}=false")
     reads_variant = "pg_worker" in (values[WORKER_CLASS] or "")
     if reads_variant and values[VARIANT] is None:
-        yield values.problem(WORKER_CLASS, f"needs {VARIANT}", f"set {VARIANT}=vanilla, or another variant")
+        yield values.problem(WORKER_CLASS, f"needs {VARIANT}", f"{VARIANT}=vanilla")
     if values[RATIOS] != "seq":
         return
     ratios = values.describe(RATIOS)

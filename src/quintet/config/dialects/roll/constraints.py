@@ -1,7 +1,5 @@
 """Constraints between ROLL's keys."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from quintet.config.dialects.conversion import ForeignValues
@@ -48,27 +46,31 @@ def _mapping_problems(worker: Worker) -> Iterator[ConfigProblem]:
     try:
         _ = worker.devices
     except ValueError as error:
-        hint = "write it as list(range(0,8)), as [0, 1, 2, 3], or as a sum of such lists"
-        yield worker.values.problem(worker.key("device_mapping"), str(error), hint)
+        key = worker.key("device_mapping")
+        yield worker.values.problem(key, str(error), f"for example {key}=list(range(0,8)), or {key}=[0,1,2,3]")
 
 
 def _column_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     file, prompt, messages = (f"actor_train.data_args.{name}" for name in ("file_name", "prompt", "messages"))
     if values[messages] is not None and values.is_set(prompt) and values[prompt] is not None:
-        hint = "keep the one that names the prompt column"
+        hint = f"keep the one that names the prompt column: leave {messages} out, or leave {prompt} out"
         yield values.problem(messages, f"excludes {values.describe(prompt)}", hint)
     if not values.is_set(file) or values[file] is None:
         return
     if not values[file]:
-        yield values.problem(file, "is empty", "name a file, or set it to null")
+        yield values.problem(file, "is empty", f"{file}=null, or {file}=FILE")
     if values[messages] is None and values[prompt] is None:
-        yield values.problem(prompt, "no key names the column of the prompts", f"set it, or {messages}")
+        yield values.problem(
+            prompt, "no key names the column of the prompts", f"for example {prompt}=prompt, or {messages}=messages"
+        )
 
 
 def _length_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     total, response, prompt = "response_length", "actor_infer.generating_args.max_new_tokens", "prompt_length"
     if values[total] is None and values[response] is None:
-        yield values.problem(total, "no key sets the maximum response length", f"set it, or {response}")
+        yield values.problem(
+            total, "no key sets the maximum response length", f"for example {total}=1024, or {response}=1024"
+        )
         return
     max_response = min(length for length in (values[total], values[response]) if length is not None)
     longest = values[prompt] + max_response
@@ -127,7 +129,7 @@ def _split_problems(worker: Worker) -> Iterator[ConfigProblem]:
     chunks, stages = (worker.option(f"{name}pipeline_model_parallel_size") for name in ("virtual_", ""))
     if worker.strategy == "megatron" and (values[chunks] or 1) > 1 and (values[stages] or 1) == 1:
         problem = f"needs more than one pipeline stage: {stages} = 1"
-        yield values.problem(chunks, problem, f"set {stages} to at least 2")
+        yield values.problem(chunks, problem, f"at least: {stages}=2, or {chunks}=1")
     group = worker.option("fsdp_size")
     group_size = values[group] if worker.strategy == "fsdp2" else None
     if group_size is not None and 1 < group_size < size:

@@ -1,7 +1,5 @@
 """Conversion of VAGEN's overrides of verl's trainer and its env_config.yaml: multi-turn agents on text and images."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -103,7 +101,7 @@ def _step_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     optimizer_steps = f"{ACTOR}.optim.total_training_steps"
     if (values[optimizer_steps] or -1) > 0 and values[optimizer_steps] != values[STEPS]:
         problem = f"the trainer sets it to {values.describe(STEPS)}"
-        yield values.problem(optimizer_steps, problem, f"set {STEPS} instead")
+        yield values.problem(optimizer_steps, problem, f"leave it out: {STEPS} sets it")
     envs = env_sections(values)
     key, states = envs[0].key("train_size"), sum(env["train_size"] for env in envs)
     if values[STEPS] is None and states < values[GROUPS]:

@@ -1,7 +1,5 @@
 """Conversion of VAGEN's env_config.yaml: one section per environment, mixed in proportion to their start states."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from quintet.config.native.envs import ROLLOUT_OVERRIDES
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.mixed_envs import RunEnv
 from quintet.config.problems import ConfigProblem
+from quintet.config.schema import format_value
 from quintet.errors import ConfigError
 
 FILES = ("data.train_files", "data.val_files")
@@ -107,7 +106,8 @@ def _differing_settings(values: ForeignValues, sections: list[EnvSection]) -> It
         if len(by_value) > 1:
             settings = ", ".join(f"{section.name}.{key} = {section[key]}" for section in by_value.values())
             problem = f"must be the same for all environments of a run: {settings}"
-            yield values.problem(sections[-1].key(key), problem, "give all sections the same value")
+            hint = " ".join(f"{section.name}.{key}={format_value(sections[0][key])}" for section in sections)
+            yield values.problem(sections[-1].key(key), problem, hint)
 
 
 def _shared_setting(key: str, value: Any) -> Any:

@@ -1,7 +1,5 @@
 """verl's batch arithmetic: what one forward pass holds on one GPU, and which sizes must divide which."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -171,7 +169,7 @@ def _sequence_problems(values: ForeignValues, step: StepSize, keys: PassKeys) ->
         return
     if values[keys.per_gpu] is None and values[keys.total] is None:
         problem = f"neither it nor {keys.total} sets the number of sequences in one forward pass"
-        yield values.problem(keys.per_gpu, problem, f"set it to a number, or {keys.dynamic}=true")
+        yield values.problem(keys.per_gpu, problem, f"for example {keys.per_gpu}=1, or {keys.dynamic}=true")
         return
     key = _sequences_key(values, keys)
     size = values[key]
@@ -193,7 +191,8 @@ def _mini_batch_problems(
         source = f"{values.describe(step.mini_batch_from)} over {replicas} GPUs"
         problem = f"must divide the {local} sequences that one GPU has in an optimizer step, from {source}"
         nearest = f"nearest valid value: {key}={nearest_divisor(local, size) * scale}" if local else None
-        yield values.problem(key, problem, nearest or f"raise {step.mini_batch_from}, or use fewer GPUs")
+        smallest = math.ceil(replicas * values[step.mini_batch_from] / step.mini_batch)
+        yield values.problem(key, problem, nearest or f"at least: {step.mini_batch_from}={smallest}")
 
 
 def _split_problems(values: ForeignValues, step: StepSize) -> Iterator[ConfigProblem]:

@@ -1,7 +1,5 @@
 """Constraints between verl's keys, which VAGEN shares."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, config_class
@@ -42,11 +40,11 @@ def shared_problems(
     compares = advantage.needs_several_samples or values.native(ESTIMATOR) == "rloo"
     if compares and values[samples] == values[SAMPLES] == 1:
         problem = f"{values.describe(ESTIMATOR)} compares several responses to the same prompt"
-        yield values.problem(samples, problem, f"at least 2, or {ESTIMATOR}=gae")
+        yield values.problem(samples, problem, f"at least: {samples}=2, or {ESTIMATOR}=gae")
     reward, loss = "algorithm.use_kl_in_reward", f"{ACTOR}.use_kl_loss"
     if values[reward] and values[loss]:
         problem = f"the KL divergence already counts in the loss, by {values.describe(loss)}"
-        yield values.problem(reward, problem, f"set one of them to false: {reward}=false, or {loss}=false")
+        yield values.problem(reward, problem, f"{reward}=false, or {loss}=false")
     yield from objective_problems(values)
     yield from _missing_keys(values)
     yield from _sampling_problems(values)
@@ -67,10 +65,10 @@ def _missing_keys(values: ForeignValues) -> Iterator[ConfigProblem]:
         yield values.problem(shuffle, f"needs {seed} under megatron", f"set {seed}=42, or {shuffle}=false")
     mode, path = "trainer.resume_mode", "trainer.resume_from_path"
     if values[mode] == "resume_path" and values[path] is None:
-        yield values.problem(mode, f"needs {path}", f"set {path} to a checkpoint, or {mode}=auto")
+        yield values.problem(mode, f"needs {path}", f"{path}=CHECKPOINT, or {mode}=auto")
     file, name = "data.custom_cls.path", "data.custom_cls.name"
     if values[file] is not None and values[name] is None:
-        yield values.problem(file, f"needs {name}", f"set {name} to the class in that file")
+        yield values.problem(file, f"needs {name}", f"{name}=CLASS, of a class in that file")
 
 
 def _sampling_problems(values: ForeignValues) -> Iterator[ConfigProblem]:

@@ -1,7 +1,5 @@
 """Conversion of verl's critic, which is documented by the actor's keys and has defaults of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from quintet.config.dialects.conversion import (
@@ -17,6 +15,7 @@ from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS
 from quintet.config.dotted import get_value, has_key
 from quintet.config.native.learners import CriticConfig
 from quintet.config.problems import ConfigProblem
+from quintet.config.schema import format_value
 
 DEFAULT_LEARNING_RATE = 1e-5
 DEFAULTS = {f"{ACTOR}.optim.lr": DEFAULT_LEARNING_RATE}
@@ -89,7 +88,7 @@ def critic_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
             continue
         if not key.removeprefix("critic.").startswith(INDEPENDENT_KEYS) and values[key] != values[shared]:
             problem = f"critic and policy share this setting, and {values.describe(shared)}"
-            yield values.problem(key, problem, f"leave {key} out, or give both the same value")
+            yield values.problem(key, problem, f"leave {key} out, or {shared}={format_value(values[key])}")
     strategies = {values[STRATEGY] or values[f"{ACTOR}.strategy"], values[f"{ACTOR}.strategy"]}
     if "megatron" in strategies and len(strategies) > 1:
         problem = f"must be the policy's if one of them is megatron: {values.describe(f'{ACTOR}.strategy')}"

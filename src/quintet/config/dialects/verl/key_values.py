@@ -3,12 +3,10 @@
 import math
 import re
 
-from quintet.config.dialects.value_types import ValueType, one_of
+from quintet.config.dialects.value_types import ValueType
 
 UNCLIPPED = 1e12
 """Global gradient norm that clips nothing; Megatron's 0."""
-NORMALIZING_ESTIMATOR = one_of("grpo", "grpo_vectorized", "grpo_passk", "gdpo")
-"""Advantage estimators that may divide by the standard deviation of the group."""
 _NUMBER = re.compile(r"\d+(\.\d*)?([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?")
 _DIVERGENCES = (
     *("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
@@ -36,18 +34,15 @@ def _is_bounds(value: object) -> bool:
     return isinstance(value, int | float | str) and parse_bounds(value) is not None
 
 
-def _is_bounds_list(value: object) -> bool:
-    return isinstance(value, int | float | str) and all(_is_bounds(part.strip()) for part in str(value).split(","))
-
-
-def _are_divergences(value: object) -> bool:
-    return isinstance(value, str) and all(name.strip() in _DIVERGENCES for name in value.split(","))
-
-
 VALUE_TYPES = {
-    "normalizing_estimator": NORMALIZING_ESTIMATOR,
     "bounds": ValueType("a number > 0, or two as lower_upper", _is_bounds),
-    "bounds_list": ValueType("numbers > 0, or two each as lower_upper, joined by commas", _is_bounds_list),
-    "divergences": ValueType(f"one or more of {', '.join(_DIVERGENCES)}, joined by commas", _are_divergences),
+    "bounds_list": ValueType(
+        "numbers > 0, or two each as lower_upper, joined by commas",
+        lambda value: all(_is_bounds(part.strip()) for part in str(value).split(",")),
+    ),
+    "divergences": ValueType(
+        f"one or more of {', '.join(_DIVERGENCES)}, joined by commas",
+        lambda value: isinstance(value, str) and all(name.strip() in _DIVERGENCES for name in value.split(",")),
+    ),
     "pf_ppo_off": ValueType("false: PF-PPO resampling is not supported", lambda value: value is False),
 }

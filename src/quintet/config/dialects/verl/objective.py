@@ -1,7 +1,5 @@
 """Conversion of verl's policy loss, group filter and rollout correction, and of options of the estimator."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -146,14 +144,17 @@ def objective_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     bounds = _rejection_bounds(values[REJECTION_BOUNDS], names)
     if names and len(bounds) != len(names):
         problem = f"must have one bound for each of {values.describe(REJECTIONS)}, or one for all"
-        yield values.problem(REJECTION_BOUNDS, problem, f"give {len(names)} bounds, joined by commas")
+        bound = next((upper for _, upper in bounds), 2.0)
+        yield values.problem(REJECTION_BOUNDS, problem, f"for example, for all: {REJECTION_BOUNDS}={bound:g}")
     for name, (lower, _) in zip(names, bounds, strict=False):
         if lower is not None and not name.endswith("k1"):
-            yield values.problem(REJECTION_BOUNDS, f"{name} has only an upper bound", "give one number for it")
+            hint = f"for example, for all: {REJECTION_BOUNDS}={bounds[0][1]:g}"
+            yield values.problem(REJECTION_BOUNDS, f"{name} has only an upper bound", hint)
     parts, weights = values[REWARD_PARTS] or [], values[REWARD_WEIGHTS]
     if values["algorithm.adv_estimator"] == "gdpo" and weights is not None and len(weights) != len(parts):
         problem = f"must have one weight for each of {values.describe(REWARD_PARTS)}"
-        yield values.problem(REWARD_WEIGHTS, problem, f"give {len(parts)} weights, or leave it out")
+        hint = f"leave it out, or {REWARD_WEIGHTS}={[*weights, *[1.0] * len(parts)][: len(parts)]}"
+        yield values.problem(REWARD_WEIGHTS, problem, hint)
 
 
 def _bypass_problems(values: ForeignValues) -> Iterator[ConfigProblem]:

@@ -1,7 +1,5 @@
 """Conversion of verl's settings of a run: loggers, directories, resumption; prompt files and reward functions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
@@ -99,7 +97,7 @@ def overlong_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     if values[MANAGER] != "dapo" or not values[OVERLONG]:
         return
     if values[OVERLONG_BUFFER] is None:
-        hint = f"set it to a number of tokens, or {OVERLONG}=false"
+        hint = f"for example {OVERLONG_BUFFER}={max(1, values[response] // 4)}, or {OVERLONG}=false"
         yield values.problem(OVERLONG_BUFFER, f"{values.describe(OVERLONG)} needs it", hint)
     elif values[OVERLONG_BUFFER] > values[response]:
         problem = f"is more than the maximum response length, {values.describe(response)}"

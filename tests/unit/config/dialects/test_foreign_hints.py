@@ -1,0 +1,302 @@
+"""If these fail, somebody does what an error says, in the format of their framework, and gets the same error again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hints import SRC, followed, hint_sites, printed_hints, recorded_sites
+
+from quintet import hardware
+from quintet.config.dialects.composition.foreign_config import config_from_tree
+from quintet.config.dialects.loader import conversion_problems, convert
+from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dotted import unflatten
+from quintet.config.plan.run_plan import plan_run
+from quintet.config.yaml_reader import parse_override
+from quintet.errors import UserError
+
+A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+GPUS = "trainer.n_gpus_per_node=4"
+CORRECTION = "algorithm.rollout_correction"
+BYPASS = f"{CORRECTION}.bypass_mode=true"
+DAPO = ["reward_model.reward_manager=dapo", "reward_model.reward_kwargs.overlong_buffer_cfg.enable=true"]
+MEGATRON = [f"{A}.strategy=megatron"]
+VERL = [
+    # batches
+    ["data.train_batch_size=1000"],
+    [f"{A}.ppo_mini_batch_size=100"],
+    [GPUS, "data.train_batch_size=1022", f"{A}.ppo_mini_batch_size=511"],
+    [GPUS, f"{A}.ulysses_sequence_parallel_size=3", "actor_rollout_ref.model.use_remove_padding=true"],
+    [f"{A}.ppo_micro_batch_size_per_gpu=3"],
+    [GPUS, f"{A}.ppo_mini_batch_size=2", f"{A}.ppo_micro_batch_size_per_gpu=1"],
+    [GPUS, f"{A}.ppo_micro_batch_size=6"],
+    [f"{A}.ppo_micro_batch_size_per_gpu=2", f"{A}.ppo_micro_batch_size=2"],
+    [f"{A}.ppo_micro_batch_size_per_gpu=null"],
+    [f"{A}.use_dynamic_bsz=true", f"{A}.ppo_max_token_len_per_gpu=100"],
+    # keys beside each other
+    ["algorithm.adv_estimator=grpo"],
+    ["algorithm.use_kl_in_reward=true", f"{A}.use_kl_loss=true"],
+    [GPUS, f"{A}.ulysses_sequence_parallel_size=2"],
+    [*MEGATRON, f"{A}.shuffle=true"],
+    ["trainer.resume_mode=resume_path"],
+    ["data.custom_cls.path=x.py"],
+    [f"{R}.enforce_eager=false"],
+    [f"{R}.do_sample=false", f"{R}.n=4"],
+    [f"{R}.prompt_length=7"],
+    [*MEGATRON, f"{A}.optim.min_lr=1.0"],
+    [*MEGATRON, f"{A}.optim.min_lr=0.0", f"{A}.optim.lr_warmup_steps=10", f"{A}.optim.lr_decay_steps=5"],
+    [*MEGATRON, f"{A}.optim.min_lr=0.0", f"{A}.optim.clip_grad=1.0", f"{A}.grad_clip=2.0"],
+    # critic
+    ["algorithm.adv_estimator=gae", "critic.ppo_epochs=7"],
+    ["algorithm.adv_estimator=gae", "critic.strategy=megatron"],
+    ["algorithm.adv_estimator=gae", "critic.optim.total_training_steps=7"],
+    ["algorithm.adv_estimator=gae", GPUS, "critic.ulysses_sequence_parallel_size=2"],
+    # objective
+    [f"{A}.policy_loss.loss_mode=dro"],
+    [f"{CORRECTION}.rollout_rs='token_k1,seq_sum_k2'", f"{CORRECTION}.rollout_rs_threshold='1.0,2.0,3.0'"],
+    [f"{CORRECTION}.rollout_rs=token_k2", f"{CORRECTION}.rollout_rs_threshold=0.5_2.0"],
+    [
+        "algorithm.adv_estimator=gdpo",
+        f"{R}.n=4",
+        "algorithm.gdpo_reward_keys=[a, b]",
+        "algorithm.gdpo_reward_weights=[1.0]",
+    ],
+    [f"{A}.policy_loss.loss_mode=bypass_mode"],
+    [BYPASS, f"{A}.policy_loss.loss_mode=gspo"],
+    [BYPASS, f"{CORRECTION}.rollout_rs=token_k2", f"{CORRECTION}.rollout_rs_threshold=2.0"],
+    [BYPASS, f"{CORRECTION}.loss_type=reinforce", f"{CORRECTION}.rollout_is=token"],
+    # reward
+    [*DAPO, "reward_model.reward_kwargs.overlong_buffer_cfg.len=null"],
+    [*DAPO, "reward_model.reward_kwargs.overlong_buffer_cfg.len=100000"],
+    [*DAPO, "reward_model.reward_kwargs.overlong_buffer_cfg.len=8", "reward_model.reward_kwargs.max_resp_len=9"],
+    # unknown keys, and sections without keys
+    ["data.train_batch_sise=8"],
+    ["trainer=5"],
+    ["trainer.total_training_steps=5", f"{A}.optim.total_training_steps=6"],
+    [
+        "actor_rollout_ref.model.path=DIRECTORY",
+        "actor_rollout_ref.model.override_config.model_config.num_hidden_layer=2",
+    ],
+    ["actor_rollout_ref.model.path=DIRECTORY", "actor_rollout_ref.model.override_config.model_config.zzzzzzzzz=2"],
+    # for another machine, or a later version
+    ["trainer.log_val_generations=10"],
+    ["trainer.logger=[console, mlflow]"],
+    # checks of the native run
+    [f"{A}.strategy=megatron", f"{A}.optim.optimizer=muon"],
+    [GPUS, f"{A}.fsdp_config.fsdp_size=3"],
+    [GPUS, *MEGATRON, f"{A}.ulysses_sequence_parallel_size=2", "actor_rollout_ref.model.use_remove_padding=true"],
+]
+RAGEN = [
+    ["training.ppo_batch_size=3"],
+    ["training.train_data_num=2"],
+    ["training.val_batch_size=1000"],
+    ["training.n_rollout=1", "optimization.adv_estimator=grpo"],
+    ["system.n_gpus=8"],
+    ["system.n_gpus=4", "system.cuda_visible_devices='0,1,2,3'", "training.rollout_tp_size=3"],
+]
+LAKES = [f"{name}.env_name=frozenlake" for name in ("lake", "pond")]
+VAGEN = [
+    [f"{A}.ppo_mini_batch_size=7"],
+    ["data.max_trajectory_length=5"],
+    [f"{A}.optim.total_training_steps=8", "trainer.total_training_steps=9"],
+    ["trainer.total_training_steps=null", "lake.env_name=frozenlake", "lake.train_size=3"],
+    ["lake.env_name=frozenlake", "boxes.env_name=sokoban", "lake.env_config.num_boxes=2"],
+    [*LAKES, "lake.env_config.format_reward=0.25"],
+    ["lake.env_name=frozenlake", "lake.env_config.render_mode=vision"],
+]
+PLACED = "cluster.component_placement"
+EMBODIED = ["env.train.total_num_envs=160"]
+GRPO, CRITIC = "algorithm.adv_type=grpo", "critic.use_critic_model"
+CONVERSION = "actor.megatron.ckpt"
+RLINF = [
+    ["algorithm.group_size=1", GRPO],
+    ["algorithm.sampling_params.do_sample=false", GRPO],
+    ["algorithm.loss_type=actor_critic", GRPO],
+    [f"{CRITIC}=true", GRPO],
+    ["algorithm.adv_type=gae", f"{CRITIC}=false"],
+    ["actor.training_backend=fsdp", "actor.fsdp_config.amp_autocast.enabled=true"],
+    ["reward.use_reward_model=true", "reward.model.model_path=null"],
+    ["runner.seq_length=100", "data.max_prompt_length=100"],
+    ["runner.seq_length=100", "data.max_prompt_length=60", "algorithm.sampling_params.max_new_tokens=50"],
+    ["runner.enable_dynamic_batch_size=true", "runner.max_tokens_per_mbs=5"],
+    ["actor.optim.lr=0.1", "actor.lr_sched.max_lr=0.2"],
+    ["actor.optim.lr=0.1", "actor.optim.min_lr=0.2"],
+    ["algorithm.importance_sampling_fix=true", "rollout.recompute_logprobs=false"],
+    ["algorithm.adv_type=reinpp", "algorithm.reinpp_kl_beta=0.1", "algorithm.kl_beta=0.1"],
+    ["algorithm.adv_type=reinpp", "algorithm.use_reinpp_baseline=true", "algorithm.group_size=1"],
+    # Megatron
+    ["actor.model.megatron_checkpoint=x"],
+    ["actor.megatron.use_hf_ckpt=false"],
+    ["actor.model.precision=fp32", "actor.optim.bf16=true"],
+    ["actor.optim.use_distributed_optimizer=false", "actor.optim.overlap_param_gather=true"],
+    [f"{CONVERSION}.use_gpu_num=1", f"{CONVERSION}.use_gpu_index=[0, 1]"],
+    ["actor.spec_name=te_gpt"],
+    ["actor.model.encoder_seq_length=8"],
+    ["actor.megatron.distributed_backend=nccl"],
+    ["actor.megatron.ckpt_format=zarr"],
+    # placement
+    ["cluster.num_nodes=100000"],
+    [f"{PLACED}.actor=0-3", f"{PLACED}.actor,rollout=0-3"],
+    [f"{PLACED}.actor=0-3", f"{PLACED}.rollout=2-5"],
+    [f"{PLACED}.actor=0-3", f"{PLACED}.rollout=4-7", "runner.enable_dynamic_batch_size=true"],
+    [f"{PLACED}.actor=0-3", f"{PLACED}.rollout=4-7", f"{PLACED}.inference=8-9", "rollout.recompute_logprobs=false"],
+    [f"{PLACED}.actor,rollout=0-3", "actor.model.tensor_model_parallel_size=3"],
+    [f"{PLACED}.actor,rollout=0-3", "actor.model.pipeline_model_parallel_size=3"],
+    [f"{PLACED}.actor,rollout=0-3", "rollout.tensor_parallel_size=2"],
+    # batches
+    ["algorithm.n_minibatches=5"],
+    [f"{PLACED}.actor,rollout=0-2"],
+    [f"{PLACED}.actor,rollout=0-3", "algorithm.training_batch_size_per_gpu=3"],
+    # simulators
+    [*EMBODIED, "runner.task_type=math"],
+    [*EMBODIED, "algorithm.loss_type=actor", "algorithm.adv_type=gae"],
+    [*EMBODIED, "runner.save_interval=5", "runner.val_check_interval=3"],
+    [*EMBODIED, "rollout.mode=disaggregated", f"{PLACED}.actor,rollout=0-3"],
+    [*EMBODIED, "rollout.model.model_path=a", "actor.model.model_path=b"],
+    [*EMBODIED, "algorithm.kl_penalty=kl", "algorithm.kl_penalty_type=mse"],
+    [*EMBODIED, "env.train.group_size=3"],
+    ["env.train.total_num_envs=161", "algorithm.group_size=2"],
+    [*EMBODIED, "env.train.max_episode_steps=81"],
+    [*EMBODIED, "actor.global_batch_size=150"],
+    [*EMBODIED, f"{PLACED}.actor,rollout,env=0-3", "actor.micro_batch_size=3"],
+    [*EMBODIED, f"{PLACED}.actor,rollout,env=0-2"],
+]
+CONFIG = "strategy_args.strategy_config"
+TRAIN, INFER = f"actor_train.{CONFIG}", f"actor_infer.{CONFIG}"
+ROLL_BASE = ["pretrain=DIRECTORY", "actor_train.data_args.file_name=x.json"]
+FOUR = [f"{name}.device_mapping=list(range(0,4))" for name in ("actor_train", "actor_infer", "reference")]
+FSDP = ["actor_train.strategy_args.strategy_name=fsdp2_train", "reference.strategy_args.strategy_name=fsdp2_infer"]
+CRITICS = ["adv_estimator=gae", "critic.strategy_args.strategy_name=fsdp2_train"]
+ROLL = [
+    ["use_kl_loss=true", "add_token_level_kl=true"],
+    ["actor_train.worker_cls=roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"],
+    ["importance_sampling=seq", "dual_clip_loss=true"],
+    ["importance_sampling=seq", "actor_train.pg_variant=topr"],
+    ["actor_train.device_mapping=x"],
+    ["actor_train.data_args.messages=m", "actor_train.data_args.prompt=p"],
+    ["actor_train.data_args.file_name=[]"],
+    ["actor_train.data_args.prompt=null"],
+    ["response_length=null"],
+    [f"{INFER}.max_model_len=5"],
+    ["validation.generating_args.max_new_tokens=7"],
+    [*CRITICS, "critic.data_args.prompt=p"],
+    [*CRITICS, "critic.pg_variant=topr"],
+    [*FSDP, f"{TRAIN}.overlap_grad_reduce=true"],
+    ["actor_infer.model_args.ulysses_size=2"],
+    ["actor_infer.strategy_args.strategy_name=hf_infer", f"{INFER}.load_format=dummy"],
+    [*FSDP, *FOUR, "actor_train.model_args.ulysses_size=3"],
+    [f"{TRAIN}.virtual_pipeline_model_parallel_size=2"],
+    [*FSDP, *FOUR, f"{TRAIN}.fsdp_size=3"],
+    [*FOUR, "actor_infer.num_gpus_per_worker=3"],
+    ["actor_train.training_args.gradient_accumulation_steps=7"],
+    ["actor_train.training_args.per_device_train_batch_size=7"],
+    [*FSDP, *CRITICS, "critic.training_args.gradient_accumulation_steps=5"],
+    # checks of the native run
+    ["pretrain=null"],
+    ["reference.model_args.dtype=fp32"],
+    [*FOUR, f"{TRAIN}.tensor_model_parallel_size=2"],
+]
+
+CASES = {"verl": VERL, "ragen": RAGEN, "vagen": VAGEN, "rlinf": RLINF, "roll": [[*ROLL_BASE, *words] for words in ROLL]}
+PAIRS = [(dialect, tuple(words)) for dialect, cases in CASES.items() for words in cases]
+MODEL = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 16, "vocab_size": 64}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+LATER = "is not supported yet"
+ROUNDS = 6
+"""Hints that are followed one after another until a configuration is valid."""
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine without a GPU; the working directory has a model."""
+    monkeypatch.setattr(hardware, "num_gpus", lambda: 0)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "DIRECTORY").mkdir()
+    (tmp_path / "DIRECTORY/config.json").write_text(json.dumps(MODEL | HEADS))
+
+
+def printed(dialect: str, words: Sequence[str], gib: float | None = None) -> str:
+    """What `quintet plan` refuses and lists, in its words."""
+    tree = unflatten(dict(parse_override(word, {}) for word in words))
+    try:
+        result = convert(config_from_tree(tree, "run.yaml"), DIALECTS[dialect], to_plan=True)
+        lines = [str(problem) for problem in conversion_problems(result)]
+        plan_run(result.composed, None if gib is None else int(gib * 2**30))
+    except UserError as error:
+        return str(error)
+    return "\n".join(lines)
+
+
+@cache
+def refused(dialect: str, words: tuple[str, ...]) -> tuple[str, frozenset[tuple[str, int]]]:
+    """What is printed, and the places that give its hints."""
+    with recorded_sites() as places:
+        return printed(dialect, words), frozenset(places)
+
+
+def behind(text: str, before: Iterable[str]) -> list[str]:
+    """The messages that were not there before, except of what a later version can do."""
+    return [message for message in printed_hints(text) if message not in before and LATER not in message]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "words"), PAIRS, ids=lambda value: value if isinstance(value, str) else " ".join(value)
+)
+def test_following_hints_removes_their_errors_and_ends_at_a_valid_configuration(
+    dialect: str, words: tuple[str, ...]
+) -> None:
+    text, _ = refused(dialect, words)
+    hints = printed_hints(text)
+    assert hints, text or "a valid configuration"
+    for message, hint in hints.items():
+        for changed in followed(message, hint, words):
+            left = printed(dialect, changed)
+            assert message not in left, changed
+            for _ in range(ROUNDS):
+                if errors := behind(left, hints):
+                    changed = next(followed(errors[0], printed_hints(left)[errors[0]], changed))
+                    left = printed(dialect, changed)
+            assert not behind(left, hints), (changed, left)
+
+
+def test_memory_is_saved_by_keys_of_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "num_gpus", lambda: 8)
+    words = ["actor_rollout_ref.model.path=DIRECTORY", "data.train_batch_size=8", f"{A}.ppo_mini_batch_size=8"]
+    ((message, hint),) = printed_hints(printed("verl", words, gib=0.004)).items()
+    (changed,) = followed(message, hint, words)
+    assert "more devices" not in hint
+    assert not printed("verl", changed, gib=0.004)
+
+
+def test_a_change_without_a_counterpart_is_made_in_the_native_format() -> None:
+    composed = convert(config_from_tree({}), DIALECTS["ragen"], to_plan=True).composed
+    change = "actor.sharding.backward_prefetch=pre"
+    assert composed.hint_for_user(change) == f"in the native format (`quintet translate CONFIG -o FILE`): {change}"
+
+
+EXEMPT = {
+    "composition/": "the syntax of files and overrides has no keys",
+    "scripts/": "neither has that of scripts",
+    "key_checks.py illegal_values": "a value of the wrong type: what the key means",
+    "supported_runs.py": "a translation that another framework can do",
+    "verl/converter.py base_tree": "the same",
+    "vagen/env_sections.py envs_tree": "the same",
+    "vagen/env_sections.py env_problems": "lists envs, or names another file",
+    "rlinf/component_placement.py _place_components": "the syntax of placements",
+}
+
+
+def test_every_hint_about_foreign_keys_is_followed() -> None:
+    places = {place for dialect, words in PAIRS for place in refused(dialect, words)[1]}
+    sites = [
+        site
+        for site in hint_sites(SRC / "config/dialects")
+        if not any((site.path, line) in places for line in site.lines)
+    ]
+    names = [re.sub(r"config/dialects/(.*):\d+", r"\1", str(site)) for site in sites]
+    assert not [name for name in names if not name.startswith(tuple(EXEMPT))]
