@@ -691,7 +691,7 @@ def test_other_spellings_are_read_and_never_beside_the_documented_one(
     found = converted(tmp_path, "rlinf", _without(changed(plain, {alias: value}), rows[alias]))
     assert natively(found, native) == expected
     assert any(f"is read as {rows[alias]}" in remark for remark in found.composed.remarks)
-    with pytest.raises(ConfigError, match="leave .* out"):
+    with pytest.raises(ConfigError, match=r"leave .* out"):
         converted(tmp_path, "rlinf", changed(plain, {alias: value, rows[alias]: value}))
 
 
