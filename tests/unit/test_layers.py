@@ -35,7 +35,7 @@ LAYERS_WITHIN: Mapping[str, list[tuple[str, ...]]] = {
         ("schema",),
         ("problems", "yaml_reader"),
         ("composed",),
-        ("config_values", "yaml_writer"),
+        ("yaml_writer",),
         ("plan",),
         ("checks",),
         ("dialects", "translate", "validation"),

@@ -129,16 +129,12 @@ def _copy(
             if old in sources or not sources:
                 yield _note(old, new, sources)
         elif has_key(target, new):
-            raise _both_set(_former_key(new), new, sources)
+            raise _both_set(next(former for former in RENAMED_KEYS if current_key(former) == new), new, sources)
         if isinstance(value, Mapping):
             set_value(target, new, {})
             yield from _copy(value, target, f"{old}.", f"{new}.", sources)
         else:
             set_value(target, new, value)
-
-
-def _former_key(new: str) -> str:
-    return next(old for old in RENAMED_KEYS if current_key(old) == new)
 
 
 def _note(old: str, new: str, sources: Mapping[str, str]) -> str:

@@ -60,13 +60,10 @@ def _dump(
 def _yaml(value: object) -> str:
     """Format a value on one line; text that some YAML readers take for a number is quoted."""
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_yaml_in_list, value))}]"
+        items = (_scalar(item, '"' if isinstance(item, str) else None) for item in value)
+        return f"[{', '.join(items)}]"
     quoted = isinstance(value, str) and (not value.isprintable() or FLOAT.fullmatch(value))
     return _scalar(value, '"' if quoted else None)
-
-
-def _yaml_in_list(value: object) -> str:
-    return _scalar(value, '"' if isinstance(value, str) else None)
 
 
 def _scalar(value: object, style: str | None) -> str:

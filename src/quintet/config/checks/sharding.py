@@ -42,8 +42,10 @@ def check_sharding(config: Experiment, name: str, ranks: int, *, on_gpu: bool) -
 
 def _check_learner(composed: ComposedConfig, name: str, ranks: int, *, on_gpu: bool) -> Iterator[ConfigProblem]:
     config = composed.experiment
-    learner: LearnerConfig = getattr(config, name)
-    if learner.backend == "megatron" or (name == "reference" and _shares_policy_weights(config)):
+    learner = getattr(config, name)
+    # without a path or type of its own, the reference is the policy without its adapters
+    is_policy = learner is config.reference and learner.path is None and learner.dtype is None
+    if learner.backend == "megatron" or (is_policy and config.policy.lora is not None):
         return
     if on_gpu and learner.memory.sharded_offload:
         yield from _check_offload(composed, name, learner, ranks)
@@ -53,12 +55,6 @@ def _check_learner(composed: ComposedConfig, name: str, ranks: int, *, on_gpu: b
     yield from _check_parallel(composed, name, learner)
     if name == "reference":
         yield from _check_full_kl(composed)
-
-
-def _shares_policy_weights(config: Experiment) -> bool:
-    """Return whether the reference is the policy without its adapters, on the same devices."""
-    learner = config.reference
-    return learner.path is None and learner.dtype is None and config.policy.lora is not None
 
 
 def _check_offload(composed: ComposedConfig, name: str, learner: LearnerConfig, ranks: int) -> Iterator[ConfigProblem]:
@@ -95,7 +91,8 @@ def _check_parallel(composed: ComposedConfig, name: str, learner: LearnerConfig)
     if parallel.pipeline > 1 and parallel.sequence:
         key, why = f"{name}.parallel.sequence", "pipeline stages send unsplit hidden states"
         yield composed.problem(key, why, f"{key}=false")
-    if parallel.pipeline > 1 and name == "actor" and _adapted(config):
+    is_adapted = config.policy.lora is not None or (config.sft is not None and config.sft.lora is not None)
+    if parallel.pipeline > 1 and name == "actor" and is_adapted:
         hint = f"{name}.parallel.pipeline=1; the base model is still sharded"
         yield composed.problem(f"{name}.parallel.pipeline", ADAPTERS_NOT_SPLIT, hint)
     if parallel.expert > 1 and dispatcher in ("alltoall_seq", "flex"):
@@ -105,10 +102,6 @@ def _check_parallel(composed: ComposedConfig, name: str, learner: LearnerConfig)
         context = composed.describe(f"{name}.parallel.context")
         why = f"context parallelism ({context}) needs fused attention"
         yield composed.problem("policy.attention", why, "policy.attention=null, or policy.attention=sdpa")
-
-
-def _adapted(config: Experiment) -> bool:
-    return config.policy.lora is not None or (config.sft is not None and config.sft.lora is not None)
 
 
 def _check_full_kl(composed: ComposedConfig) -> Iterator[ConfigProblem]:

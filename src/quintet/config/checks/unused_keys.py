@@ -40,8 +40,8 @@ def unused_keys(values: Mapping[str, Any], sources: Mapping[str, str]) -> Iterat
     """Yield a message for each dotted key in `values` that was set, differs from its default and has no effect."""
     defaults = {key.name: key.default for key in keys() if not key.is_section}
     for key, value in values.items():
-        source = sources.get(key, DEFAULT)
-        if source == DEFAULT or key.endswith(ALWAYS_USED) or _same(value, defaults.get(documented_key(key))):
+        source, plain = sources.get(key, DEFAULT), list(value) if isinstance(value, tuple) else value
+        if source == DEFAULT or key.endswith(ALWAYS_USED) or plain == defaults.get(documented_key(key)):
             continue
         for other in _overriding_keys(key, values):
             yield f"{key} = {format_value(value)} ({source}) has no effect with {other} = {format_value(values[other])}"
@@ -57,8 +57,3 @@ def _overriding_keys(key: str, values: Mapping[str, Any]) -> Iterator[str]:
             other = ".".join([*parts[: depth + 1], rule.other_key])
             if other in values and values[other] not in rule.values:
                 yield other
-
-
-def _same(value: object, default: object) -> bool:
-    plain = list(value) if isinstance(value, tuple) else value
-    return plain == default

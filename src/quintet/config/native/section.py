@@ -23,14 +23,10 @@ CONFLICT = "conflict"
 """Type of pydantic's error for values that contradict each other."""
 
 
-def _as_list(value: Any) -> Any:
-    """Accept one text for a list of one."""
-    return (value,) if isinstance(value, str) else value
-
-
 T = TypeVar("T")
 ListOf = Annotated[tuple[T, ...], Field(strict=False)]
-Texts = Annotated[ListOf[str], BeforeValidator(_as_list)]
+Texts = Annotated[ListOf[str], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+"""A list of texts, or one text for a list of one."""
 
 
 class Section(BaseModel):

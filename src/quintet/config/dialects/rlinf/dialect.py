@@ -32,15 +32,13 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
         envs = Reference(
             env.name, lambda: tuple(_in_env(spec, side) for side in ("train", "eval") for spec in env.load())
         )
-        references = (embodied, basic.mapped(_for_embodied), envs, backend)
+        task = {"default": "embodied"}
+        shared = basic.mapped(lambda spec: spec.model_copy(update=task) if spec.key == "runner.task_type" else spec)
+        references = (embodied, shared, envs, backend)
         undocumented = frozenset(["algorithm.auto_reset", "algorithm.ignore_terminations"])
         return replace(dialect, references=references, shared_sections={}, undocumented=undocumented)
     engine = embodied.filtered(lambda spec: spec.key.startswith("rollout.backend"))
     return replace(dialect, references=(math, basic, engine, *key_files("rlinf", ["rlinf_newer"])), shared_sections={})
-
-
-def _for_embodied(spec: KeySpec) -> KeySpec:
-    return spec.model_copy(update={"default": "embodied"}) if spec.key == "runner.task_type" else spec
 
 
 def _in_env(spec: KeySpec, side: str) -> KeySpec:
