@@ -85,9 +85,12 @@ class MegatronBackend:
 
     def build_actor(self, config: Experiment, policy: Path, optimizer: OptimizerConfig, ranks: RankGroup) -> LocalActor:
         # after supervised fine-tuning, the policy is the fine-tuned model, not the one that `actor.megatron` names
-        return _build_actor(config if config.sft is None else _without_initial_checkpoint(config), policy, optimizer)
+        initial = config if config.sft is None else _without_initial_checkpoint(config)
+        raise_problems(backend_problems(ComposedConfig(config, {})))
+        return _build_actor(initial, policy, optimizer)
 
     def build_sft_actor(self, config: Experiment, sft: SftConfig, base: Path, ranks: RankGroup) -> LocalActor:
+        raise_problems(backend_problems(ComposedConfig(config, {})))
         return _build_actor(_with_sft_settings(config, sft), base, sft.optimizer)
 
     def build_critic(self, config: Experiment, actor: LocalActor, policy: Path, ranks: RankGroup) -> LocalCritic:
@@ -113,7 +116,6 @@ class MegatronBackend:
 def _build_actor(config: Experiment, policy: Path, optimizer: OptimizerConfig) -> LocalActor:
     from quintet.training.megatron.build import build_megatron_actor
 
-    raise_problems(backend_problems(ComposedConfig(config, {})))
     with _without_warnings():
         # its reference is a Megatron scorer, too: the configuration is checked before a run
         return cast("LocalActor", build_megatron_actor(with_dtypes(config), policy, optimizer))

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 from quintet.config.native.rollout import EngineConfig
 from quintet.records import Generation, Request
 from quintet.registry import Registry
-from quintet.rollout.engines.grammars import GrammarCompiler
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
     from transformers import PreTrainedModel
+
+    from quintet.rollout.engines.grammars import GrammarCompiler
 
 
 class EngineError(RuntimeError):

@@ -440,12 +440,12 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (
         EMBODIED,
         {"algorithm.adv_type": "gae", "algorithm.loss_type": "actor"},
-        ["trains no value head", "adv_type = 'gae'", "ppo or actor_critic"],
+        ["trains no value head", "adv_type = 'gae'", "loss_type=ppo, or algorithm.loss_type=actor_critic"],
     ),
     (
         MATH,
         {f"{PLACED}.actor": "0-3", f"{PLACED}.rollout": "4-7", "actor.enable_dp_load_balance": True},
-        ["enable_dp_load_balance = true", f"{PLACED}.actor = '0-3'", "set actor.enable_dp_load_balance=false"],
+        ["enable_dp_load_balance = true", f"{PLACED}.actor = '0-3'", "actor.enable_dp_load_balance=false, or"],
     ),
     (MATH, {"critic.use_critic_model": True}, ["does not use a critic", "set critic.use_critic_model=false"]),
     (MATH, {"algorithm.adv_type": "gae"}, ["needs a critic", "set critic.use_critic_model=true"]),
@@ -482,7 +482,7 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (
         MATH,
         {"actor.megatron.use_hf_ckpt": False},
-        ["no checkpoint to start from", "set actor.model.megatron_checkpoint"],
+        ["no checkpoint to start from", "actor.model.megatron_checkpoint=DIRECTORY"],
     ),
     (MATH, {"actor.optim.bf16": True}, ["bf16 = true", "precision = 'fp16'", "set actor.optim.bf16=false"]),
     (
@@ -508,7 +508,7 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (
         MATH,
         {f"{PLACED}.actor,rollout": "0-6"},
-        ["n_minibatches = 4", "32 sequences", "7 data-parallel ranks", "128 / algorithm.n_minibatches"],
+        ["n_minibatches = 4", "32 sequences", "7 data-parallel ranks", "data.rollout_batch_size=70"],
     ),
     (
         MATH,
@@ -532,7 +532,7 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (
         MATH,
         {f"{PLACED}.actor": 0, f"{PLACED}.rollout": 1, f"{PLACED}.inference": 2, "rollout.recompute_logprobs": False},
-        [f"{PLACED}.inference = 2", "recompute_logprobs = false", "set rollout.recompute_logprobs=true"],
+        [f"{PLACED}.inference = 2", "recompute_logprobs = false", "or rollout.recompute_logprobs=true"],
     ),
     (EMBODIED, {"runner.task_type": "math"}, ["runner.task_type = 'math'", "embodied"]),
     (
@@ -543,7 +543,7 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (
         EMBODIED,
         {"algorithm.kl_penalty": "abs", "algorithm.kl_penalty_type": "mse"},
-        ["kl_penalty_type = 'mse'", "kl_penalty = 'abs'", "keep one"],
+        ["kl_penalty_type = 'mse'", "kl_penalty = 'abs'", "leave algorithm.kl_penalty_type out, or"],
     ),
     (
         EMBODIED,

@@ -237,7 +237,7 @@ FAULTS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({**BYPASSED, **REJECTED}, ("rollout_rs = 'seq_mean_k1'", "bypass_mode=false")),
     ({**BYPASSED, **WEIGHED, f"{GAP}.loss_type": "reinforce"}, ("rollout_is = 'token'", "loss_type=ppo_clip")),
     ({f"{GAP}.rollout_rs": "token_k2"}, ("rollout_rs_threshold = null", "token_k2")),
-    ({**REJECTED, f"{GAP}.rollout_rs_threshold": "1,2"}, ("rollout_rs_threshold = '1,2'", "give 1")),
+    ({**REJECTED, f"{GAP}.rollout_rs_threshold": "1,2"}, ("rollout_rs_threshold = '1,2'", "rollout_rs_threshold=1")),
     ({f"{GAP}.rollout_rs": "token_k2", f"{GAP}.rollout_rs_threshold": "0.5_2"}, ("token_k2 has only an upper bound",)),
     ({**DAPO, f"{BUFFER}.enable": True}, ("overlong_buffer_cfg.len = null",)),
     ({**OVERLONG, f"{BUFFER}.len": 1000}, ("overlong_buffer_cfg.len = 1000", "len=512")),

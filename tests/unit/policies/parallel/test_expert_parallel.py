@@ -33,7 +33,7 @@ def on_two(mixture_directory: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 def same(ours: Told, theirs: Told) -> None:
     for name in ("losses", "norms"):
-        assert ours[name] == pytest.approx(theirs[name], rel=1e-5), name
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-5), name
     assert ours["weights"].keys() == theirs["weights"].keys()
     for name, sums in theirs["weights"].items():
         assert ours["weights"][name] == pytest.approx(sums, rel=1e-5, abs=1e-5), name
