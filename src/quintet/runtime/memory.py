@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Option numbers of glibc's mallopt(3)."""
 
 
@@ -19,6 +19,12 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_THRESHOLD, 1 << 30)
         mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def use_one_arena() -> None:
+    """Let the threads that start from now on share glibc's main arena: `return_freed_memory` cannot shrink others."""
+    if _has_glibc():
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
 def return_freed_memory() -> None:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from serving_clients import Client, hf_engine, served
 
-from quintet.runtime.serving import connections, request_handler, server
+from quintet.runtime.serving import connection_server, connections, request_handler, server
 from quintet.runtime.serving.connections import Connection, ConnectionTable, FairSemaphore
 from quintet.runtime.serving.request_schema import RequestError
 
@@ -25,7 +25,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appli
 @pytest.fixture(scope="module")
 def client(policy_directory: Path) -> Iterator[Client]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server, "max_connections", lambda: 8)
+        patch.setattr(connection_server, "max_connections", lambda: 8)
         with served(hf_engine(policy_directory), policy_directory) as made:
             yield made
 
@@ -108,8 +108,10 @@ def table(maximum: int) -> tuple[ConnectionTable, Any]:
         key = socket.socket()
         if not made.add(client, key):
             return None
-        made[key].is_reading = not busy
-        return made[key]
+        connection = made.get(key)
+        assert connection is not None
+        connection.is_reading = not busy
+        return connection
 
     return made, add
 

@@ -17,6 +17,7 @@ from quintet.rollout.engines.engine import ENGINES
 from quintet.runtime.components import stop_token_ids
 from quintet.runtime.device import move_to_engine_device
 from quintet.runtime.engines import engine_setup
+from quintet.runtime.memory import use_one_arena
 from quintet.runtime.process_settings import configure_process
 from quintet.runtime.serving.request_handler import RequestHandler
 from quintet.runtime.serving.tokenization import ChatTokenizer
@@ -49,6 +50,7 @@ def build_request_handler(config: Experiment, policy: Path, *, name: str, contex
         MachineError: the directory contains no model.
     """
     configure_process(config)
+    use_one_arena()
     # in the connection's thread instead of a pool, where a large text delays small ones
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     build_engine = ENGINES.get(config.rollout.engine).load()

@@ -8,7 +8,8 @@ import socket
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ LARGE_BODY_BYTES = 128 << 10
 """Size from which bodies are handled one after the other."""
 MAX_LARGE_BYTES, MAX_LARGE_BYTES_PER_CLIENT = 512 << 20, 128 << 20
 """Maximum size of all large bodies that are received or handled at the same time."""
-COMPUTING_CONNECTIONS = 4
+COMPUTING_CONNECTIONS = 2
 """Number of connections that parse and tokenize at the same time."""
 
 
@@ -148,8 +149,12 @@ class ConnectionTable:
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def __getitem__(self, key: socket.socket) -> Connection:
-        return self._connections[key]
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def get(self, key: socket.socket) -> Connection | None:
+        """Return an open connection; None if it was closed to make room."""
+        return self._connections.get(key)
 
     def add(self, client: str, key: socket.socket) -> bool:
         """Add a connection, or return False if there are too many. The connection that has waited longest for its
@@ -166,8 +171,17 @@ class ConnectionTable:
             self._counts[client] += 1
             return True
 
+    @contextmanager
+    def computing_server(self) -> Iterator[None]:
+        """Hold a permit for the server itself."""
+        self._small.acquire("")
+        try:
+            yield
+        finally:
+            self._small.release()
+
     def remove(self, key: socket.socket) -> None:
-        """Remove a connection, if it has not been removed yet."""
+        """Remove a connection, unless it was closed to make room."""
         with self._lock:
             self._remove(key)
 

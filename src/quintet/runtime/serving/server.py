@@ -11,9 +11,9 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
@@ -21,6 +21,7 @@ from quintet.errors import MachineError
 from quintet.rollout.engines.async_engine import EngineDeadError, wait_for_generations
 from quintet.rollout.sessions import Session
 from quintet.runtime.serving.address import Address, is_loopback
+from quintet.runtime.serving.connection_server import ConnectionServer
 from quintet.runtime.serving.connections import (
     BODY_BYTES_PER_SECOND,
     BODY_SECONDS,
@@ -31,7 +32,6 @@ from quintet.runtime.serving.connections import (
     ConnectionTable,
     HeadTooLargeError,
     RequestReader,
-    max_connections,
 )
 from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
 from quintet.runtime.serving.request_schema import (
@@ -48,11 +48,9 @@ from quintet.runtime.serving.responses import completion_body, generate_body, it
 MAX_BODY_BYTES = 16 << 20
 """Maximum size of a request's body."""
 POLL_SECONDS = 0.25
-"""Interval of checks whether a waiting client is still connected."""
-TOO_MANY_CONNECTIONS = (
-    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-)
-"""Response to connections beyond the maximum."""
+"""Interval of checks whether a waiting client is still connected, if there are few."""
+POLLS_PER_SECOND = 200
+"""Maximum number of these checks for all clients together."""
 SESSION_HEADER = "X-Quintet-Session"
 SESSION_PATH = re.compile(r"/sessions/([^/]+)(/.*)?")
 
@@ -90,43 +88,11 @@ class ServingServer:
         self._thread.join()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = socket.SOMAXCONN
-
+class _Server(ConnectionServer):
     def __init__(self, handler: RequestHandler, address: Address) -> None:
         self.handler = handler
         self.address = address
-        self.connections = ConnectionTable(max_connections())
-        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        super().__init__((address.host, address.port), _Handler)
-
-    def server_bind(self) -> None:
-        """Bind without a DNS lookup, which HTTPServer would wait for."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Handle a connection in a thread, or reject it if there are too many."""
-        if self.connections.add(client_address[0], request):
-            super().process_request(request, client_address)
-            return
-        with suppress(OSError):
-            request.setblocking(False)
-            request.send(TOO_MANY_CONNECTIONS)
-        self.shutdown_request(request)
-
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
-        self.connections.remove(request)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log broken connections as debug messages only."""
-        logging.getLogger(__name__).debug("a connection from %s broke", client_address, exc_info=True)
+        super().__init__(address, _Handler)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -143,7 +109,10 @@ class _Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         """Read with deadlines."""
         super().setup()
-        self._connection = cast("_Server", self.server).connections[self.request]
+        connection = self._table.get(self.request)
+        if connection is None:
+            raise ConnectionAbortedError("the connection was closed to make room for others")
+        self._connection = connection
         self._reader = RequestReader(self._connection)
         self.rfile = io.BufferedReader(self._reader)
 
@@ -337,13 +306,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _choices(self, job: PendingCompletion) -> list[CompletionChoice] | None:
         """Return the completions; None if the client has disconnected."""
-        generations = wait_for_generations(job.pending, self._is_disconnected, POLL_SECONDS)
+        generations = wait_for_generations(job.pending, self._is_disconnected, self._poll_seconds)
         if generations is None:
             self.close_connection = True
             return None
         choices = [self._requests.choice(job, index, generation) for index, generation in enumerate(generations)]
         self._requests.record(job, choices)
         return choices
+
+    @property
+    def _poll_seconds(self) -> float:
+        return max(POLL_SECONDS, len(self._table) / POLLS_PER_SECOND)
 
     def _is_disconnected(self) -> bool:
         """Return whether the client has closed the connection."""
@@ -358,7 +331,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _stream(self, job: PendingCompletion) -> None:
         """Send server-sent events, chunked for HTTP/1.1 clients."""
-        with closing(cast("Any", iter_events(self._requests, job, POLL_SECONDS))) as events:
+        with closing(cast("Any", iter_events(self._requests, job, self._poll_seconds))) as events:
             self._begin_stream()
             for message in _iter_lines(events, self._is_disconnected):
                 self._send_chunk(message)
