@@ -130,38 +130,3 @@ def test_a_reward_function_that_raises_costs_its_answers_and_then_the_run(
     assert done.returncode == 2
     assert "could not be scored (first: ValueError: no opinion on odd rows" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-OWN = """\
-import torch
-from quintet.algorithms.advantages.groups import trajectory_rewards
-from quintet.algorithms.losses.targets import PolicyLoss
-
-
-def half(batch, options):
-    advantages = options["share"] * trajectory_rewards(batch)[batch.token_trajectory] * batch.loss_mask
-    return advantages, advantages
-
-
-def loss(logprobs, targets, options):
-    nothing = torch.zeros(len(logprobs), dtype=torch.bool)
-    return PolicyLoss(-logprobs * targets.advantages, nothing, nothing, logprobs.detach() - targets.old_logprobs)
-"""
-
-
-def test_functions_of_the_users_own_are_used(quintet: Command, sums: Path, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN)
-    words = [
-        "training.steps=1",
-        "algorithm.drop_groups_without_signal=false",
-        "reward={wrong_reward: 1.0}",
-        "algorithm.advantage={name: custom, function: 'own.py:half', options: {share: 0.25}}",
-        "algorithm.loss={name: custom, function: 'own.py:loss'}",
-    ]
-    quintet("train", str(sums), *words)
-    assert lines(tmp_path / "runs/sums")[1]["critic/advantages/mean"] == 0.25
-    done = quintet(
-        "train", str(sums), *words[:-1], "algorithm.loss={name: custom, function: 'own.py:los'}", check=False
-    )
-    assert done.returncode == 2
-    assert "did you mean 'loss'" in done.stderr

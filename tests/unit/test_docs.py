@@ -55,4 +55,5 @@ def test_the_commands_of_a_page_do_what_it_says(page: Path, tmp_path: Path) -> N
 
 def would_begin(words: list[str]) -> None:
     config = next((word for word in words if "=" not in word), None)
-    load_config(config and str(ROOT / config), [word for word in words if "=" in word], None, "refuse")
+    folder = next((path for path in (ROOT, ROOT / "examples/custom") if config and (path / config).exists()), ROOT)
+    load_config(config and str(folder / config), [word for word in words if "=" in word], None, "refuse")

@@ -48,7 +48,7 @@ def _check_methods(factory: Any, path: str) -> None:
     missing = [name for name in METHODS if isinstance(factory, type) and not callable(getattr(factory, name, None))]
     if missing:
         methods = ", ".join(f"{name}()" for name in missing)
-        hint = "docs/faults.md lists the methods of an env"
+        hint = "docs/envs.md lists the methods of an env"
         raise ConfigError(f"{KEY} = {path!r} lacks {methods}", key=KEY, value=path, hint=hint)
 
 

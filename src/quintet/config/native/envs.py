@@ -128,7 +128,7 @@ class CustomEnvConfig(InteractiveEnvSection, name="custom"):
 
     path: str
     """Env class or factory: `file.py:Class`, `module:Class`, or a name that a package registers as `quintet.envs`. See
-    `docs/faults.md` for its methods."""
+    `docs/envs.md` for its methods."""
     arguments: Annotated[dict[str, Any], Field(default_factory=dict)]
     """Keyword arguments; validated by the class's `config_class`, if it has one, and passed as its instance."""
     processes: Processes = EnvProcessesConfig()

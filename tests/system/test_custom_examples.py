@@ -1,0 +1,42 @@
+"""If these fail, a user who follows a page to a custom environment, verifier, reward or advantage learns nothing."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MIDDLE = "between.yaml name=middle reward.function=between.py:near_middle 'reward.function_arguments={reach: 10}'"
+EXAMPLES = {
+    "environment": ("envs.md", "treasure.yaml", "val/custom/success_rate"),
+    "verifier": ("rewards.md", "between.yaml", "val/prompts/success_rate"),
+    "reward": ("rewards.md", MIDDLE, "val/prompts/reward"),
+    "advantage and loss": ("algorithms.md", "advantage.yaml", "val/frozenlake/success_rate"),
+}
+
+
+@pytest.mark.parametrize(("page", "arguments", "metric"), EXAMPLES.values(), ids=EXAMPLES.keys())
+def test_the_example_of_a_page_learns(quintet: Any, tmp_path: Path, page: str, arguments: str, metric: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    assert f"$ quintet train {arguments}\n" in text
+    for file in (ROOT / "examples/custom").glob(f"{arguments.partition('.')[0]}.*"):
+        assert file.read_text() in text, file.name
+        shutil.copy(file, tmp_path)
+    if page == "rewards.md":
+        assert "$ python between.py\n" in text
+        subprocess.run([sys.executable, "between.py"], cwd=tmp_path, check=True, timeout=60)
+    done = quintet("train", *shlex.split(arguments))
+    assert "after RL" in done.stdout
+    (path,) = tmp_path.glob("runs/*/metrics.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[-1][metric] >= lines[0][metric] + 0.2
+    if page == "algorithms.md":
+        # rewards are at least -0.4, 0.1 for each of 4 invalid turns, so halved differences at least -1.4 * 7 / 8 / 2
+        assert min(line["critic/advantages/min"] for line in lines[1:]) >= -0.62
