@@ -179,6 +179,8 @@ class Request:
     """Sample only tokens that can lead to such a text, and `stop_token_ids` exactly where it is complete."""
     keep_kv_cache: bool = False
     """The conversation continues: keep the KV cache for the next request with this `id`."""
+    top_logprobs: int = 0
+    """Number of likeliest tokens to return at each position."""
 
     def __post_init__(self) -> None:
         """
@@ -190,6 +192,10 @@ class Request:
                 "a structured output ends by a stop token where it is complete: remove min_tokens, and keep the "
                 "model's end tokens"
             )
+
+
+TopLogprobs = tuple[tuple[int, float], ...]
+"""The likeliest tokens at one position and their log-probs, the likeliest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +216,8 @@ class Generation:
     """`(index, version)` per weight update during generation: newer weights from this token on."""
     failure: Failure | None = None
     """Why the engine failed, for `FinishReason.FAILED`."""
+    top_logprobs: tuple[TopLogprobs, ...] = ()
+    """The likeliest tokens at the position of each token; empty if the request does not ask for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,24 @@ def test_logprobs_are_the_learners(client: Client, policy_directory: Path) -> No
     torch.testing.assert_close(torch.tensor(shown), expected, atol=1e-5, rtol=0)
 
 
+def test_the_likeliest_tokens_are_those_of_the_model(client: Client, policy_directory: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    body = {"prompt": PROMPT, "max_tokens": 6, "seed": 3, "temperature": 0.8, "top_k": 2, "return_token_ids": True}
+    (choice,) = client.ask(COMPLETE, {**body, "logprobs": 4, "return_tokens_as_token_ids": True})["choices"]
+    whole = torch.tensor([[*PROMPT, *choice["token_ids"]]])
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(policy_directory)(whole).logits[0, len(PROMPT) - 1 : -1]
+    best = (logits / 0.8).log_softmax(-1).topk(4)
+    for token, shown, tokens, logprobs in zip(
+        choice["token_ids"], choice["logprobs"]["top_logprobs"], best.indices, best.values, strict=True
+    ):
+        wanted = {f"token_id:{each}": logprob for each, logprob in zip(tokens.tolist(), logprobs.tolist(), strict=True)}
+        assert f"token_id:{token}" in wanted, "one of the two that were sampled from"
+        assert shown == pytest.approx(wanted, abs=1e-5)
+    assert client.ask(COMPLETE, {**body, "logprobs": 0})["choices"][0]["logprobs"]["top_logprobs"] is None
+
+
 def test_a_chat_goes_through_the_models_template(client: Client, tokenizer: Any) -> None:
     told = client.ask(CHAT, {"model": "tiny", "messages": HELLO, "max_tokens": 8, "seed": 1, "return_token_ids": True})
     text = tokenizer.apply_chat_template(HELLO, tokenize=False, add_generation_prompt=True)
@@ -216,7 +234,8 @@ def test_completions_conform_to_a_schema_or_a_choice(client: Client) -> None:
         (CHAT, {"messages": HELLO, "frequency_penalti": 1}, "frequency_penalti", "unknown field"),
         (CHAT, {"messages": HELLO, "max_token": 1}, "max_token", "did you mean max_tokens"),
         (CHAT, {"messages": HELLO, "frequency_penalty": 0.5}, "frequency_penalty", "repetition_penalty"),
-        (CHAT, {"messages": HELLO, "top_logprobs": 3, "logprobs": True}, "top_logprobs", "sampled token"),
+        (CHAT, {"messages": HELLO, "top_logprobs": 3}, None, "set logprobs to true"),
+        (CHAT, {"messages": HELLO, "top_logprobs": 21, "logprobs": True}, "top_logprobs", "20"),
         (CHAT, {"messages": HELLO, "response_format": {"type": "json"}}, "response_format.type", "'json_object'"),
         (CHAT, {"messages": HELLO, "response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
         (
@@ -246,7 +265,8 @@ def test_completions_conform_to_a_schema_or_a_choice(client: Client) -> None:
         (CHAT, {"messages": HELLO, "stop": ""}, "stop", "at least 1"),
         (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, None, "surrogate"),
         (COMPLETE, {"prompt": "a", "echo": True}, "echo", "are not scored"),
-        (COMPLETE, {"prompt": "a", "logprobs": 5}, "logprobs", "0"),
+        (COMPLETE, {"prompt": "a", "logprobs": 21}, "logprobs", "20"),
+        (COMPLETE, {"prompt": "a", "top_logprobs": 2}, "top_logprobs", "set logprobs"),
         (COMPLETE, {"prompt": "a", "best_of": 4}, "best_of", "request n"),
         (COMPLETE, {"prompt": ""}, "prompt", "empty"),
         (COMPLETE, {"prompt": []}, "prompt", "empty"),
@@ -428,7 +448,7 @@ def test_a_client_that_goes_away_takes_its_requests_along(slow: Client, stream: 
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])
 def test_a_stream_comes_to_the_same_as_one_answer(slow: Client, path: str) -> None:
     prompt: dict[str, Any] = {"messages": HELLO} if path == CHAT else {"prompt": PROMPT}
-    scored: dict[str, Any] = {"logprobs": True if path == CHAT else 0}
+    scored: dict[str, Any] = {"logprobs": True, "top_logprobs": 2} if path == CHAT else {"logprobs": 2}
     body = {**prompt, **scored, "max_tokens": 20, "seed": 4, "n": 2, "return_token_ids": True}
     whole = slow.ask(path, body)
     events = slow.stream(path, {**body, "stream_options": {"include_usage": True}})
@@ -677,5 +697,7 @@ def test_openais_own_client_understands_all_of_it(slow: Client) -> None:
     pieces = own.chat.completions.create(**body, stream=True)
     shown = "".join(piece.choices[0].delta.content or "" for piece in pieces)
     assert shown == whole.choices[0].message.content
+    best = own.chat.completions.create(**body, top_logprobs=3).choices[0].logprobs.content[0].top_logprobs
+    assert len(best) == 3
     with pytest.raises(openai.BadRequestError, match="top_logprobs"):
-        own.chat.completions.create(**body, top_logprobs=3)
+        own.chat.completions.create(**body, top_logprobs=21)

@@ -13,13 +13,13 @@ from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar, runtime_checkable
 
 from quintet.errors import ConfigError
-from quintet.records import FinishReason, Generation, Request
+from quintet.records import FinishReason, Generation, Request, TopLogprobs
 from quintet.rollout.engines.engine import Engine
 from quintet.rollout.engines.request_queue import RequestQueue
 
 T = TypeVar("T")
-PartialResponse = tuple[Sequence[int], Sequence[float]]
-"""Tokens and their log-probs (nats)."""
+PartialResponse = tuple[Sequence[int], Sequence[float], Sequence[TopLogprobs]]
+"""Tokens, their log-probs (nats), and the likeliest tokens as in `Generation`."""
 
 
 class EngineDeadError(RuntimeError):
@@ -31,7 +31,7 @@ class StreamingEngine(Protocol):
     """An engine that exposes unfinished responses. Other engines return each response only when it is complete."""
 
     def partial_responses(self, ids: Collection[int]) -> Mapping[int, PartialResponse]:
-        """Return tokens and log-probs so far of those of the requests that are running."""
+        """Return the responses so far of those of the requests that are running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class PendingRequests:
         self._condition = threading.Condition()
         self._updates = 0
         self._finished: list[Generation | None] = [None] * len(requests)
-        self._partial: list[PartialResponse] = [((), ())] * len(requests)
+        self._partial: list[PartialResponse] = [((), (), ())] * len(requests)
         self._error: Exception | None = None
 
     def wait(self, seconds: float, known_updates: int = -1) -> int:
@@ -91,12 +91,14 @@ class PendingRequests:
         """Return the response so far of the request at `index`."""
         with self._condition:
             finished = self._finished[index]
-            return self._partial[index] if finished is None else (finished.tokens, finished.logprobs)
+            if finished is None:
+                return self._partial[index]
+            return finished.tokens, finished.logprobs, finished.top_logprobs
 
     def update(self, index: int, response: PartialResponse) -> None:
         """Publish the response so far of a request."""
         with self._condition:
-            self._partial[index] = (tuple(response[0]), tuple(response[1]))
+            self._partial[index] = (tuple(response[0]), tuple(response[1]), tuple(response[2]))
             self._notify()
 
     def finish(self, index: int, generation: Generation) -> None:

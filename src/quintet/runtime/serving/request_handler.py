@@ -296,6 +296,7 @@ class RequestHandler:
             stop_token_ids=tuple(dict.fromkeys([*stop_token_ids, *body.stop_token_ids])),
             stop_strings=body.stops,
             structured_output=body.structured_output if isinstance(body, OpenAiBody) else None,
+            top_logprobs=_top_logprobs(body),
         )
 
 
@@ -303,6 +304,12 @@ def _max_tokens(body: Body) -> int | None:
     if isinstance(body, ChatBody):
         return body.max_completion_tokens or body.max_tokens
     return body.max_tokens or (DEFAULT_COMPLETION_TOKENS if isinstance(body, CompletionBody) else None)
+
+
+def _top_logprobs(body: Body) -> int:
+    if isinstance(body, CompletionBody):
+        return body.logprobs or 0
+    return body.top_logprobs if isinstance(body, ChatBody) else 0
 
 
 def _is_tokens(prompt: Sequence[Any]) -> bool:

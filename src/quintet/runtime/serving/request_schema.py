@@ -16,7 +16,7 @@ from quintet.records import StructuredOutput
 MAX_SEPARATORS = {",": 1 << 20, ":": 1 << 17}
 """Maximum number of commas and colons in a body, because many values and keys take seconds to parse."""
 MAX_PROMPTS, MAX_MESSAGES, MAX_TOOLS = 4096, 16_384, 128
-MAX_CHOICES = 128
+MAX_CHOICES, MAX_TOP_LOGPROBS = 128, 20
 MAX_STOPS = 64
 NUM_SEEDS = 2**63
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
@@ -24,6 +24,7 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
 
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 P = TypeVar("P", str, Tokens)
 Prompts = Annotated[list[P], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 
@@ -236,6 +237,8 @@ class ChatBody(OpenAiBody):
     """Alias of `max_tokens`."""
     logprobs: bool = False
     """Return the log-prob of each sampled token."""
+    top_logprobs: TopLogprobs = 0
+    """Return also the likeliest tokens at each position, this many."""
     add_generation_prompt: bool = True
     """Let the template start the response."""
     chat_template_kwargs: dict[str, Any] = {}
@@ -248,6 +251,8 @@ class ChatBody(OpenAiBody):
     def _check_combinations(self) -> Self:
         if None not in (self.max_tokens, self.max_completion_tokens):
             raise ValueError("set either max_tokens or max_completion_tokens, not both")
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs: set logprobs to true")
         if self.tools and self.tool_choice is None:
             raise ValueError('tools: calls are not parsed from completions; with tool_choice "none" they stay text')
         return self
@@ -258,8 +263,8 @@ class CompletionBody(OpenAiBody):
 
     prompt: str | Tokens | Prompts[str] | Prompts[Tokens]
     """One or several prompts, as text or tokens."""
-    logprobs: Literal[0] | None = None
-    """0 returns the log-prob of each sampled token."""
+    logprobs: TopLogprobs | None = None
+    """Return the log-prob of each sampled token, and this many of the likeliest tokens at each position."""
     add_special_tokens: bool = True
     """Add the tokenizer's special tokens around the prompt."""
 
@@ -289,7 +294,7 @@ UNSUPPORTED_FIELDS: Mapping[str, _UnsupportedField] = {
     "echo": _UnsupportedField((False,), "prompts are not scored; return_token_ids returns their tokens"),
     "suffix": _UnsupportedField(("",), "add it to the prompt"),
     "best_of": _UnsupportedField((1,), "request n completions with logprobs, and use the best"),
-    "top_logprobs": _UnsupportedField((0,), "only the log-prob of the sampled token is returned"),
+    "top_logprobs": _UnsupportedField((0,), "set logprobs to the number of tokens"),
     "prompt_logprobs": _UnsupportedField((), "prompts are not scored"),
     "frequency_penalty": _UnsupportedField((0,), "use repetition_penalty"),
     "presence_penalty": _UnsupportedField((0,), "use repetition_penalty"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quintet.records import FinishReason
-from quintet.rollout.engines.async_engine import AsyncEngine
+from quintet.rollout.engines.async_engine import AsyncEngine, PartialResponse
 from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
 from quintet.runtime.serving.request_schema import ChatBody, CompletionBody, OpenAiBody
 from quintet.runtime.serving.tokenization import REPLACEMENT_CHARACTER, ChatTokenizer, StreamingText
@@ -105,20 +105,20 @@ class _ChoiceFormat:
         text = choice.answer.returned_text
         response: dict[str, Any] = {"index": index}
         response |= {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
-        response["logprobs"] = self._logprobs(generation.tokens, generation.logprobs)
+        response["logprobs"] = self._logprobs((generation.tokens, generation.logprobs, generation.top_logprobs))
         response |= self._end(choice)
         if self._body.return_token_ids:
             response |= {"token_ids": generation.tokens, "weight_version": generation.weight_version}
             response |= {} if self.is_chat else {"prompt_token_ids": choice.prompt.tokens}
         return response
 
-    def chunk(self, index: int, text: str, tokens: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
+    def chunk(self, index: int, text: str, part: PartialResponse) -> dict[str, Any]:
         """Return the next part of a streamed completion."""
         response: dict[str, Any] = {"index": index}
         response |= {"delta": {"content": text}} if self.is_chat else {"text": text}
-        response |= {"logprobs": self._logprobs(tokens, logprobs), "finish_reason": None}
+        response |= {"logprobs": self._logprobs(part), "finish_reason": None}
         if self._body.return_token_ids:
-            response["token_ids"] = list(tokens)
+            response["token_ids"] = list(part[0])
         return response
 
     def last_chunk(self, response: dict[str, Any], choice: CompletionChoice) -> dict[str, Any]:
@@ -130,24 +130,32 @@ class _ChoiceFormat:
         finished = FINISH_REASONS[choice.generation.finish_reason]
         return {"finish_reason": finished, "stop_reason": choice.answer.stopped_by}
 
-    def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any] | None:
+    def _logprobs(self, response: PartialResponse) -> dict[str, Any] | None:
         if not self._has_logprobs:
             return None
-        token_texts = [self._token_text(token) for token in tokens]
-        if not self.is_chat:
-            return {"tokens": token_texts, "token_logprobs": list(logprobs), "top_logprobs": None, "text_offset": None}
-        named = zip(token_texts, logprobs, strict=True)
-        return {"content": [self._score(token, logprob) for token, logprob in named], "refusal": None}
-
-    def _score(self, token: str, logprob: float) -> dict[str, Any]:
-        """Return a token with its log-prob, and with its bytes unless it is a part of a character."""
-        has_bytes = REPLACEMENT_CHARACTER not in token and not self._body.return_tokens_as_token_ids
+        tokens, logprobs, top_logprobs = response
+        sampled = [self._score(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True)]
+        best = [[self._score(*entry) for entry in entries] for entries in top_logprobs or [()] * len(tokens)]
+        if self.is_chat:
+            content = [score | {"top_logprobs": likeliest} for score, likeliest in zip(sampled, best, strict=True)]
+            return {"content": content, "refusal": None}
+        # OpenAI's completions always list the sampled token, too
+        named = [
+            {score["token"]: score["logprob"] for score in reversed([*likeliest, score])}
+            for score, likeliest in zip(sampled, best, strict=True)
+        ]
         return {
-            "token": token,
-            "logprob": logprob,
-            "bytes": list(token.encode()) if has_bytes else None,
-            "top_logprobs": [],
+            "tokens": [score["token"] for score in sampled],
+            "token_logprobs": list(logprobs),
+            "top_logprobs": named if top_logprobs else None,
+            "text_offset": None,
         }
+
+    def _score(self, token: int, logprob: float) -> dict[str, Any]:
+        """Return a token with its log-prob, and with its bytes unless it is a part of a character."""
+        text = self._token_text(token)
+        has_bytes = REPLACEMENT_CHARACTER not in text and not self._body.return_tokens_as_token_ids
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if has_bytes else None}
 
     def _token_text(self, token: int) -> str:
         return f"token_id:{token}" if self._body.return_tokens_as_token_ids else self._tokenizer.token_text(token)
@@ -188,10 +196,9 @@ class _EventStream:
         pending = self._job.pending
         for index, generation in enumerate(pending.generations):
             if generation is None:
-                tokens, logprobs = pending.partial_response(index)
-                streaming_text = self._texts[index]
-                if text := streaming_text.update(tokens):
-                    yield self._event([self._piece(index, text, tokens, logprobs, streaming_text.sent)])
+                response, streaming_text = pending.partial_response(index), self._texts[index]
+                if text := streaming_text.update(response[0]):
+                    yield self._event([self._piece(index, text, response, streaming_text.sent)])
             elif self._choices[index] is None:
                 yield self._end(index, self._handler.choice(self._job, index, generation))
 
@@ -199,7 +206,8 @@ class _EventStream:
         self._choices[index] = choice
         generation = choice.generation
         text = self._texts[index].remaining(choice.answer.returned_text)
-        response = self._piece(index, text, generation.tokens, generation.logprobs, len(generation.tokens))
+        whole = (generation.tokens, generation.logprobs, generation.top_logprobs)
+        response = self._piece(index, text, whole, len(generation.tokens))
         return self._event([self._form.last_chunk(response, choice)])
 
     def last(self) -> Iterator[dict[str, Any]]:
@@ -210,11 +218,10 @@ class _EventStream:
             written = sum(len(choice.generation.tokens) for choice in choices)
             yield self._event([]) | {"usage": _usage(self._job, written)}
 
-    def _piece(
-        self, index: int, text: str, tokens: Sequence[int], logprobs: Sequence[float], end: int
-    ) -> dict[str, Any]:
+    def _piece(self, index: int, text: str, response: PartialResponse, end: int) -> dict[str, Any]:
         start, self._num_sent[index] = self._num_sent[index], end
-        return self._form.chunk(index, text, tokens[start:end], logprobs[start:end])
+        tokens, logprobs, top_logprobs = response
+        return self._form.chunk(index, text, (tokens[start:end], logprobs[start:end], top_logprobs[start:end]))
 
     def _event(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return self._head | {"choices": choices}

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 import pytest
 
 from quintet.errors import ConfigError
 from quintet.records import Failure, FinishReason, Generation, Request
-from quintet.rollout.engines.async_engine import AsyncEngine, EngineDeadError, PendingRequests, wait_for_generations
+from quintet.rollout.engines.async_engine import (
+    AsyncEngine,
+    EngineDeadError,
+    PartialResponse,
+    PendingRequests,
+    wait_for_generations,
+)
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.request_queue import RequestQueue
 
@@ -67,8 +73,8 @@ class Counting:
 
 
 class StreamingCounting(Counting):
-    def partial_responses(self, ids: Collection[int]) -> Mapping[int, tuple[Sequence[int], Sequence[float]]]:
-        return {number: (self.running[number][1], [-1.0] * len(self.running[number][1])) for number in ids}
+    def partial_responses(self, ids: Collection[int]) -> Mapping[int, PartialResponse]:
+        return {number: (self.running[number][1], [-1.0] * len(self.running[number][1]), ()) for number in ids}
 
 
 @pytest.fixture
@@ -166,7 +172,7 @@ def test_partial_responses_are_streamed() -> None:
     engine.gate.set()
     while not pending.done:
         seen = pending.wait(5, seen)
-        tokens, logprobs = pending.partial_response(0)
+        tokens, logprobs, _ = pending.partial_response(0)
         assert tokens == tuple(range(1, len(tokens) + 1))
         assert len(logprobs) == len(tokens)
         lengths.add(len(tokens))

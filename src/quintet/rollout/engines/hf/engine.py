@@ -15,6 +15,7 @@ from quintet.policies.inference_decoder import fuse_projections
 from quintet.policies.lora import has_lora, iter_merged_weights, merge_adapters
 from quintet.policies.model_loading import cast_weights
 from quintet.records import Failure, FinishReason, Generation, Request
+from quintet.rollout.engines.async_engine import PartialResponse
 from quintet.rollout.engines.engine import EngineError, EngineSetup
 from quintet.rollout.engines.grammars import GrammarCompiler, TokenMatcher
 from quintet.rollout.engines.hf.kv_cache import CacheShape
@@ -172,7 +173,7 @@ class HfEngine:
             count = len(scheduler.running.requests)
             raise EngineError(f"out of memory with {count} requests running: {error}") from error
 
-    def partial_responses(self, ids: Collection[int]) -> Mapping[int, tuple[Sequence[int], Sequence[float]]]:
+    def partial_responses(self, ids: Collection[int]) -> Mapping[int, PartialResponse]:
         return self._scheduler.running.partial_responses(ids)
 
     @torch.inference_mode()
@@ -275,6 +276,7 @@ def _generation(scheduled: ScheduledRequest, reason: FinishReason) -> Generation
         scheduled.weight_version,
         tuple(scheduled.version_changes),
         failure,
+        tuple(scheduled.top_logprobs[:count]),
     )
 
 

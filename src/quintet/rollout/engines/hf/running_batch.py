@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from quintet.records import FinishReason, Request
+from quintet.records import FinishReason, Request, TopLogprobs
+from quintet.rollout.engines.async_engine import PartialResponse
 from quintet.rollout.engines.grammars import TokenMatcher, allowed_tokens
 from quintet.rollout.engines.hf.attention_layouts import DecodeLayout, SharedSegment
 from quintet.rollout.engines.hf.decode import NewSequence, SequenceSlots
 from quintet.rollout.engines.hf.kv_cache import CacheShape, KVCache
 from quintet.rollout.engines.hf.model_runner import ForwardInput
 from quintet.rollout.engines.hf.prefix_cache import CachedPrompt, PrefixCache
-from quintet.rollout.engines.hf.sampling import LogitsProcessing, sample, uniform
+from quintet.rollout.engines.hf.sampling import LogitsProcessing, sample, top_logprobs, uniform
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -42,6 +43,8 @@ class ScheduledRequest:
     """bool [vocab], tokens of prompt and response; only with a repetition penalty."""
     matcher: TokenMatcher | None = None
     """State of the structured output after the response so far, also while the request is preempted."""
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
+    """See `Generation.top_logprobs`."""
 
     @property
     def tokens_to_prefill(self) -> tuple[int, ...]:
@@ -64,6 +67,8 @@ class _SamplingState:
     temperature: Tensor
     processed_rows: list[int]
     """Rows that need `LogitsProcessing`."""
+    top_logprobs_rows: list[int]
+    """Rows whose requests ask for the likeliest tokens."""
     _numbers: list[Tensor] = field(default_factory=list)
 
     def next_numbers(self, num_tokens: Tensor) -> Tensor:
@@ -164,7 +169,10 @@ class RunningBatch:
             self._to_device(rows.seed[: rows.count]),
             self._to_device(rows.temperature[: rows.count]),
             rows.needs_processing[: rows.count].nonzero()[0].tolist(),
+            [row for row, each in enumerate(self.requests) if each.request.top_logprobs],
         )
+        if state.top_logprobs_rows:
+            self._record_top_logprobs(logits, state)
         numbers = state.next_numbers(self._to_device(rows.num_tokens[: rows.count]))
         processing = state.processing(self.requests, rows, self._vocab_size)
         tokens, logprobs = sample(logits, state.temperature, numbers, processing)
@@ -176,10 +184,17 @@ class RunningBatch:
             if matcher is not None:
                 matcher.accept_token(int(rows.last_token[row]))
 
-    def partial_responses(self, ids: Collection[int]) -> Mapping[int, tuple[Sequence[int], Sequence[float]]]:
-        """Return tokens and log-probs so far of those of the requests that are running."""
+    def _record_top_logprobs(self, logits: Tensor, state: _SamplingState) -> None:
+        rows = state.top_logprobs_rows
+        requests = [self.requests[row] for row in rows]
+        count = max(each.request.top_logprobs for each in requests)
+        for each, best in zip(requests, top_logprobs(logits[rows], state.temperature[rows], count), strict=True):
+            each.top_logprobs.append(best[: each.request.top_logprobs])
+
+    def partial_responses(self, ids: Collection[int]) -> Mapping[int, PartialResponse]:
+        """Return the responses so far of those of the requests that are running."""
         return {
-            each.request.id: (self.rows.tokens(row), self.rows.logprobs(row))
+            each.request.id: (self.rows.tokens(row), self.rows.logprobs(row), each.top_logprobs)
             for row, each in enumerate(self.requests)
             if each.request.id in ids
         }

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quintet.kernels.decode import decode_kernels
+from quintet.records import TopLogprobs
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -61,6 +62,13 @@ class LogitsProcessing:
 def _divisors(temperature: Tensor) -> Tensor:
     """Return the divisors of the logits, [n]: the temperature, or 1 where it is 0 (greedy)."""
     return temperature.masked_fill(temperature == 0, 1.0)
+
+
+def top_logprobs(logits: Tensor, temperature: Tensor, count: int) -> list[TopLogprobs]:
+    """Return the `count` likeliest tokens of each row and their log-probs as in `sample`; logits are [n, vocab]."""
+    best = (logits / _divisors(temperature)[:, None]).log_softmax(-1).topk(min(count, logits.shape[-1]))
+    rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [tuple(zip(tokens, logprobs, strict=True)) for tokens, logprobs in rows]
 
 
 def sample(

@@ -293,7 +293,7 @@ class SglangEngine:
             MalformedResponseError: the response cannot be used.
         """
         if pending.finished is not None:
-            pending.logprobs = parse_scores(response, pending.tokens)
+            pending.logprobs, pending.top_logprobs = parse_scores(response, pending.tokens)
             self._finish(pending, pending.finished)
             return
         chunk = parse_chunk(response)
@@ -344,5 +344,6 @@ class SglangEngine:
                 first,
                 tuple(pending.versions[1:]),
                 failure,
+                tuple(pending.top_logprobs) if complete else (),
             )
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quintet.errors import ConfigError
-from quintet.records import FinishReason, Request, StructuredOutput
+from quintet.records import FinishReason, Request, StructuredOutput, TopLogprobs
 from quintet.rollout.engines.grammars import ANY_OBJECT
 
 CONTROLS: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
@@ -66,6 +66,7 @@ class ResponseChunk:
     versions: tuple[tuple[int, str], ...]
     """`(index, version)` of the weights from that token on. Empty if SGLang does not report them."""
     message: str = ""
+    top_logprobs: tuple[TopLogprobs, ...] = ()
 
 
 @dataclass(slots=True)
@@ -82,6 +83,7 @@ class PendingRequest:
     finished: FinishReason | None = None
     """Why the response ended, while its log-probs are still being computed."""
     aborted: bool = False
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
 
     def add(self, chunk: ResponseChunk, versions: Sequence[tuple[int, int]]) -> None:
         """Append a chunk with its weight versions."""
@@ -91,6 +93,7 @@ class PendingRequest:
                 self.versions.append((before + index, version))
         self.tokens += chunk.tokens
         self.logprobs += chunk.logprobs
+        self.top_logprobs += chunk.top_logprobs
 
     def finish_reason(self, chunk: ResponseChunk, max_model_len: int) -> FinishReason | None:
         """Return why the response ends; None if SGLang stopped at an end token of the model that is not one of the
@@ -168,6 +171,7 @@ def generate_body(pending: PendingRequest, max_model_len: int) -> dict[str, Any]
         "input_ids": [*request.prompt, *pending.tokens],
         "sampling_params": _sampling(request, num_tokens, min(request.max_tokens - num_tokens, remaining)),
         "return_logprob": True,
+        "top_logprobs_num": request.top_logprobs,
     }
 
 
@@ -210,6 +214,7 @@ def score_body(pending: PendingRequest) -> dict[str, Any]:
         "sampling_params": {"temperature": 0.0, "max_new_tokens": 0, "ignore_eos": True},
         "return_logprob": True,
         "logprob_start_len": len(request.prompt) - 1,
+        "top_logprobs_num": request.top_logprobs,
     }
 
 
@@ -226,7 +231,13 @@ def parse_chunk(body: Mapping[str, Any]) -> ResponseChunk:
         tokens, logprobs = tuple(int(row[1]) for row in rows), tuple(_number(row[0]) for row in rows)
         versions = tuple((int(span["start"]), str(span["version"])) for span in meta.get("weight_versions") or ())
         chunk = ResponseChunk(
-            tokens, logprobs, end["type"], end.get("matched"), versions, str(end.get("message") or "")
+            tokens,
+            logprobs,
+            end["type"],
+            end.get("matched"),
+            versions,
+            str(end.get("message") or ""),
+            tuple(map(_likeliest, meta.get("output_top_logprobs") or ())),
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise MalformedResponseError(f"not a response of SGLang: {type(error).__name__}: {error}") from error
@@ -234,6 +245,10 @@ def parse_chunk(body: Mapping[str, Any]) -> ResponseChunk:
     if output_ids is not None and tuple(output_ids) != chunk.tokens:
         raise MalformedResponseError(f"{len(chunk.tokens)} log-probs for {len(output_ids)} tokens")
     return _check_finite(chunk)
+
+
+def _likeliest(rows: Sequence[Sequence[Any]]) -> TopLogprobs:
+    return tuple((int(row[1]), float(row[0])) for row in rows)
 
 
 def _number(value: Any) -> float:
@@ -247,8 +262,8 @@ def _check_finite(chunk: ResponseChunk) -> ResponseChunk:
     return chunk
 
 
-def parse_scores(body: Mapping[str, Any], tokens: Sequence[int]) -> list[float]:
-    """Parse the log-probs of `tokens`, the last tokens of the request.
+def parse_scores(body: Mapping[str, Any], tokens: Sequence[int]) -> tuple[list[float], list[TopLogprobs]]:
+    """Parse the log-probs of `tokens`, the last tokens of the request, and the likeliest tokens, if requested.
 
     Raises:
         MalformedResponseError: they are missing.
@@ -256,8 +271,9 @@ def parse_scores(body: Mapping[str, Any], tokens: Sequence[int]) -> list[float]:
     try:
         rows = body["meta_info"]["input_token_logprobs"][-len(tokens) :]
         scores = [(int(row[1]), float(row[0])) for row in rows]
+        best = [_likeliest(row) for row in (body["meta_info"].get("input_top_logprobs") or ())[-len(tokens) :]]
     except (LookupError, TypeError, ValueError) as error:
         raise MalformedResponseError(f"no log-probs of the prompt: {type(error).__name__}: {error}") from error
     if [token for token, _ in scores] != list(tokens) or not all(math.isfinite(value) for _, value in scores):
         raise MalformedResponseError("log-probs of other tokens, or non-finite log-probs")
-    return [value for _, value in scores]
+    return [value for _, value in scores], best

@@ -14,7 +14,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quintet.errors import ConfigError
-from quintet.records import Failure, FinishReason, Generation, Request, StructuredOutput
+from quintet.records import Failure, FinishReason, Generation, Request, StructuredOutput, TopLogprobs
+from quintet.rollout.engines.async_engine import PartialResponse
 from quintet.rollout.engines.engine import EngineError, EngineSetup
 from quintet.rollout.engines.vllm.llm_engine import LlmEngine, RequestRejectedError
 from quintet.rollout.engines.vllm.options import has_dummy_weights
@@ -65,6 +66,7 @@ class _Running:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     version_changes: list[tuple[int, int]] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
 
     def record_weight_update(self, version: int) -> None:
         """Record that later tokens come from other weights."""
@@ -95,6 +97,7 @@ class _Running:
             self.weight_version,
             tuple(self.version_changes),
             failure,
+            tuple(self.top_logprobs[: len(self.tokens)]),
         )
 
 
@@ -167,7 +170,7 @@ class VllmEngine:
             "stop_token_ids": [token for token in request.stop_token_ids if token < self._vocab_size],
             # a structured output may also end by the tokenizer's end token
             "ignore_eos": request.structured_output is None,
-            "logprobs": 0,
+            "logprobs": request.top_logprobs,
             "structured_outputs": _structured_outputs(request.structured_output),
         } | self._llm_engine.seed_arguments(request.seed)
 
@@ -187,6 +190,8 @@ class VllmEngine:
     def _advance(self, name: str, run: _Running, output: Any) -> Generation | None:
         """Append the new tokens of a request; return its record if it finished."""
         reason = run.append(output.token_ids, _logprobs(output))
+        if run.request.top_logprobs:
+            run.top_logprobs += [_likeliest(entry, run.request.top_logprobs) for entry in output.logprobs]
         if reason is None and output.finish_reason is None:
             return None
         self._remove(name)
@@ -208,9 +213,9 @@ class VllmEngine:
             self._call(self._llm_engine.abort, names)
         return [self._remove(name).generation(FinishReason.ABORT) for name in names]
 
-    def partial_responses(self, ids: Collection[int]) -> Mapping[int, tuple[Sequence[int], Sequence[float]]]:
+    def partial_responses(self, ids: Collection[int]) -> Mapping[int, PartialResponse]:
         runs = [self._running[self._name_by_id[number]] for number in ids if number in self._name_by_id]
-        return {run.request.id: (run.tokens, run.logprobs) for run in runs}
+        return {run.request.id: (run.tokens, run.logprobs, run.top_logprobs) for run in runs}
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Engine.load_weights`. Running requests are prefilled again under the new weights. All weights are
@@ -269,6 +274,12 @@ def _structured_outputs(output: StructuredOutput | None) -> dict[str, Any] | Non
 def _logprobs(output: Any) -> list[float]:
     """Log-probs of the new tokens, nats."""
     return [entry[token].logprob for token, entry in zip(output.token_ids, output.logprobs, strict=True)]
+
+
+def _likeliest(entry: Mapping[int, Any], count: int) -> TopLogprobs:
+    """The likeliest tokens at a position, to which vLLM adds the sampled token."""
+    ordered = sorted(entry.items(), key=lambda item: -item[1].logprob)
+    return tuple((token, item.logprob) for token, item in ordered[:count])
 
 
 def _generation(run: _Running, reason: str) -> Generation:
