@@ -29,6 +29,7 @@ from quintet.runtime.serving.tokenization import ChatTokenizer
 CHAT, COMPLETE, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 HELLO = [{"role": "system", "content": "Walk to the goal G."}, {"role": "user", "content": "_ P G"}]
 PROMPT = [40, 41, 42, 43]
+TOOL = {"type": "function", "function": {"name": "move"}}
 
 
 def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
@@ -248,8 +249,9 @@ def test_completions_conform_to_a_schema_or_a_choice(client: Client) -> None:
         (COMPLETE, {"prompt": "a", "structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed group"),
         (CHAT, {"messages": HELLO, "response_format": schema_format({}), "min_tokens": 2}, None, "remove min_tokens"),
         (CHAT, {"messages": HELLO, "response_format": schema_format({}), "ignore_eos": True}, None, "end tokens"),
-        (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, None, "tool_choice"),
-        (CHAT, {"messages": HELLO, "tools": [{}], "tool_choice": "none"}, "tools", "does not support tools"),
+        (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools.0.function", "missing"),
+        (CHAT, {"messages": HELLO, "tools": [TOOL]}, "tools", "does not support tools"),
+        (CHAT, {"messages": HELLO, "tool_choice": "required"}, None, "no such function"),
         (CHAT, {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": True}}, None, "no such variable"),
         (CHAT, {"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages.0.name", "does not use it"),
         (CHAT, {"messages": [{"role": "king", "content": "a"}]}, "messages.0.role", "'system'"),

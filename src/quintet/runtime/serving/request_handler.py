@@ -249,7 +249,9 @@ class RequestHandler:
         try:
             self._grammars.check(body.structured_output)
         except ValueError as error:
+            is_forced = isinstance(body, ChatBody) and body.forced_tools
             param = "response_format" if body.response_format is not None else "structured_outputs"
+            param = "tools" if is_forced else param
             raise RequestError(f"{param}: {error}", param=param) from None
 
     def _check_length(self, num_characters: int, param: str) -> None:

@@ -6,12 +6,24 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from quintet.errors import nearest
 from quintet.records import StructuredOutput
+from quintet.runtime.serving.body_parts import (
+    Function,
+    Message,
+    NamedTool,
+    Part,
+    ResponseFormat,
+    StreamOptions,
+    StructuredOutputs,
+    Text,
+    Tool,
+)
+from quintet.runtime.serving.tool_calls import CALL_END, call_schema
 
 MAX_SEPARATORS = {",": 1 << 20, ":": 1 << 17}
 """Maximum number of commas and colons in a body, because many values and keys take seconds to parse."""
@@ -23,7 +35,6 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
 """Bounds of temperatures other than 0: lower ones would overflow float32."""
 
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
-Text = Annotated[str, Field(min_length=1, max_length=1024)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 P = TypeVar("P", str, Tokens)
 Prompts = Annotated[list[P], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
@@ -53,13 +64,7 @@ class RequestError(Exception):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
-class _Part(BaseModel):
-    """Base of bodies and their parts: unknown fields and values of other types are rejected."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class Body(_Part):
+class Body(Part):
     """Sampling parameters, under vLLM's names if OpenAI has none."""
 
     model: str | None = None
@@ -78,9 +83,9 @@ class Body(_Part):
     """Maximum number of tokens of one completion."""
     min_tokens: Annotated[int, Field(ge=0)] = 0
     """Minimum number of tokens before the completion may end."""
-    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] = []
+    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
     """Stop strings; not part of the completion's text."""
-    stop_token_ids: Annotated[Tokens, Field(max_length=MAX_STOPS)] = []
+    stop_token_ids: Annotated[Tokens, Field(max_length=MAX_STOPS)] = Field(default_factory=list)
     """Stop tokens, in addition to the model's."""
     ignore_eos: bool = False
     """Ignore the model's end tokens."""
@@ -97,64 +102,6 @@ class Body(_Part):
     def stops(self) -> tuple[str, ...]:
         """`stop` as a list."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-
-class StreamOptions(_Part):
-    """Options of a stream."""
-
-    include_usage: bool = False
-    """Send token counts in a final event."""
-
-
-class JsonSchema(_Part):
-    """Schema of a completion. It is always enforced."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-    description: str | None = None
-    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
-    strict: bool | None = None
-
-
-class ResponseFormat(_Part):
-    """Format of a completion's text, in OpenAI's form."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _check_schema(self) -> Self:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError('set json_schema with the type "json_schema", and only with it')
-        return self
-
-    @property
-    def structured_output(self) -> StructuredOutput | None:
-        """The constraint; None for free text."""
-        if self.json_schema is not None:
-            return StructuredOutput("json_schema", json.dumps(self.json_schema.json_schema))
-        return StructuredOutput("json_object") if self.type == "json_object" else None
-
-
-class StructuredOutputs(_Part):
-    """Format of a completion's text, in vLLM's form."""
-
-    json_schema: Annotated[dict[str, Any] | None, Field(alias="json")] = None
-    json_object: Literal[True] | None = None
-    regex: Text | None = None
-    choice: Annotated[list[str], Field(min_length=1)] | None = None
-
-    @model_validator(mode="after")
-    def _check_single(self) -> Self:
-        if len(self.model_dump(exclude_none=True)) != 1:
-            raise ValueError("set exactly one of json, json_object, regex and choice")
-        return self
-
-    @property
-    def structured_output(self) -> StructuredOutput:
-        """The constraint."""
-        ((kind, value),) = self.model_dump(exclude_none=True).items()
-        spec = {"json_object": "", "regex": value}.get(kind)
-        return StructuredOutput(cast("Any", kind), json.dumps(value) if spec is None else spec)
 
 
 class OpenAiBody(Body):
@@ -201,34 +148,6 @@ class OpenAiBody(Body):
         return {name: value for name, value in notes.items() if value is not None}
 
 
-class TextPart(_Part):
-    """Text part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(BaseModel):
-    """Message of a conversation. Other keys are passed to the chat template."""
-
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
-
-    @property
-    def text(self) -> str:
-        """Text of the message; parts are joined by line breaks, as in vLLM."""
-        if isinstance(self.content, list):
-            return "\n".join(part.text for part in self.content)
-        return self.content or ""
-
-    @property
-    def others(self) -> dict[str, Any]:
-        """Other keys that are not null."""
-        return {name: value for name, value in (self.model_extra or {}).items() if value is not None}
-
-
 class ChatBody(OpenAiBody):
     """Body of `/v1/chat/completions`."""
 
@@ -241,11 +160,14 @@ class ChatBody(OpenAiBody):
     """Return also the likeliest tokens at each position, this many."""
     add_generation_prompt: bool = True
     """Let the template start the response."""
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables of the chat template, such as `enable_thinking`."""
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] = []
-    """Tools that the chat template shows to the model; its calls are not parsed."""
-    tool_choice: Literal["none"] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)
+    """Tools that the chat template shows to the model."""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    """Whether calls are parsed from completions, or forced by a structured output."""
+    parallel_tool_calls: bool = True
+    """Whether a completion may have several calls."""
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
@@ -253,9 +175,56 @@ class ChatBody(OpenAiBody):
             raise ValueError("set either max_tokens or max_completion_tokens, not both")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: set logprobs to true")
-        if self.tools and self.tool_choice is None:
-            raise ValueError('tools: calls are not parsed from completions; with tool_choice "none" they stay text')
         return self
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        is_forced = self.tool_choice not in ("none", "auto")
+        if is_forced and not self.forced_tools:
+            raise ValueError("tool_choice: tools has no such function")
+        if is_forced and (super().structured_output is not None or not self.add_generation_prompt):
+            raise ValueError("tool_choice: a forced call has its own format and starts the response")
+        if not is_forced and any(tool.function.strict for tool in self.tools):
+            raise ValueError('tools: strict requires tool_choice "required" or a function')
+        ids = {call.id for message in self.messages for call in message.tool_calls}
+        for index, message in enumerate(self.messages):
+            if message.tool_call_id is not None and message.tool_call_id not in ids:
+                raise ValueError(f"messages.{index}.tool_call_id: no message has a tool call of this id")
+        return self
+
+    @property
+    def parses_tool_calls(self) -> bool:
+        """Whether tool calls are parsed from completions."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def forced_tools(self) -> list[Function]:
+        """Functions of which one must be called."""
+        functions = [tool.function for tool in self.tools]
+        if isinstance(self.tool_choice, NamedTool):
+            return [function for function in functions if function.name == self.tool_choice.function.name]
+        return functions if self.tool_choice == "required" else []
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """`stop` as a list, and the end of the first call if there may be only one."""
+        is_single = self.parses_tool_calls and not self.parallel_tool_calls and not self.forced_tools
+        return (*super().stops, CALL_END) if is_single else super().stops
+
+    @property
+    def structured_output(self) -> StructuredOutput | None:
+        """The constraint on the completion's text, if any.
+
+        Raises:
+            RequestError: the schemas of the tools contradict each other.
+        """
+        if not self.forced_tools:
+            return super().structured_output
+        try:
+            schema = call_schema([function.model_dump(exclude_none=True) for function in self.forced_tools])
+        except ValueError as error:
+            raise RequestError(f"tools: {error}", param="tools") from None
+        return StructuredOutput("json_schema", json.dumps(schema))
 
 
 class CompletionBody(OpenAiBody):
@@ -275,7 +244,7 @@ class GenerateBody(Body):
     prompt_token_ids: Annotated[Tokens, Field(min_length=1)]
 
 
-class RewardBody(_Part):
+class RewardBody(Part):
     """Body of `/sessions/<id>/reward`."""
 
     reward: float
@@ -299,9 +268,8 @@ UNSUPPORTED_FIELDS: Mapping[str, _UnsupportedField] = {
     "frequency_penalty": _UnsupportedField((0,), "use repetition_penalty"),
     "presence_penalty": _UnsupportedField((0,), "use repetition_penalty"),
     "logit_bias": _UnsupportedField(({},), "not supported"),
-    "parallel_tool_calls": _UnsupportedField((True, False), "calls are not parsed from completions"),
-    "functions": _UnsupportedField(([],), "calls are not parsed from completions"),
-    "function_call": _UnsupportedField(("none",), "calls are not parsed from completions"),
+    "functions": _UnsupportedField(([],), "use tools"),
+    "function_call": _UnsupportedField(("none",), "use tool_choice"),
     "modalities": _UnsupportedField((["text"],), "completions are text"),
     "store": _UnsupportedField((False,), "sessions record completions: /sessions/<id>/v1/…"),
     "service_tier": _UnsupportedField(("auto", "default"), "there is only one"),
@@ -312,7 +280,7 @@ UNSUPPORTED_FIELDS: Mapping[str, _UnsupportedField] = {
     "reasoning_effort": _UnsupportedField((), "set a variable of the chat template: chat_template_kwargs"),
 }
 
-B = TypeVar("B", bound=_Part)
+B = TypeVar("B", bound=Part)
 
 
 def parse(kind: type[B], data: bytes) -> B:
@@ -357,7 +325,7 @@ def _reject_constant(name: str) -> float:
     raise ValueError(f"{name} is not valid JSON")
 
 
-def _check_unknown(kind: type[_Part], name: str, value: object) -> None:
+def _check_unknown(kind: type[Part], name: str, value: object) -> None:
     """Accept an unsupported field if its value has no effect.
 
     Raises:

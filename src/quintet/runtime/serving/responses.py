@@ -10,6 +10,7 @@ from quintet.rollout.engines.async_engine import AsyncEngine, PartialResponse
 from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
 from quintet.runtime.serving.request_schema import ChatBody, CompletionBody, OpenAiBody
 from quintet.runtime.serving.tokenization import REPLACEMENT_CHARACTER, ChatTokenizer, StreamingText
+from quintet.runtime.serving.tool_calls import ToolCall, ToolCallParser
 
 FINISH_REASONS = {
     FinishReason.STOP: "stop",
@@ -102,32 +103,43 @@ class _ChoiceFormat:
     def full(self, index: int, choice: CompletionChoice) -> dict[str, Any]:
         """Return a completion that is not streamed."""
         generation = choice.generation
-        text = choice.answer.returned_text
+        text, calls = choice.answer.returned_text, list[ToolCall]()
+        if (parser := self.tool_call_parser()) is not None:
+            text, calls = _joined(parser.update(text), parser.finish())
         response: dict[str, Any] = {"index": index}
-        response |= {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
+        response |= {"message": _message(text, calls)} if self.is_chat else {"text": text}
         response["logprobs"] = self._logprobs((generation.tokens, generation.logprobs, generation.top_logprobs))
-        response |= self._end(choice)
+        response |= self._end(choice, has_calls=bool(calls))
         if self._body.return_token_ids:
             response |= {"token_ids": generation.tokens, "weight_version": generation.weight_version}
             response |= {} if self.is_chat else {"prompt_token_ids": choice.prompt.tokens}
         return response
 
-    def chunk(self, index: int, text: str, part: PartialResponse) -> dict[str, Any]:
+    def tool_call_parser(self) -> ToolCallParser | None:
+        """Return a parser for one completion; None if tool calls are not parsed."""
+        body = self._body
+        if not isinstance(body, ChatBody) or not body.parses_tool_calls:
+            return None
+        return ToolCallParser(forced=bool(body.forced_tools))
+
+    def chunk(self, index: int, text: str, part: PartialResponse, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the next part of a streamed completion."""
         response: dict[str, Any] = {"index": index}
-        response |= {"delta": {"content": text}} if self.is_chat else {"text": text}
+        delta = {} if calls and not text else {"content": text}
+        response |= {"delta": delta | ({"tool_calls": calls} if calls else {})} if self.is_chat else {"text": text}
         response |= {"logprobs": self._logprobs(part), "finish_reason": None}
         if self._body.return_token_ids:
             response["token_ids"] = list(part[0])
         return response
 
-    def last_chunk(self, response: dict[str, Any], choice: CompletionChoice) -> dict[str, Any]:
+    def last_chunk(self, response: dict[str, Any], choice: CompletionChoice, *, has_calls: bool) -> dict[str, Any]:
         """Return the last part of a streamed completion."""
         version = {"weight_version": choice.generation.weight_version} if self._body.return_token_ids else {}
-        return response | self._end(choice) | version
+        return response | self._end(choice, has_calls=has_calls) | version
 
-    def _end(self, choice: CompletionChoice) -> dict[str, Any]:
-        finished = FINISH_REASONS[choice.generation.finish_reason]
+    def _end(self, choice: CompletionChoice, *, has_calls: bool) -> dict[str, Any]:
+        reason = choice.generation.finish_reason
+        finished = "tool_calls" if has_calls and reason is FinishReason.STOP else FINISH_REASONS[reason]
         return {"finish_reason": finished, "stop_reason": choice.answer.stopped_by}
 
     def _logprobs(self, response: PartialResponse) -> dict[str, Any] | None:
@@ -161,6 +173,16 @@ class _ChoiceFormat:
         return f"token_id:{token}" if self._body.return_tokens_as_token_ids else self._tokenizer.token_text(token)
 
 
+def _message(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    if not calls:
+        return {"role": "assistant", "content": text}
+    return {"role": "assistant", "content": text or None, "tool_calls": [call.to_json() for call in calls]}
+
+
+def _joined(*parts: tuple[str, list[ToolCall]]) -> tuple[str, list[ToolCall]]:
+    return "".join(text for text, _ in parts), [call for _, calls in parts for call in calls]
+
+
 def _chat_logprobs(body: OpenAiBody) -> bool:
     return isinstance(body, ChatBody) and body.logprobs
 
@@ -177,7 +199,8 @@ class _EventStream:
         count = len(job.pending.requests)
         skip = body.skip_special_tokens
         self._texts = [StreamingText(handler.tokenizer, body.stops, skip_special_tokens=skip) for _ in range(count)]
-        self._num_sent = [0] * count
+        self._parsers = [self._form.tool_call_parser() for _ in range(count)]
+        self._num_sent, self._num_calls = [0] * count, [0] * count
         self._choices: list[CompletionChoice | None] = [None] * count
 
     def first(self) -> Iterator[dict[str, Any]]:
@@ -197,18 +220,26 @@ class _EventStream:
         for index, generation in enumerate(pending.generations):
             if generation is None:
                 response, streaming_text = pending.partial_response(index), self._texts[index]
-                if text := streaming_text.update(response[0]):
-                    yield self._event([self._piece(index, text, response, streaming_text.sent)])
+                text, calls = self._parsed(index, streaming_text.update(response[0]))
+                if text or calls:
+                    yield self._event([self._piece(index, text, response, streaming_text.sent, calls)])
             elif self._choices[index] is None:
                 yield self._end(index, self._handler.choice(self._job, index, generation))
 
     def _end(self, index: int, choice: CompletionChoice) -> dict[str, Any]:
         self._choices[index] = choice
         generation = choice.generation
-        text = self._texts[index].remaining(choice.answer.returned_text)
+        text, calls = self._parsed(index, self._texts[index].remaining(choice.answer.returned_text), is_last=True)
         whole = (generation.tokens, generation.logprobs, generation.top_logprobs)
-        response = self._piece(index, text, whole, len(generation.tokens))
-        return self._event([self._form.last_chunk(response, choice)])
+        response = self._piece(index, text, whole, len(generation.tokens), calls)
+        return self._event([self._form.last_chunk(response, choice, has_calls=self._num_calls[index] > 0)])
+
+    def _parsed(self, index: int, text: str, *, is_last: bool = False) -> tuple[str, list[ToolCall]]:
+        """Split new text of a completion into content and tool calls."""
+        parser = self._parsers[index]
+        if parser is None:
+            return text, []
+        return _joined(parser.update(text), parser.finish()) if is_last else parser.update(text)
 
     def last(self) -> Iterator[dict[str, Any]]:
         """Yield the events after the last part, and record the completions in the session."""
@@ -218,10 +249,15 @@ class _EventStream:
             written = sum(len(choice.generation.tokens) for choice in choices)
             yield self._event([]) | {"usage": _usage(self._job, written)}
 
-    def _piece(self, index: int, text: str, response: PartialResponse, end: int) -> dict[str, Any]:
+    def _piece(
+        self, index: int, text: str, response: PartialResponse, end: int, calls: Sequence[ToolCall]
+    ) -> dict[str, Any]:
         start, self._num_sent[index] = self._num_sent[index], end
+        first, self._num_calls[index] = self._num_calls[index], self._num_calls[index] + len(calls)
         tokens, logprobs, top_logprobs = response
-        return self._form.chunk(index, text, (tokens[start:end], logprobs[start:end], top_logprobs[start:end]))
+        part = (tokens[start:end], logprobs[start:end], top_logprobs[start:end])
+        numbered = [{"index": number} | call.to_json() for number, call in enumerate(calls, first)]
+        return self._form.chunk(index, text, part, numbered)
 
     def _event(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return self._head | {"choices": choices}

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from quintet.data.template_rendering import TemplateLimitError, TemplateRenderingError, render_chat_template
 from quintet.records import FinishReason, Generation, Request
-from quintet.runtime.serving.request_schema import ChatBody, Message, RequestError
+from quintet.runtime.serving.body_parts import Message
+from quintet.runtime.serving.request_schema import ChatBody, RequestError
+from quintet.runtime.serving.tool_calls import FORCED_START, overlap, renders_tool_calls
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -85,10 +87,14 @@ class ChatTokenizer:
         self._check_variables(body.chat_template_kwargs)
         if body.tools and "tools" not in template:
             raise RequestError("tools: the chat template does not support tools", param="tools")
-        variables: dict[str, Any] = {"tools": body.tools} if body.tools else {}
+        if body.parses_tool_calls and not renders_tool_calls(template):
+            message = 'calls in the format of this chat template are not parsed: with "none" they remain text'
+            raise RequestError(f"tool_choice: {message}", param="tool_choice")
+        tools = [tool.model_dump(exclude_none=True) for tool in body.tools]
+        variables: dict[str, Any] = {"tools": tools} if tools else {}
         messages = [self._template_message(message, index) for index, message in enumerate(body.messages)]
         try:
-            return render_chat_template(
+            text = render_chat_template(
                 self._tokenizer,
                 messages,
                 add_generation_prompt=body.add_generation_prompt,
@@ -96,6 +102,7 @@ class ChatTokenizer:
             )
         except (TemplateRenderingError, TemplateLimitError) as error:
             raise RequestError(f"the chat template failed on these messages: {error}", param="messages") from error
+        return text + FORCED_START if body.forced_tools else text
 
     def _check_variables(self, names: Mapping[str, Any]) -> None:
         for name in names:
@@ -109,7 +116,8 @@ class ChatTokenizer:
             if name not in self.template:
                 param = f"messages.{index}.{name}"
                 raise RequestError(f"{param}: the chat template does not use it", param=param)
-        return {"role": message.role, "content": message.text, **message.others}
+        call_id = {"tool_call_id": message.tool_call_id} if message.tool_call_id is not None else {}
+        return {"role": message.role, "content": message.text, **call_id, **message.others}
 
     def answer(
         self, request: Request, generation: Generation, *, include_stop_text: bool, skip_special_tokens: bool
@@ -175,9 +183,4 @@ class StreamingText:
 
     def _num_held_back(self) -> int:
         """Return the number of characters at the end that may start a stop text."""
-        return max((_overlap(self._text, stop) for stop in self._stops), default=0)
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest proper prefix of `stop` that `text` ends with."""
-    return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)
+        return max((overlap(self._text, stop) for stop in self._stops), default=0)

@@ -1,0 +1,123 @@
+"""If these fail, OpenAI clients do not get the calls that a model writes, or the model does not see their results."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import serving_clients
+from serving_clients import Client, hf_engine, served
+
+from quintet.policies.model_loading import load_tokenizer
+from quintet.runtime.serving.tool_calls import ToolCallParser, call_schema, renders_tool_calls
+
+CHAT = "/v1/chat/completions"
+TEMPLATE = (
+    "{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% for message in messages %}{{ message.role }}: "
+    "{{ message.content }}{% for call in message.tool_calls %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %};{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+ASKED = [{"role": "user", "content": "_ P"}]
+WAYS = {"type": "object", "properties": {"way": {"enum": ["left", "right"]}}, "required": ["way"]}
+MOVE = {"type": "function", "function": {"name": "move", "parameters": {**WAYS, "additionalProperties": False}}}
+WAIT = {"type": "function", "function": {"name": "wait", "description": "Do nothing."}}
+
+
+@pytest.fixture(scope="module")
+def client(policy_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    directory = tmp_path_factory.mktemp("tools") / "policy"
+    shutil.copytree(policy_directory, directory)
+    tokenizer = load_tokenizer(directory)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(directory)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving_clients, "CONTEXT", 512)
+        with served(hf_engine(directory), directory) as made:
+            yield made
+
+
+def parsed(text: str, step: int, *, forced: bool = False) -> tuple[str, list[tuple[str, str]]]:
+    """Content and calls of a text that comes in pieces."""
+    parser = ToolCallParser(forced=forced)
+    parts = [parser.update(text[start : start + step]) for start in range(0, len(text), step)] + [parser.finish()]
+    return "".join(part for part, _ in parts), [(call.name, call.arguments) for _, calls in parts for call in calls]
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+def test_calls_are_found_however_the_text_is_cut(step: int) -> None:
+    first = '<tool_call>\n{"name": "f", "arguments": {"x": "</b>"}}\n</tool_call>'
+    second = '<tool_call>{"name": "g", "arguments": {}}'
+    calls = [("f", '{"x": "</b>"}'), ("g", "{}")]
+    assert parsed(f"I look.\n{first}\n{second}</tool_call>", step) == ("I look.", calls)
+    assert parsed(f"I look.\n{first}\n{second}", step) == ("I look.", calls), "the end may be missing"
+    assert parsed("<tool_call>left</tool_call> a <tool", step) == ("<tool_call>left</tool_call> a <tool", [])
+    assert parsed('{"name": "f", "arguments": {"a": 2}}', step, forced=True) == ("", [("f", '{"a": 2}')])
+    assert parsed('{"name": "f", "arg', step, forced=True) == ('{"name": "f", "arg', [])
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "move"}}])
+def test_forced_calls_follow_the_schema(client: Client, choice: Any) -> None:
+    body = {"messages": ASKED, "tools": [MOVE], "tool_choice": choice, "seed": 1}
+    (whole,) = client.ask(CHAT, body)["choices"]
+    (call,) = whole["message"]["tool_calls"]
+    assert (whole["finish_reason"], whole["message"]["content"]) == ("tool_calls", None)
+    assert call["function"]["name"] == "move"
+    assert json.loads(call["function"]["arguments"])["way"] in ("left", "right")
+    events = client.stream(CHAT, body)
+    deltas = [delta for event in events for delta in event["choices"][0]["delta"].get("tool_calls", ())]
+    assert [(delta["index"], delta["function"]) for delta in deltas] == [(0, call["function"])]
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_the_template_sees_tools_calls_and_their_results(client: Client, policy_directory: Path) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "move", "arguments": '{"way": "left"}'}}
+    messages = [
+        *ASKED,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "done"},
+    ]
+    told = client.ask(CHAT, {"messages": messages, "tools": [WAIT], "max_tokens": 1, "return_token_ids": True})
+    assert load_tokenizer(policy_directory).decode(told["prompt_token_ids"]) == (
+        '{"type": "function", "function": {"name": "wait", "description": "Do nothing."}}\nuser: _ P;assistant: '
+        '<tool_call>\n{"name": "move", "arguments": {"way": "left"}}\n</tool_call>;tool: done;assistant: '
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"tools": [MOVE], "tool_choice": {"type": "function", "function": {"name": "fly"}}}, "no such function"),
+        ({"tools": [{**MOVE, "function": {"name": "f", "strict": True}}]}, "strict requires"),
+        ({"tools": [MOVE], "tool_choice": "required", "response_format": {"type": "json_object"}}, "its own format"),
+        ({"messages": [*ASKED, {"role": "tool", "tool_call_id": "b", "content": "a"}]}, "messages.1.tool_call_id"),
+    ],
+)
+def test_what_cannot_be_done_with_tools_is_refused(client: Client, body: dict[str, Any], message: str) -> None:
+    status, error = client.refused(CHAT, {"messages": ASKED, **body})
+    assert status == 400
+    assert message in error["message"]
+
+
+def test_definitions_of_tools_move_to_the_root_of_the_schema() -> None:
+    def tool(name: str, kind: str) -> dict[str, Any]:
+        parameters = {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": kind}}}
+        return {"name": name, "parameters": parameters}
+
+    schema = call_schema([tool("f", "string"), tool("g", "string")])
+    assert schema["$defs"] == {"A": {"type": "string"}}
+    assert [call["properties"]["arguments"] for call in schema["anyOf"]] == [
+        {"properties": {"a": {"$ref": "#/$defs/A"}}}
+    ] * 2
+    with pytest.raises(ValueError, match="named 'A'"):
+        call_schema([tool("f", "string"), tool("g", "integer")])
+
+
+def test_templates_with_calls_in_another_format_are_detected() -> None:
+    assert renders_tool_calls(TEMPLATE)
+    assert not renders_tool_calls("{{ tools }}<tool_call>\n<function=f>")
+    assert not renders_tool_calls("{{ tools }}[TOOL_CALLS]")
