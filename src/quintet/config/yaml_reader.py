@@ -20,6 +20,9 @@ MAX_DEPTH = 32
 """Nested sections and lists; the schema has four."""
 MAX_FILE_BYTES = 1 << 18
 """A long configuration has a tenth of that."""
+MAX_VALUES = 10_000
+"""Keys and values in a file or an override. Composition takes up to 0.4 ms for each, and a long configuration has a
+tenth of that."""
 SCALAR_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str")}
 COLLECTION_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("seq", "map")}
 
@@ -56,7 +59,9 @@ def parse_override(override: str, sources: Sources, source: str = COMMAND_LINE) 
         raise ConfigError(message, value=override, source=source, hint="write key=value, such as seed=1")
     sources[dotted] = source
     try:
-        node = _compose(text, source)
+        node = _compose(text, f"{dotted} ({source})")
+    except _LimitError:
+        raise
     except ConfigError:
         return dotted, text
     block = isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")
@@ -67,10 +72,13 @@ def parse_override(override: str, sources: Sources, source: str = COMMAND_LINE) 
     return dotted, None if node is None else _construct(node, lambda _: source)
 
 
+class _LimitError(ConfigError):
+    """More values than a configuration may have."""
+
+
 def _compose(text: str, name: str) -> yaml.Node | None:
     try:
-        _refuse_aliases(text, name)
-        return yaml.compose(text, Loader=yaml.SafeLoader)
+        return _Loader(text, name).get_single_node()
     except yaml.reader.ReaderError as error:
         where = f"{name}:{text.count(chr(10), 0, error.position) + 1}"
         problem = f"it contains the character U+{ord(text[error.position]):04X}"
@@ -81,15 +89,28 @@ def _compose(text: str, name: str) -> yaml.Node | None:
     raise ConfigError(f"{where} is not YAML: {problem}", source=where, hint="correct the line")
 
 
-def _refuse_aliases(text: str, name: str) -> None:
-    """Refuse aliases and deep nesting, with which a short file could expand to gigabytes or refer to itself."""
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        alias = f"uses an alias, *{event.anchor}" if isinstance(event, yaml.AliasEvent) else None
-        if problem := alias or (depth > MAX_DEPTH and "is nested too deeply"):
-            where = f"{name}:{_line(event.start_mark)}"
-            raise ConfigError(f"{where} {problem}", source=where, hint="write the values out")
+class _Loader(yaml.SafeLoader):
+    """Refuses aliases, deep nesting and many values: a short file could expand to gigabytes or refer to itself."""
+
+    def __init__(self, text: str, name: str) -> None:
+        super().__init__(text)
+        self._name, self._depth, self._count = name, 0, 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._count += 1
+        self._depth += 1
+        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
+        where = f"{self._name}:{_line(event.start_mark)}"
+        if isinstance(event, yaml.AliasEvent):
+            raise ConfigError(f"{where} uses an alias, *{event.anchor}", source=where, hint="write the values out")
+        if self._depth > MAX_DEPTH and isinstance(event, yaml.CollectionStartEvent):
+            raise ConfigError(f"{where} is nested too deeply", source=where, hint="write the values out")
+        if self._count > MAX_VALUES:
+            message = f"{self._name} has more than {MAX_VALUES:,} values"
+            raise _LimitError(message, source=self._name, hint="shorten its lists")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 def _line(mark: Any) -> int:

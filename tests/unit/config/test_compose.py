@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,7 @@ def test_a_dumped_configuration_is_the_same_run(
         ("? [a, b]\n: 1\n", [":1", "key"]),
         ("name: x\nseed: \x07\n", [":2", "U+0007"]),
         ("seed: " + "[" * 3000, ["nested too deeply"]),
+        (f"rollout: {{stop: [{'a,' * 100_000}]}}", ["run.yaml has more than 10,000 values", "shorten its lists"]),
     ],
 )
 def test_broken_files_name_the_line(tmp_path: Path, text: str, words: list[str]) -> None:
@@ -175,6 +177,15 @@ def test_broken_files_name_the_line(tmp_path: Path, text: str, words: list[str])
         load_experiment(write(tmp_path, text))
     for word in words:
         assert word in str(fault.value), str(fault.value)
+
+
+def test_a_list_of_100_000_entries_is_refused_within_seconds_and_one_of_9_000_is_read(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    with pytest.raises(ConfigError, match=r"rollout\.stop \(command line\) has more than 10,000 values"):
+        load_experiment(None, [f"rollout.stop=[{'a,' * 100_000}]"])
+    assert time.monotonic() - begun < 5
+    composed = load_experiment(write(tmp_path, f"rollout: {{stop: [{'a,' * 9_000}]}}"))
+    assert len(composed.experiment.rollout.stop) == 9_000
 
 
 def test_files_that_cant_be_read(tmp_path: Path) -> None:
