@@ -31,6 +31,8 @@ KEY_METRICS: Mapping[str, str] = {
     "val/loss": "held-out loss",
 }
 """Metrics shown beside the progress of a phase, with their labels."""
+MIN_SECONDS = 0.5
+"""Time after which a rate is shown: that of a shorter time is one of the clock and of whatever happened in it."""
 
 
 class Reporter(Protocol):
@@ -85,7 +87,8 @@ def _rate(value: float) -> str:
 
 
 class _Pace:
-    """Moving average of seconds per unit; the first steps are slow, so the overall mean misleads."""
+    """Moving average of seconds per unit over at least `MIN_SECONDS`; the first steps are slow, so the overall mean
+    misleads."""
 
     def __init__(self, total: int, done: int, unit: str, clock: Callable[[], float]) -> None:
         self.total, self.done, self.unit, self.clock = total, done, unit, clock
@@ -93,11 +96,15 @@ class _Pace:
 
     def advance(self, count: int) -> None:
         self.done += count
-        self._marks.append((self.clock(), self.done))
+        now = self.clock()
+        if len(self._marks) > 1 and now - self._marks[-2][0] < MIN_SECONDS / 8:
+            self._marks.pop()  # 20 marks span at least 9 of these intervals
+        self._marks.append((now, self.done))
 
     def seconds_per_unit(self) -> float | None:
+        """Return the average over the last marks, None if they cover less than `MIN_SECONDS`."""
         (start, first), (end, last) = self._marks[0], self._marks[-1]
-        return (end - start) / (last - first) if last > first and end > start else None
+        return (end - start) / (last - first) if last > first and end - start >= MIN_SECONDS else None
 
     def rate(self) -> str:
         pace = self.seconds_per_unit()

@@ -123,6 +123,33 @@ def test_ci_logs_have_one_line_per_phase(monkeypatch: pytest.MonkeyPatch) -> Non
     assert progress.every_seconds == math.inf
 
 
+@pytest.mark.parametrize(
+    ("seconds", "line"),
+    [
+        (0.001, "playing 869/869"),
+        (0.499, "playing 869/869"),
+        (0.5, "playing 869/869 · 1,740 episodes/s"),  # 869 / 0.5 = 1738
+    ],
+)
+def test_no_rate_is_shown_before_there_was_time_to_measure_it(seconds: float, line: str) -> None:
+    out, times = io.StringIO(), iter([0.0, 0.0, seconds, seconds, seconds])
+    progress = PlainProgress(Console(file=out, width=200), math.inf, clock=lambda: next(times))
+    with progress.phase("playing", 869, unit="episode") as phase:
+        phase.advance(count=869)
+    assert out.getvalue().splitlines() == [line]
+
+
+def test_the_rate_of_fast_steps_is_that_of_the_last_seconds() -> None:
+    """10 steps in each of 200 ms, then 4 in each of 2,000 ms: 4,000 steps/s."""
+    out, now = io.StringIO(), 0.0
+    progress = PlainProgress(Console(file=out, width=200), math.inf, clock=lambda: now)
+    with progress.phase("learning", 10_000) as phase:
+        for millisecond in range(2200):
+            now = (millisecond + 1) / 1000
+            phase.advance(count=10 if millisecond < 200 else 4)
+    assert out.getvalue().splitlines() == ["learning 10000/10000 · 4,000 steps/s"]
+
+
 def test_a_phase_that_ends_early_is_shown_as_complete() -> None:
     out = io.StringIO()
     progress = BarProgress(Console(file=out, width=120, force_terminal=True, color_system=None))
