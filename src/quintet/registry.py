@@ -211,14 +211,24 @@ def load_user_object(reference: str, key: str, entry_points: str | None = None) 
         )
     module = _import(location, key, reference)
     if not hasattr(module, name):
-        close = nearest(name, vars(module))
+        defined = _defined_names(module)
+        close = nearest(name, defined)
         raise ConfigError(
-            f"{key} = {reference!r}: {location} has no {name!r}",
+            f"{key} = {reference!r}: {location} has no {name!r}; it defines {', '.join(defined) or 'no function'}",
             key=key,
             value=reference,
-            hint=f"did you mean {close!r}?" if close else None,
+            hint=f"did you mean {location}:{close}?" if close else f"define it in {location}, or name one of those",
         )
     return cast("Callable[..., Any]", getattr(module, name))
+
+
+def _defined_names(module: ModuleType) -> list[str]:
+    """Return the public functions and classes that a module defines, in order, without those that it imports."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", None) == module.__name__ and not name.startswith("_")
+    ]
 
 
 def _import(location: str, key: str, reference: str) -> ModuleType:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from quintet.cli import main as command
 from quintet.cli.choices import check_choices
 from quintet.config.compose import load_experiment
 from quintet.errors import ConfigError
@@ -37,3 +39,34 @@ def test_a_store_that_can_be_written_is_left_as_it_was(tmp_path: Path, monkeypat
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
     check_choices(load_experiment(None, ["checkpoint.remote_dir=/proc/nowhere"]))
+
+
+LOSS_FILE = """
+from dataclasses import dataclass
+from math import sqrt
+
+def squares(logprobs, targets, options): ...
+
+class Cubes: ...
+
+def _helper(): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("squres", "did you mean {}:squares?"), ("zzz", "define it in {}, or name one of those")]
+)
+def test_a_misspelt_loss_function_is_refused_with_the_functions_of_its_file(
+    name: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "loss.py"
+    file.write_text(LOSS_FILE)
+    reference = f"{file}:{name}"
+    words = [f"output_dir={tmp_path}/runs", "algorithm.loss.name=custom", f"algorithm.loss.function={reference}"]
+    monkeypatch.setattr(sys, "argv", ["quintet", "train", *words])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert end.value.code == 2
+    message = f"algorithm.loss.function = {reference!r}: {file} has no {name!r}; it defines squares, Cubes"
+    assert capsys.readouterr().err == f"quintet: {message}\n  {hint.format(file)}\n"
+    assert not (tmp_path / "runs").exists()

@@ -91,7 +91,7 @@ def test_errors_of_a_function_are_recorded_with_their_cause(tmp_path: Path) -> N
     ("source", "name", "told"),
     [
         ("def judge(data_source): return 1", "judge", "cannot be called with data_source, solution_str"),
-        ("def judge(**a): return 1", "jugde", "did you mean 'judge'"),
+        ("def judge(**a): return 1", "jugde", "mine.py:judge?"),
         ("import no_such_package", "judge", "No module named 'no_such_package'"),
         ("def judge(", "judge", "SyntaxError"),
         ("import os; os._exit(4)", "judge", "status 4"),
