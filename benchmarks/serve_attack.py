@@ -2,10 +2,10 @@
 
     python benchmarks/serve_attack.py [--attacks NAME …] [--requests 400] [--out benchmarks/results/serve_attack.json]
 
-Each attack has a fresh server on one core, with a policy of 3 M random weights and at most 32 concurrent requests. On
-the other core are the measured client, which opens a connection per chat completion of 24 tokens, and the attackers,
-with the lowest priority, behind other loopback addresses. Writes one JSON file: latencies before and during the attack,
-the responses to the attackers (`closed`: none), and the server's memory.
+Each attack has a fresh server on one core, with a policy of 3 M random weights and at most eight concurrent requests.
+On the other core are the measured client, which opens a connection per chat completion of 24 tokens, and the
+attackers, with the lowest priority, behind other loopback addresses. Writes one JSON file: latencies before and during
+the attack, the responses to the attackers (`closed`: none), and the server's memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 HOST, SERVER_CORE, CLIENT_CORE = "127.0.0.1", 0, 1
 WARM_UP_SECONDS = 3.0
 CHAT = {"messages": [{"role": "user", "content": "P _ O\n_ _ G"}], "max_tokens": 24, "ignore_eos": True}
-NUM_SLOW, NUM_SILENT, NUM_LARGE, NUM_REQUESTS, BURST = 200, 500, 4, 10_000, 1_000
+NUM_SLOW, NUM_SILENT, NUM_LARGE, NUM_REQUESTS, BURST = 200, 500, 4, 10_000, 500
 MESSAGE_BYTES = 15 << 20
 Statuses = Counter[str]
 Attack = Callable[[int, Statuses], Coroutine[Any, Any, None]]
@@ -171,7 +171,7 @@ def server(policy: Path) -> Iterator[tuple[int, int]]:
         "--port",
         "0",
         "--max-concurrent",
-        "32",
+        "8",
     ]
     with (policy.parent / "server.log").open("wb") as log:
         process = subprocess.Popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from serving_clients import Client, hf_engine, served
 
-from quintet.runtime.serving import connection_server, connections, request_handler, server
+from quintet.runtime.serving import connection_server, connections, request_handler
 from quintet.runtime.serving.connections import Connection, ConnectionTable, FairSemaphore
 from quintet.runtime.serving.request_schema import RequestError
 
@@ -47,14 +48,13 @@ def answer(connection: socket.socket) -> bytes:
 
 
 def test_silent_connections_are_closed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.2)
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     for sent in (b"", b"POST /v1/comp", HEAD):
         assert answer(opened(client, sent)) == b""
 
 
 def test_a_body_that_arrives_byte_by_byte_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "BODY_SECONDS", 0.4)
+    monkeypatch.setattr(connections, "BODY_SECONDS", 0.4)
     connection = opened(client, HEAD + b"Content-Length: 100\r\n\r\n")
 
     def drip() -> None:
@@ -105,12 +105,9 @@ def table(maximum: int) -> tuple[ConnectionTable, Any]:
     made = ConnectionTable(maximum)
 
     def add(client: str, *, busy: bool) -> Connection | None:
-        key = socket.socket()
-        if not made.add(client, key):
-            return None
-        connection = made.get(key)
-        assert connection is not None
-        connection.is_reading = not busy
+        connection = made.add(client, socket.socket())
+        if connection is not None:
+            connection.is_reading = not busy
         return connection
 
     return made, add
@@ -128,34 +125,57 @@ def test_large_bodies_are_limited_by_client_and_in_total(monkeypatch: pytest.Mon
     monkeypatch.setattr(connections, "MAX_LARGE_BYTES_PER_CLIENT", 2 << 20)
     made, add = table(20)
 
-    def begins(client: str) -> bool:
-        try:
-            made.begin_body(add(client, busy=False), 1 << 20)
-        except RequestError as error:
-            return error.status != 503
-        return True
+    async def begins(client: str) -> bool:
+        """Return whether a body is accepted; it may have to wait for its turn."""
+        body = made.body(add(client, busy=False), 1 << 20)
+        receiving = asyncio.ensure_future(body.__aenter__())
+        accepted.append((body, receiving))
+        await asyncio.sleep(0)
+        return not receiving.done() or not isinstance(receiving.exception(), RequestError)
 
-    assert [begins("a") for _ in range(3)] == [True, True, False]
-    assert [begins("b") for _ in range(3)] == [True, True, False]
-    assert not begins("c")
+    async def main() -> None:
+        assert [await begins("a") for _ in range(3)] == [True, True, False]
+        assert [await begins("b") for _ in range(3)] == [True, True, False]
+        assert not await begins("c")
+        for _, receiving in accepted:
+            receiving.cancel()
+
+    accepted: list[tuple[Any, asyncio.Future[None]]] = []
+    asyncio.run(main())
 
 
 def test_clients_take_turns_for_permits() -> None:
-    semaphore, order = FairSemaphore(1), list[str]()
-    semaphore.acquire("a")
+    order = list[str]()
 
-    def wait(client: str) -> None:
-        semaphore.acquire(client)
-        order.append(client)
-        semaphore.release()
+    async def main() -> None:
+        semaphore = FairSemaphore(1)
+        await semaphore.acquire("a")
 
-    threads = []
-    for client in ("a", "a", "a", "b"):
-        threads.append(threading.Thread(target=wait, args=(client,)))
-        threads[-1].start()
-        while len(semaphore._waiting) < len(threads):
-            time.sleep(0.001)
-    semaphore.release()
-    for thread in threads:
-        thread.join(10)
+        async def wait(client: str) -> None:
+            await semaphore.acquire(client)
+            order.append(client)
+            semaphore.release(0.0)
+
+        waiting = [asyncio.ensure_future(wait(client)) for client in ("a", "a", "a", "b")]
+        cancelled = asyncio.ensure_future(wait("c"))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        semaphore.release(0.0)
+        await asyncio.wait_for(asyncio.gather(*waiting), 10)
+
+    asyncio.run(main())
     assert order == ["a", "b", "a", "a"]
+
+
+def test_work_for_connections_leaves_time_for_the_engine() -> None:
+    """A permit that was used for 20 ms rests for 40."""
+
+    async def main() -> float:
+        semaphore = FairSemaphore(1, rest=2.0)
+        await semaphore.acquire("a")
+        started = time.monotonic()
+        semaphore.release(0.02)
+        await asyncio.wait_for(semaphore.acquire("a"), 10)
+        return time.monotonic() - started
+
+    assert 0.04 <= asyncio.run(main()) < 1

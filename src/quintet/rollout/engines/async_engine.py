@@ -54,33 +54,37 @@ class EngineStats:
 class PendingRequests:
     """Requests that were submitted together; each joins and leaves the batch independently."""
 
-    def __init__(self, requests: Sequence[Request], *, streaming: bool, client: str = "") -> None:
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        *,
+        streaming: bool = False,
+        client: str = "",
+        notify: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`notify` is called in the engine's thread when all are finished, when one fails and, with `streaming`, at
+        every new token."""
         self.requests = requests
         self.streaming = streaming
         self.client = client
-        self._condition = threading.Condition()
-        self._updates = 0
+        self._notify = notify
+        self._lock = threading.Lock()
         self._finished: list[Generation | None] = [None] * len(requests)
+        self._num_unfinished = len(requests)
         self._partial: list[PartialResponse] = [((), (), ())] * len(requests)
         self._error: Exception | None = None
 
-    def wait(self, seconds: float, known_updates: int = -1) -> int:
-        """Wait up to `seconds` for an update beyond `known_updates`; return the number of updates so far.
-
-        Raises:
-            ValueError: the engine rejected one of the requests.
-            EngineDeadError: the engine is dead.
-        """
-        with self._condition:
-            self._condition.wait_for(lambda: self._updates > known_updates or self._error is not None, seconds)
-            if self._error is not None:
-                raise self._error
-            return self._updates
-
     @property
     def done(self) -> bool:
-        """Whether all requests are finished."""
-        return all(generation is not None for generation in self._finished)
+        """Whether all requests are finished.
+
+        Raises:
+            ValueError: the engine rejected one of them.
+            EngineDeadError: the engine is dead.
+        """
+        if self._error is not None:
+            raise self._error
+        return not self._num_unfinished
 
     @property
     def generations(self) -> list[Generation | None]:
@@ -89,7 +93,7 @@ class PendingRequests:
 
     def partial_response(self, index: int) -> PartialResponse:
         """Return the response so far of the request at `index`."""
-        with self._condition:
+        with self._lock:
             finished = self._finished[index]
             if finished is None:
                 return self._partial[index]
@@ -97,25 +101,22 @@ class PendingRequests:
 
     def update(self, index: int, response: PartialResponse) -> None:
         """Publish the response so far of a request."""
-        with self._condition:
+        with self._lock:
             self._partial[index] = (tuple(response[0]), tuple(response[1]), tuple(response[2]))
-            self._notify()
+        self._notify()
 
     def finish(self, index: int, generation: Generation) -> None:
         """Publish the result of a request."""
-        with self._condition:
+        with self._lock:
             self._finished[index] = generation
+            self._num_unfinished -= 1
+        if self.streaming or not self._num_unfinished:
             self._notify()
 
     def fail(self, error: Exception) -> None:
         """Raise `error` in all that wait for these requests."""
-        with self._condition:
-            self._error = self._error or error
-            self._notify()
-
-    def _notify(self) -> None:
-        self._updates += 1
-        self._condition.notify_all()
+        self._error = self._error or error
+        self._notify()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,7 @@ class AsyncEngine:
         self._queue = RequestQueue(max_running)
         self._commands: SimpleQueue[_Command] = SimpleQueue()
         self._unfinished: dict[int, tuple[PendingRequests, int]] = {}
+        self._streaming: dict[int, tuple[PendingRequests, int]] = {}
         self._ids = itertools.count()
         self._totals = _Totals()
         self._closing = False
@@ -170,15 +172,16 @@ class AsyncEngine:
         streaming: bool = False,
         request_id: int | None = None,
         client: str = "",
+        notify: Callable[[], None] = lambda: None,
     ) -> PendingRequests:
-        """Submit requests of a client under new ids. `streaming` publishes responses while they are generated. A single
-        request may have the `request_id` of its dialogue, see `Request.keep_kv_cache`, if no unfinished request has
-        it."""
+        """Submit requests of a client under new ids. `streaming` publishes responses while they are generated; `notify`
+        as in `PendingRequests`. A single request may have the `request_id` of its dialogue, see
+        `Request.keep_kv_cache`, if no unfinished request has it."""
         if request_id is not None and len(requests) == 1:
             numbered = [replace(requests[0], id=request_id, keep_kv_cache=True)]
         else:
             numbered = [replace(request, id=self.new_request_id()) for request in requests]
-        pending = PendingRequests(numbered, streaming=streaming, client=client)
+        pending = PendingRequests(numbered, streaming=streaming, client=client, notify=notify)
         self._enqueue(_Command(lambda: self._add_requests(pending), pending.fail))
         return pending
 
@@ -269,6 +272,8 @@ class AsyncEngine:
     def _add_requests(self, pending: PendingRequests) -> None:
         for index, request in enumerate(pending.requests):
             self._unfinished[request.id] = (pending, index)
+            if pending.streaming:
+                self._streaming[request.id] = (pending, index)
             self._queue.push(pending.client, request)
 
     def _admit(self) -> None:
@@ -279,6 +284,7 @@ class AsyncEngine:
             except (ValueError, ConfigError) as error:
                 self._queue.release(request.id)
                 pending, _ = self._unfinished.pop(request.id)
+                self._streaming.pop(request.id, None)
                 self._abort(pending)
                 pending.fail(error if isinstance(error, ValueError) else ValueError(str(error)))
 
@@ -293,16 +299,16 @@ class AsyncEngine:
     def _finish(self, generation: Generation) -> None:
         self._queue.release(generation.id)
         pending, index = self._unfinished.pop(generation.id)
+        self._streaming.pop(generation.id, None)
         self._totals.num_tokens += len(generation.tokens)
         self._totals.finish_reasons[generation.finish_reason.value] += 1
         pending.finish(index, generation)
 
     def _publish_partial_responses(self) -> None:
-        streaming = {number: entry for number, entry in list(self._unfinished.items()) if entry[0].streaming}
-        if not streaming or not isinstance(self._engine, StreamingEngine):
+        if not self._streaming or not isinstance(self._engine, StreamingEngine):
             return
-        for number, response in self._engine.partial_responses(streaming.keys()).items():
-            pending, index = streaming[number]
+        for number, response in self._engine.partial_responses(self._streaming.keys()).items():
+            pending, index = self._streaming[number]
             pending.update(index, response)
 
     def _fail_all(self, error: Exception) -> None:
@@ -314,20 +320,3 @@ class AsyncEngine:
             pending.fail(dead)
         while not self._commands.empty():
             self._commands.get().fail(dead)
-
-
-def wait_for_generations(
-    pending: PendingRequests, is_cancelled: Callable[[], bool], poll_seconds: float
-) -> list[Generation] | None:
-    """Return all results; None once `is_cancelled`, which is polled every `poll_seconds`, returns True.
-
-    Raises:
-        ValueError: the engine rejected one of the requests.
-        EngineDeadError: the engine is dead.
-    """
-    updates = -1
-    while not pending.done:
-        updates = pending.wait(poll_seconds, updates)
-        if not pending.done and is_cancelled():
-            return None
-    return [generation for generation in pending.generations if generation is not None]

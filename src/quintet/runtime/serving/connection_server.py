@@ -1,96 +1,105 @@
-"""TCP server: accepts connections, and handles each in a thread."""
+"""TCP server: accepts connections, and handles them in the event loop of one thread."""
 
 from __future__ import annotations
 
-import _thread
+import asyncio
 import logging
 import socket
+import threading
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
-from quintet.rollout.engines.request_queue import RoundRobinQueue
 from quintet.runtime.serving.address import Address
-from quintet.runtime.serving.connections import ConnectionTable, max_connections
+from quintet.runtime.serving.connections import Connection, ConnectionTable, max_connections
 
+ACCEPTED_AT_ONCE = 64
 TOO_MANY_CONNECTIONS = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 )
 """Response to connections beyond the maximum."""
 
 
-class ConnectionServer(ThreadingHTTPServer):
-    """Server with a thread per connection, within the limits of its `connections`."""
+class ConnectionServer:
+    """Listens on an address. `handle` is called once per connection, in turns of the clients."""
 
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = socket.SOMAXCONN
-
-    def __init__(self, address: Address, handler: type[BaseHTTPRequestHandler]) -> None:
-        """Listen on the address.
+    def __init__(self, address: Address, handle: Callable[[Connection, ConnectionTable], Awaitable[None]]) -> None:
+        """Listen on the address, and handle connections in a thread.
 
         Raises:
             OSError, OverflowError: the address is not available.
         """
-        self.connections = ConnectionTable(max_connections())
-        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        super().__init__((address.host, address.port), handler)
+        self._handle = handle
+        self._table = ConnectionTable(max_connections())
+        self._tasks: set[asyncio.Task[None]] = set()
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self._socket = socket.create_server((address.host, address.port), family=family, backlog=socket.SOMAXCONN)
+        self._socket.setblocking(False)
+        self.port: int = self._socket.getsockname()[1]
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+        self._thread.start()
 
-    def server_bind(self) -> None:
-        """Bind without a DNS lookup, which HTTPServer would wait for."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.setblocking(False)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+    def close(self) -> None:
+        """Stop accepting connections, and close those without a request. The others end when they are answered."""
+        asyncio.run_coroutine_threadsafe(self._stop_listening(), self._loop).result()
 
-    def _handle_request_noblock(self) -> None:
-        """Accept all waiting connections before handling the next ones, so that clients take turns also here."""
-        accepted: RoundRobinQueue[tuple[socket.socket, Any]] = RoundRobinQueue()
-        with self.connections.computing_server():
-            self._accept(accepted)
-            while accepted:
-                for client in list(accepted.clients):
-                    self.process_request(*accepted.pop(client))
-                self._accept(accepted)
+    def _run(self) -> None:
+        self._loop.add_reader(self._socket, self._accept)
+        self._loop.run_forever()
+        self._table.close()
+        self._loop.close()
 
-    def _accept(self, accepted: RoundRobinQueue[tuple[socket.socket, Any]]) -> None:
+    async def _stop_listening(self) -> None:
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        self._table.close_reading()
+        self._loop.call_soon(self._stop_if_done)
+
+    def _stop_if_done(self) -> None:
+        if self._socket.fileno() < 0 and not self._tasks:
+            self._loop.stop()
+
+    def _accept(self) -> None:
         with suppress(OSError):
-            while True:
-                connection, address = self.get_request()
-                accepted.push(address[0], (connection, address))
+            for _ in range(ACCEPTED_AT_ONCE):
+                sock, address = self._socket.accept()
+                sock.setblocking(False)
+                self._add(sock, address[0])
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Handle a connection in a thread, or reject it if there are too many."""
-        try:
-            if self.connections.add(client_address[0], request):
-                # `Thread.start` would wait until the thread runs
-                _thread.start_new_thread(self.process_request_thread, (request, client_address))
-                return
-        except RuntimeError:
-            self.handle_error(request, client_address)
-        with suppress(OSError):
-            request.setblocking(False)
-            request.send(TOO_MANY_CONNECTIONS)
-        self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Handle a connection, when it is the client's turn."""
-        connection = self.connections.get(request)
-        if connection is None:  # closed to make room
-            super().shutdown_request(request)
+    def _add(self, sock: socket.socket, client: str) -> None:
+        """Handle a connection when it is the client's turn, or reject it if there are too many."""
+        connection = self._table.add(client, sock)
+        if connection is not None:
+            connection.semaphore.call_with_permit(client, lambda: self._start(connection))
             return
-        connection.begin_computing()
+        with suppress(OSError):
+            sock.send(TOO_MANY_CONNECTIONS)
+        sock.close()
+
+    def _start(self, connection: Connection) -> bool:
+        if connection not in self._table:  # closed to make room
+            connection.socket.close()
+            return False
+        task = self._loop.create_task(self._handle_connection(connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._end_task)
+        return True
+
+    def _end_task(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._stop_if_done()
+
+    async def _handle_connection(self, connection: Connection) -> None:
+        connection.set_computing()
         try:
-            super().process_request_thread(request, client_address)
+            with suppress(OSError):  # low latency for streams
+                connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._handle(connection, self._table)
+        except OSError:  # TimeoutError is one
+            logging.getLogger(__name__).debug("a connection from %s broke", connection.client, exc_info=True)
         finally:
             connection.end_computing()
-
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
-        self.connections.remove(request)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log broken connections as debug messages only."""
-        logging.getLogger(__name__).debug("a connection from %s broke", client_address, exc_info=True)
+            self._table.remove(connection)
+            with suppress(OSError):
+                connection.socket.shutdown(socket.SHUT_WR)
+            connection.socket.close()

@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,9 +134,13 @@ class RequestHandler:
             self._sessions.pop(name, None)
 
     def begin(
-        self, body: ChatBody | CompletionBody | GenerateBody, session: Session | None, client: str = ""
+        self,
+        body: ChatBody | CompletionBody | GenerateBody,
+        session: Session | None,
+        client: str = "",
+        notify: Callable[[], None] = lambda: None,
     ) -> PendingCompletion:
-        """Submit a request of a client to the engine.
+        """Submit a request of a client to the engine. `notify` as in `PendingRequests`.
 
         Raises:
             RequestError: it names another model, is invalid, or the client has too many unfinished requests.
@@ -158,12 +162,14 @@ class RequestHandler:
         streaming = isinstance(body, OpenAiBody) and body.stream
         self._count_unfinished(client, len(requests))
         session_request_id = session.acquire_request_id() if session is not None and len(requests) == 1 else None
-        pending = self.engine.submit(requests, streaming=streaming, request_id=session_request_id, client=client)
+        pending = self.engine.submit(
+            requests, streaming=streaming, request_id=session_request_id, client=client, notify=notify
+        )
         return PendingCompletion(body, prompts, pending, session, number, session_request_id)
 
     def end(self, job: PendingCompletion) -> None:
         """End a request; abort what is still running."""
-        if not job.pending.done:
+        if None in job.pending.generations:
             self.engine.abort(job.pending)
         with self._lock:
             self._num_unfinished[job.pending.client] -= len(job.pending.requests)

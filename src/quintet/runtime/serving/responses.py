@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from quintet.records import FinishReason
@@ -263,19 +263,23 @@ class _EventStream:
         return self._head | {"choices": choices}
 
 
-def iter_events(handler: RequestHandler, job: PendingCompletion, seconds: float) -> Iterator[dict[str, Any] | None]:
-    """Yield the events of a stream, and None whenever none came for `seconds`, so that the connection can be checked.
+async def iter_events(
+    handler: RequestHandler, job: PendingCompletion, wait: Callable[[], Awaitable[None]]
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the events of a stream; `wait` waits for the next update of the job.
 
     Raises:
-        RequestError, ValueError, EngineDeadError: see `RequestHandler.choice` and `PendingRequests.wait`.
+        RequestError, ValueError, EngineDeadError: see `RequestHandler.choice` and `PendingRequests.done`.
     """
-    stream, pending, num_updates = _EventStream(handler, job), job.pending, 0
-    yield from stream.first()
-    while not pending.done:
-        latest = pending.wait(seconds, num_updates)
-        if latest == num_updates:
-            yield None
-        num_updates = latest
-        yield from stream.update()
-    yield from stream.update()
-    yield from stream.last()
+    stream = _EventStream(handler, job)
+    for event in stream.first():
+        yield event
+    is_done = False
+    while not is_done:
+        is_done = job.pending.done
+        for event in stream.update():
+            yield event
+        if not is_done:
+            await wait()
+    for event in stream.last():
+        yield event

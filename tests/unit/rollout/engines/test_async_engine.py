@@ -16,7 +16,6 @@ from quintet.rollout.engines.async_engine import (
     EngineDeadError,
     PartialResponse,
     PendingRequests,
-    wait_for_generations,
 )
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.request_queue import RequestQueue
@@ -95,10 +94,16 @@ def request(first: int, length: int = 3, seed: int = 0) -> Request:
     return Request(id=0, prompt=(first,), max_tokens=length, seed=seed)
 
 
+def finished(pending: PendingRequests) -> list[Generation]:
+    deadline = time.monotonic() + 5
+    while not pending.done:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    return [generation for generation in pending.generations if generation is not None]
+
+
 def responses(pending: PendingRequests) -> list[tuple[int, ...]]:
-    done = wait_for_generations(pending, lambda: False, 5)
-    assert done is not None
-    return [generation.tokens for generation in done]
+    return [generation.tokens for generation in finished(pending)]
 
 
 def test_callers_get_the_responses_to_their_own_requests(thread: AsyncEngine) -> None:
@@ -145,20 +150,16 @@ def test_a_rejected_request_fails_only_its_own_submission(
 
 
 def test_a_failed_request_is_returned_like_a_finished_one(thread: AsyncEngine) -> None:
-    done = wait_for_generations(thread.submit([request(0), request(5, seed=666)]), lambda: False, 5)
-    assert done is not None
+    done = finished(thread.submit([request(0), request(5, seed=666)]))
     assert [generation.finish_reason for generation in done] == [FinishReason.LENGTH, FinishReason.FAILED]
 
 
 def test_cancelled_requests_are_aborted(engine: Counting, thread: AsyncEngine) -> None:
     engine.gate.clear()
     pending = thread.submit([request(0, 99), request(1, 99)])
-    assert wait_for_generations(pending, lambda: True, 0.01) is None
     thread.abort(pending)
     engine.gate.set()
-    while not pending.done:
-        pending.wait(1)
-    assert {generation.finish_reason for generation in pending.generations if generation} == {FinishReason.ABORT}
+    assert {generation.finish_reason for generation in finished(pending)} == {FinishReason.ABORT}
     assert thread.stats().finish_reasons == {"abort": 2}
     assert not engine.running
 
@@ -167,11 +168,13 @@ def test_partial_responses_are_streamed() -> None:
     engine = StreamingCounting()
     thread = AsyncEngine(engine)
     engine.gate.clear()
-    pending = thread.submit([request(0, 5)], streaming=True)
-    seen, lengths = 0, set[int]()
+    updated = threading.Event()
+    pending = thread.submit([request(0, 5)], streaming=True, notify=updated.set)
+    lengths = set[int]()
     engine.gate.set()
     while not pending.done:
-        seen = pending.wait(5, seen)
+        assert updated.wait(5)
+        updated.clear()
         tokens, logprobs, _ = pending.partial_response(0)
         assert tokens == tuple(range(1, len(tokens) + 1))
         assert len(logprobs) == len(tokens)
