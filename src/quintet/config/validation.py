@@ -1,6 +1,7 @@
 """Validation errors of pydantic as problems with the user's keys, each with a suggestion."""
 
-from collections.abc import Collection, Iterator, Mapping
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from pydantic import ValidationError
@@ -10,6 +11,7 @@ from quintet.config.dotted import get_value
 from quintet.config.native.section import CONFLICT
 from quintet.config.problems import ConfigProblem, describe_setting, setting_problem, source_of
 from quintet.config.schema import OR, Key, chosen_name, documented_key, format_value, keys, keys_for, valid_keys
+from quintet.config.yaml_reader import parse_override
 from quintet.errors import nearest
 
 SWITCHED_OFF = {
@@ -111,11 +113,20 @@ def _contradiction(
     keys_set = [f"{key}.{name}" for name in value] if isinstance(value, Mapping) else [key]
     settings = [describe_setting(name, get_value(tree, name), source_of(name, sources)) for name in keys_set]
     message = f"{', '.join(settings)}: {details['msg'].removeprefix('Value error, ')}"
-    first, context = keys_set[0], details.get("ctx", {})
-    prefix = f"{key}." if key else ""
-    remedies = (" ".join(prefix + change for change in remedy.split()) for remedy in context.get("remedies", ()))
-    hint = ", or ".join(remedies) or None
+    first, remedies = keys_set[0], details.get("ctx", {}).get("remedies", ())
+    if isinstance(value, list | tuple):
+        position = next(part for part in details["loc"] if isinstance(part, int))
+        hint = ", or ".join(f"{key}={_changed_entry(value, position, remedy)}" for remedy in remedies) or None
+    else:
+        prefix = f"{key}." if key else ""
+        hint = ", or ".join(" ".join(prefix + change for change in remedy.split()) for remedy in remedies) or None
     return ConfigProblem(first, get_value(tree, first), source_of(first, sources), message, hint)
+
+
+def _changed_entry(entries: Sequence[Mapping[str, Any]], position: int, remedy: str) -> str:
+    """Return a list of sections with assignments to keys of one of them, as it is written in a configuration."""
+    changes = dict(parse_override(change, {}) for change in remedy.split())
+    return json.dumps([*entries[:position], dict(entries[position]) | changes, *entries[position + 1 :]])
 
 
 def _invalid_value(key: str, tree: Mapping[str, Any], sources: Mapping[str, str]) -> ConfigProblem:

@@ -120,6 +120,7 @@ CASES = [
     ["algorithm.kl.refresh_every_steps=2", "reference.path=DIRECTORY"],
     ["algorithm.filter={min_mean: 0.5, max_mean: 0.25}"],
     ["algorithm.correction={lower: 3.0}"],
+    ["algorithm.correction.reject=[{estimator: k2, upper: 2.0}, {estimator: k1, upper: 0.5}]"],
     ["reward.model.path=DIRECTORY", "reward.judge={url: http://127.0.0.1:1/v1, model: x}"],
     ["reward.format_reward=1.0"],
     ["reward.requests_per_minute=5"],

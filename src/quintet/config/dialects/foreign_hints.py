@@ -1,6 +1,8 @@
-"""Hints of checks of the native configuration, translated to the keys of the framework whose format the user wrote."""
+"""Problems of a native configuration, in the keys of the framework whose format the user wrote."""
 
 import re
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
 from pydantic import ValidationError
@@ -8,9 +10,13 @@ from pydantic import ValidationError
 from quintet.config.dialects.conversion import NativeBuilder, exported_values, to_foreign_value
 from quintet.config.dialects.ledger import is_effective
 from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dialects.synonyms import keys_by_synonym
 from quintet.config.dotted import set_value
 from quintet.config.native.experiment import Experiment
+from quintet.config.native.section import CONFLICT
+from quintet.config.problems import ConfigProblem
 from quintet.config.schema import documented_key, format_value, keys
+from quintet.config.validation import describe_problems
 from quintet.config.yaml_reader import parse_override
 from quintet.errors import ConfigError
 
@@ -18,16 +24,75 @@ CHANGE = re.compile(r"leave ([\w.]+\.\w+) out|([a-z_]\w*(?:\.\w+)*)=(\[[^]]*\]|\
 PLAIN = re.compile(r"[\w./-]+")
 
 
+def foreign_problems(error: ValidationError, native: NativeBuilder) -> Iterator[ConfigProblem]:
+    """Yield the problem of each error of pydantic, by the foreign keys from which the native values follow."""
+    problems = describe_problems(error, native.tree, dict(native.provenance()), keys_by_synonym)
+    for details, problem in zip(error.errors(), problems, strict=True):
+        if details["type"] == CONFLICT:
+            yield _conflict(details["msg"], problem, native)
+        else:
+            yield _invalid_value(problem, native)
+
+
+def _conflict(text: str, problem: ConfigProblem, native: NativeBuilder) -> ConfigProblem:
+    """Describe native values that contradict each other; the hint of the problem sets each of them."""
+    involved = {key: _origins_to_name(native, key) for _, key, _ in CHANGE.findall(problem.hint or "")}
+    for key, origins in involved.items():
+        if origins:
+            text = re.sub(_mention(key), origins[0], text)
+    origins = tuple(dict.fromkeys(origin for names in involved.values() for origin in names))
+    return _problem_of(origins, text, _translate_all(native.tree, native, problem.hint or ""), problem, native)
+
+
+def _mention(key: str) -> str:
+    """Return a pattern for the last parts of a native key, in backticks or before an operator."""
+    parts = key.split(".")
+    names = "|".join(re.escape(".".join(parts[start:])) for start in range(len(parts)))
+    return rf"`(?:{names})`|(?<![\w.])(?:{names})(?= ?[=<>])"
+
+
+def _invalid_value(problem: ConfigProblem, native: NativeBuilder) -> ConfigProblem:
+    """Describe a native value of the wrong type or out of range."""
+    origins = _origins_to_name(native, problem.key)
+    text, specs = problem.message.rpartition("): ")[2], native.values.dialect.specs()
+    if not all(origin in specs and specs[origin].direct for origin in origins):
+        text = f"gives {problem.key} = {format_value(problem.value)}, which {text}"
+    hint = "\n  ".join(f"{origin}: {specs[origin].effect}" for origin in origins if origin in specs)
+    return _problem_of(origins, text, hint, problem, native)
+
+
+def _origins_to_name(native: NativeBuilder, key: str) -> tuple[str, ...]:
+    """Return the foreign keys of the user from which a native key follows, otherwise the first of all."""
+    origins = native.origins_of(key)
+    return tuple(filter(native.values.is_set, origins)) or origins[:1]
+
+
+def _problem_of(
+    origins: tuple[str, ...], text: str, hint: str | None, problem: ConfigProblem, native: NativeBuilder
+) -> ConfigProblem:
+    """Return a problem of foreign keys; of the native key if it follows from none."""
+    if not origins:
+        return problem
+    remedy = hint or ", or ".join(f"leave {origin} out" for origin in filter(native.values.is_set, origins))
+    message = f"{native.values.describe(*origins)}: {text}"
+    return ConfigProblem(origins[0], native.values[origins[0]], native.values.source(origins[0]), message, remedy)
+
+
 def translate_hint(experiment: Experiment, native: NativeBuilder, hint: str) -> str | None:
     """Return a hint with changes of foreign keys in place of those of native keys.
 
     Alternatives without a counterpart are left out; None if none has one.
     """
-    parts = (_translate(experiment, native, part) for part in hint.split(", or "))
+    return _translate_all(experiment.model_dump(), native, hint)
+
+
+def _translate_all(tree: Mapping[str, Any], native: NativeBuilder, hint: str) -> str | None:
+    """Translate the hint for a native configuration, valid or not."""
+    parts = (_translate(tree, native, part) for part in hint.split(", or "))
     return ", or ".join(part for part in parts if part is not None) or None
 
 
-def _translate(experiment: Experiment, native: NativeBuilder, part: str) -> str | None:
+def _translate(tree: Mapping[str, Any], native: NativeBuilder, part: str) -> str | None:
     """Return an alternative of a hint, None if it has no counterpart."""
     pieces: list[str] = []
     end, documented = 0, {key.name for key in keys()}
@@ -38,11 +103,11 @@ def _translate(experiment: Experiment, native: NativeBuilder, part: str) -> str 
             changes = f"leave {' and '.join(origins)} out" if native.is_set_by_user(removed) else None
         elif documented_key(key) in documented:
             _, parsed = parse_override(match[0], {})
-            changed = _with_value(experiment, key, parsed)
+            changed = _with_value(tree, key, parsed)
             changes = _direct_change(native, key, parsed)
-            if changes is None and changed is not None:
-                changes = _difference(experiment, changed, native, key)
-            experiment = changed or experiment
+            if changes is None:
+                changes = _difference(tree, changed, native, key)
+            tree = changed
         else:
             continue
         if not changes:
@@ -52,14 +117,11 @@ def _translate(experiment: Experiment, native: NativeBuilder, part: str) -> str 
     return "".join([*pieces, part[end:]])
 
 
-def _with_value(experiment: Experiment, key: str, value: Any) -> Experiment | None:
-    """Return the run with another value, None if that is not valid."""
-    tree = experiment.model_dump()
-    set_value(tree, key, value)
-    try:
-        return Experiment.model_validate(tree)
-    except ValidationError:
-        return None
+def _with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """Return a configuration with another value."""
+    changed = deepcopy(dict(tree))
+    set_value(changed, key, value)
+    return changed
 
 
 def _direct_change(native: NativeBuilder, key: str, value: Any) -> str | None:
@@ -72,17 +134,29 @@ def _direct_change(native: NativeBuilder, key: str, value: Any) -> str | None:
     return None
 
 
-def _difference(before: Experiment, after: Experiment, native: NativeBuilder, key: str) -> str | None:
-    """Return assignments to the foreign keys in which two runs differ, if possible only to those for a native key."""
-    dialect = DIALECTS[native.values.dialect.name]
-    try:
-        old, new = exported_values(before, dialect), exported_values(after, dialect)
-    except ConfigError:
-        return None
-    different = {name: value for name, value in new.items() if name not in old or old[name] != value}
+def _difference(before: Mapping[str, Any], after: Mapping[str, Any], native: NativeBuilder, key: str) -> str | None:
+    """Return assignments to the foreign keys in which two native configurations differ.
+
+    If possible only those for a native key. An invalid configuration has the values that the user wrote.
+    """
     specs = native.values.dialect.specs()
-    of_key = {name: value for name, value in different.items() if name in specs and key in specs[name].native}
-    return " ".join(f"{name}={_text(value)}" for name, value in (of_key or different).items())
+    old, new = _foreign_values(before, native), _foreign_values(after, native)
+    if new is None:
+        return None
+    of_key = {name: value for name, value in new.items() if name in specs and key in specs[name].native}
+    if old is None:
+        old, new = {name: native.values[name] for name in of_key}, of_key
+    different = {name: value for name, value in new.items() if name not in old or old[name] != value}
+    preferred = {name: value for name, value in different.items() if name in of_key} or different
+    return " ".join(f"{name}={_text(value)}" for name, value in preferred.items())
+
+
+def _foreign_values(tree: Mapping[str, Any], native: NativeBuilder) -> dict[str, Any] | None:
+    """Return the foreign keys of a native configuration, None if it is invalid or has no counterpart."""
+    try:
+        return exported_values(Experiment.model_validate(tree), DIALECTS[native.values.dialect.name])
+    except (ValidationError, ConfigError):
+        return None
 
 
 def _text(value: Any) -> str:

@@ -23,7 +23,7 @@ from quintet.config.dialects.composition.foreign_config import ForeignConfig
 from quintet.config.dialects.conversion import Adjustments, ForeignValues, NativeBuilder, converter_of
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.engine_choice import adjust_engine
-from quintet.config.dialects.foreign_hints import translate_hint
+from quintet.config.dialects.foreign_hints import foreign_problems, translate_hint
 from quintet.config.dialects.key_checks import (
     illegal_values,
     ineffective_keys,
@@ -32,7 +32,6 @@ from quintet.config.dialects.key_checks import (
     unsupported_keys,
 )
 from quintet.config.dialects.passthrough import model_config_problems, unchecked_model_sections
-from quintet.config.dialects.synonyms import keys_by_synonym
 from quintet.config.dotted import flatten, set_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.megatron import MegatronConfig
@@ -40,7 +39,6 @@ from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
 from quintet.config.problems import ConfigProblem, raise_problems, source_of
 from quintet.config.schema import format_value
 from quintet.config.torchrun import RankInfo, current_rank
-from quintet.config.validation import describe_problems
 
 UnknownKeyPolicy = Literal["refuse", "warn"]
 
@@ -129,7 +127,7 @@ def convert(
     try:
         experiment = Experiment.model_validate(native.tree)
     except ValidationError as error:
-        raise_problems(describe_problems(error, native.tree, sources, keys_by_synonym))
+        raise_problems(foreign_problems(error, native))
         raise
     remarks = (
         *alias_remarks,

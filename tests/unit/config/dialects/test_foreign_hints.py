@@ -83,6 +83,15 @@ VERL = [
         "actor_rollout_ref.model.override_config.model_config.num_hidden_layer=2",
     ],
     ["actor_rollout_ref.model.path=DIRECTORY", "actor_rollout_ref.model.override_config.model_config.zzzzzzzzz=2"],
+    # values that contradict each other only natively
+    [f"{R}.min_tokens=900"],
+    [f"{A}.policy_loss.loss_mode=clip_cov", f"{A}.policy_loss.clip_cov_lb=9.0", f"{A}.policy_loss.clip_cov_ub=5.0"],
+    [BYPASS, f"{R}.do_sample=false", f"{R}.temperature=0.5"],
+    [f"{CORRECTION}.rollout_rs=token_k1", f"{CORRECTION}.rollout_rs_threshold=0.5"],
+    ["async_training.staleness_threshold=0.5", f"{R}.free_cache_engine=true"],
+    # fine-tuning
+    ["model.partial_pretrain=DIRECTORY", "trainer.resume_mode=resume_path"],
+    ["model.partial_pretrain=DIRECTORY", "data.custom_cls.path=x.py"],
     # for another machine, or a later version
     ["trainer.log_val_generations=10"],
     ["trainer.logger=[console, mlflow]"],
@@ -108,6 +117,7 @@ VAGEN = [
     ["lake.env_name=frozenlake", "boxes.env_name=sokoban", "lake.env_config.num_boxes=2"],
     [*LAKES, "lake.env_config.format_reward=0.25"],
     ["lake.env_name=frozenlake", "lake.env_config.render_mode=vision"],
+    [f"{R}.min_tokens=9000"],
 ]
 PLACED = "cluster.component_placement"
 EMBODIED = ["env.train.total_num_envs=160"]
@@ -139,6 +149,10 @@ RLINF = [
     ["actor.model.encoder_seq_length=8"],
     ["actor.megatron.distributed_backend=nccl"],
     ["actor.megatron.ckpt_format=zarr"],
+    # values that contradict each other only natively
+    ["algorithm.sampling_params.min_new_tokens=90000"],
+    ["algorithm.filter_rewards=true", "algorithm.rewards_lower_bound=0.5", "algorithm.rewards_upper_bound=0.1"],
+    [*EMBODIED, "algorithm.length_params.min_length=90000"],
     # placement
     ["cluster.num_nodes=100000"],
     [f"{PLACED}.actor=0-3", f"{PLACED}.actor,rollout=0-3"],
@@ -262,6 +276,28 @@ def test_following_hints_removes_their_errors_and_ends_at_a_valid_configuration(
                     changed = next(followed(errors[0], printed_hints(left)[errors[0]], changed))
                     left = printed(dialect, changed)
             assert not behind(left, hints), (changed, left)
+
+
+NATIVELY_INVALID = {
+    ("verl", f"{R}.min_tokens=900"): f"{R}.min_tokens = 900 (run.yaml) and {R}.response_length = 512 (reference): "
+    f"{R}.min_tokens = 900 is above {R}.response_length = 512\n  "
+    f"{R}.min_tokens=512, or data.max_response_length=900",
+    ("verl", "trainer.experiment_name=/"): "trainer.experiment_name = '/' (run.yaml): gives name = '/', which must be ",
+    ("ragen", "training.temperature=11"): "training.temperature = 11 (run.yaml): must be a number > 0 and ≤ 10\n"
+    "  training.temperature: Sampling temperature",
+    ("vagen", f"{A}.clip_ratio_low=2"): f"{A}.clip_ratio_low = 2 (run.yaml): gives algorithm.loss.clip_low = 2, which "
+    f"must be a number > 0 and < 1\n  {A}.clip_ratio_low: ",
+    ("rlinf", "algorithm.sampling_params.min_new_tokens=2000"): "algorithm.sampling_params.min_new_tokens = 2000 "
+    "(run.yaml) and algorithm.sampling_params.max_new_tokens = 1024 (reference): ",
+    ("roll", "exp_name=/"): "exp_name = '/' (run.yaml): must be text that matches ",
+}
+"""Starts of messages, by dialect and setting."""
+
+
+@pytest.mark.parametrize(("dialect", "word"), NATIVELY_INVALID)
+def test_values_that_are_only_natively_invalid_are_named_by_the_keys_of_the_framework(dialect: str, word: str) -> None:
+    words = [*(ROLL_BASE if dialect == "roll" else ()), word]
+    assert printed(dialect, words).startswith(NATIVELY_INVALID[dialect, word])
 
 
 def test_memory_is_saved_by_keys_of_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from quintet.config.dialects.verl.batches import ACTOR, MODEL, REF, ROLLOUT, Ste
 from quintet.config.dialects.verl.critic import DEFAULT_LEARNING_RATE, critic_problems
 from quintet.config.dialects.verl.key_values import UNCLIPPED
 from quintet.config.dialects.verl.objective import objective_problems
+from quintet.config.dialects.verl.run_settings import run_problems
 from quintet.config.problems import ConfigProblem
 
 PROMPTS, SAMPLES, MINI_BATCH = "data.train_batch_size", f"{ROLLOUT}.n", f"{ACTOR}.ppo_mini_batch_size"
@@ -47,6 +48,7 @@ def shared_problems(
         yield values.problem(reward, problem, f"{reward}=false, or {loss}=false")
     yield from objective_problems(values)
     yield from _missing_keys(values)
+    yield from run_problems(values)
     yield from _sampling_problems(values)
     for learner in (ACTOR, "critic"):
         yield from _schedule_problems(values, learner)
@@ -63,12 +65,6 @@ def _missing_keys(values: ForeignValues) -> Iterator[ConfigProblem]:
     shuffle, seed = f"{ACTOR}.shuffle", f"{ACTOR}.data_loader_seed"
     if values[shuffle] and values[seed] is None and values[f"{ACTOR}.strategy"] == "megatron":
         yield values.problem(shuffle, f"needs {seed} under megatron", f"set {seed}=42, or {shuffle}=false")
-    mode, path = "trainer.resume_mode", "trainer.resume_from_path"
-    if values[mode] == "resume_path" and values[path] is None:
-        yield values.problem(mode, f"needs {path}", f"{path}=CHECKPOINT, or {mode}=auto")
-    file, name = "data.custom_cls.path", "data.custom_cls.name"
-    if values[file] is not None and values[name] is None:
-        yield values.problem(file, f"needs {name}", f"{name}=CLASS, of a class in that file")
 
 
 def _sampling_problems(values: ForeignValues) -> Iterator[ConfigProblem]:

@@ -20,6 +20,7 @@ from quintet.config.dialects.verl.run_settings import (
     rewards_from_native,
     rewards_to_native,
     run_from_native,
+    run_problems,
     run_to_native,
 )
 from quintet.config.dialects.verl.sft import sft_from_native, sft_to_native
@@ -45,7 +46,8 @@ def _kind(values: ForeignValues) -> str:
 
 def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems between keys: those that verl asserts at start-up, and contradictions in its reference."""
-    if _kind(values) != "ppo":
+    if (kind := _kind(values)) != "ppo":
+        yield from run_problems(values) if kind == "sft" else ()
         return
     prompts = f"prompts of a step, from {values.describe(PROMPTS)}"
     yield from values.divisor_problems(MINI_BATCH, values[PROMPTS], prompts)

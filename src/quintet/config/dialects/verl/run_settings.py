@@ -107,6 +107,16 @@ def overlong_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         yield values.problem(MAX_RESPONSE, problem, "leave it out: it follows data.max_response_length")
 
 
+def run_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield keys of a run that lack another one."""
+    mode, path = "trainer.resume_mode", "trainer.resume_from_path"
+    if values[mode] == "resume_path" and values[path] is None:
+        yield values.problem(mode, f"needs {path}", f"{path}=CHECKPOINT, or {mode}=auto")
+    file, name = "data.custom_cls.path", "data.custom_cls.name"
+    if values[file] is not None and values[name] is None:
+        yield values.problem(file, f"needs {name}", f"{name}=CLASS, of a class in that file")
+
+
 def run_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set loggers, name and directories, and the checkpoint to resume from."""
     native.apply(RUN_RULES)
