@@ -101,11 +101,7 @@ class Renderer:
         """
         named = chat_template(template)
         if not (named.text or tokenizer.chat_template):
-            raise ConfigError(
-                "the policy's tokenizer has no chat template",
-                key="policy.path",
-                hint="save the tokenizer with a chat_template.jinja next to it",
-            )
+            raise _unsupported("the policy's tokenizer has no chat template", "writes every message once, in order")
         self._tokenizer = tokenizer
         self._template = replace(named, thinking=thinking) if named.thinking is None else named
 
@@ -122,6 +118,12 @@ class Renderer:
             self._tokenizer, messages, self._template, add_generation_prompt=add_generation_prompt, day=day
         )
         return f"{text}{self._template.response_prefix}" if add_generation_prompt else text
+
+
+def _unsupported(problem: str, needed: str) -> ConfigError:
+    """Return the error of a template; `needed` says what a supported one does."""
+    hint = f"save a chat_template.jinja next to the tokenizer that {needed}; docs/exact-tokens.md lists families with one"
+    return ConfigError(problem, key="policy.path", hint=hint)
 
 
 def chat_message(role: str, content: str) -> Message:
@@ -272,11 +274,8 @@ def _dialogue(system: str | None, response: str, next_user: str) -> list[Message
 def _require_rule(render: Callable[[str], str], marker: str) -> WhitespaceRule:
     rule = _whitespace_rule(render, marker)
     if rule is None:
-        raise ConfigError(
-            f"the chat template changes the text of messages: {render(PADDED[0].format(marker))!r}",
-            key="policy.path",
-            hint="use a template that writes messages unchanged or stripped",
-        )
+        problem = f"the chat template changes the text of messages: {render(PADDED[0].format(marker))!r}"
+        raise _unsupported(problem, "writes messages unchanged or stripped")
     return rule
 
 
@@ -306,11 +305,8 @@ def _literals_without_system(render: Renderer) -> tuple[tuple[str, ...], tuple[s
     try:
         opening, longer = render(_opening(None, USER)), render(_dialogue(None, RESPONSE, NEXT_USER))
     except TemplateRenderingError as error:
-        raise ConfigError(
-            f"the chat template rejects a dialogue of user and assistant messages: {error}",
-            key="policy.path",
-            hint="use a template that supports them",
-        ) from error
+        problem = f"the chat template rejects a dialogue of user and assistant messages: {error}"
+        raise _unsupported(problem, "accepts user and assistant messages in turns") from error
     return _split_at_markers(opening, USER), _split_at_markers(longer, USER, RESPONSE, NEXT_USER)
 
 
@@ -326,10 +322,10 @@ def _split_at_markers(text: str, *markers: str) -> tuple[str, ...]:
     for marker in markers:
         head, separator, rest = rest.partition(marker)
         if not separator:
-            raise ConfigError(f"the chat template drops a message: {text!r}", key="policy.path")
+            raise _unsupported(f"the chat template drops a message: {text!r}", "writes every message, in order")
         literals.append(head)
     if any(marker in literal for literal in (*literals, rest) for marker in markers):
-        raise ConfigError(f"the chat template writes a message twice: {text!r}", key="policy.path")
+        raise _unsupported(f"the chat template writes a message twice: {text!r}", "writes every message once")
     return (*literals, rest)
 
 
@@ -345,11 +341,9 @@ def _end_token(between: str, control: Collection[str], eos: str | None) -> tuple
     the tokenizer's EOS token, as it might belong to the next turn otherwise."""
     offsets = sorted((between.find(token), -len(token), token) for token in control if token in between)
     if not offsets or (len(offsets) == 1 and offsets[0][2] != eos):
-        raise ConfigError(
-            f"the chat template does not end every response with the end token; responses are followed by {between!r}",
-            key="policy.path",
-            hint="use a template that does",
-        )
+        problem = f"the chat template does not end every response with the end token, but with {between!r}"
+        end = eos or "a token that is the eos_token in tokenizer_config.json"
+        raise _unsupported(problem, f"ends every response with {end}")
     at, _, token = offsets[0]
     return token, at
 

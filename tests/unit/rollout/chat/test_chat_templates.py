@@ -426,6 +426,7 @@ def test_unsupported_templates_are_config_errors(template: str | None, told: str
     with pytest.raises(ConfigError, match=told) as error:
         ChatFormat(tokenizer)
     assert error.value.key == "policy.path"
+    assert str(error.value.hint).startswith("save a chat_template.jinja next to the tokenizer that ")
 
 
 def test_a_template_can_be_named() -> None:
