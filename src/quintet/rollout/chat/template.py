@@ -122,7 +122,7 @@ class Renderer:
 
 def _unsupported(problem: str, needed: str) -> ConfigError:
     """Return the error of a template; `needed` says what a supported one does."""
-    hint = f"save a chat_template.jinja next to the tokenizer that {needed}; docs/exact-tokens.md lists families with one"
+    hint = f"save a chat_template.jinja next to the tokenizer that {needed}, as those in docs/exact-tokens.md do"
     return ConfigError(problem, key="policy.path", hint=hint)
 
 
