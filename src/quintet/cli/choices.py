@@ -53,7 +53,7 @@ def _stores(composed: ComposedConfig) -> Iterator[ConfigProblem]:
         except UserError as error:
             source = composed.provenance.get(key, "default")
             message = f"{key} = {url!r} ({source}): {error.message.removeprefix(f'{key} = {url}: ')}"
-            yield ConfigProblem(key, url, source, message, error.hint)
+            yield ConfigProblem(key, url, source, message, error.hint and composed.hint_for_user(error.hint))
 
 
 def _load_custom_functions(config: Experiment) -> None:
@@ -145,9 +145,8 @@ def missing_packages(composed: ComposedConfig) -> Iterator[ConfigProblem]:
 
 def _missing_package(composed: ComposedConfig, key: str, name: object, package: str, guide: str) -> ConfigProblem:
     source = composed.provenance.get(key, "default")
-    return ConfigProblem(
-        key, name, source, f"{key} = {format_value(name)} ({source}) needs {package}, not installed here", guide
-    )
+    message = f"{key} = {format_value(name)} ({source}) needs {package}, not installed here"
+    return ConfigProblem(key, name, source, message, composed.hint_for_user(guide))
 
 
 def _learners(config: Experiment) -> list[str]:
@@ -188,7 +187,7 @@ def _checkpoint(composed: ComposedConfig, resume: str) -> Iterator[ConfigProblem
         source = composed.provenance.get("resume", "default")
         checkpoints = [*Path(resume).glob("checkpoints/global_step_*"), *Path(resume).glob("global_step_*")]
         newest = sorted(checkpoints, key=lambda path: (len(path.name), path.name))
-        hint = f"did you mean {newest[-1]}?" if newest else f"resume must be {expected}, auto or never"
+        hint = f"did you mean {newest[-1]}?" if newest else f"set it to {expected}, auto or never"
         yield ConfigProblem("resume", resume, source, f"resume = {resume!r} ({source}): not a checkpoint", hint)
 
 
@@ -199,7 +198,7 @@ def _directory(
         return
     path, source = Path(value), composed.provenance.get(key, "default")
     close = nearest(path.name, _directories(path.parent))
-    hint = hint or (f"did you mean {path.parent / close}?" if close else f"{key} must be {expected}")
+    hint = hint or (f"did you mean {path.parent / close}?" if close else f"set it to {expected}")
     yield ConfigProblem(key, value, source, f"{key} = {value!r} ({source}): no such directory", hint)
 
 

@@ -46,7 +46,7 @@ def read_config_source(
     check_dialect(dialect)
     if config is None and dialect not in (None, NATIVE):
         raise ConfigError(
-            f"--dialect {dialect} needs a file", key="--dialect", hint=f"quintet train CONFIG --dialect {dialect}"
+            f"--dialect {dialect} needs a file", key="--dialect", hint=f"name the file: CONFIG --dialect {dialect}"
         )
     script = RunScript(None) if config is None else read_run_script(Path(config))
     for remark in () if quiet else script.remarks:

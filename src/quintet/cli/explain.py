@@ -64,7 +64,8 @@ def _print_value(config: str, key: str, overrides: list[str], dialect: str | Non
     if key not in native:
         valid = [*native, *(DIALECTS[source.dialect].specs() if source.dialect != NATIVE else ())]
         similar = closest_keys(key, valid)
-        hint = f"did you mean {' or '.join(similar)}?" if similar else "`quintet explain --list` shows every key"
+        listing = f"`quintet explain --list --dialect {source.dialect}` shows every key"
+        hint = f"did you mean {' or '.join(similar)}?" if similar else listing
         raise ConfigError(f"{key} has no value in {config}", key=key, hint=hint)
     origin = composed.provenance[key]
     if merged is not None and not _is_copied(key, native[key], origin, merged, DIALECTS[source.dialect]):

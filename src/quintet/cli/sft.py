@@ -13,6 +13,8 @@ from quintet.config.plan.placement import check_placement
 from quintet.config.torchrun import current_rank
 from quintet.errors import ConfigError
 
+MISSING_SECTION_HINT = "add `sft: {}` at least; RAGEN's rl_or_sft=sft and verl's sft_trainer files fine-tune, too"
+
 
 def run(config: str | None, overrides: list[str], dialect: str | None, unknown_keys: str) -> int:
     """Check the configuration, then fine-tune."""
@@ -42,15 +44,15 @@ def _check(composed: ComposedConfig) -> None:
     Raises:
         ConfigError: There is no `sft` section, there is no training data, or the model is missing.
     """
-    config, sources = composed.experiment, composed.provenance
+    config = composed.experiment
     if config.sft is None:
         message = "this configuration has no section `sft`, so there is nothing to fine-tune"
-        raise ConfigError(message, key="sft", hint="add `sft: {}` at least; in RAGEN's format set rl_or_sft=sft")
+        raise ConfigError(message, key="sft", hint=MISSING_SECTION_HINT)
     if config.sft.episodes is None and (config.data is None or not config.data.train_files):
         hint = "set data.train_files=[FILE.parquet], or sft.episodes={} for expert demonstrations"
-        raise ConfigError("there is no training data", key="data.train_files", hint=hint)
+        raise ConfigError("there is no training data", key="data.train_files", hint=composed.hint_for_user(hint))
     lora = config.sft.lora
     for key, path in {"sft.path": config.sft.path, "sft.lora.path": lora.path if lora else None}.items():
         if path is not None and not os.path.isdir(path):
-            message = f"{key} = {path!r} ({sources.get(key, 'default')}): no such directory"
-            raise ConfigError(message, key=key, value=path, hint=f"set {key} to a directory on this machine")
+            message = f"{composed.describe(key)}: no such directory"
+            raise ConfigError(message, key=key, value=path, hint="set it to a directory on this machine")

@@ -295,7 +295,7 @@ def test_a_learner_that_the_run_has_not_needs_no_package(monkeypatch: pytest.Mon
         (["resume=atuo"], "resume = 'atuo' (command line): no such directory\n  did you mean auto?"),
         (["resume={run}"], "not a checkpoint\n  did you mean {run}/checkpoints/global_step_10?"),
         (["resume={run}/checkpoints"], "not a checkpoint\n  did you mean {run}/checkpoints/global_step_10?"),
-        (["resume={run}/policy"], "not a checkpoint\n  resume must be a global_step_N directory, auto or never"),
+        (["resume={run}/policy"], "not a checkpoint\n  set it to a global_step_N directory, auto or never"),
         (["policy.lora.path=/nowhere"], "policy.lora.path = '/nowhere' (command line): no such directory"),
     ],
 )

@@ -40,7 +40,7 @@ def open_file_system(url: str, key: str) -> tuple[Any, str]:
     try:
         file_system, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError, OSError) as error:
-        hint = f"install the package that fsspec names, or remove {key}"
+        hint = f"use a URL that fsspec supports, install the package that it names, or leave {key} out"
         raise ConfigError(
             f"{key} = {url} is not supported by fsspec: {error}", key=key, value=url, hint=hint
         ) from error
@@ -52,6 +52,8 @@ class RemoteStore:
     """Copies of a run's checkpoints at a URL."""
 
     url: str
+    key: str
+    """Config key of the URL."""
     file_system: Any
     path: str
 
@@ -62,7 +64,7 @@ class RemoteStore:
         Raises:
             ConfigError: fsspec does not support the URL.
         """
-        return cls(url, *open_file_system(url, key))
+        return cls(url, key, *open_file_system(url, key))
 
     def check_writable(self) -> None:
         """Write and delete a probe file.
@@ -107,17 +109,16 @@ class RemoteStore:
             remote: bytes | None = self.file_system.cat_file(manifest) if self.file_system.exists(manifest) else None
         return remote == (directory / MANIFEST_FILE).read_bytes()
 
-    def check_is_not(self, root: Path, key: str = "checkpoint.remote_dir") -> None:
+    def check_is_not(self, root: Path) -> None:
         """Check that copies do not overwrite the run's own checkpoints.
 
         Raises:
             ConfigError: the URL is the run's checkpoint directory `root`.
         """
         if self._is_local and Path(self.path).resolve() == root.resolve():
-            hint = f"choose another directory, or remove {key}: the run's own checkpoints are in {root} in any case"
-            raise ConfigError(
-                f"{key} = {self.url} is the run's own checkpoint directory", key=key, value=self.url, hint=hint
-            )
+            hint = f"name another directory, or leave {self.key} out: the run's checkpoints are in {root} in any case"
+            message = f"{self.key} = {self.url} is the run's own checkpoint directory"
+            raise ConfigError(message, key=self.key, value=self.url, hint=hint)
 
     @property
     def _is_local(self) -> bool:
@@ -179,4 +180,5 @@ class RemoteStore:
             if type(error).__module__ == "builtins" and not isinstance(error, OSError | ValueError | ImportError):
                 raise
             problem = f"cannot {action} {self.url}: {type(error).__name__}: {error}"
-            raise MachineError(problem, "fix this and rerun the same command, or remove the URL") from error
+            hint = f"rerun the same command when it can be read and written, or leave {self.key} out"
+            raise MachineError(problem, hint) from error

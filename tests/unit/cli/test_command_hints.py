@@ -1,0 +1,302 @@
+"""If these fail, a hint of a command leads nowhere: somebody follows it and gets the same error again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hint_cases import HintCase, case, name_of, sites_without_case
+
+from quintet import hardware
+from quintet.cli import choices, evaluate
+from quintet.cli.choices import check_choices
+from quintet.cli.configuration import inspect_config
+from quintet.cli.evaluate import EvalOptions
+from quintet.cli.main import app
+from quintet.cli.sft import _check as check_sft
+from quintet.config.compose import load_experiment
+from quintet.config.problems import raise_problems
+from quintet.training.checkpoint.checkpoint import save_checkpoint
+
+
+def command(words: str) -> None:
+    """Run a command line."""
+    app(words.split(), standalone_mode=False)
+
+
+def checked(words: list[str]) -> None:
+    """What every run checks before it starts."""
+    check_choices(load_experiment(None, words))
+
+
+def planned(words: list[str]) -> None:
+    raise_problems(choices.unknown_choices(load_experiment(None, words)))
+
+
+def fine_tuned(words: list[str]) -> None:
+    check_sft(load_experiment(None, words))
+
+
+def with_library(directory: str) -> None:
+    """`external_libs` with a directory in PYTHONPATH."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(directory)
+        checked(["external_libs=[my_rewards]"])
+    sys.modules.pop("my_rewards", None)
+
+
+def without_liger(words: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hardware, "is_installed", lambda name: name != "liger_kernel")
+        checked(words)
+
+
+def evaluated(options: tuple[str | None, EvalOptions]) -> None:
+    """The options of an evaluation of a model, or of a configuration."""
+    target, asked = options
+    asked.endpoint_settings()
+    if asked.data is None and asked.env is None:
+        evaluate._check_config_options(target, asked)
+    else:
+        evaluate._check_model_options(target, None, asked, from_files=asked.data is not None)
+
+
+def translated(dialect: str | None) -> None:
+    evaluate._check_model_options("model", dialect, EvalOptions(data="rows.jsonl"), from_files=True)
+
+
+def limited(overrides: list[str]) -> None:
+    evaluate._check_limits(overrides, EvalOptions(endpoint="http://127.0.0.1:1/v1", endpoint_model="x"))
+
+
+def asked_at_an_endpoint(target: str | None) -> None:
+    """Ask an endpoint about a model on disk, or about a run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "_evaluate_endpoint", lambda *_: None)
+        options = EvalOptions(endpoint="http://127.0.0.1:1/v1", endpoint_model="x", env="frozenlake")
+        evaluate._evaluate_model(target, [], options, None)  # type: ignore[arg-type]
+
+
+MAKE = "data make addition out --train 3 --validation 1"
+SOLVE = "data make solved solved size=2"
+SHOW = "data show rows.jsonl"
+MODEL, RUN = "model", "run"
+ENDPOINT = "http://127.0.0.1:1/v1"
+CASES = [
+    # names, files and directories of a configuration
+    case(checked, ["checkpoint.remote_dir=/proc/no"], "rerun the same command when it can be read and written, or", []),
+    case(
+        checked,
+        ["checkpoint.remote_dir=no://x"],
+        "use a URL that fsspec supports",
+        ["checkpoint.remote_dir=memory://x"],
+    ),
+    case(with_library, "elsewhere", "install it, or add its directory to PYTHONPATH", "libraries"),
+    case(
+        planned, ["tracking.loggers=[tensorbord]"], "did you mean 'tensorboard'? ", ["tracking.loggers=[tensorboard]"]
+    ),
+    case(
+        checked,
+        ["data.train_files=rows.json", "env.name=prompts"],
+        "did you mean",
+        ["data.train_files=rows.jsonl", "env.name=prompts"],
+    ),
+    case(
+        without_liger,
+        ["actor.memory.liger=true"],
+        "pip install liger-kernel, or actor.memory.liger=false",
+        ["actor.memory.liger=false"],
+    ),
+    case(
+        planned,
+        ["resume=run"],
+        "did you mean run/checkpoints/global_step_10?",
+        ["resume=run/checkpoints/global_step_10"],
+    ),
+    case(
+        planned,
+        ["resume=model"],
+        "set it to a global_step_N directory, auto or never",
+        ["resume=run/checkpoints/global_step_9"],
+        ["resume=auto"],
+    ),
+    case(planned, ["resume=nver"], "did you mean never?", ["resume=never"]),
+    case(planned, ["policy.path=modell"], "did you mean model?", ["policy.path=model"]),
+    case(planned, ["policy.path=zzzzzzz"], "set it to a directory with config.json and weights", ["policy.path=model"]),
+    # options of all commands
+    case(command, "plan --dialect verl", "name the file: CONFIG --dialect verl", "plan verl.yaml --dialect verl"),
+    case(command, "plan --dialect verll", "did you mean verl? valid: native, ", "plan verl.yaml --dialect verl"),
+    case(command, "plan --unknown-keys warm", "did you mean warn? valid: refuse, warn", "plan --unknown-keys warn"),
+    # data
+    case(command, f"{MAKE} --env sokoban", "remove --env", MAKE),
+    case(command, f"{MAKE} digits --overwrite", "for example digits=3", f"{MAKE} digits=3 --overwrite"),
+    case(command, f"{SHOW} prompt_key=[a", "quote the value", f"{SHOW} prompt_key='[a'"),
+    case(command, SOLVE, "add --env sokoban or --env frozenlake", f"{SOLVE} --env frozenlake --train 1 --validation 1"),
+    case(
+        command,
+        f"{SOLVE} --env frozenlake --style worked",
+        "remove --style; think=false omits the thoughts",
+        f"{SOLVE} --env frozenlake --train 1 --validation 1 think=false --overwrite",
+    ),
+    case(
+        command,
+        f"{SOLVE} --env frozenlake --train 0",
+        "set --train and --validation to at least 1",
+        f"{SOLVE} --env frozenlake --train 1 --validation 1 --overwrite",
+    ),
+    case(
+        command,
+        f"{SOLVE} --env frozenlake think=no!",
+        "valid: true or false",
+        f"{SOLVE} --env frozenlake --train 1 --validation 1 think=true --overwrite",
+    ),
+    # evaluation
+    case(
+        evaluated,
+        (None, EvalOptions(endpoint_retries=3)),
+        "add --endpoint http://…/v1",
+        (None, EvalOptions(endpoint_retries=3, endpoint=ENDPOINT, endpoint_model="x")),
+    ),
+    case(
+        evaluated,
+        (None, EvalOptions(endpoint=ENDPOINT)),
+        "add --endpoint-model NAME",
+        (None, EvalOptions(endpoint=ENDPOINT, endpoint_model="x")),
+    ),
+    case(
+        evaluated,
+        (MODEL, EvalOptions()),
+        "quintet eval MODEL --data FILE, or --env frozenlake",
+        (MODEL, EvalOptions(data="rows.jsonl")),
+        (MODEL, EvalOptions(env="frozenlake")),
+    ),
+    case(
+        evaluated,
+        ("native.yaml", EvalOptions(samples=3)),
+        "quintet eval MODEL --data FILE, or --env frozenlake",
+        (MODEL, EvalOptions(data="rows.jsonl", samples=3)),
+        (MODEL, EvalOptions(env="frozenlake", samples=3)),
+    ),
+    case(
+        evaluated,
+        (None, EvalOptions(env="frozenlake")),
+        "quintet eval MODEL --data FILE, or --env frozenlake",
+        (MODEL, EvalOptions(data="rows.jsonl")),
+        (MODEL, EvalOptions(env="frozenlake")),
+    ),
+    case(
+        evaluated,
+        (MODEL, EvalOptions(data="x", env="y")),
+        "remove one of them",
+        (MODEL, EvalOptions(data="x")),
+        (MODEL, EvalOptions(env="y")),
+    ),
+    case(evaluated, (MODEL, EvalOptions(data="x", episodes=3)), "use --limit", (MODEL, EvalOptions(data="x", limit=3))),
+    case(
+        evaluated, (MODEL, EvalOptions(env="x", limit=3)), "use --episodes", (MODEL, EvalOptions(env="x", episodes=3))
+    ),
+    case(
+        evaluated,
+        (MODEL, EvalOptions(env="x", samples=3, temperature=0.0)),
+        "set --temperature 1 or --samples 1",
+        (MODEL, EvalOptions(env="x", samples=3, temperature=1.0)),
+        (MODEL, EvalOptions(env="x", temperature=0.0)),
+    ),
+    case(translated, "verl", "remove --dialect", None),
+    case(limited, ["rollout.max_prompt_tokens=5"], "remove rollout.max_prompt_tokens; ", []),
+    case(asked_at_an_endpoint, MODEL, "remove one of them, or name a run for its settings", None, RUN),
+    case(evaluate._valid_name, "a/b", "valid: letters, digits, . _ and -", "a.B_1-"),
+    # keys, models and files
+    case(
+        command,
+        "explain",
+        "quintet explain KEY, quintet explain CONFIG KEY, or quintet explain --list",
+        "explain seed",
+        "explain native.yaml seed",
+        "explain --list",
+    ),
+    case(
+        command,
+        "explain native.yaml zzz.qqq",
+        "`quintet explain --list --dialect native` shows every key",
+        "explain --list --dialect native",
+    ),
+    case(
+        command,
+        "explain native.yaml training.stesp",
+        "did you mean training.steps",
+        "explain native.yaml training.steps",
+    ),
+    case(command, "explain zzz.qqq", "`quintet explain env` shows a section", "explain env"),
+    case(command, "explain trainng.steps", "did you mean training.steps", "explain training.steps"),
+    case(
+        command,
+        "export run exported --dtype float8",
+        "valid: float32, bfloat16, float16",
+        "export model exported --dtype float16",
+    ),
+    case(fine_tuned, [], "add `sft: {}` at least; ", ["sft={}", "data.train_files=rows.jsonl"]),
+    case(
+        fine_tuned,
+        ["sft={}"],
+        "set data.train_files=[FILE.parquet], or sft.episodes={} for",
+        ["sft={}", "data.train_files=[FILE.parquet]"],
+        ["sft.episodes={}"],
+    ),
+    case(
+        fine_tuned,
+        ["sft={episodes: {}, path: nowhere}"],
+        "set it to a directory on this machine",
+        ["sft={episodes: {}, path: model}"],
+    ),
+    case(command, "translate verl.yaml --to verl", "choose another target format", "translate verl.yaml --to native"),
+    case(
+        command,
+        "translate native.yaml -o native.yaml",
+        "choose another file name, or remove the file",
+        "translate native.yaml -o other.yaml",
+    ),
+    case(
+        command,
+        "translate native.yaml -o no/x.yaml",
+        "choose a file in an existing writable directory",
+        "translate native.yaml -o run/x.yaml",
+    ),
+]
+EXEMPT = {
+    "cli/serve.py _serve": "an engine that died is replaced by a restart",
+    "cli/plan_fit.py": "test_plan_command.py and test_fit.py follow them",
+}
+
+
+@pytest.fixture(autouse=True)
+def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_directory: Path) -> None:
+    """A working directory with a model, a run, configurations and data."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hardware, "num_gpus", lambda: 0)
+    (tmp_path / "model").symlink_to(policy_directory)
+    for step in (9, 10):
+        save_checkpoint(tmp_path / "run/checkpoints", step, {}, lambda directory: (directory / "hf").mkdir(), keep=2)
+    (tmp_path / "run/config.yaml").write_text("env: {name: frozenlake}")
+    (tmp_path / "native.yaml").write_text("seed: 1")
+    (tmp_path / "verl.yaml").write_text("actor_rollout_ref: {rollout: {n: 2}}")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "1 + 1 = ?", "[a": "2 + 2 = ?"}) + "\n")
+    (tmp_path / "libraries").mkdir()
+    (tmp_path / "libraries/my_rewards.py").write_text("")
+
+
+@pytest.mark.parametrize("entry", CASES, ids=name_of)
+def test_the_hint_of_a_command_removes_its_error(entry: HintCase) -> None:
+    entry.check()
+
+
+def test_every_hint_of_a_command_is_followed() -> None:
+    assert not sites_without_case("cli", CASES, EXEMPT)
+
+
+def test_a_store_that_cannot_be_written_is_left_out_by_the_key_of_the_framework(tmp_path: Path) -> None:
+    (tmp_path / "verl.yaml").write_text("{actor_rollout_ref: {}, trainer: {default_hdfs_dir: /proc/no}}")
+    (problem,) = choices._stores(inspect_config("verl.yaml", [], "verl", "refuse").composed)
+    assert str(problem.hint).endswith(", or leave trainer.default_hdfs_dir out")
