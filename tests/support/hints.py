@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from quintet import errors
 from quintet.config.problems import ConfigProblem
 from quintet.errors import UserError
 
 SRC = Path(__file__).parents[2] / "src/quintet"
+ERRORS = errors.__file__
 VALUE = r"""\[[^]]*\]|\{[^}]*\}|\$\{[^}]*\}|list\([^)]*\)\)|'[^']*'|"[^"]*"|[^\s,;()?]+"""
 ASSIGNMENT = re.compile(rf"(?<![\w.,])([a-z_][\w.,]*)=({VALUE})")
 OMISSION = re.compile(r"leave (it|the key|`?[\w.,]+`?(?: and [\w.,]+)*) out")
@@ -84,6 +86,7 @@ CONSTRUCTORS = {
     "MachineError": 1,
     "UserError": 1,
     "ConfigError": 9,
+    "TemplateLimitError": 9,
 }
 """Functions that make an error with a hint, and the position of the hint; 0 if there is always one."""
 
@@ -129,7 +132,7 @@ def recorded_sites() -> Iterator[set[tuple[str, int]]]:
 
     def note() -> None:
         frame = sys._getframe(2)
-        while frame.f_back and frame.f_code.co_name in (*CONSTRUCTORS, "__init__"):
+        while frame.f_back and (frame.f_code.co_name in CONSTRUCTORS or frame.f_code.co_filename == ERRORS):
             frame = frame.f_back
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(SRC):

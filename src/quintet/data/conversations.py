@@ -91,7 +91,8 @@ def _messages(row: Mapping[str, Any], column: str, row_name: str) -> tuple[Messa
     if not isinstance(value, list | tuple) or not all(map(_is_message, value)):
         key = "data.messages_key"
         close = None if column in row else nearest(column, row)
-        hint = f"set {key}={close}" if close else "a message is a mapping with `role` and `content`"
+        content = "a message is a mapping with `role` and `content`"
+        hint = f"set {key}={close}" if close else content if column in row else f"columns: {', '.join(row)}"
         message = f"{key} = {column}: {row_name} has no chat messages in this column"
         raise ConfigError(message, key=key, value=column, source=row_name, hint=hint)
     return tuple({name: part for name, part in message.items() if part is not None} for message in value)
@@ -133,7 +134,9 @@ class ConversationFormat:
         if conversation.prompt is not None:
             return [self._tokenize([(conversation.prompt, False), (conversation.answer, True)], is_closed=False)]
         if not (self._template.text or self._tokenizer.chat_template):
-            raise ConfigError("the tokenizer has no chat template", key=KEY, hint=f"set {KEY}, for example to chatml")
+            raise ConfigError(
+                "the tokenizer has no chat template", key=KEY, hint=f"set {KEY}, for example {KEY}=chatml"
+            )
         return list(self._sequences(conversation, row_name))
 
     def _sequences(self, conversation: Conversation, row_name: str) -> Iterator[TokenSequence]:
@@ -174,7 +177,7 @@ class ConversationFormat:
             return header, *self._through_end_token(body, reply_text[len(body) :], first=is_delimited)
         if not matched or not isinstance(content, str) or not header.startswith(head):
             message = f"{row_name}: the content of message {number} is not found in the output of the chat template"
-            raise ConfigError(message, key=KEY, source=row_name, hint=f"set {KEY} to another template, such as chatml")
+            raise ConfigError(message, key=KEY, source=row_name, hint=f"use another template, such as {KEY}=chatml")
         # the template omits thoughts, or the generation prompt begins them
         return header, *self._through_end_token(content.removeprefix(header[len(head) :]), tail, first=True)
 
@@ -191,7 +194,8 @@ class ConversationFormat:
             return render_chat_templates(self._tokenizer, conversations, self._template)
         except TemplateRenderingError as error:
             message = f"{row_name}: the chat template cannot render the conversation: {error}"
-            raise ConfigError(message, key=KEY, source=row_name, hint="fix the row, or use another template") from error
+            hint = f"use roles that the template supports, or another template, such as {KEY}=chatml"
+            raise ConfigError(message, key=KEY, source=row_name, hint=hint) from error
 
     def _tokenize(self, pieces: Sequence[TextPiece], *, is_closed: bool) -> TokenSequence:
         """Tokenize the pieces, and add the end token unless the last reply is closed."""
@@ -237,7 +241,7 @@ def truncate_sequence(sequence: TokenSequence, limit: int, truncation: Truncatio
         return sequence
     if truncation == "error":
         message = f"{row_name} has {length:,} tokens, more than sft.max_tokens = {limit:,}"
-        hint = f"set it to at least {length}, or data.truncation to left, right or middle"
+        hint = f"sft.max_tokens={length}, or data.truncation=left, right or middle"
         raise ConfigError(message, key="sft.max_tokens", value=limit, source=row_name, hint=hint)
     positions = truncate(range(length), limit, truncation)
     loss_mask = [sequence.loss_mask[position] for position in positions]

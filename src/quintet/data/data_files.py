@@ -51,8 +51,8 @@ def _resolve(name: str, key: str, cache: Path) -> tuple[Path, ...]:
 def _missing_file_hint(path: Path) -> str:
     """Return a hint with similar names or the content of the directory."""
     parent = next(parent for parent in path.absolute().parents if parent.is_dir())
-    if any(sign in str(parent.relative_to(parent.anchor)) for sign in "*?["):
-        return "check the pattern"
+    if glob.has_magic(str(parent)):
+        return f"* ? and [ make a pattern: write {glob.escape(str(parent))}/…"
     siblings = sorted(entry.name for entry in parent.iterdir())
     if parent == path.absolute().parent and (close := nearest(path.name, siblings)):
         return f"did you mean {parent / close}?"
@@ -68,16 +68,17 @@ def _download(url: str, key: str, cache: Path) -> tuple[Path, ...]:
 
         filesystem, remote_path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
-        hint = f"install the missing package ({error}), or copy the file to this machine and set its path"
+        hint = f"install the missing package ({error}), or copy the file to this machine and set {key} to its path"
         raise ConfigError(f"{key}: cannot read {scheme}:// URLs", key=key, value=url, hint=hint) from error
     try:
         remote_paths = sorted(filesystem.glob(remote_path)) if glob.has_magic(remote_path) else [remote_path]
         copies = tuple(_download_file(filesystem, source, cache) for source in remote_paths)
     except (OSError, ValueError, ImportError) as error:
         message = f"{key}: cannot copy {url} to {cache}: {type(error).__name__}: {error}"
-        raise MachineError(message, "copy the file to this machine and set its path") from error
+        raise MachineError(message, f"copy the file to this machine and set {key} to its path") from error
     if not copies:
-        raise ConfigError(f"{key}: no file matches {url}", key=key, value=url, hint="check the pattern")
+        hint = f"correct the pattern, such as {url.rpartition('/')[0]}/*"
+        raise ConfigError(f"{key}: no file matches {url}", key=key, value=url, hint=hint)
     return copies
 
 

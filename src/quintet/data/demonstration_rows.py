@@ -80,9 +80,10 @@ def write_demonstration_rows(
 def _iter_distinct_episodes(env: EnvConfig, episodes: SolvedEpisodesConfig) -> Iterator[tuple[int, Turns]]:
     """Yield seeds and turns of solved episodes with different first observations, training episodes first."""
     num_episodes = episodes.episodes + episodes.validation_episodes
-    first_observations, num_tries = set[str](), 0
+    first_observations, num_tries, num_solved = set[str](), 0, 0
     for seed, turns in _iter_episodes(env, episodes):
         num_tries += 1
+        num_solved += bool(turns)
         if turns and turns[0][0] not in first_observations:
             first_observations.add(turns[0][0])
             yield seed, turns
@@ -95,7 +96,9 @@ def _iter_distinct_episodes(env: EnvConfig, episodes: SolvedEpisodesConfig) -> I
         f" solved in {num_tries} tries",
         key="max_depth",
         value=episodes.max_depth,
-        hint="request fewer episodes, increase max_depth, or change the environment's size",
+        hint="request fewer episodes, or enlarge the environment: its layouts repeat"
+        if num_solved > num_tries // 2
+        else "increase max_depth, or make the environment easier",
     )
 
 

@@ -41,7 +41,7 @@ class PromptDataset:
             MachineError: a file cannot be copied, or the cache cannot be written.
         """
         if config.data is None:
-            raise ConfigError("no data is configured", key="data", hint="set data.train_files")
+            raise ConfigError("no data is configured", key="data", hint="env.name=prompts data.train_files=[FILE]")
         policy, max_prompt_tokens = config.policy, config.rollout.max_prompt_tokens
         trust_code = policy.trust_remote_code or policy.trust_tokenizer_code
         train, validation = (
@@ -116,7 +116,7 @@ def iter_training_texts(config: DataConfig) -> Iterator[str]:
     """
     if config.dataset_class is not None:
         problem = "data.dataset_class requires a tokenizer, but a preset trains its tokenizer on the data"
-        raise ConfigError(problem, key="data.dataset_class", hint="set policy.path to a model and policy.preset=null")
+        raise ConfigError(problem, key="data.dataset_class", hint="policy.path=DIRECTORY policy.preset=null")
     rows, _ = open_rows(config.train_files, "data.train_files", config.cache_dir)
     reader = RowReader(config)
     for number in range(len(rows)):

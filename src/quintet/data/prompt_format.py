@@ -32,8 +32,8 @@ def truncate(tokens: Sequence[int], limit: int, side: Truncation, place: str = "
             f"{place} has {len(tokens):,} tokens, more than rollout.max_prompt_tokens = {limit:,}",
             key="rollout.max_prompt_tokens",
             value=limit,
-            hint=f"set it to at least {len(tokens)}, or data.filter_long_prompts=true,"
-            " or data.truncation to left, right or middle",
+            hint=f"rollout.max_prompt_tokens={len(tokens)}, or data.filter_long_prompts=true, or data.truncation=left,"
+            " right or middle",
         )
     if side == "left":
         return tuple(tokens[-limit:])
@@ -67,7 +67,7 @@ class PromptFormat:
                 "the tokenizer has no chat template",
                 key=KEY,
                 value=template,
-                hint=f"set {KEY} to a template such as chatml, or to none for plain text",
+                hint=f"{KEY}=chatml, {KEY}=none for plain text, or another template",
             )
 
     def text(self, prompt_row: PromptRow) -> str:
@@ -82,9 +82,8 @@ class PromptFormat:
             )
         except TemplateRenderingError as error:
             message = f"{KEY}: the chat template cannot be applied to row {prompt_row.id}: {error}"
-            raise ConfigError(
-                message, key=KEY, hint="use roles that the template supports, or another template"
-            ) from error
+            hint = f"use roles that the template supports, or another template, such as {KEY}=chatml"
+            raise ConfigError(message, key=KEY, hint=hint) from error
         return f"{text}{self._template.response_prefix}"
 
     def untruncated_tokens(self, prompt_row: PromptRow) -> tuple[int, ...]:

@@ -134,7 +134,7 @@ class PromptSplit:
         empty = [name for name, size in zip(self._source.names, sizes, strict=False) if not size]
         if weights and empty:
             message = f"data.weights: no row of {empty[0]} is used"
-            hint = "remove that file, or increase data.train_rows or rollout.max_prompt_tokens"
+            hint = "remove that file and its weight, or increase data.train_rows or rollout.max_prompt_tokens"
             raise ConfigError(message, key="data.weights", value=empty[0], hint=hint)
         return RowSampler(sizes, weights, shuffle=self._config.shuffle, seed=self._seed)
 
@@ -197,6 +197,6 @@ def _rows_within_limit(lengths: np.ndarray, limit: int) -> np.ndarray:
             f"{lengths.min():,} tokens, more than rollout.max_prompt_tokens = {limit:,}",
             key="rollout.max_prompt_tokens",
             value=limit,
-            hint="increase it",
+            hint=f"at least: rollout.max_prompt_tokens={lengths.min()}",
         )
     return rows_within_limit

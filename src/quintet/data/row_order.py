@@ -37,7 +37,7 @@ class RowOrder:
                 message, key="data.weights", value=list(weights), hint="set one weight per entry of data.train_files"
             )
         if not sum(sizes) or (weights and not all(sizes)):
-            raise ConfigError("data.train_files contain no rows", key="data.train_files", hint="use files with rows")
+            raise ConfigError("data.train_files contain no rows", key="data.train_files", hint="name files with rows")
         self.rows = sum(sizes)
         self._shuffle = shuffle
         self._seed = seed
@@ -92,7 +92,7 @@ def _quotas(weights: Sequence[float]) -> tuple[int, ...]:
             return tuple(counts.tolist())
         if length >= MAX_ROUND_SIZE:
             message = f"data.weights: {min(weights):g} is less than a millionth of the sum"
-            raise ConfigError(message, key="data.weights", value=list(weights), hint="remove that file")
+            raise ConfigError(message, key="data.weights", value=list(weights), hint="remove that weight and its file")
         length *= 10
 
 
@@ -155,7 +155,7 @@ class RowSampler:
                 f"the training data has {self.rows:,} rows, fewer than the {batch:,} of one step",
                 key="training.groups_per_step",
                 value=batch,
-                hint=f"set it to at most {self.rows}, or add rows",
+                hint=f"at most: training.groups_per_step={self.rows}, or add rows",
             )
         num_used = self._position % self.rows
         return self._position if num_used + batch <= self.rows else self._position + self.rows - num_used
