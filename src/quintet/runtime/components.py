@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,19 +13,15 @@ from quintet.config.native.experiment import Experiment
 from quintet.data.prompt_dataset import PromptDataset
 from quintet.envs.mixed_env import build_start_states
 from quintet.envs.start_states import StartStates
-from quintet.errors import ConfigError
-from quintet.policies.model_loading import load_model, load_tokenizer
 from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.async_rollout import AsyncRollout
 from quintet.rollout.chat.chat_format import ChatFormat
-from quintet.rollout.engines.engine import ENGINES
 from quintet.rollout.engines.restarting_engine import RestartingEngine
-from quintet.rollout.sampling_params import check_tokens, max_concurrent_requests, max_model_len
+from quintet.rollout.sampling_params import check_tokens
 from quintet.rollout.single_turn_loop import SingleTurnLoop
 from quintet.runtime.controller import Controller
-from quintet.runtime.device import move_to_engine_device
 from quintet.runtime.engine_group import RoutedEngines
-from quintet.runtime.engines import engine_setup
+from quintet.runtime.engines import load_policy_tokenizer, local_engine_builder
 from quintet.runtime.groups import EngineGroup, EnvGroup, LearnerGroup
 from quintet.runtime.optimizer_schedules import OptimizerSchedules
 from quintet.runtime.reward_scorer import build_reward_scorer
@@ -32,6 +29,7 @@ from quintet.runtime.run_checkpoint import RunCheckpoint, TokenizerFiles
 from quintet.runtime.weight_sync import WeightSync
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 
@@ -61,22 +59,6 @@ class Components:
         self.engines.close()
 
 
-def _tokenizer(config: Experiment, policy: Path, vocabulary: int) -> Any:
-    """Load the configured tokenizer; all of its tokens must be in the model's vocabulary of that size."""
-    trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
-    tokenizer = load_tokenizer(
-        config.policy.tokenizer or policy, trust_remote_code=trusted, fast=config.policy.fast_tokenizer
-    )
-    if len(tokenizer) > vocabulary:
-        raise ConfigError(
-            f"policy.tokenizer = {config.policy.tokenizer!r} has {len(tokenizer)} tokens, the model only {vocabulary}",
-            key="policy.tokenizer",
-            value=config.policy.tokenizer,
-            hint="use the model's own tokenizer: policy.tokenizer=null",
-        )
-    return tokenizer
-
-
 def build_components(
     config: Experiment, policy: Path, prompts: PromptDataset | None = None, controller: Controller | None = None
 ) -> Components:
@@ -87,11 +69,12 @@ def build_components(
         MachineError: the directory contains no model.
         ConfigError: the chat template does not support multi-turn episodes, or the engine is unknown.
     """
-    learners = (controller or Controller.in_process()).build_learners(config, policy)
+    controller = controller or Controller.in_process()
+    learners = controller.build_learners(config, policy)
     model = learners.actor.model
-    tokenizer = _tokenizer(config, policy, model.config.vocab_size)
+    tokenizer = load_policy_tokenizer(config, policy, model.config.vocab_size)
     check_tokens(config, model.config.vocab_size)
-    engines = _build_engines(config, policy, tokenizer, learners)
+    engines, weights = _build_engines(config, policy, tokenizer, learners, controller)
     chat = None if prompts else _chat(config, tokenizer, model)
     envs: AgentLoop | SingleTurnLoop
     if chat is not None:
@@ -110,7 +93,7 @@ def build_components(
         engines=engines,
         envs=envs,
         start_states=start_states,
-        weight_sync=WeightSync(learners, engines, config),
+        weight_sync=WeightSync(weights, engines, config),
         schedules=schedules,
         checkpoint=RunCheckpoint(config, learners, tokenizer_files, start_states, schedules, kl, async_rollout),
         chat=chat,
@@ -120,26 +103,14 @@ def build_components(
     )
 
 
-def _build_engines(config: Experiment, policy: Path, tokenizer: Any, learners: LearnerGroup) -> RoutedEngines:
-    setup = engine_setup(
-        config,
-        policy,
-        _engine_model(config, policy, learners),
-        tokenizer,
-        max_model_len(config),
-        max_concurrent=max_concurrent_requests(config),
-        is_learner_model=learners.has_full_weights,
-    )
-    build_engine = ENGINES.get(config.rollout.engine).load()
-    return RoutedEngines([RestartingEngine(lambda: build_engine(setup), learners.actor.weights)])
-
-
-def _engine_model(config: Experiment, policy: Path, learners: LearnerGroup) -> PreTrainedModel:
-    """Return the model for an engine in this process: the learner's own, or a copy if its weights are sharded."""
-    if learners.has_full_weights:
-        return learners.actor.model
-    trusted, overrides = config.policy.trust_remote_code, config.policy.overrides
-    return move_to_engine_device(load_model(policy, trust_remote_code=trusted, overrides=overrides), config)
+def _build_engines(
+    config: Experiment, policy: Path, tokenizer: Any, learners: LearnerGroup, controller: Controller
+) -> tuple[RoutedEngines, Callable[[int], Iterable[tuple[str, Tensor]]]]:
+    """Return the engines of all ranks, and the function that yields the actor's weights for a version, while the other
+    ranks load them."""
+    remote = controller.build_remote_engines(config, policy)
+    local = RestartingEngine(local_engine_builder(config, policy, learners, tokenizer), learners.actor.weights)
+    return RoutedEngines([local, *remote.engines()]), remote.weights
 
 
 def _single_turn_loop(

@@ -1,4 +1,4 @@
-"""The controller: the process that runs the algorithm, and its connection to the workers that hold the learners."""
+"""The controller: the process that runs the algorithm, and its connection to the workers with learners and engines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from quintet.config.native.experiment import Experiment
 from quintet.runtime.remote_call import RemoteCall
+from quintet.runtime.remote_engines import RemoteEngines
 from quintet.runtime.remote_interface import WORKER
 from quintet.runtime.remote_learners import RemoteLearnerGroup
 from quintet.runtime.torchrun_transport import TorchrunTransport
@@ -15,7 +16,7 @@ from quintet.training.parallel.rendezvous import Rendezvous
 
 
 class Controller:
-    """Builds learners on the workers of a transport."""
+    """Builds learners and engines on the workers of a transport."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -40,6 +41,10 @@ class Controller:
         arguments = {"config": config, "policy": policy, "sft": sft}
         self._transport.broadcast(RemoteCall(WORKER, "build_learners", arguments))
         return RemoteLearnerGroup(self._transport)
+
+    def build_remote_engines(self, config: Experiment, policy: Path) -> RemoteEngines:
+        """Start to build engines of the model at `policy` on all workers but that of rank 0, after the learners."""
+        return RemoteEngines(self._transport, config, policy)
 
     def check_alive(self) -> None:
         """Check that all workers are alive.

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from quintet.config.native.experiment import Experiment
-from quintet.rollout.engines.engine import EngineSetup
+from quintet.errors import ConfigError
+from quintet.policies.model_loading import load_model, load_tokenizer
+from quintet.rollout.engines.engine import ENGINES, Engine, EngineSetup
 from quintet.rollout.engines.grammars import GrammarCompiler
 from quintet.rollout.engines.hf.memory import max_seqs_in_memory
+from quintet.rollout.sampling_params import max_concurrent_requests, max_model_len
+from quintet.runtime.device import move_to_engine_device
 from quintet.runtime.dtypes import stored_dtype, with_dtypes
+from quintet.runtime.groups import LearnerGroup
 from quintet.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -81,3 +86,52 @@ def engine_setup(
         grammars=GrammarCompiler(tokenizer, model.config.get_text_config().vocab_size),
         is_learner_model=is_learner_model,
     )
+
+
+def load_policy_tokenizer(config: Experiment, policy: Path, vocabulary: int) -> Any:
+    """Load the configured tokenizer.
+
+    Raises:
+        ConfigError: it has more tokens than the model's vocabulary of that size.
+    """
+    trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
+    tokenizer = load_tokenizer(
+        config.policy.tokenizer or policy, trust_remote_code=trusted, fast=config.policy.fast_tokenizer
+    )
+    if len(tokenizer) > vocabulary:
+        raise ConfigError(
+            f"policy.tokenizer = {config.policy.tokenizer!r} has {len(tokenizer)} tokens, the model only {vocabulary}",
+            key="policy.tokenizer",
+            value=config.policy.tokenizer,
+            hint="use the model's own tokenizer: policy.tokenizer=null",
+        )
+    return tokenizer
+
+
+def local_engine_builder(
+    config: Experiment, policy: Path, learners: LearnerGroup, tokenizer: Any
+) -> Callable[[], Engine]:
+    """Return a function that builds this rank's engine of a training run with the model at `policy`.
+
+    Raises:
+        ConfigError: the engine is unknown, or the KV cache of one request does not fit.
+    """
+    setup = engine_setup(
+        config,
+        policy,
+        _engine_model(config, policy, learners),
+        tokenizer,
+        max_model_len(config),
+        max_concurrent=max_concurrent_requests(config),
+        is_learner_model=learners.has_full_weights,
+    )
+    build_engine = ENGINES.get(config.rollout.engine).load()
+    return lambda: build_engine(setup)
+
+
+def _engine_model(config: Experiment, policy: Path, learners: LearnerGroup) -> PreTrainedModel:
+    """Return the model for an engine in this process: the learner's own, or a copy if its weights are sharded."""
+    if learners.has_full_weights:
+        return learners.actor.model
+    trusted, overrides = config.policy.trust_remote_code, config.policy.overrides
+    return move_to_engine_device(load_model(policy, trust_remote_code=trusted, overrides=overrides), config)

@@ -1,4 +1,4 @@
-"""Calls from the controller to workers, and their encoding as JSON and tensors.
+"""Calls from the controller to workers, their encoding as JSON and tensors, and results as JSON.
 
 A call is sent as a JSON header followed by its tensors, whose dtypes and shapes the header lists. Only methods of
 `REMOTE_OBJECTS` and values of the types below can be sent: nothing that is received is executed or unpickled.
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from quintet.algorithms.aggregation import Aggregation
@@ -21,14 +22,18 @@ from quintet.algorithms.objective import CriticObjective, CrossEntropyObjective,
 from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import CriticConfig, OptimizerConfig
-from quintet.records import Batch
-from quintet.runtime.remote_interface import REMOTE_OBJECTS, remote_methods
+from quintet.records import Batch, Request
+from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, remote_methods
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.bool, torch.uint8, torch.int32, torch.int64, torch.bfloat16, torch.float32, torch.float64)
 }
 """Tensor types that can be sent, by name."""
+BLOCK_BYTES = 4096
+"""Size of the first message of a call: the length of the header and its beginning, in most calls all of it."""
+LENGTH_BYTES = 8
+"""Size of that length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ class RemoteCall:
     target: str
     method: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    returns_results: bool = False
+    """Whether every worker sends its result to the controller."""
 
 
 STOP = RemoteCall("worker", "stop")
@@ -64,6 +71,11 @@ def _config_codec(config: Any) -> _Codec:
     return _Codec(config, lambda value: value.model_dump(mode="json"), lambda v: config.model_validate(v, strict=False))
 
 
+def _record_codec(record: Any) -> _Codec:
+    adapter = TypeAdapter(record)
+    return _Codec(record, lambda value: adapter.dump_python(value, mode="json"), adapter.validate_python)
+
+
 _ALGORITHM, _CRITIC = _config_codec(AlgorithmConfig), _config_codec(CriticConfig)
 _CODECS: Mapping[str, _Codec] = {
     "path": _Codec(Path, lambda path: str(path.absolute()), Path),
@@ -78,6 +90,8 @@ _CODECS: Mapping[str, _Codec] = {
     ),
     "optimizer": _config_codec(OptimizerConfig),
     "experiment": _config_codec(Experiment),
+    "request": _record_codec(Request),
+    "engine_report": _record_codec(EngineReport),
 }
 
 
@@ -91,7 +105,13 @@ def encode(call: RemoteCall) -> tuple[bytes, list[Tensor]]:
     tensors: list[Tensor] = []
     arguments = {name: _to_json(value, tensors) for name, value in call.arguments.items()}
     listed = [[_dtype_name(tensor), list(tensor.shape)] for tensor in tensors]
-    header = {"target": call.target, "method": call.method, "arguments": arguments, "tensors": listed}
+    header = {
+        "target": call.target,
+        "method": call.method,
+        "arguments": arguments,
+        "tensors": listed,
+        "returns_results": call.returns_results,
+    }
     return json.dumps(header).encode(), [tensor.detach().contiguous().cpu() for tensor in tensors]
 
 
@@ -112,7 +132,7 @@ def decode_header(header: bytes) -> tuple[list[Tensor], Callable[[], RemoteCall]
 
     def decoded() -> RemoteCall:
         arguments = {name: _from_json(value, tensors) for name, value in content["arguments"].items()}
-        return RemoteCall(target, method, arguments)
+        return RemoteCall(target, method, arguments, bool(content.get("returns_results")))
 
     return tensors, decoded
 
@@ -175,9 +195,9 @@ def _dtype_name(tensor: Tensor) -> str:
 def send(call: RemoteCall, control_group: dist.ProcessGroup) -> None:
     """Broadcast a call from rank 0 to all other ranks."""
     header, tensors = encode(call)
-    text = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-    dist.broadcast(torch.tensor([len(text)]), 0, group=control_group)
-    dist.broadcast(text, 0, group=control_group)
+    text = len(header).to_bytes(LENGTH_BYTES) + header
+    parts = [text[:BLOCK_BYTES].ljust(BLOCK_BYTES), text[BLOCK_BYTES:]]
+    _broadcast_tensors([_as_tensor(part) for part in parts if part], control_group)
     _broadcast_tensors(tensors, control_group)
 
 
@@ -188,11 +208,13 @@ def receive(control_group: dist.ProcessGroup) -> RemoteCall:
         ValueError: the message is not a call.
         RuntimeError: the connection to rank 0 broke.
     """
-    length = torch.zeros(1, dtype=torch.long)
-    dist.broadcast(length, 0, group=control_group)
-    text = torch.zeros(int(length), dtype=torch.uint8)
-    dist.broadcast(text, 0, group=control_group)
-    tensors, decoded = decode_header(text.numpy().tobytes())
+    block = _as_tensor(bytes(BLOCK_BYTES))
+    _broadcast_tensors([block], control_group)
+    text = block.numpy().tobytes()
+    length = LENGTH_BYTES + int.from_bytes(text[:LENGTH_BYTES])
+    rest = _as_tensor(bytes(max(0, length - BLOCK_BYTES)))
+    _broadcast_tensors([rest], control_group)
+    tensors, decoded = decode_header((text + rest.numpy().tobytes())[LENGTH_BYTES:length])
     _broadcast_tensors(tensors, control_group)
     return decoded()
 
@@ -201,3 +223,46 @@ def _broadcast_tensors(tensors: Sequence[Tensor], control_group: dist.ProcessGro
     for tensor in tensors:
         if tensor.numel():
             dist.broadcast(tensor.view(-1).view(torch.uint8), 0, group=control_group)
+
+
+def send_result(result: Any, control_group: dist.ProcessGroup) -> None:
+    """Send the result of a call to rank 0; all other ranks call this at the same time."""
+    _gather(encode_result(result), control_group)
+
+
+def receive_results(control_group: dist.ProcessGroup) -> list[Any]:
+    """Return the results that the other ranks send, by rank from 1 on."""
+    texts = _gather(b"", control_group)
+    return [decode_result(text) for text in texts[1:]]
+
+
+def encode_result(result: Any) -> bytes:
+    """Return a result without tensors as JSON; empty for None.
+
+    Raises:
+        ValueError: it has a type that cannot be sent.
+    """
+    return b"" if result is None else json.dumps(_to_json(result, [])).encode()
+
+
+def decode_result(text: bytes) -> Any:
+    """Return what `encode_result` has encoded."""
+    return _from_json(json.loads(text), ()) if text else None
+
+
+def _gather(text: bytes, control_group: dist.ProcessGroup) -> list[bytes]:
+    """Return the texts of all ranks on rank 0, and nothing on the others."""
+    rank, size = dist.get_rank(control_group), dist.get_world_size(control_group)
+    lengths = torch.zeros(size, dtype=torch.long)
+    dist.all_gather_single(lengths, torch.tensor([len(text)]), group=control_group)
+    longest = int(lengths.max())
+    if not longest:
+        return [b""] * size
+    padded = _as_tensor(text.ljust(longest))
+    received = [torch.empty(longest, dtype=torch.uint8) for _ in range(size)] if rank == 0 else None
+    dist.gather(padded, received, 0, group=control_group)
+    return [each.numpy().tobytes()[:length] for each, length in zip(received or (), lengths.tolist(), strict=False)]
+
+
+def _as_tensor(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from quintet.config.native.experiment import Experiment
 from quintet.policies.reward_model import ResponseScorer
+from quintet.records import Failure, Generation, Request
 from quintet.runtime.groups import LearnerGroup
 from quintet.training.protocols import Actor, Critic, DivergenceReference, LogProbScorer
 
@@ -18,17 +20,58 @@ LEARNERS: Final = "learners"
 ACTOR, WARM_START_ACTOR = f"{LEARNERS}.actor", f"{LEARNERS}.warm_start_actor"
 CRITIC, REFERENCE = f"{LEARNERS}.critic", f"{LEARNERS}.reference"
 REWARD_MODEL = f"{LEARNERS}.reward_model"
+ENGINE: Final = "engine"
+STEPS_PER_CALL = 4
+"""Steps of all engines between two exchanges of requests and responses, which take about a millisecond."""
 
 
-class LearnerBuilder(Protocol):
+class ComponentBuilder(Protocol):
     """Interface of a worker itself."""
 
     def build_learners(self, config: Experiment, policy: Path, *, sft: bool = False) -> None:
         """Build the actor from the model at `policy`; with `sft` the learner of supervised fine-tuning."""
 
+    def build_engine(self, config: Experiment, policy: Path) -> int:
+        """Build an engine with the model at `policy`; return its context in tokens. Learners must have been built."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What a call of an engine on another rank has led to."""
+
+    generations: tuple[Generation, ...] = ()
+    """Responses that were completed or aborted."""
+    failure: Failure | None = None
+    """Why the engine is dead; its other requests are lost."""
+
+
+EngineAction = Literal["reset_prefix_cache", "sleep", "wake_up"]
+
+
+class EngineWorker(Protocol):
+    """The engine of a rank. All ranks but the controller's execute the same calls at the same time; they return None if
+    there is nothing to report."""
+
+    def step(self, requests: Sequence[Sequence[Request]]) -> EngineReport | None:
+        """Queue the requests of this rank, `requests[rank]`, and take up to `STEPS_PER_CALL` steps while the engine is
+        busy."""
+
+    def abort(self, ids: Sequence[int]) -> EngineReport | None:
+        """Abort requests; see `Engine.abort`."""
+
+    def load_weights(self, version: int) -> EngineReport | None:
+        """Gather the actor's weights together with all ranks, and load them unless the engine has this version."""
+
+    def control(self, action: EngineAction) -> EngineReport | None:
+        """Call a method of the engine without arguments."""
+
+    def rebuild(self, ranks: Sequence[int]) -> EngineReport | None:
+        """Build another engine on these ranks; it has the initial weights."""
+
 
 REMOTE_OBJECTS: Final[Mapping[str, type]] = {
-    WORKER: LearnerBuilder,
+    WORKER: ComponentBuilder,
+    ENGINE: EngineWorker,
     LEARNERS: LearnerGroup,
     ACTOR: Actor,
     f"{ACTOR}.scorer": LogProbScorer,

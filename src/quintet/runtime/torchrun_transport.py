@@ -5,11 +5,12 @@ Rank 0 runs the controller and a worker; the other ranks run `run_worker` of `wo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from quintet.runtime.remote_call import STOP, RemoteCall, send
+from quintet.runtime.remote_call import STOP, RemoteCall, receive_results, send
 from quintet.runtime.worker import Worker
 from quintet.training.parallel.rendezvous import RankDiedError, Rendezvous, describe_dead_ranks
 
@@ -22,6 +23,8 @@ class TorchrunTransport:
         self._rendezvous = rendezvous
         self._in_call = False
         """Whether a call has not been completed by all ranks."""
+        self._wait_for_others: Callable[[], Sequence[Any]] = lambda: ()
+        """Waits for the results of the last `call_others`."""
 
     @property
     def world_size(self) -> int:
@@ -31,6 +34,7 @@ class TorchrunTransport:
         return self._worker.execute(call)
 
     def broadcast(self, call: RemoteCall) -> Any:
+        self._wait_for_others()
         self._in_call = True
         with self._translate_rank_loss():
             send(call, self._rendezvous.control_group)
@@ -47,6 +51,24 @@ class TorchrunTransport:
         finally:
             for _ in items:
                 pass
+
+    def call_others(self, call: RemoteCall) -> Callable[[], Sequence[Any]]:
+        self._wait_for_others()
+        self._in_call = True
+        with self._translate_rank_loss():
+            send(replace(call, returns_results=True), self._rendezvous.control_group)
+        results: list[Any] | None = None
+
+        def wait() -> Sequence[Any]:
+            nonlocal results
+            if results is None:
+                with self._translate_rank_loss():
+                    results = receive_results(self._rendezvous.control_group)
+                self._in_call = False
+            return results
+
+        self._wait_for_others = wait
+        return wait
 
     @contextmanager
     def _translate_rank_loss(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ See `torchrun_transport.py` for several ranks.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from quintet.runtime.remote_call import RemoteCall
@@ -26,6 +27,14 @@ class Transport(Protocol):
 
         Raises:
             RankDiedError: a worker has died; the message names it.
+        """
+
+    def call_others(self, call: RemoteCall) -> Callable[[], Sequence[Any]]:
+        """Start a call on all workers but that of rank 0; return the function that waits for their results, by rank
+        from 1 on.
+
+        Raises:
+            RankDiedError: a worker has died; the returned function raises it, too.
         """
 
     def check_alive(self) -> None:
@@ -52,6 +61,10 @@ class InProcessTransport:
 
     def broadcast(self, call: RemoteCall) -> Any:
         return self._worker.execute(call)
+
+    def call_others(self, call: RemoteCall) -> Callable[[], Sequence[Any]]:
+        """See `Transport.call_others`: there are no others."""
+        return lambda: ()
 
     def check_alive(self) -> None:
         """See `Transport.check_alive`: the worker lives as long as this process."""

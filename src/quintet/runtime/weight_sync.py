@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
 from quintet.config.native.experiment import Experiment
-from quintet.runtime.groups import EngineGroup, LearnerGroup
+from quintet.runtime.groups import EngineGroup
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class WeightSync:
     """Puts engines to sleep while the policy is trained, and wakes them up with its new weights."""
 
-    def __init__(self, learners: LearnerGroup, engines: EngineGroup, config: Experiment) -> None:
-        self._learners = learners
+    def __init__(
+        self, weights: Callable[[int], Iterable[tuple[str, Tensor]]], engines: EngineGroup, config: Experiment
+    ) -> None:
+        """`weights` yields the learner's weights for a version."""
+        self._weights = weights
         self._engines = engines
         options = config.rollout.engine_options
         self._should_sleep = options.sleep_between_steps or options.offload
@@ -27,4 +36,4 @@ class WeightSync:
         if self._is_asleep:
             self._engines.wake_up()
             self._is_asleep = False
-        self._engines.sync_weights(version, self._learners.actor.weights)
+        self._engines.sync_weights(version, lambda: self._weights(version))

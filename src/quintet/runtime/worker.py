@@ -1,19 +1,20 @@
-"""Workers: each rank executes the controller's calls with its part of the learners."""
+"""Workers: each rank executes the controller's calls with its part of the learners and its engine."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from quintet.config.native.experiment import Experiment
+from quintet.runtime.engine_worker import LocalEngineWorker
 from quintet.runtime.local_learners import LocalLearners
 from quintet.runtime.process_settings import configure_process, seed_torch
-from quintet.runtime.remote_call import STOP, RemoteCall, RemoteRef, receive
-from quintet.runtime.remote_interface import LEARNERS, REMOTE_OBJECTS, WORKER, remote_methods
+from quintet.runtime.remote_call import STOP, RemoteCall, RemoteRef, receive, send_result
+from quintet.runtime.remote_interface import ENGINE, LEARNERS, REMOTE_OBJECTS, WORKER, remote_methods
 from quintet.runtime.sft_learner import build_sft_learners
 from quintet.training.parallel.process_group import RankGroup
 from quintet.training.parallel.rendezvous import RankDiedError, Rendezvous
@@ -22,19 +23,39 @@ SINGLE_RANK = RankGroup()
 
 
 class Worker:
-    """`LearnerBuilder` that executes calls with the learners of this rank."""
+    """`ComponentBuilder` that executes calls with the learners and the engine of this rank."""
 
     def __init__(self, ranks: RankGroup = SINGLE_RANK) -> None:
         self._ranks = ranks
         self._learners: LocalLearners | None = None
+        self._engine: LocalEngineWorker | None = None
 
     def build_learners(self, config: Experiment, policy: Path, *, sft: bool = False) -> None:
         configure_process(config)
         if not sft:
             seed_torch(config)
+        self.close()
         self._learners = None  # free the learners of an earlier phase first
         build = build_sft_learners if sft else LocalLearners.build
         self._learners = build(config, policy, self._ranks)
+
+    def build_engine(self, config: Experiment, policy: Path) -> int:
+        """See `ComponentBuilder.build_engine`.
+
+        Raises:
+            ValueError: the learners have not been built.
+        """
+        self.close()
+        if self._learners is None:
+            raise ValueError("the engine was built before the learners")
+        self._engine = LocalEngineWorker.build(config, policy, self._learners)
+        return self._engine.max_model_len
+
+    def close(self) -> None:
+        """Release the engine."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
 
     def execute(self, call: RemoteCall) -> Any:
         """Call the method, or return the property, that the call names.
@@ -55,8 +76,10 @@ class Worker:
     def _resolve(self, target: str) -> Any:
         if target == WORKER:
             return self
-        if self._learners is None:
-            raise ValueError(f"{target} was called before the learners were built")
+        if target == ENGINE and self._engine is not None:
+            return self._engine
+        if self._learners is None or target == ENGINE:
+            raise ValueError(f"{target} was called before it was built")
         path = target.removeprefix(LEARNERS).split(".")[1:]
         result = reduce(getattr, path, self._learners)
         if result is None:
@@ -71,9 +94,11 @@ def run_worker(rendezvous: Rendezvous) -> None:
         RankDiedError: another rank has died.
     """
     worker = Worker(rendezvous.ranks)
-    with _ignored_signals(), _errors_with_rank(rendezvous):
+    with _ignored_signals(), _errors_with_rank(rendezvous), closing(worker):
         while (call := receive(rendezvous.control_group)) != STOP:
             result = worker.execute(call)
+            if call.returns_results:
+                send_result(result, rendezvous.control_group)
             for _ in result if isinstance(result, Iterator) else ():
                 pass  # all ranks gather the weights, and rank 0 uses them
 

@@ -66,7 +66,20 @@ def group(engines: list[ScriptedEngine]) -> RoutedEngines:
 
 
 def request(number: int, *, keep_kv_cache: bool = False) -> Request:
-    return Request(id=number, prompt=(1, 2), max_tokens=4, seed=number, keep_kv_cache=keep_kv_cache)
+    return Request(id=number, prompt=(1, number), max_tokens=4, seed=number, keep_kv_cache=keep_kv_cache)
+
+
+def test_samples_of_a_prompt_share_an_engine_as_long_as_others_have_as_many_requests(
+    group: RoutedEngines, engines: list[ScriptedEngine]
+) -> None:
+    """Fifteen groups of eight; at the beginning, there are too few requests to keep a group together."""
+    for number in range(120):
+        group.add_request(Request(number, prompt=(number // 8,), max_tokens=4, seed=number))
+    caches = [{request.prompt for request in engine.running} for engine in engines]
+    assert sum(map(len, caches)) <= 25, "45 if every engine had samples of every group"
+    counts = sorted(len(engine.running) for engine in engines)
+    assert sum(counts) == 120
+    assert counts[-1] <= 1.5 * counts[0] + 1
 
 
 def sampled_by(generations: list[Generation]) -> dict[int, int]:
@@ -102,7 +115,7 @@ def test_the_turns_of_an_episode_stay_where_their_kv_cache_is(group: RoutedEngin
     assert sampled_by(group.step()) == first
     # the episodes are over: their ids are free, and go to whichever engine has the fewest requests
     for number in (2, 0, 1):
-        group.add_request(request(number))
+        group.add_request(Request(number, prompt=(9, number), max_tokens=4, seed=number))
     assert sampled_by(group.step()) == {2: 0, 0: 1, 1: 2}
 
 

@@ -26,17 +26,20 @@ from quintet.config.native.learners import OptimizerConfig
 from quintet.config.torchrun import RankInfo, current_rank
 from quintet.errors import MachineError
 from quintet.policies.model_loading import load_tokenizer
-from quintet.records import Batch, PromptRow
+from quintet.records import Batch, Failure, FinishReason, Generation, PromptRow, Request, StructuredOutput
 from quintet.runtime.controller import Controller
+from quintet.runtime.engine_worker import LocalEngineWorker
 from quintet.runtime.local_learners import LocalLearners
-from quintet.runtime.remote_call import RemoteCall, RemoteRef, decode_header, encode
+from quintet.runtime.remote_call import RemoteCall, RemoteRef, decode_header, decode_result, encode, encode_result
 from quintet.runtime.remote_interface import (
     ACTOR,
     CRITIC,
+    ENGINE,
     LEARNERS,
     REFERENCE,
     REMOTE_OBJECTS,
     WORKER,
+    EngineReport,
     properties_of,
     remote_methods,
 )
@@ -119,6 +122,19 @@ def test_configured_objects_arrive_equal() -> None:
     assert through_the_wire(RemoteCall(LEARNERS, "load", arguments)).arguments == arguments
 
 
+def test_requests_and_responses_arrive_equal() -> None:
+    """The log-probs to the last bit, and texts with any character."""
+    structured = StructuredOutput("regex", "[ä-ü]+\n")
+    request = Request(3, (1, 2), 9, 2**63 - 1, 0.7, stop_token_ids=(4,), structured_output=structured)
+    call = RemoteCall(ENGINE, "step", {"requests": [[], [request, replace(request, stop_strings=("ü",))]]}, True)
+    assert through_the_wire(call) == call
+    generation = Generation(3, (7, 8), (-0.1, -1e-17), FinishReason.STOP, 2, ((1, 3),), None, (((7, -0.1),), ()))
+    report = EngineReport((generation,), Failure("engine", "EngineError", "device lost"))
+    assert decode_result(encode_result(report)) == report
+    assert decode_result(encode_result(512)) == 512
+    assert encode_result(None) == b""
+
+
 def test_a_call_without_arguments_has_none() -> None:
     assert through_the_wire(RemoteCall(LEARNERS, "create_critic")) == RemoteCall(LEARNERS, "create_critic")
 
@@ -157,7 +173,7 @@ def test_other_objects_are_not_sent() -> None:
 @pytest.mark.parametrize("target", [target for target in REMOTE_OBJECTS if target != WORKER])
 def test_calls_before_the_learners_are_built_are_refused(target: str) -> None:
     for method in remote_methods(REMOTE_OBJECTS[target]):
-        with pytest.raises(ValueError, match="before the learners were built"):
+        with pytest.raises(ValueError, match="before it was built"):
             Worker().execute(RemoteCall(target, method))
 
 
@@ -182,15 +198,18 @@ def test_a_reward_model_on_a_worker_gives_the_scores_of_a_local_one(
     assert remote.offloads is False
 
 
-def test_learners_implement_every_remote_method(policy_directory: Path, reward_model: RewardModelConfig) -> None:
+def test_learners_and_engines_implement_every_remote_method(
+    policy_directory: Path, reward_model: RewardModelConfig
+) -> None:
     """A name that can be sent and that the learners lack would be an AttributeError in the middle of a run."""
     learners = LocalLearners.build(experiment(), policy_directory)
     learners.load_reward_model(reward_model, 64)
     learners.create_critic()
     learners.snapshot_reference()
     learners.actor_with_optimizer(OptimizerConfig())
+    assert all(hasattr(LocalEngineWorker, name) for name in remote_methods(REMOTE_OBJECTS[ENGINE]))
     for target, protocol in REMOTE_OBJECTS.items():
-        if target != WORKER:
+        if target not in (WORKER, ENGINE):
             found = reduce(getattr, target.split(".")[1:], learners)
             for name in (*remote_methods(protocol), *properties_of(protocol)):
                 assert hasattr(found, name), f"{target}.{name}"
@@ -245,7 +264,7 @@ def test_two_ranks_do_what_one_does(
 ) -> None:
     policy_directory = (policy_directory, deep_directory, mixture_directory)[WAYS[way]]
     before = torch.get_num_threads()
-    alone = work(LocalLearners.build(experiment(), policy_directory), tmp_path / "one")
+    alone = work(Controller.in_process(), policy_directory, tmp_path / "one")
     torch.set_num_threads(before)
     program = [sys.executable, str(Path(__file__).with_name("worker_ranks.py"))]
     command, port = [*program, str(policy_directory), str(tmp_path / "two"), *split(way)], free_port()

@@ -19,8 +19,11 @@ from quintet.config.compose import load_experiment
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.torchrun import current_rank
-from quintet.records import Batch
+from quintet.records import Batch, Generation, Request
+from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.runtime.controller import Controller
+from quintet.runtime.engine_group import RoutedEngines
+from quintet.runtime.engines import load_policy_tokenizer, local_engine_builder
 from quintet.runtime.groups import LearnerGroup
 from quintet.runtime.worker import run_worker
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
@@ -67,12 +70,37 @@ def sequences() -> Batch:
     )
 
 
-def work(learners: LearnerGroup, directory: Path, *overrides: str, others: int = 0) -> dict[str, Any]:
-    """Everything that a run asks of learners, and what came of it."""
+def responses(controller: Controller, learners: LearnerGroup, config: Experiment, policy: Path) -> dict[str, Any]:
+    """Responses of the engines of all ranks with the learner's weights."""
+    tokenizer = load_policy_tokenizer(config, policy, learners.actor.model.config.vocab_size)
+    remote = controller.build_remote_engines(config, policy)
+    local = local_engine_builder(config, policy, learners, tokenizer)
+    engines = RoutedEngines([RestartingEngine(local, learners.actor.weights), *remote.engines()])
+    engines.sync_weights(1, lambda: remote.weights(1))
+    for number in range(6):
+        engines.add_request(Request(number, tuple(range(5, 9 + number)), 4 + number, seed=number))
+    assert len(engines.engines) == controller.world_size
+    assert all(engine.busy for engine in engines.engines)
+    generations: list[Generation] = []
+    while engines.busy:
+        generations += engines.step()
+    assert {generation.weight_version for generation in generations} == {1}
+    engines.close()
+    responses = sorted(generations, key=lambda generation: generation.id)
+    return {
+        "response tokens": [token for response in responses for token in response.tokens],
+        "response log-probs": [logprob for response in responses for logprob in response.logprobs],
+    }
+
+
+def work(controller: Controller, policy_directory: Path, directory: Path, *overrides: str) -> dict[str, Any]:
+    """Everything that a run asks of learners and engines, and what came of it."""
     config, batch = experiment(*overrides), sequences()
+    learners = controller.build_learners(config, policy_directory)
     policy, aggregation = PolicyObjective(config.algorithm), Aggregation("seq-mean-token-mean")
     practice = learners.actor_with_optimizer(OptimizerConfig(learning_rate=1e-2))
     told: dict[str, Any] = {"practice": practice.update(batch, CrossEntropyObjective(), "token-mean", 1e-3)}
+    told |= responses(controller, learners, config, policy_directory)
     critic, reference = learners.create_critic(), learners.snapshot_reference()
     batch = replace(
         batch, ref_logprobs=reference.compute_log_probs(batch), logprobs=learners.actor.scorer.compute_log_probs(batch)
@@ -87,7 +115,7 @@ def work(learners: LearnerGroup, directory: Path, *overrides: str, others: int =
     told["values"] = critic.compute_values(batch).tolist()
     told["weights"] = {name: float(tensor.double().square().sum()) for name, tensor in learners.actor.weights()}
     next(iter(learners.actor.weights()))  # nobody takes the rest
-    saver = AsyncCheckpointer(directory, keep=1, num_other_ranks=others)
+    saver = AsyncCheckpointer(directory, keep=1, num_other_ranks=controller.world_size - 1)
     saver.save(1, {}, learners.save)
     told["after saving"] = learners.actor.update(batch, policy, aggregation, 1e-3, reference=reference, seed=2)
     saver.wait()
@@ -106,8 +134,7 @@ def main() -> None:
         run_worker(meeting)
     else:
         controller = Controller.on_ranks(meeting)
-        learners = controller.build_learners(experiment(*overrides), policy)
-        print(json.dumps(work(learners, directory, *overrides, others=controller.world_size - 1)))
+        print(json.dumps(work(controller, policy, directory, *overrides)))
         controller.close()
     meeting.close()
 

@@ -74,6 +74,19 @@ class Engine(Protocol):
         """Release memory and processes for good."""
 
 
+def take_steps(engine: Engine, count: int) -> list[Generation]:
+    """Advance the engine by up to `count` steps while it is busy; return the finished requests.
+
+    Raises:
+        EngineError: the engine died, together with all its requests.
+    """
+    generations: list[Generation] = []
+    while count > 0 and engine.busy:
+        generations += engine.step()
+        count -= 1
+    return generations
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
     """Everything that an engine is built from."""

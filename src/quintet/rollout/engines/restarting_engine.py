@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Collection, Generator, Iterable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from quintet.errors import MachineError
 from quintet.records import Failure, FinishReason, Generation, Request
-from quintet.rollout.engines.engine import Engine
+from quintet.rollout.engines.engine import Engine, take_steps
 from quintet.sandbox.sandboxed_process import error_message
 
 if TYPE_CHECKING:
@@ -19,6 +19,14 @@ MAX_RESTARTS = 3
 FATAL_ERRORS = (RuntimeError, MemoryError)
 """Errors that an engine dies of: `EngineError`, device errors and lack of device memory (RuntimeErrors of torch), lack
 of host memory."""
+
+
+@runtime_checkable
+class ConcurrentEngine(Protocol):
+    """An engine in another process, which computes at the same time as others."""
+
+    def start_step(self) -> None:
+        """Start the steps whose result the next call of `step` returns."""
 
 
 class RestartingEngine:
@@ -67,13 +75,19 @@ class RestartingEngine:
             self._unfinished.discard(request.id)
             raise
 
-    def step(self) -> list[Generation]:
-        """See `Engine.step`.
+    def start_step(self) -> None:
+        """Start the next step, if the engine computes in another process."""
+        if isinstance(self._engine, ConcurrentEngine) and self._engine.busy:
+            self._call(self._engine.start_step)
+
+    def step(self, count: int = 1) -> list[Generation]:
+        """See `Engine.step`; take up to `count` steps, unless the engine computes in another process.
 
         Raises:
             MachineError: the engine keeps dying.
         """
-        generations = self._call(self._engine.step) if self._engine.busy else None
+        steps = 1 if isinstance(self._engine, ConcurrentEngine) else count
+        generations = self._call(lambda: take_steps(self._engine, steps)) if self._engine.busy else None
         failed, self._failed = self._failed, []
         if generations is None:
             return failed
@@ -90,7 +104,15 @@ class RestartingEngine:
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         self.weight_version = version
-        self._call(lambda: self._engine.load_weights(version, weights))
+
+        def load() -> None:
+            try:
+                self._engine.load_weights(version, weights)
+            finally:
+                if isinstance(weights, Generator):
+                    weights.close()  # other ranks wait for the rest
+
+        self._call(load)
 
     def reset_prefix_cache(self) -> None:
         self._call(self._engine.reset_prefix_cache)
@@ -114,7 +136,7 @@ class RestartingEngine:
         try:
             return method()
         except FATAL_ERRORS as error:
-            failure = _failure(error)
+            failure = engine_failure(error)
         # not in the handler: the traceback would keep the dead engine's memory while the next engine allocates its own
         self._restart(failure)
         return None
@@ -143,7 +165,7 @@ class RestartingEngine:
             self._engine = self._build_engine()
             self._engine.load_weights(self.weight_version, self._weights())
         except FATAL_ERRORS as error:
-            return _failure(error)
+            return engine_failure(error)
         return None
 
 
@@ -155,7 +177,8 @@ def _close(engine: Engine) -> None:
         return
 
 
-def _failure(error: BaseException) -> Failure:
+def engine_failure(error: BaseException) -> Failure:
+    """Return the error as data."""
     message = error_message(error)
     return Failure("engine", str(message["kind"]), str(message["message"]))
 

@@ -16,6 +16,7 @@ from quintet.policies.model_loading import load_model
 from quintet.records import Request
 from quintet.rollout.engines.engine import ENGINES, EngineError, EngineSetup
 from quintet.rollout.engines.vllm import engine as vllm
+from quintet.rollout.engines.vllm.llm_engine import gpu_variables
 from quintet.rollout.engines.vllm.options import Release, engine_arguments, environment
 from quintet.rollout.engines.vllm.stop_strings import StopStringMatcher
 from quintet.rollout.engines.vllm.weight_sync import WeightPlan, weight_file
@@ -223,3 +224,15 @@ def test_stop_strings_match_when_complete(answer: str, stops: list[str], end: in
     tokens = list(answer.encode())
     ends = [place for place in range(1, len(tokens) + 1) if found.matches(tokens[:place])]
     assert ends == ([] if end is None else [end])
+
+
+def test_vllm_of_each_rank_uses_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert gpu_variables() == {}
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    assert gpu_variables() == {"CUDA_VISIBLE_DEVICES": "2"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,GPU-7f,1")
+    assert gpu_variables() == {"CUDA_VISIBLE_DEVICES": "GPU-7f"}

@@ -59,7 +59,7 @@ class LlmEngine:
         if not setup.options.log_statistics:
             # for messages before vLLM has read its settings
             logging.getLogger("vllm").setLevel(logging.ERROR)
-        with _preserved_process_state(environment(setup.options)):
+        with _preserved_process_state(environment(setup.options), gpu_variables() if self._separate_process else {}):
             self._start()
         if not self._separate_process:
             _ENGINES_IN_PROCESS.append(id(self))
@@ -293,16 +293,25 @@ def _destroy_process_groups() -> None:
     destroy_distributed_environment()
 
 
+def gpu_variables() -> Mapping[str, str]:
+    """Return the variable that gives a child process the GPU of this one, if it is not the first."""
+    if not torch.cuda.is_available() or not (index := torch.cuda.current_device()):
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    return {"CUDA_VISIBLE_DEVICES": visible.split(",")[index]}
+
+
 @contextmanager
-def _preserved_process_state(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables, and restore the process state after vLLM has started.
+def _preserved_process_state(defaults: Mapping[str, str], variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables, `defaults` only if they are not set, and restore the process state after vLLM has
+    started.
 
     vLLM changes environment variables (preloaded libraries, threads) that later child processes would inherit, seeds
     the global random generators, reduces torch's threads and replaces `torch.set_num_threads` with a no-op.
     """
     before, set_threads, threads = dict(os.environ), torch.set_num_threads, torch.get_num_threads()
     states = random.getstate(), np.random.get_state()
-    os.environ.update({name: value for name, value in variables.items() if name not in before})
+    os.environ.update({**defaults, **before, **variables})
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)

@@ -1,0 +1,268 @@
+"""If these fail, engines on other ranks lose requests, generate with old weights, or stop the run when one dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from test_worker import through_the_wire
+
+from quintet.config.compose import load_experiment
+from quintet.records import FinishReason, Generation, Request, StructuredOutput
+from quintet.rollout.engines.engine import EngineError
+from quintet.rollout.engines.restarting_engine import RestartingEngine
+from quintet.runtime.engine_group import RoutedEngines
+from quintet.runtime.engine_worker import LocalEngineWorker
+from quintet.runtime.local_learners import LocalLearners
+from quintet.runtime.remote_call import RemoteCall
+from quintet.runtime.remote_engines import RemoteEngines, has_engine_on_every_rank
+from quintet.runtime.remote_interface import ENGINE, STEPS_PER_CALL, WORKER
+
+CONTEXT = 100
+
+
+class CountingEngine:
+    """Samples its rank, one token per step."""
+
+    weight_version = 0
+    max_model_len = CONTEXT
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.running: dict[int, tuple[Request, int]] = {}
+        self.loaded: list[dict[str, float]] = []
+        self.actions: list[str] = []
+        self.dies = False
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running)
+
+    def add_request(self, request: Request) -> None:
+        if request.structured_output is not None:
+            raise ValueError("invalid structured output")
+        self.running[request.id] = (request, 0)
+
+    def step(self) -> list[Generation]:
+        if self.dies:
+            raise EngineError("device lost")
+        self.running = {number: (request, length + 1) for number, (request, length) in self.running.items()}
+        finished = [number for number, (request, length) in self.running.items() if length == request.max_tokens]
+        return [self._finish(number, FinishReason.LENGTH) for number in finished]
+
+    def abort(self, ids: Collection[int]) -> list[Generation]:
+        return [self._finish(number, FinishReason.ABORT) for number in ids if number in self.running]
+
+    def _finish(self, number: int, reason: FinishReason) -> Generation:
+        _, length = self.running.pop(number)
+        return Generation(number, (self.rank,) * length, (-0.5,) * length, reason, self.weight_version)
+
+    def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.weight_version = version
+        self.loaded.append({name: float(tensor) for name, tensor in weights})
+
+    def sleep(self) -> None:
+        self.actions.append("sleep")
+
+    def close(self) -> None:
+        self.actions.append("close")
+
+
+@dataclass
+class Ranks:
+    """`Transport` to workers of ranks 1 and 2 in this process; calls pass through their encoding."""
+
+    world_size: int = 3
+    built: dict[int, list[CountingEngine]] = field(default_factory=lambda: {1: [], 2: []})
+    workers: dict[int, LocalEngineWorker] = field(default_factory=dict)
+    methods: list[str] = field(default_factory=list)
+    gathered: int = 0
+    """Number of tensors that all ranks have gathered."""
+
+    def call_others(self, call: RemoteCall) -> Callable[[], Sequence[Any]]:
+        received = through_the_wire(call)
+        self.methods.append(received.method)
+        if call.target == WORKER:
+            return lambda: [self._build(rank) for rank in self.built]
+        assert call.target == ENGINE
+        return lambda: [getattr(worker, call.method)(**received.arguments) for worker in self.workers.values()]
+
+    def call(self, call: RemoteCall) -> Any:
+        return self.weights()
+
+    def broadcast(self, call: RemoteCall) -> Any:
+        return self.weights()
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name in ("a", "b"):
+            self.gathered += 1
+            yield name, torch.tensor(float(self.gathered))
+
+    def _build(self, rank: int) -> int:
+        def build() -> CountingEngine:
+            self.built[rank].append(CountingEngine(rank))
+            return self.built[rank][-1]
+
+        learners = SimpleNamespace(
+            ranks=SimpleNamespace(rank=rank), has_full_weights=False, actor=SimpleNamespace(weights=self.weights)
+        )
+        self.workers[rank] = LocalEngineWorker(build, cast("LocalLearners", learners))
+        return CONTEXT
+
+    def check_alive(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def ranks() -> Ranks:
+    return Ranks()
+
+
+@pytest.fixture
+def remote(ranks: Ranks) -> RemoteEngines:
+    return RemoteEngines(ranks, load_experiment(None, []).experiment, Path("policy"))
+
+
+@pytest.fixture
+def local() -> CountingEngine:
+    return CountingEngine(0)
+
+
+@pytest.fixture
+def group(remote: RemoteEngines, local: CountingEngine) -> RoutedEngines:
+    return RoutedEngines([RestartingEngine(lambda: local, tuple), *remote.engines()])
+
+
+def request(number: int, tokens: int = 8) -> Request:
+    return Request(id=number, prompt=(1, number), max_tokens=tokens, seed=number)
+
+
+def run(group: RoutedEngines) -> dict[int, Generation]:
+    generations: dict[int, Generation] = {}
+    for _ in range(50):
+        for generation in group.step() if group.busy else ():
+            assert generation.id not in generations
+            generations[generation.id] = generation
+    assert not group.busy
+    return generations
+
+
+def test_every_rank_generates_its_share(group: RoutedEngines) -> None:
+    for number in range(9):
+        group.add_request(request(number))
+    generations = run(group)
+    sampled = [generation.tokens for _, generation in sorted(generations.items())]
+    assert sampled == [(number % 3,) * 8 for number in range(9)]
+    assert generations[1].logprobs == (-0.5,) * 8
+
+
+def test_all_ranks_step_together_and_few_messages_are_sent(group: RoutedEngines, ranks: Ranks) -> None:
+    for number in range(3):
+        group.add_request(request(number, tokens=3 * STEPS_PER_CALL))
+    run(group)
+    assert ranks.methods == ["build_engine", "step", "step", "step"]
+
+
+def test_no_message_is_sent_while_only_rank_0_has_requests(group: RoutedEngines, ranks: Ranks) -> None:
+    group.add_request(request(0))
+    run(group)
+    assert ranks.methods == ["build_engine"]
+
+
+def test_responses_of_one_rank_may_come_later_than_those_of_another(group: RoutedEngines) -> None:
+    lengths = {0: 2, 1: 9, 2: 4, 3: 3, 4: 1, 5: 17}
+    for number, length in lengths.items():
+        group.add_request(request(number, length))
+    assert {number: len(generation.tokens) for number, generation in run(group).items()} == lengths
+
+
+def test_all_ranks_load_the_weights_that_are_gathered_once(
+    group: RoutedEngines, remote: RemoteEngines, ranks: Ranks, local: CountingEngine
+) -> None:
+    group.sync_weights(3, lambda: remote.weights(3))
+    # each of the three ranks gathers two tensors
+    assert ranks.gathered == 6
+    assert len(local.loaded) == len(ranks.built[1][0].loaded) == len(ranks.built[2][0].loaded) == 1
+    group.add_request(request(0))
+    group.add_request(request(1))
+    assert [generation.weight_version for generation in run(group).values()] == [3, 3]
+
+
+def test_an_engine_that_shares_the_learners_weights_does_not_keep_the_others_from_loading(
+    remote: RemoteEngines, ranks: Ranks
+) -> None:
+    class Sharing(CountingEngine):
+        def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None: ...
+
+    group = RoutedEngines([RestartingEngine(lambda: Sharing(0), tuple), *remote.engines()])
+    group.sync_weights(3, lambda: remote.weights(3))
+    assert [engine.weight_version for engines in ranks.built.values() for engine in engines] == [3, 3]
+    assert len(ranks.built[2][0].loaded) == 1
+
+
+def test_an_engine_that_dies_costs_its_requests_and_is_replaced_with_the_current_weights(
+    group: RoutedEngines, remote: RemoteEngines, ranks: Ranks
+) -> None:
+    group.sync_weights(5, lambda: remote.weights(5))
+    for number in range(3):
+        group.add_request(request(number))
+    ranks.built[1][0].dies = True
+    generations = run(group)
+    assert [generations[number].finish_reason for number in range(3)] == ["length", "failed", "length"]
+    failure = generations[1].failure
+    assert failure is not None
+    assert "device lost" in failure.message
+    assert len(ranks.built[1]) == 2
+    assert ranks.built[1][0].actions == ["close"]
+    assert ranks.built[1][1].weight_version == 5
+    assert len(ranks.built[2][0].loaded) == 1, "the others already have these weights"
+    assert group.pop_metrics() == {"engine/restarts": 1}
+    group.add_request(request(7))
+    group.add_request(request(8))
+    assert sorted(generation.tokens[0] for generation in run(group).values()) == [0, 1]
+
+
+def test_a_request_that_an_engine_refuses_fails_alone(group: RoutedEngines) -> None:
+    group.add_request(request(0))
+    refused = Request(1, (1, 2), 8, 1, stop_token_ids=(3,), structured_output=StructuredOutput("regex", "("))
+    group.add_request(refused)
+    generations = run(group)
+    assert generations[1].finish_reason is FinishReason.FAILED
+    assert generations[1].failure is not None
+    assert "invalid structured output" in generations[1].failure.message
+    with pytest.raises(ValueError, match="the prompt has 100 tokens, the context 100"):
+        [group.add_request(Request(number, (number,) * CONTEXT, 1, 0)) for number in (2, 3)]
+
+
+def test_aborted_requests_return_what_they_have(group: RoutedEngines) -> None:
+    for number in range(3):
+        group.add_request(request(number))
+    group.step()
+    group.add_request(request(3))
+    group.add_request(request(4))
+    aborted = {generation.id: len(generation.tokens) for generation in group.abort([0, 1, 4, 77])}
+    assert aborted == {0: STEPS_PER_CALL, 1: STEPS_PER_CALL, 4: 0}
+    assert sorted(run(group)) == [2, 3]
+
+
+def test_all_ranks_sleep_once(group: RoutedEngines, ranks: Ranks) -> None:
+    group.sleep()
+    assert [engines[0].actions for engines in ranks.built.values()] == [["sleep"], ["sleep"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), True),
+        (("rollout.engine=vllm",), True),
+        (("rollout.engine=vllm", "rollout.engine_options.tensor_parallel=2"), False),
+    ],
+)
+def test_only_engines_of_one_device_run_on_every_rank(words: Sequence[str], expected: bool) -> None:
+    assert has_engine_on_every_rank(load_experiment(None, words).experiment) is expected
