@@ -100,7 +100,7 @@ def make_batch() -> Callable[..., Batch]:
 @pytest.fixture
 def megatron_alone() -> Iterator[None]:
     """Megatron in this process, of which no groups and no threads are left behind; skips where it isn't installed."""
-    pytest.importorskip("megatron.core", reason="pip install 'quintet[megatron]'")
+    pytest.importorskip("megatron.core", reason="pip install -e '.[megatron]'")
     from megatron.core import parallel_state
 
     before = torch.get_num_threads()

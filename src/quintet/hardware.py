@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 DEVICES = Path("/dev")
@@ -64,3 +66,27 @@ def package_version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def install_command(packages: Iterable[str]) -> str:
+    """Return a shell command that installs packages.
+
+    >>> install_command(["wandb", "einops<1,>=0.8"])
+    "pip install wandb 'einops<1,>=0.8'"
+    """
+    return shlex.join(["pip", "install", *packages])
+
+
+def extra_packages(extra: str) -> list[str]:
+    """Return the packages of an extra of this distribution with their versions, such as `einops<1,>=0.8`.
+
+    The extra itself can be installed only from a clone: no package index has this distribution.
+    """
+    from packaging.requirements import Requirement
+
+    requirements = map(Requirement, importlib.metadata.requires("quintet") or ())
+    return [
+        f"{package.name}{package.specifier}"
+        for package in requirements
+        if package.marker is not None and package.marker.evaluate({"extra": extra})
+    ]

@@ -17,9 +17,10 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -27,7 +28,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
 from quintet import hardware
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, UserError, nearest
 
 T = TypeVar("T")
 
@@ -55,14 +56,10 @@ class Entry(Generic[T]):
         return tuple(name for name in self.requires if not hardware.is_installed(name))
 
     @property
-    def install(self) -> str:
-        """Arguments of `pip install` that provide the required modules."""
-        return f"quintet[{self.extra}]" if self.extra else " ".join(self.missing())
-
-    @property
     def guide(self) -> str:
         """Installation hint for missing modules."""
-        return self.how or f"pip install '{self.install}'"
+        packages = hardware.extra_packages(self.extra) if self.extra else self.missing()
+        return self.how or hardware.install_command(packages)
 
     def load(self) -> Callable[..., T]:
         """Return the factory.
@@ -222,6 +219,31 @@ def load_user_object(reference: str, key: str, entry_points: str | None = None) 
     return cast("Callable[..., Any]", getattr(module, name))
 
 
+@contextmanager
+def user_errors(reference: str, key: str) -> Iterator[None]:
+    """Report exceptions of a user's function or class with the line of its file, without Quintet's frames.
+
+    Raises:
+        ConfigError: the block raised an exception other than a `UserError`.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # a user's code can raise anything
+        message = f"{key} = {reference!r} raised {type(error).__name__}: {error}"
+        line = _user_line(error, reference.rpartition(":")[0])
+        raise ConfigError(message, key=key, value=reference, hint=f"correct the code: {line}") from error
+
+
+def _user_line(error: BaseException, location: str) -> str:
+    """Return file and line of the innermost call in the file or module `location`, else of the innermost one."""
+    name = Path(location).stem if location.endswith(".py") else location.rpartition(".")[2]
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((frame for frame in reversed(frames) if Path(frame.filename).stem == name), frames[-1])
+    return f"{frame.filename}:{frame.lineno}: {frame.line}"
+
+
 def _defined_names(module: ModuleType) -> list[str]:
     """Return the public functions and classes that a module defines, in order, without those that it imports."""
     return [
@@ -237,7 +259,11 @@ def _import(location: str, key: str, reference: str) -> ModuleType:
             return _import_file(Path(location).expanduser().resolve())
         return importlib.import_module(location)
     except FileNotFoundError as error:
-        raise ConfigError(f"{key} = {reference!r}: there is no file {location}", key=key, value=reference) from error
+        names = [path.name for path in Path(location).expanduser().parent.glob("*.py")]
+        close = nearest(Path(location).name, names)
+        hint = f"did you mean {Path(location).parent / close}?" if close else f"the current directory is {Path.cwd()}"
+        message = f"{key} = {reference!r}: there is no file {location}"
+        raise ConfigError(message, key=key, value=reference, hint=hint) from error
     except Exception as error:  # importing a user's file can raise anything
         message = f"{key} = {reference!r}: importing it failed: {type(error).__name__}: {error}"
         raise ConfigError(message, key=key, value=reference) from error

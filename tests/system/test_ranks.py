@@ -140,7 +140,7 @@ def test_two_processes_continue_a_stopped_warm_start(place: Path) -> None:
 
 def test_megatron_on_two_processes_is_the_run_of_one(place: Path) -> None:
     """Fine-tuning, warm start and reinforcement learning."""
-    pytest.importorskip("megatron.core", reason="pip install 'quintet[megatron]'")
+    pytest.importorskip("megatron.core", reason="pip install -e '.[megatron]'")
     words = ["training.steps=2", "algorithm.advantage={name: gae}", "algorithm.kl={place: loss}"]
     sections = ("actor", "critic", "reference")
     split = [f"{name}.{word}" for name in sections for word in ("backend=megatron", "parallel.tensor=2")]

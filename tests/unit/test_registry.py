@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from quintet.errors import ConfigError, nearest
-from quintet.registry import Registry
+from quintet.registry import Registry, load_user_object, user_errors
 
 
 def make() -> Registry[float]:
     registry: Registry[float] = Registry("number")
     registry.add("one", lambda: 1.0, help="the first")
     registry.add("root", "math:sqrt", help="by address")
-    registry.add("far", "nowhere:x", help="needs a package", requires=("no_such_package",), extra="far")
+    registry.add("far", "nowhere:x", help="needs a package", requires=("no_such_package",), extra="megatron")
     return registry
 
 
@@ -36,8 +38,24 @@ def test_an_unknown_name_lists_the_nearest() -> None:
 def test_a_missing_package_says_what_to_install() -> None:
     entry = make().get("far")
     assert entry.missing() == ("no_such_package",)
-    with pytest.raises(ConfigError, match=r"quintet\[far\]"):
+    with pytest.raises(ConfigError, match=r"pip install 'einops<1,>=0.8' megatron-core==0.16.1"):
         entry.load()
+
+
+def test_an_exception_of_user_code_names_its_line_without_a_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import json\n\n\ndef load(text):\n    return json.loads(text)\n")
+    reference = f"{path}:load"
+    with pytest.raises(ConfigError) as caught, user_errors(reference, "a.key"):
+        load_user_object(reference, "a.key")("{")
+    assert caught.value.message.startswith(f"a.key = {reference!r} raised JSONDecodeError: ")
+    assert caught.value.hint == f"correct the code: {path}:5: return json.loads(text)"
+
+
+def test_a_mistyped_file_of_user_code_suggests_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "advantage.py").touch()
+    with pytest.raises(ConfigError, match=r"there is no file .*\n  did you mean .*/advantage\.py\?"):
+        load_user_object(f"{tmp_path / 'advantge.py'}:f", "a.key")
 
 
 def test_nearest_gives_nothing_rather_than_nonsense() -> None:

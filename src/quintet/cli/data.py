@@ -74,7 +74,7 @@ def tasks() -> None:
         "countdown": CountdownOptions,
     }
     for entry in TASKS:
-        missing = f" (needs {entry.install})" if entry.missing() else ""
+        missing = f" (needs {entry.guide})" if entry.missing() else ""
         print(f"{entry.name}: {entry.help}{missing}")
         for name, field in kinds.get(entry.name, TaskOptions).model_fields.items():
             description = " ".join((field.description or "").split())

@@ -158,7 +158,8 @@ def _kernels() -> Ability:
 def _megatron() -> Ability:
     version = hardware.package_version("megatron-core")
     if version is None:
-        return Ability("learner", "megatron", NEEDS, "needs pip install 'quintet[megatron]'")
+        command = hardware.install_command(hardware.extra_packages("megatron"))
+        return Ability("learner", "megatron", NEEDS, f"needs {command}")
     return Ability("learner", "megatron", READY, f"megatron-core {version}")
 
 

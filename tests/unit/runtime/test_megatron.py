@@ -19,7 +19,7 @@ from quintet.errors import ConfigError, MachineError
 from quintet.runtime.local_learners import LocalLearners
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
 
-pytest.importorskip("megatron.core", reason="pip install 'quintet[megatron]'")
+pytest.importorskip("megatron.core", reason="pip install -e '.[megatron]'")
 
 MEGATRON = tuple(f"{name}.backend=megatron" for name in ("actor", "critic", "reference"))
 

@@ -26,7 +26,7 @@ def require_megatron() -> None:
             "the Megatron learner needs the package megatron-core",
             key="actor.backend",
             value="megatron",
-            hint="pip install 'quintet[megatron]'",
+            hint=hardware.install_command(hardware.extra_packages("megatron")),
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from quintet.training.megatron.core_package import require_megatron
 
-pytest.importorskip("megatron.core", reason="pip install 'quintet[megatron]'")
+pytest.importorskip("megatron.core", reason="pip install -e '.[megatron]'")
 require_megatron()
 
 COMMON: dict[str, Any] = {
