@@ -10,7 +10,7 @@ from quintet.config.native.envs import ENVS, CustomEnvConfig
 from quintet.config.native.registry_union import validate_options
 from quintet.envs.env import Env
 from quintet.errors import ConfigError
-from quintet.registry import load_user_object
+from quintet.registry import load_user_object, user_errors
 
 KEY = "env.path"
 METHODS = ("instruction", "reset", "step", "close")
@@ -20,9 +20,11 @@ def build_custom_env(config: CustomEnvConfig) -> Env:
     """Return a custom env, not yet reset.
 
     Raises:
-        ConfigError: see `load_custom_env`.
+        ConfigError: the class raises, or see `load_custom_env`.
     """
-    return load_custom_env(config)()
+    build = load_custom_env(config)
+    with user_errors(config.path, KEY):
+        return build()
 
 
 def load_custom_env(config: CustomEnvConfig) -> Callable[[], Env]:

@@ -51,7 +51,8 @@ def _check_signature(function: Callable[..., Any], reference: str, names: Sequen
         signature.bind(**dict.fromkeys(names))
     except TypeError as error:
         message = f"{KEY} = {reference!r} cannot be called with {', '.join(names)}: {error}"
-        raise ConfigError(message, key=KEY, value=reference, hint="accept unused arguments with **others") from error
+        hint = "set further arguments in reward.function_arguments, and accept unused ones with **others"
+        raise ConfigError(message, key=KEY, value=reference, hint=hint) from error
 
 
 def _post(url: str, message: Mapping[str, Any], timeout: float) -> Any:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from quintet.config.native.envs import CustomEnvConfig
 from quintet.envs.factory import build_env, build_vector_env
 from quintet.envs.vector_env import ActionsExecuted, EpisodeStarted
+from quintet.errors import ConfigError
 from quintet.registry import load_user_object
 
 PATH = f"{Path(__file__).parents[3] / 'examples/custom/treasure.py'}:Treasure"
@@ -25,6 +28,12 @@ def test_the_env_of_the_page_is_played_as_it_says() -> None:
     assert isinstance(moved, ActionsExecuted)
     assert [step.observation.text[:7] for step in moved.steps] == ["you 1 3", "you 2 3", "you 3 3", "you 4 3"]
     assert (moved.steps[-1].reward, moved.steps[-1].info) == (1.0, {"success": True})
+
+
+def test_a_class_that_raises_is_reported_with_its_line() -> None:
+    config = CustomEnvConfig(name="custom", path=PATH, arguments={"size": "four"})
+    with pytest.raises(ConfigError, match=r"env\.path = .* raised TypeError: .*\n.*treasure\.py:16: "):
+        build_env(config)
 
 
 def test_it_is_made_with_its_arguments() -> None:

@@ -12,7 +12,7 @@ from quintet.config.native.advantages import ADVANTAGES, AdvantageSection, Custo
 from quintet.config.native.registry_union import validate_options
 from quintet.errors import ConfigError
 from quintet.records import Batch
-from quintet.registry import load_user_object
+from quintet.registry import load_user_object, user_errors
 
 KEY = "algorithm.advantage.function"
 
@@ -34,11 +34,13 @@ def custom_advantage(batch: Batch, config: CustomAdvantageConfig) -> tuple[Tenso
     """Return (advantages [N], returns [N]) of a user's function `(batch, options)`, set to 0 outside the loss mask.
 
     Raises:
-        ConfigError: the function cannot be imported, refuses its options, or returns something else.
+        ConfigError: the function cannot be imported, refuses its options, raises, or returns something else.
     """
     function = load_user_object(config.function, KEY, "quintet.advantages")
     options = validate_options(function, config.options, "algorithm.advantage.options")
-    return _checked(function(batch, options), batch, KEY, config.function, whitened=config.whiten)
+    with user_errors(config.function, KEY):
+        result = function(batch, options)
+    return _checked(result, batch, KEY, config.function, whitened=config.whiten)
 
 
 def _checked(result: Any, batch: Batch, key: str, value: str, *, whitened: bool) -> tuple[Tensor, Tensor]:

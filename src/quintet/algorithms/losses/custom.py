@@ -11,7 +11,7 @@ from quintet.algorithms.losses.targets import Loss, PolicyLoss, PolicyLossInputs
 from quintet.config.native.losses import LOSSES, CustomLossConfig, LossSection
 from quintet.config.native.registry_union import validate_options
 from quintet.errors import ConfigError
-from quintet.registry import load_user_object
+from quintet.registry import load_user_object, user_errors
 
 
 def loss_from_config(config: LossSection) -> tuple[Loss, Any]:
@@ -38,7 +38,8 @@ def _as_loss(function: Callable[..., Any] | Loss, key: str, value: str) -> Loss:
         return function
 
     def checked(logprobs: Tensor, targets: PolicyLossInputs, options: Any) -> PolicyLoss:
-        result = function(logprobs, targets, options)
+        with user_errors(value, key):
+            result = function(logprobs, targets, options)
         if not isinstance(result, PolicyLoss) or result.loss.shape != logprobs.shape:
             is_loss = isinstance(result, PolicyLoss)
             returned = f"a loss of shape {list(result.loss.shape)}" if is_loss else repr(type(result))
