@@ -163,35 +163,37 @@ class PlainProgress:
         self, console: Console, every_seconds: float = 5.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._console, self._clock, self.every_seconds = console, clock, every_seconds
+        self._open: list[_PlainPhase] = []
         self._pending: dict[str, float] = {}
+        """Metrics reported between two phases, which the next one shows."""
 
     def report(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._pending.update(_select_metrics(metrics))
+        pending = self._open[-1].pending if self._open else self._pending
+        pending.update(_select_metrics(metrics))
 
     def note(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     @contextmanager
     def phase(self, name: str, total: int, done: int = 0, unit: str = "step") -> Iterator[Phase]:
-        phase = _PlainPhase(self, name, _Pace(total, done, unit, self._clock))
-        yield phase
-        phase.finish()
-
-    def line(self, name: str, pace: _Pace) -> None:
-        """Print the line of one phase."""
-        parts = (f"{name} {pace.done}/{pace.total}", _metrics_text(self._pending), pace.rate(), pace.remaining())
-        self._pending.clear()
-        self.note(" · ".join(part for part in parts if part))
+        phase = _PlainPhase(self, name, _Pace(total, done, unit, self._clock), self._pending)
+        self._open.append(phase)
+        self._pending = {}
+        try:
+            yield phase
+            phase.finish()
+        finally:
+            self._open.remove(phase)
 
 
 class _PlainPhase:
-    def __init__(self, owner: PlainProgress, name: str, pace: _Pace) -> None:
-        self._owner, self._name, self._pace = owner, name, pace
+    def __init__(self, owner: PlainProgress, name: str, pace: _Pace, pending: dict[str, float]) -> None:
+        self._owner, self._name, self._pace, self.pending = owner, name, pace, pending
         self._shown, self._shown_at = pace.done, pace.clock()
 
     def advance(self, metrics: Mapping[str, float] | None = None, count: int = 1) -> None:
         self._pace.advance(count)
-        self._owner.report(self._pace.done, metrics or {})
+        self.pending.update(_select_metrics(metrics or {}))
         if self._pace.clock() - self._shown_at >= self._owner.every_seconds:
             self._show()
 
@@ -202,8 +204,12 @@ class _PlainPhase:
             self._show()
 
     def _show(self) -> None:
-        self._shown, self._shown_at = self._pace.done, self._pace.clock()
-        self._owner.line(self._name, self._pace)
+        """Print the line of the phase."""
+        pace = self._pace
+        self._shown, self._shown_at = pace.done, pace.clock()
+        parts = (f"{self._name} {pace.done}/{pace.total}", _metrics_text(self.pending), pace.rate(), pace.remaining())
+        self.pending.clear()
+        self._owner.note(" · ".join(part for part in parts if part))
 
 
 class BarProgress:

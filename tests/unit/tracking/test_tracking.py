@@ -123,6 +123,18 @@ def test_ci_logs_have_one_line_per_phase(monkeypatch: pytest.MonkeyPatch) -> Non
     assert progress.every_seconds == math.inf
 
 
+def test_a_validation_does_not_show_the_success_of_training() -> None:
+    out = io.StringIO()
+    progress = PlainProgress(Console(file=out, width=200), math.inf, clock=lambda: 0.0)
+    progress.report(0, {"val/lake/success_rate": 0.25})
+    with progress.phase("learning", 2) as learning:
+        learning.advance({"trajectory/success_rate": 0.75})
+        with progress.phase("validation", 8) as validation:
+            validation.advance(count=8)
+        learning.advance({"val/lake/success_rate": 0.5})
+    assert out.getvalue().splitlines() == ["validation 8/8", "learning 2/2 · success 0.75 · validation 0.50"]
+
+
 @pytest.mark.parametrize(
     ("seconds", "line"),
     [
@@ -303,4 +315,4 @@ def test_an_output_directory_that_cannot_be_created_is_reported_by_its_key() -> 
         RunDirectory.create_for(composed)
     assert str(refused.value).startswith("output_dir = '/proc/x' (command line): cannot create /proc/x/")
     assert "cannot create" in refused.value.message
-    assert refused.value.hint == "set `output_dir` to a writable directory"
+    assert refused.value.hint == "set output_dir=DIRECTORY to a writable directory"
