@@ -56,7 +56,8 @@ def parse_override(override: str, sources: Sources, source: str = COMMAND_LINE) 
     dotted, sign, text = override.partition("=")
     if not sign or not re.fullmatch(r"[^\s.+~]+(\.[^\s.]+){0,30}", dotted):
         message = f"{override!r} is not an override"
-        raise ConfigError(message, value=override, source=source, hint="write key=value, such as seed=1")
+        quoted = "; quote a value with spaces: 'key={a: 1, b: 2}'" if override[-1:] in ("}", "]", ",") else ""
+        raise ConfigError(message, value=override, source=source, hint=f"write key=value, such as seed=1{quoted}")
     sources[dotted] = source
     try:
         node = _compose(text, f"{dotted} ({source})")
@@ -150,11 +151,13 @@ def _check_size(path: Path) -> None:
 def _similar_path(path: Path) -> str:
     if any(key.name == str(path) for key in keys()):
         return f"to set that key, write {path}=VALUE"
-    names = [other.name for other in path.parent.glob("*") if other.is_file()] if path.parent.is_dir() else []
+    names = [other.name for other in path.parent.glob("*")] if path.parent.is_dir() else []
     close = nearest(path.name, [name for name in names if name.endswith((".yaml", ".yml"))]) or nearest(
         path.name, names
     )
-    return f"did you mean {path.parent / close}?" if close else "check the path"
+    if close:
+        return f"did you mean {path.parent / close}?"
+    return "check the path" if path.is_absolute() else f"check the path; the current directory is {Path.cwd()}"
 
 
 def _mapping(node: yaml.MappingNode, prefix: str, where: SourceOf, sources: Sources) -> dict[str, Any]:

@@ -188,12 +188,23 @@ def test_a_list_of_100_000_entries_is_refused_within_seconds_and_one_of_9_000_is
     assert len(composed.experiment.rollout.stop) == 9_000
 
 
+@pytest.mark.parametrize("words", [["policy.lora={rank:", "16}"], ["rollout.stop=[a,", "b]"]])
+def test_a_value_that_the_shell_split_is_to_be_quoted(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"quote a value with spaces: 'key=\{a: 1, b: 2\}'"):
+        load_experiment(None, words)
+
+
 def test_files_that_cant_be_read(tmp_path: Path) -> None:
     write(tmp_path, "seed: 1")
     with pytest.raises(MachineError, match=r"did you mean .*run\.yaml"):
         load_experiment(str(tmp_path / "runn.yaml"))
     with pytest.raises(MachineError, match="check the path"):
         load_experiment(str(tmp_path / "nowhere" / "run.yaml"))
+    with pytest.raises(MachineError, match=r"the current directory is "):
+        load_experiment("nowhere/run.yaml")
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(MachineError, match=r"did you mean .*/runs\?"):
+        load_experiment(str(tmp_path / "rnus"))
     with pytest.raises(MachineError, match=r"write training\.steps=VALUE"):
         load_experiment("training.steps")
     with pytest.raises(MachineError, match="is a directory"):
