@@ -126,7 +126,7 @@ def test_the_pages_commands_do_what_it_says(serve: Serve, tmp_path: Path) -> Non
     assert '"logprobs"' in told
     assert '"prompt_token_ids"' in told
     assert '"sessions": {"episode-1": 1}' in told
-    assert json.loads((tmp_path / "runs/eval-mine/results.json").read_text())["answers"] == 8
+    assert json.loads((tmp_path / "runs/eval-mine-frozenlake/results.json").read_text())["answers"] == 8
     assert json.loads((tmp_path / "runs/sums/results.json").read_text())["answers"] == 4
     done = subprocess.run([sys.executable, "-c", python], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

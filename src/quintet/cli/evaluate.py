@@ -255,10 +255,10 @@ def _with_options(composed: ComposedConfig, options: EvalOptions) -> ComposedCon
     config, sources = composed.experiment, dict(composed.provenance)
     changes: dict[str, Any] = {}
     if options.name is not None or options.endpoint_model is not None:
-        name = _valid_name(options.name) if options.name is not None else _name(str(options.endpoint_model))
+        name = _valid_name(options.name) if options.name is not None else _name(str(options.endpoint_model), options)
         changes["name"], sources["name"] = name, COMMAND_LINE
     elif config.evaluation is not None and sources.get("name", "default") == "default":
-        changes["name"] = _name(Path(config.evaluation.path).stem)
+        changes["name"] = _name(Path(config.evaluation.path).stem, options)
         sources["name"] = sources.get("evaluation.path", "default")
     if any(options.explicit("output_dir")):
         changes["output_dir"], sources["output_dir"] = options.output_dir, COMMAND_LINE
@@ -288,9 +288,11 @@ def _valid_name(name: str) -> str:
     return name
 
 
-def _name(target: str) -> str:
-    """Return the run name for an evaluation of `target`."""
-    return f"eval-{re.sub(r'[^A-Za-z0-9._-]', '-', target)}"
+def _name(target: str, options: EvalOptions) -> str:
+    """Return the run name for an evaluation of `target` on what the options name."""
+    source = options.env or (options.data and Path(options.data).stem)
+    name = f"{target}-{source}" if source else target
+    return f"eval-{re.sub(r'[^A-Za-z0-9._-]', '-', name)}"
 
 
 def _check_model_options(target: str | None, dialect: str | None, options: EvalOptions, *, from_files: bool) -> None:
@@ -351,7 +353,7 @@ def _model_overrides(target: str, source: StoredModel | None, options: EvalOptio
     `source` is None for an endpoint."""
     temperature = options.temperature if options.temperature is not None else float(options.samples > 1)
     settings: dict[str, Any] = {
-        "name": options.name or _name(Path(target).resolve().name),
+        "name": options.name or _name(Path(target).resolve().name, options),
         "output_dir": options.output_dir,
         "resume": "never",
         "warm_start": None,

@@ -125,7 +125,7 @@ def test_a_bare_model_gets_room_for_answers(policy_directory: Path, asked_for: A
     asked = EvalOptions(data="my answers.jsonl", samples=6, limit=3, max_tokens=77)
     run(str(policy_directory), ["seed=5"], None, "refuse", asked)
     (composed, measured), config = asked_for[0], asked_for[0][0].experiment
-    assert (config.env.name, config.seed, config.name) == ("prompts", 5, f"eval-{policy_directory.name}")
+    assert (config.env.name, config.seed, config.name) == ("prompts", 5, f"eval-{policy_directory.name}-my-answers")
     assert (config.data.validation_files, config.data.validation_rows) == (("my answers.jsonl",), 3)
     assert config.policy.path == str(policy_directory)
     assert (config.rollout.max_response_tokens, config.rollout.max_prompt_tokens) == (77, 8192)
@@ -168,9 +168,10 @@ def test_a_run_is_asked_as_it_was_trained(policy_directory: Path, asked_for: Any
     config = asked_for[0][0].experiment
     assert (config.rollout.think, config.rollout.max_turns, config.env.size) == (False, 3, 5)
     assert config.policy.path.endswith("global_step_7/hf")
-    assert config.name == "eval-r"
+    assert config.name == "eval-r-frozenlake"
     run("runs/r", ["height=5"], None, "refuse", EvalOptions(env="sokoban"))
     assert asked_for[1][0].experiment.env.height == 5
+    assert asked_for[1][0].experiment.name == "eval-r-sokoban"
 
 
 @pytest.mark.parametrize("place", ["runs/r", "runs/r/checkpoints/global_step_7"])

@@ -125,8 +125,10 @@ def test_the_command_shows_the_table(client: Client, capsys: pytest.CaptureFixtu
     assert run(None, ["size=3"], None, "refuse", asked_of(client, env="frozenlake", episodes=4)) == 0
     told = capsys.readouterr()
     assert "4 answers" in told.out
-    assert "runs/eval-tiny/results.json" in told.out
-    assert "max_prompt_tokens: 2147483647  # --endpoint" in Path("runs/eval-tiny/evaluation.yaml").read_text()
+    assert "runs/eval-tiny-frozenlake/results.json" in told.out
+    assert (
+        "max_prompt_tokens: 2147483647  # --endpoint" in Path("runs/eval-tiny-frozenlake/evaluation.yaml").read_text()
+    )
     assert run(None, [], None, "refuse", asked_of(client, data="questions.jsonl", limit=2, name="mine")) == 0
     assert json.loads(Path("runs/mine/results.json").read_text())["answers"] == 2
 
