@@ -87,6 +87,9 @@ CONSTRUCTORS = {
     "UserError": 1,
     "ConfigError": 9,
     "TemplateLimitError": 9,
+    "_unsupported": 0,
+    "_invalid_column": 4,
+    "_raise_option_error": 3,
 }
 """Functions that make an error with a hint, and the position of the hint; 0 if there is always one."""
 

@@ -10,6 +10,7 @@ import fsspec  # type: ignore[import-untyped]
 import pytest
 import test_conversation_hints
 import test_generation_hints
+from data_directory import fill
 from hint_cases import HintCase, case, name_of, sites_without_case
 from test_conversation_hints import tokenizer
 
@@ -60,6 +61,11 @@ def table(name: str) -> None:
 def read(**settings: Any) -> Callable[[Mapping[str, Any]], None]:
     """The prompt of a row."""
     return lambda row: RowReader(DataConfig(train_files=("x",), **settings)).read(row, 0, "row 0") and None
+
+
+def rows_to_answer(rows: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+    for messages in rows:
+        read()({"prompt": messages})
 
 
 def column(name: str) -> None:
@@ -129,6 +135,7 @@ CASES = [
     case(read(), {"prompt": ["a"]}, 'a message is {"role": "user", "content": "…"}', {"prompt": [MESSAGE]}),
     case(read(), {"prompt": [IMAGE]}, "remove images", {"prompt": [MESSAGE]}),
     case(read(image_key="x"), {"prompt": "a", "x": [1]}, "remove them", {"prompt": "a", "x": []}),
+    case(rows_to_answer, [[MESSAGE], []], "remove that row", [[MESSAGE]]),
     # prompts
     case(sampled, (FILTERED, 3), "at least: rollout.max_prompt_tokens=17", (FILTERED, 17)),
     case(
@@ -157,13 +164,17 @@ EXEMPT = {
 }
 
 
-@pytest.mark.usefixtures("data_directory")
+@pytest.fixture(autouse=True)
+def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_directory: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path, policy_directory)
+
+
 @pytest.mark.parametrize("entry", CASES, ids=name_of)
 def test_a_hint_about_data_removes_its_error(entry: HintCase) -> None:
     entry.check()
 
 
-@pytest.mark.usefixtures("data_directory")
 def test_every_hint_about_data_is_followed() -> None:
     cases = [*CASES, *test_conversation_hints.CASES, *test_generation_hints.CASES]
     assert not sites_without_case("data", cases, EXEMPT)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data_directory import fill
 from hint_cases import HintCase, case, name_of
 
 from quintet.config.compose import load_experiment
@@ -129,7 +130,12 @@ CASES = [
 ]
 
 
-@pytest.mark.usefixtures("data_directory")
+@pytest.fixture(autouse=True)
+def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_directory: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path, policy_directory)
+
+
 @pytest.mark.parametrize("entry", CASES, ids=name_of)
 def test_a_hint_about_generated_rows_removes_its_error(entry: HintCase) -> None:
     entry.check()

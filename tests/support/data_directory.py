@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pyarrow
-import pytest
 from pyarrow import parquet
 
 ROWS = '{"prompt": "1 + 1 = ?"}\n' * 6
@@ -26,17 +25,14 @@ class Mappings(list):
 """
 
 
-@pytest.fixture
-def data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_directory: Path) -> Path:
-    """The working directory."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model").symlink_to(policy_directory)
-    (tmp_path / "rows.jsonl").write_text(ROWS)
-    (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "1 + 1 = ? " * 20}) + "\n")
-    (tmp_path / "users.jinja").write_text(FOR_USERS)
-    (tmp_path / "sets.py").write_text(DATASETS)
+def fill(directory: Path, model: Path) -> None:
+    """Put a model and data into a directory."""
+    (directory / "model").symlink_to(model)
+    (directory / "rows.jsonl").write_text(ROWS)
+    (directory / "long.jsonl").write_text(json.dumps({"prompt": "1 + 1 = ? " * 20}) + "\n")
+    (directory / "users.jinja").write_text(FOR_USERS)
+    (directory / "sets.py").write_text(DATASETS)
     for name in ("data", "odd[1]"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "rows.jsonl").write_text(ROWS)
-    parquet.write_table(pyarrow.table({"prompt": ["1 + 1 = ?"]}), tmp_path / "data/train.parquet")
-    return tmp_path
+        (directory / name).mkdir()
+        (directory / name / "rows.jsonl").write_text(ROWS)
+    parquet.write_table(pyarrow.table({"prompt": ["1 + 1 = ?"]}), directory / "data/train.parquet")
