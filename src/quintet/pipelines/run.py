@@ -210,10 +210,10 @@ def _needed_bytes(composed: ComposedConfig, directory: RunDirectory) -> int:
 def _copy_config(run: Run) -> None:
     """Write a second copy of the configuration into `tracking.config_dir`."""
     if run.config.tracking.config_dir is not None:
-        directory = Path(run.config.tracking.config_dir)
-        with translate_os_errors(directory):
+        directory, key = Path(run.config.tracking.config_dir), "tracking.config_dir"
+        with translate_os_errors(directory, key):
             directory.mkdir(parents=True, exist_ok=True)
-        write_atomic(directory / run.directory.config.name, dump_config(run.composed).encode())
+        write_atomic(directory / run.directory.config.name, dump_config(run.composed).encode(), key)
 
 
 def _prepare(run: Run) -> None:

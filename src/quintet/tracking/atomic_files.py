@@ -16,12 +16,12 @@ from quintet.errors import MachineError
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _NOT_A_DIRECTORY = frozenset({errno.ENOTDIR, errno.EEXIST})
-WRITABLE_HINT = "set `output_dir` to a writable directory"
+OUTPUT_KEY = "output_dir"
 
 
 @contextmanager
-def translate_os_errors(path: Path | str) -> Iterator[None]:
-    """Translate `OSError`s inside the block to one message about `path`.
+def translate_os_errors(path: Path | str, key: str = OUTPUT_KEY) -> Iterator[None]:
+    """Translate `OSError`s inside the block to one message about `path`, which the config key `key` names.
 
     Raises:
         MachineError: Full disk, missing permission, a file in place of a directory, or a missing file.
@@ -29,39 +29,42 @@ def translate_os_errors(path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _machine_error(Path(path), error) from error
+        raise _machine_error(Path(path), error, key) from error
     except SafetensorError as error:
         # safetensors reports the errno only in its message: "… (os error 28)"
         if number := re.search(r"os error (\d+)", str(error)):
             os_error = OSError(int(number[1]), os.strerror(int(number[1])))
-            raise _machine_error(Path(path), os_error) from error
+            raise _machine_error(Path(path), os_error, key) from error
         raise
 
 
-def _machine_error(path: Path, error: OSError) -> MachineError:
+def _machine_error(path: Path, error: OSError, key: str) -> MachineError:
     if error.errno in _FULL:
-        return MachineError(
-            f"disk full: cannot write {path}",
-            hint="free some space, or set `output_dir` to another disk; the same command then resumes from the last "
-            "checkpoint",
-        )
+        hint = "free some space, and the same command resumes from the last checkpoint"
+        return MachineError(f"disk full: cannot write {path}", f"{hint}; {key} on another disk starts a new run")
     if error.errno in _FORBIDDEN:
-        return MachineError(f"no permission to write {path} ({error.strerror})", hint=WRITABLE_HINT)
+        return MachineError(f"no permission to write {path} ({error.strerror})", writable_hint(key))
     if error.errno in _NOT_A_DIRECTORY:
-        return MachineError(f"{path} cannot be a directory: a file with that name exists", hint=WRITABLE_HINT)
+        return MachineError(f"{path} cannot be a directory: a file with that name exists", writable_hint(key))
     if error.errno == errno.ENOENT:
-        return MachineError(f"no such file: {error.filename or path}", hint="check the path")
+        hint = f"restore it, or set {key}=DIRECTORY to another directory"
+        return MachineError(f"no such file: {error.filename or path}", hint)
     return MachineError(f"{path}: {error.strerror or error}")
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file atomically: write a temporary file, flush it to disk and rename it.
+def writable_hint(key: str = OUTPUT_KEY) -> str:
+    """Return the hint of a directory that cannot be written."""
+    return f"set {key}=DIRECTORY to a writable directory"
+
+
+def write_atomic(path: Path, data: bytes, key: str = OUTPUT_KEY) -> None:
+    """Write a file atomically: write a temporary file, flush it to disk and rename it. `key` is that of its directory.
 
     Raises:
         MachineError: The file cannot be written; no temporary file is left behind.
     """
     temporary = path.with_name(f".{path.name}.partial")
-    with translate_os_errors(path):
+    with translate_os_errors(path, key):
         try:
             with temporary.open("wb") as file:
                 file.write(data)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
 from quintet.errors import MachineError
-from quintet.tracking.atomic_files import WRITABLE_HINT, translate_os_errors, write_atomic
+from quintet.tracking.atomic_files import translate_os_errors, writable_hint, write_atomic
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class RunDirectory:
         try:
             directory.create()
         except MachineError as error:
-            raise MachineError(f"{composed.describe('output_dir')}: {error.message}", error.hint) from error
+            hint = error.hint and composed.hint_for_user(error.hint)
+            raise MachineError(f"{composed.describe('output_dir')}: {error.message}", hint) from error
         return directory
 
     @property
@@ -172,7 +173,7 @@ def _make(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:
         # raised by kernel file systems such as /proc, where nothing can be created
-        raise MachineError(f"cannot create {path} ({error.strerror})", hint=WRITABLE_HINT) from error
+        raise MachineError(f"cannot create {path} ({error.strerror})", hint=writable_hint()) from error
 
 
 def _acquire(descriptor: int, path: Path) -> None:

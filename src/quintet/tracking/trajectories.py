@@ -59,9 +59,9 @@ def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         episode = json.loads(line)
     except ValueError as error:
-        raise MachineError(f"{path}:{number} is not JSON: {error}", hint="the file was changed or cut") from None
+        raise MachineError(f"{path}:{number} is not JSON: {error}", hint="the file was changed or cut: remove it") from None
     if not isinstance(episode, dict) or not isinstance(episode.get("turns"), list):
-        raise MachineError(f"{path}:{number} is not a trajectory", hint="the file was changed or cut")
+        raise MachineError(f"{path}:{number} is not a trajectory", hint="the file was changed or cut: remove it")
     _rename_former_keys(episode)
     return episode
 

@@ -43,8 +43,7 @@ def _is_online() -> bool:
     if os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"):
         return True
     netrc = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
-    with translate_os_errors(netrc):
-        return netrc.is_file() and "wandb" in netrc.read_text(errors="replace")
+    return os.access(netrc, os.R_OK) and netrc.is_file() and "wandb" in netrc.read_text(errors="replace")
 
 
 def _run_id(directory: Path, *, fresh: bool) -> str:

@@ -155,6 +155,7 @@ CASES = [
     [TWO, f"{PARALLEL}.expert=2", "actor.megatron.moe_token_dispatcher_type=alltoall_seq", "policy.path=mixture"],
     [TWO, f"{PARALLEL}.context=2", "policy.attention=eager"],
     [TWO, f"{PARALLEL}.tensor=2", FULL],
+    [TWO, "actor.backend=fsdp", "actor.optimizer.kind=muon"],
     # engines
     [f"{ENGINE}.block_size=16"],
     [f"{ENGINE}.load_format=gguf"],

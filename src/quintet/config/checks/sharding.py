@@ -51,6 +51,7 @@ def _check_learner(composed: ComposedConfig, name: str, ranks: int, *, on_gpu: b
         yield from _check_offload(composed, name, learner, ranks)
     if ranks == 1:
         return
+    yield from _check_optimizer(composed, name)
     yield from _check_sharding_policy(composed, name, learner)
     yield from _check_parallel(composed, name, learner)
     if name == "reference":
@@ -70,6 +71,12 @@ def _check_offload(composed: ComposedConfig, name: str, learner: LearnerConfig, 
         offload = composed.describe(f"{name}.memory.sharded_offload")
         why = f"with {offload} FSDP only uses the gradient of the last micro-batch"
         yield composed.problem(key, why, f"{key}=false, or {name}.backend=fsdp2")
+
+
+def _check_optimizer(composed: ComposedConfig, name: str) -> Iterator[ConfigProblem]:
+    learner, key = getattr(composed.experiment, name), f"{name}.optimizer.kind"
+    if learner.backend == "fsdp" and name != "reference" and learner.optimizer.kind == "muon":
+        yield composed.problem(key, "FSDP shards flat parameters, not matrices", f"{key}=adamw, or {name}.backend=fsdp2")
 
 
 def _check_sharding_policy(composed: ComposedConfig, name: str, learner: LearnerConfig) -> Iterator[ConfigProblem]:

@@ -92,15 +92,16 @@ def restore_learner(learner: _Learner, checkpoint: Path, name: str, contents: Co
     """
     with learner.on_device():
         if "model" in contents:
-            load_model_state_dict(learner.strategy.module, _open_shards(checkpoint, f"{name}/{MODEL_STEM}"))
+            shards = _open_shards(checkpoint, f"{name}/{MODEL_STEM}", "model")
+            load_model_state_dict(learner.strategy.module, shards)
         if "optimizer" in contents:
-            load_optimizer_state_dict(
-                learner.strategy.module, learner.optimizer, _open_shards(checkpoint, f"{name}/{OPTIMIZER_STEM}")
-            )
+            shards = _open_shards(checkpoint, f"{name}/{OPTIMIZER_STEM}", "optimizer")
+            load_optimizer_state_dict(learner.strategy.module, learner.optimizer, shards)
 
 
-def _open_shards(checkpoint: Path, stem: str) -> ShardReader:
+def _open_shards(checkpoint: Path, stem: str, content: str) -> ShardReader:
     reader = ShardReader.open(checkpoint, stem)
     if reader is None:
-        raise MachineError(f"{checkpoint} has no {stem}", "checkpoint.load_contents selects the parts to load")
+        hint = f"remove {content} from checkpoint.load_contents, or use a checkpoint that was saved with it"
+        raise MachineError(f"{checkpoint} has no {stem}", hint)
     return reader

@@ -166,7 +166,7 @@ def _conversion_devices(conversion: ConversionConfig) -> tuple[int, ...]:
             f"actor.megatron.conversion.devices asks for {count} GPUs {list(chosen)}, but {available} are available",
             key="actor.megatron.conversion.devices",
             value=conversion.devices,
-            hint="set it to 0 to convert on the CPU",
+            hint="actor.megatron.conversion.devices=0 converts on the CPU",
         )
     return chosen[:count]
 
@@ -183,5 +183,5 @@ def _check_model_name(name: str | None, hf_config: Any) -> None:
             f"{hf_config.model_type}",
             key="actor.megatron.conversion.model",
             value=name,
-            hint="set it to null to use the model's config.json",
+            hint="actor.megatron.conversion.model=null reads the model's config.json",
         )

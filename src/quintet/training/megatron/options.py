@@ -21,6 +21,7 @@ from quintet.config.checks.megatron import (
     unsupported_architecture,
     unsupported_megatron_options,
 )
+from quintet.config.divisors import divisors
 from quintet.config.native.learners import OptimizerConfig, ParallelConfig
 from quintet.config.native.megatron import MegatronConfig
 from quintet.errors import ConfigError
@@ -106,7 +107,7 @@ def transformer_config(
             f"context {parallel.context} ranks",
             key="actor.parallel.context",
             value=parallel.context,
-            hint="set actor.parallel.tensor × actor.parallel.context to a divisor of the heads",
+            hint=f"their product must be one of {', '.join(map(str, divisors(hf_config.num_attention_heads)))}",
         )
     values = _model_values(hf_config, family, options) | _computation_values(options, parallel, dtype, on_cpu=on_cpu)
     values |= _parallel_values(parallel)

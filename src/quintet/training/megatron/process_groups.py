@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from math import gcd
 from pathlib import Path
 
 import torch
@@ -43,12 +44,13 @@ def initialize_process_groups(parallel: ParallelConfig, options: MegatronConfig,
     _initialize_torch_distributed(options)
     size = dist.get_world_size()
     model_ranks = parallel.tensor * parallel.pipeline * parallel.context
-    if size % model_ranks or (size // model_ranks * parallel.tensor * parallel.context) % parallel.expert:
+    shared = parallel.tensor * parallel.context
+    if size % model_ranks or (size // model_ranks * shared) % parallel.expert:
         raise ConfigError(
             f"{size} processes cannot be divided into tensor {parallel.tensor} × pipeline {parallel.pipeline} × "
             f"context {parallel.context} × expert {parallel.expert}",
             key="actor.parallel",
-            hint=f"start a multiple of {model_ranks} processes",
+            hint=f"start a multiple of {model_ranks * parallel.expert // gcd(parallel.expert, shared)} processes",
         )
     if parallel_state.model_parallel_is_initialized():
         _check_same_sizes(parallel)

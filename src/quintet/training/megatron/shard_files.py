@@ -121,13 +121,17 @@ def _stage(mapping: TensorMapping, layers_per_stage: int, stages: int) -> int:
     return 0 if mapping.megatron.startswith("embedding") else stages - 1
 
 
+def _conversion_hint(directory: Path) -> str:
+    return f"actor.megatron.conversion.target={directory} instead of actor.megatron.checkpoint writes them"
+
+
 class MegatronWeights(Mapping[str, Tensor]):
     """Mapping of the full Hugging Face tensors in a directory of shards, each loaded on access."""
 
     def __init__(self, directory: Path, hf_config: Any) -> None:
         """Raise `MachineError` if shards are missing."""
         if not is_complete(directory):
-            raise MachineError(f"no converted Megatron weights in {directory}", "check the path, or convert again")
+            raise MachineError(f"no converted Megatron weights in {directory}", _conversion_hint(directory))
         index = json.loads((directory / INDEX).read_text())
         self._shape = ModelDims.from_hf_config(hf_config)
         self._paths: dict[str, list[Path]] = {}
@@ -135,7 +139,8 @@ class MegatronWeights(Mapping[str, Tensor]):
         for stage in range(index["pipeline"]):
             paths = [shard_path(directory, rank, stage) for rank in range(index["tensor"])]
             if missing := [str(path) for path in paths if not path.is_file()]:
-                raise MachineError(f"the Megatron weights in {directory} lack {missing[0]}", "convert them again")
+                hint = f"remove {directory}; {_conversion_hint(directory)}"
+                raise MachineError(f"the Megatron weights in {directory} lack {missing[0]}", hint)
             with safe_open(paths[0], "pt") as file:
                 self._paths |= dict.fromkeys(file.keys(), paths)
         for name in self._paths:

@@ -47,7 +47,7 @@ def build_optimizer(
             "optimizer.kind = muon needs weight matrices, but backend fsdp shards flat parameters",
             key="optimizer.kind",
             value="muon",
-            hint="set backend=fsdp2, or optimizer.kind=adamw",
+            hint="set backend=fsdp2 of that learner, or kind=adamw of its optimizer",
         )
     return MuonAndAdamW(config, muon_parameters, trainable)
 
