@@ -120,8 +120,13 @@ class _Pace:
 
 
 def _select_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics that are shown, in the order of `KEY_METRICS`."""
-    defined = [(describe(name).name, name, value) for name, value in metrics.items()]
+    """Return the metrics that are shown, in the order of `KEY_METRICS`; of several environments, those of all."""
+    is_mixed = "val/all/success_rate" in metrics
+    defined = [
+        (describe(name).name, name, value)
+        for name, value in metrics.items()
+        if not (is_mixed and name.startswith("val/") and not name.startswith("val/all/"))
+    ]
     return {name: value for selected in KEY_METRICS for definition, name, value in defined if definition == selected}
 
 

@@ -135,6 +135,14 @@ def test_a_validation_does_not_show_the_success_of_training() -> None:
     assert out.getvalue().splitlines() == ["validation 8/8", "learning 2/2 · success 0.75 · validation 0.50"]
 
 
+def test_the_validation_of_several_envs_is_shown_once() -> None:
+    out = io.StringIO()
+    progress = PlainProgress(Console(file=out, width=200), math.inf, clock=lambda: 0.0)
+    with progress.phase("learning", 1) as phase:
+        phase.advance({"val/lake/success_rate": 0.25, "val/all/success_rate": 0.5, "val/boxes/success_rate": 0.75})
+    assert out.getvalue().splitlines() == ["learning 1/1 · validation 0.50"]
+
+
 @pytest.mark.parametrize(
     ("seconds", "line"),
     [
