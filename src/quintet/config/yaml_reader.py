@@ -133,7 +133,7 @@ def read_text(path: Path) -> str:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise MachineError(f"{path}:{line} is not UTF-8 text", "save the file as UTF-8") from None
     except IsADirectoryError:
-        raise MachineError(f"{path} is a directory", "name the YAML file in it") from None
+        raise MachineError(f"{path} is a directory", _configurations_in(path)) from None
     except FileNotFoundError:
         raise MachineError(f"no such file: {path}", _similar_path(path)) from None
     except OSError as error:
@@ -146,6 +146,11 @@ def _check_size(path: Path) -> None:
     if (size := path.stat().st_size) > MAX_FILE_BYTES:
         message = f"{path} has {size:,} bytes, and a configuration at most {MAX_FILE_BYTES:,}"
         raise MachineError(message, "check the path")
+
+
+def _configurations_in(directory: Path) -> str:
+    names = sorted(path.name for path in directory.iterdir() if path.suffix in (".yaml", ".yml", ".sh", ".txt"))
+    return f"name a file in it: {', '.join(names[:8])}" if names else "name a YAML file or run script"
 
 
 def _similar_path(path: Path) -> str:
