@@ -421,3 +421,5 @@ def _print_failures(evaluation: Evaluation) -> None:
         counts = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
         if counts:
             print(f"{name}: answers that could not be scored and count as wrong: {counts}", file=sys.stderr)
+    if any(evaluation.failures.values()):
+        print(f"  the field `failure` in {evaluation.directory / 'answers.jsonl'} has the messages", file=sys.stderr)

@@ -196,8 +196,8 @@ def evaluate_stored(composed: ComposedConfig, console: Console) -> Evaluation:
         raise ConfigError(
             "no stored responses to evaluate",
             key="evaluation.path",
-            hint="set evaluation.path to their file, or evaluate a model: quintet eval MODEL --data FILE, or a "
-            "configuration with validation.only=true",
+            hint="set evaluation.path to their file, or evaluate a model: quintet eval runs/NAME, quintet eval MODEL "
+            "--data FILE, or a configuration with validation.only=true",
         )
     rows = StoredResponses(stored, needs_prompts=_uses_model(config.reward))
     with _open_results(composed) as (directory, writer):
