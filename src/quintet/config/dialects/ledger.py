@@ -96,6 +96,7 @@ def load_keys(framework: str, name: str) -> tuple[KeySpec, ...]:
     return tuple(_key_spec(key, entry, types, tables) for key, entry in document["keys"].items())
 
 
+@cache
 def load_constants(framework: str, name: str) -> dict[str, Any]:
     """Return the values of native keys that no key sets, from the file `FRAMEWORK/keys/NAME.yaml`."""
     return flatten(_key_file(framework, name)["constants"])

@@ -42,7 +42,9 @@ def compose(path: Path | None, overrides: Sequence[ParsedOverride]) -> tuple[Dic
         ConfigError: it cannot be composed.
     """
     with _hydra(path) as (loader, files):
-        choices = {override.key for override in overrides if loader.get_group_options(override.key)}
+        # looking up a group takes 10 ms, and no group has a dot in its name
+        names = {override.key for override in overrides if "." not in override.key}
+        choices = {name for name in names if loader.get_group_options(name)}
         texts = [_hydra_override(override, is_choice=override.key in choices) for override in overrides]
         config, defaults = _load(loader, files, texts, overrides)
     OmegaConf.set_struct(config, False)
