@@ -59,7 +59,7 @@ def _attention(
     if sliding_window is not None and layout.max_length > sliding_window:
         raise MachineError(
             f"the model has a sliding window of {sliding_window} tokens, but a sequence has {layout.max_length}",
-            f"limit prompt and response to {sliding_window} tokens in total",
+            f"limit rollout.max_prompt_tokens + rollout.max_response_tokens, and sft.max_tokens, to {sliding_window}",
         )
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))

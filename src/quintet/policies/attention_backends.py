@@ -31,11 +31,11 @@ def set_attention_backend(model: nn.Module, backend: str | None) -> None:
     if backend is None:
         return
     if backend not in (EAGER, SDPA, FLASH):
-        hint = f"use {SDPA}, {EAGER} or, on a GPU, {FLASH}; null selects the fastest"
+        hint = f"{KEY}={SDPA}, {EAGER} or, on a GPU, {FLASH}; null selects the fastest"
         raise ConfigError(f"{KEY} = {backend}: unknown attention backend", key=KEY, value=backend, hint=hint)
     if backend == FLASH and next(model.parameters()).device.type != "cuda":
         message = f"{KEY} = {backend} requires a GPU, but this model is on the CPU"
-        raise ConfigError(message, key=KEY, value=backend, hint=f"use {SDPA}, or null for the fastest")
+        raise ConfigError(message, key=KEY, value=backend, hint=f"{KEY}={SDPA}, or {KEY}=null for the fastest")
     for module in model.modules():
         if hasattr(module, "layer_idx"):
             module.attention_backend = backend  # type: ignore[assignment]

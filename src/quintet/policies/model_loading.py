@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from quintet.errors import ConfigError, MachineError, nearest
@@ -52,8 +53,8 @@ def load_model(
             trust_remote_code=trust_remote_code,
             local_files_only=True,
         )
-    except (OSError, ValueError) as error:
-        hint = "policy.path must be a Hugging Face model directory"
+    except (OSError, ValueError, SafetensorError) as error:
+        hint = "use a Hugging Face model directory, as save_pretrained writes it"
         raise MachineError(f"cannot load a model from {directory}: {error}", hint) from error
     model.eval()
     _verify_against_transformers(model, directory)
@@ -77,7 +78,9 @@ def _verify_against_transformers(model: PreTrainedModel, directory: str | Path) 
         reference = model(tokens[None], use_cache=False).logits[0]
         model.set_attn_implementation(register_attention())
     if not bool(reference.isfinite().all()):
-        raise MachineError(f"the weights at {directory} contain NaN or infinite values", "use an earlier checkpoint")
+        raise MachineError(
+            f"the weights at {directory} contain NaN or infinite values", "use an earlier checkpoint, or another model"
+        )
     difference = float((logits - reference).abs().max())
     if not difference <= MAX_PROBE_DIFFERENCE * max(1.0, float(reference.abs().max())):
         raise MachineError(
@@ -97,11 +100,15 @@ def _load_config(directory: str | Path, overrides: Mapping[str, Any], *, trust_r
                 f"policy.overrides.{name} = {value}: the router's auxiliary loss is not supported",
                 key="policy.overrides",
                 value=value,
-                hint="remove this override",
+                hint=f"remove policy.overrides.{name}",
             )
         if not hasattr(config, name):
             close = nearest(name, config.to_dict())
-            hint = f"did you mean policy.overrides.{close}?" if close else f"see {Path(directory) / 'config.json'}"
+            hint = (
+                f"did you mean policy.overrides.{close}?"
+                if close
+                else f"{Path(directory) / 'config.json'} has its settings"
+            )
             raise ConfigError(
                 f"policy.overrides.{name}: the model's configuration has no such setting",
                 key="policy.overrides",
@@ -165,7 +172,7 @@ def disable_activation_checkpointing(model: PreTrainedModel) -> None:
 
 def _require_config_json(directory: str | Path) -> None:
     if not (Path(directory) / "config.json").is_file():
-        raise MachineError(f"no model at {directory}", "set policy.path to a directory with config.json and weights")
+        raise MachineError(f"no model at {directory}", "use a directory with config.json and weights")
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from quintet.config.native.data import RewardConfig, RewardModelConfig
@@ -239,7 +240,7 @@ def _load_classifier(directory: Path, *, trust_remote_code: bool) -> PreTrainedM
             local_files_only=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         hint = f"set {KEY} to a sequence or token classifier"
         raise MachineError(f"cannot load a reward model from {directory}: {error}", hint) from error
     if missing := sorted(loading["missing_keys"]):

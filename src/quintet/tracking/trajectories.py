@@ -16,6 +16,7 @@ FORMER_KEYS = {"world": "env", "kind": "env_type", "parts": "reward_components",
 """Keys of trajectories in files of earlier versions, and their names now."""
 FORMER_TURN_KEYS = {"stop": "finish_reason"}
 """The same for turns."""
+CHANGED_HINT = "the file was changed or cut: remove it"
 
 
 def write_trajectories(
@@ -59,9 +60,9 @@ def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         episode = json.loads(line)
     except ValueError as error:
-        raise MachineError(f"{path}:{number} is not JSON: {error}", hint="the file was changed or cut: remove it") from None
+        raise MachineError(f"{path}:{number} is not JSON: {error}", CHANGED_HINT) from None
     if not isinstance(episode, dict) or not isinstance(episode.get("turns"), list):
-        raise MachineError(f"{path}:{number} is not a trajectory", hint="the file was changed or cut: remove it")
+        raise MachineError(f"{path}:{number} is not a trajectory", CHANGED_HINT)
     _rename_former_keys(episode)
     return episode
 

@@ -102,7 +102,7 @@ def placed(gpus: Sequence[str | None]) -> None:
 
 
 SMALL, LARGE, BARE = nn.Linear(2, 2), nn.Linear(3, 2), nn.Linear(2, 2, bias=False)
-OTHER = "the checkpoint belongs to another model: set policy.path and policy.lora as in the run that saved it"
+OTHER = "it belongs to another model: set policy.path and policy.lora as in the run that saved it"
 OWN = str(RUN / "checkpoints")
 CASES = [
     case(resumed, (SMALL, LARGE), OTHER, (LARGE, LARGE)),

@@ -76,7 +76,8 @@ def _check_offload(composed: ComposedConfig, name: str, learner: LearnerConfig, 
 def _check_optimizer(composed: ComposedConfig, name: str) -> Iterator[ConfigProblem]:
     learner, key = getattr(composed.experiment, name), f"{name}.optimizer.kind"
     if learner.backend == "fsdp" and name != "reference" and learner.optimizer.kind == "muon":
-        yield composed.problem(key, "FSDP shards flat parameters, not matrices", f"{key}=adamw, or {name}.backend=fsdp2")
+        why = "FSDP shards flat parameters, and Muon needs matrices"
+        yield composed.problem(key, why, f"{key}=adamw, or {name}.backend=fsdp2")
 
 
 def _check_sharding_policy(composed: ComposedConfig, name: str, learner: LearnerConfig) -> Iterator[ConfigProblem]:

@@ -122,7 +122,7 @@ def apply_pipeline_parallel(
     _insert_base_class(body, PipelineStageBody)
     staged = cast(PipelineStageBody, body)
     staged.num_stages, staged.input_states = num_stages, None
-    _verify_stages(reference, staged, len(layers))
+    _verify_stages(reference, staged, len(layers), component)
     staged.layer_names = layer_names
     body.layers = nn.ModuleDict({name: layers[int(name)] for names in layer_names.values() for name in names})
     _drop_other_stages(module, first=rank == 0, last=rank == ranks - 1)
@@ -194,7 +194,7 @@ def _probe(body: nn.Module) -> Tensor:
         return compute_hidden_states(body, *_probe_inputs(body))
 
 
-def _verify_stages(reference: Tensor, body: PipelineStageBody, layers: int) -> None:
+def _verify_stages(reference: Tensor, body: PipelineStageBody, layers: int, component: str) -> None:
     """Check that running the stages equals the body: it may scale embeddings or have several kinds of layers."""
     body.layer_names = {body.num_stages - 1: tuple(str(i) for i in range(layers))}
     with torch.no_grad():
@@ -203,5 +203,5 @@ def _verify_stages(reference: Tensor, body: PipelineStageBody, layers: int) -> N
     if not difference <= MAX_PROBE_DIFFERENCE * max(1.0, float(reference.abs().max())):
         raise MachineError(
             f"{type(body).__name__} does not support pipeline parallelism: hidden states differ by {difference:.2g}",
-            "disable the pipeline, or use a model of another architecture, such as Llama, Mistral or Qwen",
+            f"set {component}.parallel.pipeline=1, or use another architecture, such as Llama, Mistral or Qwen",
         )

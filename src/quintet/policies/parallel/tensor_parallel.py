@@ -8,6 +8,7 @@ function receives the rank's heads.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import gcd
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
@@ -184,7 +185,7 @@ def check_tensor_parallel(model: PreTrainedModel, ranks: int, component: str = "
         )
     for description, count in _iter_divided_sizes(model, config):
         if count % ranks:
-            nearest = nearest_divisor(count, ranks)
+            nearest = nearest_divisor(gcd(*(other for _, other in _iter_divided_sizes(model, config))), ranks)
             raise ConfigError(
                 f"{key} = {ranks} does not divide the {count} {description} of the model",
                 key=key,

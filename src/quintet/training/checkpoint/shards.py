@@ -31,7 +31,7 @@ from quintet.training.checkpoint.safetensors_files import DTYPES, write_tensors
 from quintet.training.parallel.process_group import RankGroup
 
 DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
-HINT_OTHER_MODEL = "the checkpoint belongs to another model: set policy.path and policy.lora as in the run that saved it"
+HINT_OTHER_MODEL = "it belongs to another model: set policy.path and policy.lora as in the run that saved it"
 TensorLocation = tuple[str, str]
 """Safetensors file, relative to the checkpoint, and tensor name in it."""
 

@@ -1,0 +1,226 @@
+"""If these fail, a hint about a model leads nowhere: somebody follows it and gets the same error again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hint_cases import HintCase, case, name_of, sites_without_case
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from quintet.config.native.data import RewardModelConfig
+from quintet.config.native.policy import LoraConfig
+from quintet.policies import liger, reward_model
+from quintet.policies.attention import PackedLayout, _attention
+from quintet.policies.attention_backends import set_attention_backend
+from quintet.policies.lora import add_lora, load_adapters, save_adapters
+from quintet.policies.model_loading import enable_activation_checkpointing, load_model, load_tokenizer
+from quintet.policies.reward_model import RewardModel
+from quintet.policies.routers import freeze_routers
+from quintet.policies.tiny_models import get_preset
+
+
+def model() -> Any:
+    return load_model("model")
+
+
+def loaded(directory: str) -> None:
+    load_model(directory)
+
+
+def overridden(overrides: Mapping[str, Any]) -> None:
+    load_model("mixture", overrides=overrides)
+
+
+def attended(tokens: int) -> None:
+    """Attention with a sliding window of four tokens."""
+    module: Any = SimpleNamespace(layer_idx=0)
+    layout = PackedLayout(torch.tensor([tokens]))
+    states = torch.ones(1, 1, tokens, 2)
+    _attention(module, states, states, states, None, 1.0, layout, sliding_window=4)
+
+
+def computed_by(backend: str | None) -> None:
+    set_attention_backend(model(), backend)
+
+
+def with_liger(setting: tuple[bool, bool]) -> None:
+    """Liger's kernels, if they are enabled, on a machine that may have the package."""
+    is_enabled, is_installed = setting
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda _: object() if is_installed else None)
+        if is_enabled:
+            liger.apply_liger_kernels(model(), "actor.memory.liger")
+
+
+def adapted(settings: Mapping[str, Any]) -> None:
+    add_lora(model(), LoraConfig(**settings))
+
+
+def continued(rank: int) -> None:
+    """Load adapters of rank 2 into a model with adapters of this rank."""
+    Path("adapters").mkdir(exist_ok=True)
+    saved, other = model(), model()
+    add_lora(saved, LoraConfig(rank=2))
+    save_adapters(saved, Path("adapters"), "model")
+    add_lora(other, LoraConfig(rank=rank))
+    load_adapters(other, Path("adapters"))
+
+
+def recomputed(setting: tuple[str, bool]) -> None:
+    """Recompute activations of a model, if that is enabled."""
+    kind, is_enabled = setting
+    if is_enabled:
+        network = model()
+        network.supports_gradient_checkpointing = kind == "usual"
+        type(network).supports_gradient_checkpointing = True
+        enable_activation_checkpointing(network)
+
+
+def frozen(setting: tuple[str, bool]) -> None:
+    directory, freezes = setting
+    if freezes:
+        freeze_routers(load_model(directory))
+
+
+def scored(directory: str) -> None:
+    RewardModel.load(RewardModelConfig(path=directory), Path("model"), 9)
+
+
+def with_template(template: str | None) -> None:
+    """A reward model whose directory has this chat template."""
+    Path("bare").mkdir(exist_ok=True)
+    shutil.copytree("classifier", "bare", dirs_exist_ok=True)
+    settings = json.loads(Path("bare/tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    Path("bare/tokenizer_config.json").write_text(json.dumps(settings))
+    Path("bare/chat_template.jinja").unlink(missing_ok=True)
+    if template:
+        Path("bare/chat_template.jinja").write_text(template)
+    scored("bare")
+
+
+def with_library(directory: str) -> None:
+    """A library with its directory in PYTHONPATH."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(directory)
+        reward_model.import_libraries(["my_classifiers"], "reward.model.external_libs")
+    sys.modules.pop("my_classifiers", None)
+
+
+DIRECTORY = "use a directory with config.json and weights"
+ARCHITECTURE = "use a model of another architecture, such as Llama, Mistral or Qwen"
+CLASSIFIER = "set reward.model.path to a sequence or token classifier"
+TARGETS = "policy.lora.target_modules"
+GEMMA: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "vocab_size": 420,
+    "head_dim": 8,
+}
+GEMMA |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 1.0}
+RANK_2 = {"path": "rank2", "rank": 2, "alpha": 4.0}
+ALL = {"target_modules": ("all-linear",)}
+
+
+def targets(*names: str) -> Mapping[str, Any]:
+    return {"target_modules": names}
+
+
+CASES = [
+    # loading
+    case(loaded, "nowhere", DIRECTORY, "model"),
+    case(loaded, "empty", "use a Hugging Face model directory, as save_pretrained writes it", "model"),
+    case(loaded, "truncated", "use a Hugging Face model directory, as save_pretrained writes it", "model"),
+    case(loaded, "broken", "use an earlier checkpoint, or another model", "model"),
+    case(loaded, "gemma", ARCHITECTURE, "model"),
+    case(overridden, {"router_aux_loss_coef": 0.1}, "remove policy.overrides.router_aux_loss_coef", {}),
+    case(overridden, {"hiden_act": "gelu"}, "did you mean policy.overrides.hidden_act?", {"hidden_act": "gelu"}),
+    case(overridden, {"zzzzzz": 2}, "mixture/config.json has its settings", {"hidden_act": "gelu"}),
+    case(get_preset, "grid-1n", "did you mean 'grid-1m'? valid presets: ", "grid-1m"),
+    # layers
+    case(attended, 5, "limit rollout.max_prompt_tokens + rollout.max_response_tokens, and sft.max_tokens, to 4", 4),
+    case(computed_by, "sdap", "policy.attention=sdpa, eager or, on a GPU, ", "sdpa", "eager", None),
+    case(computed_by, "flash_attention_2", "policy.attention=sdpa, or policy.attention=null for the", "sdpa", None),
+    case(with_liger, (True, False), "pip install liger-kernel, or set actor.memory.liger=false", (False, False)),
+    case(with_liger, (True, True), "set actor.memory.liger=false", (False, True)),
+    case(recomputed, ("other", True), "set actor.gradient_checkpointing=false", ("other", False)),
+    case(frozen, ("model", True), "set policy.freeze_router=false", ("model", False)),
+    # adapters
+    case(
+        adapted,
+        {"path": "nowhere"},
+        "set policy.lora.path to a directory with adapter_config.json and adapter_model.safetensors",
+        RANK_2,
+    ),
+    case(adapted, {**RANK_2, "rank": 3}, "set policy.lora.rank=2", RANK_2),
+    case(adapted, targets("zzz"), "it has down_proj, ", targets("down_proj"), ALL),
+    case(
+        adapted,
+        targets("lm_head", "q_proj"),
+        f"{TARGETS}=[q_proj], or {TARGETS}=all-linear",
+        targets("q_proj"),
+        ALL,
+    ),
+    case(continued, 4, "use adapters of this model", 2),
+    # reward models
+    case(scored, "nowhere", "set reward.model.path to a directory with config.json and weights", "classifier"),
+    case(scored, "empty", CLASSIFIER, "classifier"),
+    case(scored, "truncated", CLASSIFIER, "classifier"),
+    case(scored, "model", "use a sequence or token classifier with one output (num_labels 1)", "classifier"),
+    case(
+        with_template, None, "add the chat template of its training as chat_template.jinja", "{{ messages[0].content }}"
+    ),
+    case(with_library, "elsewhere", "install it, or add its directory to PYTHONPATH", "libraries"),
+]
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory, policy_directory: Path, mixture_directory: Path) -> Path:
+    """Models that can be loaded, and others."""
+    root = tmp_path_factory.mktemp("models")
+    (root / "model").symlink_to(policy_directory)
+    (root / "mixture").symlink_to(mixture_directory)
+    (root / "empty").mkdir()
+    (root / "empty/config.json").write_text("{}")
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma2", **GEMMA)).save_pretrained(root / "gemma")
+    broken = load_model(policy_directory)
+    nn.init.constant_(broken.lm_head.weight, float("nan"))
+    broken.save_pretrained(root / "broken")
+    classifier = AutoModelForSequenceClassification.from_pretrained(policy_directory, num_labels=1)
+    for name in ("classifier", "truncated"):
+        classifier.save_pretrained(root / name)
+        load_tokenizer(policy_directory).save_pretrained(root / name)
+    weights = root / "truncated/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    adapted_model = load_model(policy_directory)
+    add_lora(adapted_model, LoraConfig(rank=2, alpha=4.0))
+    save_adapters(adapted_model, root / "rank2", "model")
+    (root / "libraries").mkdir()
+    (root / "libraries/my_classifiers.py").write_text("")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _directory(directories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(directories)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.parametrize("entry", CASES, ids=name_of)
+def test_a_hint_about_a_model_removes_its_error(entry: HintCase) -> None:
+    entry.check()
+
+
+def test_every_hint_about_a_model_is_followed() -> None:
+    assert not sites_without_case("policies", CASES, {"policies/parallel/": "test_parallel_hints.py follows them"})
