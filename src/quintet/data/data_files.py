@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import os
@@ -111,4 +112,6 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise MachineError(f"cannot write {path}: {error}", "free disk space, or use another directory") from error
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "free disk space, or use another directory" if is_full else "use another directory"
+        raise MachineError(f"cannot write {path}: {error.strerror or error}", hint) from error

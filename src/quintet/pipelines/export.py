@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,10 +68,15 @@ def export(
     Of a run the last good checkpoint is exported; `warn` gets a message for each newer one.
 
     Raises:
-        MachineError: there is no such model, the checkpoint is damaged, or the target already exists.
+        MachineError: there is no such model, the checkpoint is damaged, or the target exists or cannot be
+            written.
     """
     if target.exists():
         raise MachineError(f"{target} already exists", "choose another directory, or remove it")
+    parent = next(path for path in target.absolute().parents if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        reason = "no permission to write in it" if parent.is_dir() else "not a directory"
+        raise MachineError(f"cannot write {target}: {parent}: {reason}", "choose another directory")
     target_dtype = DTYPES[dtype] if dtype else None
     source_path = Path(source).expanduser()
     enclosing = _enclosing_checkpoint(source_path)

@@ -166,6 +166,12 @@ def test_what_lies_at_the_target_stays(run: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*new*"))
 
 
+def test_a_target_that_cannot_be_written_is_to_be_replaced(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(MachineError, match=r"cannot write .*/file: not a directory\n  choose another directory"):
+        export(str(run), tmp_path / "file/out")
+
+
 def test_large_models_stay_in_several_files(run: Path, tmp_path: Path) -> None:
     place = run / "checkpoints/global_step_3/hf"
     AutoModelForCausalLM.from_pretrained(place).save_pretrained(tmp_path / "cut", max_shard_size="100KB")
