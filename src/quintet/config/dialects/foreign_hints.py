@@ -95,7 +95,7 @@ def _translate_all(tree: Mapping[str, Any], native: NativeBuilder, hint: str) ->
 def _translate(tree: Mapping[str, Any], native: NativeBuilder, part: str) -> str | None:
     """Return an alternative of a hint, None if it has no counterpart."""
     pieces: list[str] = []
-    end, documented = 0, {key.name for key in keys()}
+    before, end, documented = tree, 0, {key.name for key in keys()}
     for match in CHANGE.finditer(part):
         removed, key, _ = match.groups()
         if removed:
@@ -114,7 +114,19 @@ def _translate(tree: Mapping[str, Any], native: NativeBuilder, part: str) -> str
             return None
         pieces += [part[end : match.start()], changes]
         end = match.end()
+    if tree is not before:
+        pieces.append(_derived(before, tree, native, "".join(pieces)))
     return "".join([*pieces, part[end:]])
+
+
+def _derived(before: Mapping[str, Any], after: Mapping[str, Any], native: NativeBuilder, changes: str) -> str:
+    """Return further assignments to foreign keys that follow from several native ones, such as accumulation steps from
+    the number of ranks, and that `changes` do not set."""
+    specs = native.values.dialect.specs()
+    old, new = _foreign_values(before, native) or {}, _foreign_values(after, native) or {}
+    different = {name: value for name, value in new.items() if name in old and old[name] != value}
+    derived = {name: value for name, value in different.items() if name in specs and specs[name].computed}
+    return "".join(f" {name}={_text(value)}" for name, value in derived.items() if f"{name}=" not in changes)
 
 
 def _with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from hints import SRC, followed, hint_sites, printed_hints, recorded_sites
 
 from quintet import hardware
-from quintet.config.dialects.composition.foreign_config import config_from_tree
+from quintet.config.dialects.composition.foreign_config import compose_config, config_from_tree
 from quintet.config.dialects.loader import conversion_problems, convert
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dotted import unflatten
@@ -336,3 +336,11 @@ def test_every_hint_about_foreign_keys_is_followed() -> None:
     ]
     names = [re.sub(r"config/dialects/(.*):\d+", r"\1", str(site)) for site in sites]
     assert not [name for name in names if not name.startswith(tuple(EXEMPT))]
+
+
+def test_a_hint_also_sets_the_keys_that_follow_from_several_values() -> None:
+    """An optimizer step of 256 sequences: 8 at a time on 8 GPUs are 4 passes, on 4 pairs of GPUs 8."""
+    file = Path(__file__).parents[4] / "examples/roll/qwen2.5-1.5b_sglang_8gpu.yaml"
+    composed = convert(compose_config(file, []), DIALECTS["roll"], to_plan=True).composed
+    changes = "actor_train.model_args.ulysses_size=2 actor_train.training_args.gradient_accumulation_steps=8"
+    assert composed.translate_hint("nearest valid value: actor.parallel.ulysses=2") == f"nearest valid value: {changes}"
