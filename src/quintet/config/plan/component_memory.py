@@ -22,6 +22,8 @@ LOGIT_BYTES = 16
 (`policies/causal_lm.py`, `log_probs_and_entropy`)."""
 MAX_LOGITS_IN_MEMORY = 2**25
 """Entries computed at a time (`policies/causal_lm.py`)."""
+REWARD_BYTES = 2
+"""Per weight of the reward model."""
 HF_SLOTS_PER_REQUEST = 1.5
 """KV cache slots of the `hf` engine per request: one, and half a slot for cached prompts."""
 
@@ -42,7 +44,8 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
-        return sum(asdict(self).values())
+        states = self.weights + self.copies + self.gradients + self.optimizer
+        return states + self.activations + self.logits + self.cache
 
     def to_json(self) -> dict[str, int]:
         return asdict(self) | {"total": self.total}
@@ -74,9 +77,32 @@ class PlacedModel:
         if policy == "no_shard":
             return 1
         node = self.config.placement.devices_per_node if policy == "hybrid_shard" else devices
-        # ranks of a group hold the same slices of tensor-parallel layers
+        # ranks of a group hold the same slices of layers and the same pipeline stage
         group = self.parallelism.group
-        return min(devices, group * self.parallelism.tensor if group else node)
+        return min(devices, group * self.parallelism.weight_split if group else node)
+
+    @property
+    def largest_layer(self) -> int:
+        """Parameters of the largest layer, without the experts on other devices."""
+        experts, layer = self.shape.experts, self.shape.largest_layer
+        return layer - self.remote_experts // (self.shape.layers - experts.dense_layers) if experts else layer
+
+    @property
+    def gathered(self) -> int:
+        """Parameters that FSDP gathers at a time: two layers, embedding and head."""
+        return 2 * self.largest_layer + self.shape.embedding + self.shape.head
+
+    @property
+    def remote_experts(self) -> int:
+        """Parameters of the experts that expert parallelism keeps on other devices."""
+        return self.shape.routed - self.shape.routed // self.parallelism.expert
+
+    @property
+    def reduction_width(self) -> int:
+        """Bytes per gradient when ranks reduce it."""
+        sharding = self.learner.sharding
+        is_megatron = self.learner.backend == "megatron"
+        return 4 if is_megatron else self.width(sharding.reduce_dtype or sharding.parameter_dtype)
 
     def width(self, *types: str | None) -> int:
         """Return the bytes per number of the first type that is set, otherwise the policy's; `auto` is the model's."""
@@ -180,24 +206,40 @@ def _fsdp(placed: PlacedModel, parameters: int, trained: int) -> MemoryUse:
 
     States are weights, gradients and AdamW's two moments in float32, 16 bytes per parameter. Weights are gathered layer
     by layer, two at a time, embedding and head throughout; a device gathers its slice of tensor-parallel layers. On one
-    device nothing is gathered, and only a narrower type needs a copy. Gradients are reduced after each micro-batch.
-    Weights frozen by LoRA are float32 too, without gradients or moments.
+    device nothing is gathered, and only a narrower type needs a copy. Weights frozen by LoRA are float32 too, without
+    gradients or moments.
     """
-    learner, shape, shards = placed.learner, placed.shape, placed.fsdp_shards
+    learner, shards = placed.learner, placed.fsdp_shards
     width, lora = placed.width(learner.sharding.parameter_dtype), trained < parameters
-    gathered = shape.gathered
+    gathered = placed.gathered
     if shards == 1:
         gathered = 0 if width == 4 or lora else parameters
     elif learner.sharding.policy == "shard_grad_op":
         gathered = parameters
-    reduced = placed.width(learner.sharding.reduce_dtype or learner.sharding.parameter_dtype)
     on_device = not learner.memory.sharded_offload
     return MemoryUse(
         weights=4 * (parameters + trained * lora) // shards * on_device,
         copies=min(gathered, parameters) * width // placed.parallelism.tensor,
-        gradients=(0 if shards == 1 or lora else shape.largest_layer * reduced) + 4 * trained // shards * on_device,
+        gradients=_fsdp_gradients(placed, trained, lora=lora),
         optimizer=4 * OPTIMIZER_STATES[learner.optimizer.kind] * trained // shards * on_device,
     )
+
+
+def _fsdp_gradients(placed: PlacedModel, trained: int, *, lora: bool) -> int:
+    """Return the gradients of a learner under FSDP: shards in float32, and one layer before its reduction.
+
+    Unless `sync_every_micro_batch`, several micro-batches accumulate unsharded gradients, which are reduced in the last
+    backward pass: in the type of reduction (`FSDPModule.set_requires_gradient_sync`), or in that of the weights
+    (`FullyShardedDataParallel.no_sync`).
+    """
+    learner, shards, component = placed.learner, placed.fsdp_shards, placed.component
+    layer = 0 if shards == 1 or lora else placed.largest_layer * placed.reduction_width
+    micro_batches = rank_workload(placed.config, component.name, component.copies).micro_batches
+    if shards > 1 and micro_batches > 1 and not learner.sharding.sync_every_micro_batch:
+        local = (trained - (0 if lora else placed.remote_experts)) // placed.parallelism.weight_split
+        computed = placed.width(learner.sharding.parameter_dtype)
+        return layer + local * (computed if learner.backend == "fsdp" else placed.reduction_width)
+    return layer + 4 * trained // shards * (not learner.memory.sharded_offload)
 
 
 def _megatron(placed: PlacedModel, parameters: int, trained: int) -> MemoryUse:
@@ -229,13 +271,13 @@ def _activations(placed: PlacedModel, micro_batch_tokens: int) -> int:
     if config.policy.attention == "eager":
         head_devices = parallelism.tensor * parallelism.ulysses
         layer += attention_bytes(shape, tokens, max_sequence_tokens(config), width, head_devices)
-    saved, recomputed = _saved_layers(placed)
+    saved, recomputed = saved_layers(placed)
     if learner.memory.offload_activations:
         return 2 * layer
     return layer * (saved + recomputed) + tokens * shape.hidden * width * (shape.layers - saved)
 
 
-def _saved_layers(placed: PlacedModel) -> tuple[int, int]:
+def saved_layers(placed: PlacedModel) -> tuple[int, int]:
     """Return the number of layers with saved activations, and of those recomputed at a time."""
     learner, layers, options = placed.learner, placed.shape.layers, placed.learner.megatron
     if learner.backend == "megatron" and options and options.recompute_granularity == "full":
@@ -252,39 +294,34 @@ def _logits(placed: PlacedModel, predicted_tokens: int) -> int:
 
 
 def _reference(placed: PlacedModel) -> MemoryUse:
-    """Return the memory of the reference: weights, activations of one layer and logits. In one process it is a copy of
-    the learner's float32 weights."""
+    """Return the memory of the reference: weights, activations of one layer and logits. Under FSDP its weights are
+    stored in float32 unless it has its own type, and gathered in the type of matrix products."""
     config, learner, shape, component = placed.config, placed.learner, placed.shape, placed.component
     megatron = learner.backend == "megatron"
-    single_process = len(component.devices) == 1 and not megatron and learner.dtype is None
-    width = 4 if single_process else placed.width(learner.dtype)
+    stored = 4 if not megatron and learner.dtype is None else placed.width(learner.dtype)
+    width = placed.width(learner.sharding.parameter_dtype, learner.dtype)
     shards = 1 if megatron else placed.fsdp_shards
-    parameters = placed.local_parameters(shape.parameters)
-    if config.policy.lora is not None and learner.path is None:
+    parameters = placed.local_parameters(shape.parameters) if megatron else shape.parameters
+    if config.policy.lora is not None and learner.path is None and learner.dtype is None:
         # the policy's weights with a copy of the initial adapters
         parameters = lora_parameters(shape, config.policy.lora)
     work = rank_workload(config, "reference", component.copies, inference=True)
     tokens = placed.local_tokens(work.tokens_per_micro_batch)
     return MemoryUse(
-        weights=0 if learner.memory.sharded_offload else parameters * width // shards,
-        copies=0 if shards == 1 else min(shape.gathered, parameters) * width,
+        weights=0 if learner.memory.sharded_offload else parameters * stored // shards,
+        copies=0 if shards == 1 else min(placed.gathered, parameters) * width // placed.parallelism.tensor,
         activations=activation_bytes(shape, tokens, width, tensor=placed.parallelism.tensor),
         logits=_logits(placed, work.predicted_tokens_per_micro_batch),
     )
 
 
 def _reward(placed: PlacedModel) -> MemoryUse:
-    """Return the memory of the reward model, sharded over its devices."""
+    """Return the memory of the reward model, a copy in bfloat16 on each of its devices (`policies/reward_model.py`)."""
     config, shape = placed.config, placed.shape
     model = config.reward.model if config.reward else None
-    width, devices = placed.width(), placed.component.num_processes
     length = (model.max_tokens if model else None) or max_sequence_tokens(config)
     tokens = length * ((model.sequences_per_pass if model else None) or 1)
-    return MemoryUse(
-        weights=shape.body * width // devices,
-        copies=0 if devices == 1 else min(shape.gathered - shape.head, shape.body) * width,
-        activations=activation_bytes(shape, tokens, width),
-    )
+    return MemoryUse(weights=shape.body * REWARD_BYTES, activations=activation_bytes(shape, tokens, REWARD_BYTES))
 
 
 def _engine(placed: PlacedModel) -> MemoryUse:

@@ -26,6 +26,7 @@ PHASES: Mapping[str, str] = {
 """Phase in which each component computes."""
 ALL_AT_ONCE = "all at once"
 SWITCHES = (
+    *(f"{learner}.sharding.sync_every_micro_batch" for learner in ("actor", "critic")),
     "actor.gradient_checkpointing",
     *(f"{learner}.memory.offload_{part}" for learner in ("actor", "critic") for part in ("optimizer", "parameters")),
     *("reference.memory.offload_parameters", "rollout.engine_options.sleep_between_steps"),
@@ -80,15 +81,24 @@ def plan_memory(
         if shape is not None and component.devices:
             active[component.name] = active_memory(PlacedModel(config, component, shape, device_bytes))
     idle = {name: idle_memory(config, name, use) for name, use in active.items()}
-    groups = placement.groups().items()
-    peaks = (_peak(names, devices, active, idle if placement.colocated else active) for names, devices in groups)
-    return MemoryPlan(active, idle, tuple(peak for peak in peaks if peak is not None))
+    waiting = idle if placement.colocated else active
+    return MemoryPlan(active, idle, memory_peaks(placement.groups(), active, waiting))
+
+
+def memory_peaks(
+    groups: Mapping[tuple[str, ...], tuple[int, ...]],
+    active: Mapping[str, MemoryUse],
+    waiting: Mapping[str, MemoryUse],
+) -> tuple[MemoryPeak, ...]:
+    """Return the peak of the devices of each set of components; `waiting` has the memory of each component while
+    another one computes."""
+    peaks = (_peak(names, devices, active, waiting) for names, devices in groups.items())
+    return tuple(peak for peak in peaks if peak is not None)
 
 
 def _peak(
     names: tuple[str, ...], devices: tuple[int, ...], active: Mapping[str, MemoryUse], waiting: Mapping[str, MemoryUse]
 ) -> MemoryPeak | None:
-    """Return the peak of devices; `waiting` has the memory of each component while another one computes."""
     moments = [
         MemoryPeak(
             devices,
@@ -126,7 +136,7 @@ def memory_problems(
     savings = _combine(composed, placement, models, device_bytes)
     key = savings[0].key if savings else "policy.path"
     needed = f"{format_bytes(peak.total)} of {format_bytes(device_bytes)}"
-    problem = f"device {peak.devices[0]} needs {needed} {peak.phase}: {_largest(peak)}"
+    problem = f"device {peak.devices[0]} needs {needed} {peak.phase}: {largest_parts(peak)}"
     steps = ", ".join(f"{_change(composed, one)} (then {format_bytes(one.total)})" for one in savings)
     fits = savings and savings[-1].total <= device_bytes
     hint = f"what helps most: {steps}" if savings else "use more devices or a smaller model"
@@ -154,14 +164,14 @@ def _combine(composed: ComposedConfig, placement: Placement, models: Models, dev
     return chain
 
 
-def _largest(peak: MemoryPeak) -> str:
-    """Describe the three largest parts of a peak."""
+def largest_parts(peak: MemoryPeak, count: int = 3) -> str:
+    """Describe the largest parts of a peak."""
     parts = [
         (size, f"{LABELS.get(part, part)} of {name}")
         for name, use in peak.parts.items()
         for part, size in asdict(use).items()
     ]
-    return ", ".join(f"{label} {format_bytes(size)}" for size, label in sorted(parts, reverse=True)[:3] if size)
+    return ", ".join(f"{label} {format_bytes(size)}" for size, label in sorted(parts, reverse=True)[:count] if size)
 
 
 def memory_savings(
@@ -188,7 +198,7 @@ def memory_savings(
 def _candidates(config: Experiment, current: MemoryPlan) -> Iterator[tuple[str, object]]:
     for key in SWITCHES:
         section = key.partition(".")[0]
-        if section in current.active and config_value(config, key) is not True and _is_supported(config, key):
+        if section in current.active and config_value(config, key) is not True and is_supported(config, key):
             yield key, True
     for learner in ("actor", "critic", "reference"):
         if learner in current.active:
@@ -199,10 +209,10 @@ def _candidates(config: Experiment, current: MemoryPlan) -> Iterator[tuple[str, 
     yield from (("rollout.max_concurrent", size) for size in _halves(concurrent, 1))
 
 
-def _is_supported(config: Experiment, switch: str) -> bool:
-    """Megatron learners do not offload, and an engine does not sleep if episodes continue during updates."""
+def is_supported(config: Experiment, switch: str) -> bool:
+    """Megatron learners do not offload or shard, and an engine does not sleep if episodes continue during updates."""
     section, _, option = switch.partition(".")
-    if option.startswith("memory."):
+    if option.startswith(("memory.", "sharding.")):
         return bool(getattr(config, section).backend != "megatron")
     return config.rollout.async_ratio == 0 or section != "rollout"
 

@@ -106,11 +106,6 @@ class ModelShape:
         return self.attention + self.norms * self.hidden + max(self._mixture, 0 if self.experts else self.feed_forward)
 
     @property
-    def gathered(self) -> int:
-        """Parameters that FSDP gathers at a time: two layers, embedding and head."""
-        return 2 * self.largest_layer + self.embedding + self.head
-
-    @property
     def attention(self) -> int:
         """Attention parameters of one layer."""
         biases = (self.heads + 2 * self.kv_heads) * self.head_dim * self.qkv_bias + self.hidden * self.output_bias

@@ -42,6 +42,11 @@ class Parallelism:
         return self.tensor * self.pipeline * self.context * self.ulysses
 
     @property
+    def weight_split(self) -> int:
+        """Devices with different weights of one copy, apart from experts."""
+        return self.tensor * self.pipeline
+
+    @property
     def degrees(self) -> Mapping[str, int]:
         """Degrees greater than 1 by their display names."""
         sizes = {label: getattr(self, name) for name, label in LABELS.items()}

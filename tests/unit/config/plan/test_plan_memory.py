@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from example_models import CONFIGS, PARAMETERS, measured, on
+from example_models import CONFIGS, PARAMETERS, at, measured, on
 
 from quintet.config.compose import load_experiment
 from quintet.config.composed import ComposedConfig
@@ -68,6 +68,7 @@ def test_fsdp_cuts_up_float32_and_gathers_two_layers_at_a_time(tmp_path: Path) -
     ("words", "shards"),
     [
         (["actor.sharding.group_size=4"], 4),
+        (["actor.sharding.group_size=2", "actor.parallel.tensor=2", "actor.parallel.pipeline=2"], 8),
         (["actor.sharding.policy=hybrid_shard"], 8),
         (["actor.sharding.policy=no_shard"], 1),
         ([], 16),
@@ -75,6 +76,34 @@ def test_fsdp_cuts_up_float32_and_gathers_two_layers_at_a_time(tmp_path: Path) -
 )
 def test_smaller_groups_hold_larger_shards(tmp_path: Path, words: list[str], shards: int) -> None:
     assert actor(on(tmp_path, "Qwen2.5-7B", 2, 8, *words)).optimizer == 8 * P // shards
+
+
+def test_several_micro_batches_accumulate_whole_gradients(tmp_path: Path) -> None:
+    """8 sequences of 536 tokens in passes of 1072: FSDP2 keeps whole gradients in float32 and FSDP in bfloat16 until
+    the last one, a device with tensor parallelism those of its half; shards are enough if every pass reduces them."""
+    passes = "training.micro_batch_tokens=1072"
+    assert actor(qwen(tmp_path, passes)).gradients == 4 * P + 4 * LAYER
+    assert actor(qwen(tmp_path, passes, "actor.backend=fsdp")).gradients == 2 * P + 4 * LAYER
+    assert actor(qwen(tmp_path, passes, "actor.parallel.tensor=2")).gradients == 4 * (P // 2) + 4 * LAYER
+    synced = qwen(tmp_path, passes, "actor.sharding.sync_every_micro_batch=true")
+    assert actor(synced).gradients == P // 2 + 4 * LAYER
+
+
+def test_a_device_gathers_and_accumulates_only_its_experts(tmp_path: Path) -> None:
+    """Qwen3-30B-A3B: an eighth of the 128 experts in each of 48 layers, 3 × 2048 × 768 each."""
+    words = ("training.micro_batch_tokens=1072", "actor.parallel.expert=8")
+    whole, eighth = (actor(on(tmp_path, "Qwen3-30B-A3B", 1, 8, *some)) for some in (words[:1], words))
+    elsewhere = 112 * 3 * 2048 * 768
+    assert whole.copies - eighth.copies == 2 * 2 * elsewhere
+    assert whole.gradients - eighth.gradients == 4 * 48 * elsewhere + 4 * elsewhere
+    assert whole.weights == eighth.weights
+
+
+def test_a_reward_model_is_whole_on_each_of_its_devices(tmp_path: Path) -> None:
+    """It has no head, and two bytes a weight."""
+    model = f"reward.model={{path: {at(tmp_path, 'Qwen2.5-7B')}}}"
+    words = ("env.name=prompts", "data.train_files=[x.jsonl]", model)
+    assert measured(qwen(tmp_path, *words)).active["reward"].weights == 2 * (P - EMBEDDING)
 
 
 def test_sharing_out_gradients_alone_leaves_whole_weights(tmp_path: Path) -> None:
@@ -210,7 +239,9 @@ def test_a_reference_is_a_copy_in_one_process_and_a_shard_in_many(tmp_path: Path
         composed = on(tmp_path, "Qwen2.5-7B", 1, devices, "algorithm.kl.coefficient=0.1", *words)
         return measured(composed).active["reference"].weights
 
-    assert (weights(1), weights(8), weights(1, "reference.dtype=bfloat16")) == (4 * P, 2 * P // 8, 2 * P)
+    assert (weights(1), weights(8), weights(1, "reference.dtype=bfloat16")) == (4 * P, 4 * P // 8, 2 * P)
+    halves = ("reference.parallel.tensor=2", "reference.parallel.pipeline=2")
+    assert weights(8, "reference.dtype=bfloat16", *halves) == 2 * P // 8
 
 
 def test_taking_turns_needs_the_fullest_turn(tmp_path: Path) -> None:
@@ -309,6 +340,7 @@ def test_a_budget_is_cut_down_to_the_longest_sequence(tmp_path: Path) -> None:
     """With layers recomputed what is left are their inputs, of which a smaller pass has fewer."""
     words = ["actor.gradient_checkpointing=true", "rollout.max_response_tokens=8000", "rollout.max_concurrent=8"]
     words += ["training.micro_batch_tokens=160000", "training.mini_batches=1"]
+    words += ["actor.sharding.sync_every_micro_batch=true"]
     (message,) = faults(qwen(tmp_path, *words, *ASLEEP), 22)
     assert "training.micro_batch_tokens=8512 (then" in message
 
