@@ -612,6 +612,6 @@ def test_a_missing_sglang_is_an_error_with_a_hint(setup: EngineSetup) -> None:
         ENGINES.get("sglang").load()
     with pytest.raises(MachineError, match="SGLang is not installed in this environment") as error:
         build_sglang_server_engine(setup)
-    assert "server_python" in str(error.value)
+    assert "server_python; or set rollout.engine_options.server_url" in str(error.value)
     with pytest.raises(ConfigError, match="does not run"):
         build_sglang_server_engine(told(setup, server_python="/nowhere/python"))

@@ -111,7 +111,8 @@ def installed_release(python: str | None = None) -> Release:
     if directory is None:
         raise MachineError(
             f"SGLang is not installed {'in this environment' if python is None else f'for {python}'}",
-            hint=f"install it in a separate environment (docs/sglang.md) and set {KEY}.server_python",
+            hint=f"install it in a separate environment (docs/sglang.md) and set {KEY}.server_python; or set "
+            f"{KEY}.server_url to a running server with rollout.engine=sglang-server",
         )
     arguments = frozenset(_server_args_fields(Path(directory, "srt")))
     if "model_path" not in arguments:
