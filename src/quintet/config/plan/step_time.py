@@ -1,0 +1,277 @@
+"""Estimated time of one training step, by formulas, to rank configurations; nothing is measured.
+
+Every episode is taken to have its maximum length, and phases to follow one another. Matrix products take
+FLOPs / (peak × `COMPUTE_SHARE`), transfers bytes / (bandwidth × `BANDWIDTH_SHARE`). Not included: environments,
+rewards other than those of a reward model, tokenization, optimizer steps, kernel launches, the imbalance of episodes of
+different length, `memory.offload_activations` and `memory.sharded_offload`.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from quintet.config.native.experiment import Experiment
+from quintet.config.plan.batches import RankWorkload, max_sequence_tokens, max_sequences_per_episode, rank_workload
+from quintet.config.plan.component_memory import (
+    HF_SLOTS_PER_REQUEST,
+    MemoryUse,
+    PlacedModel,
+    lora_parameters,
+    saved_layers,
+)
+from quintet.config.plan.devices import DeviceFigures
+from quintet.config.plan.memory import MemoryPlan
+from quintet.config.plan.model_shapes import ModelShape
+from quintet.config.plan.models import Models
+from quintet.config.plan.placement import Component, Placement
+
+COMPUTE_SHARE = 0.4
+"""Share of the peak that training reaches: 38 to 43 % for Llama 3 on H100 (Grattafiori et al. 2024, arXiv:2407.21783,
+table 4)."""
+HALF_RATE_TOKENS = 512
+"""Tokens of a micro-batch on one device with which products of whole matrices reach half of their share, an assumption;
+those that tensor parallelism divides need as many times more."""
+BANDWIDTH_SHARE = 0.7
+"""Share of a peak bandwidth that long transfers reach; an assumption."""
+ALL_REDUCE_SECONDS = 1e-5
+"""Latency of an all-reduce of a few tokens within a node; an assumption."""
+PASSES = {"actor": "log-probs", "reference": "reference", "critic": "values"}
+"""Phases of forward-only passes."""
+Seconds = Mapping[str, float]
+"""Seconds of each phase of a step."""
+
+
+def forward_flops(shape: ModelShape, length: int) -> float:
+    """Return the FLOPs of a forward pass per token of a sequence: 2 per weight, and 2 · layers · width · length for
+    causal attention (Kaplan et al. 2020, arXiv:2001.08361, section 2.1), with the experts that a token passes."""
+    inactive = shape.routed - shape.routed * shape.experts.active // shape.experts.count if shape.experts else 0
+    # the lookup in the embedding is no product; the body has as many parameters with the head in its place
+    return 2.0 * (shape.body - shape.vision - inactive) + 2.0 * shape.layers * shape.heads * shape.head_dim * length
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedModel:
+    """A model on its devices, timed with their figures."""
+
+    placed: PlacedModel
+    figures: DeviceFigures
+
+    @property
+    def width(self) -> int:
+        """Bytes per number in matrix products."""
+        learner = self.placed.learner
+        return self.placed.width(learner.sharding.parameter_dtype, getattr(learner, "dtype", None))
+
+    @property
+    def shards(self) -> int:
+        """Devices over which FSDP shards the weights that tensor and pipeline parallelism leave to each."""
+        parallelism = self.placed.parallelism
+        is_sharded = parallelism.backend != "megatron"
+        return max(1, self.placed.fsdp_shards // parallelism.weight_split) if is_sharded else 1
+
+    def send(self, count: float, devices: int, extent: int | None = None) -> float:
+        """Return the seconds in which a ring of devices gathers, or reduces, `count` bytes. The ring is evenly taken
+        from `extent` neighbouring devices, by default from `devices`.
+
+        Between nodes, the devices of a node that are in the ring use their network adapters side by side, as NCCL does:
+        between DGX H100 systems, `nccl-tests` shows the bandwidth of all eight.
+        """
+        extent, bandwidth = extent or devices, self.figures.link
+        per_node = self.placed.config.placement.devices_per_node
+        if extent > per_node:
+            bandwidth = min(bandwidth, self.figures.network * max(1, devices * per_node // extent))
+        return count * (devices - 1) / devices / (bandwidth * BANDWIDTH_SHARE)
+
+    def compute(self, flops: float, width: int) -> float:
+        """Return the seconds of matrix products of numbers of `width` bytes."""
+        peak = self.figures.flops if width < 4 else self.figures.float32_flops
+        return flops / (peak * COMPUTE_SHARE)
+
+    def passes(self, work: RankWorkload, *, backward: bool) -> float:
+        """Return the seconds of all micro-batches of a data-parallel rank.
+
+        A backward pass has twice the FLOPs of a forward pass, the same with LoRA, whose frozen weights have no
+        gradients; recomputed layers run forward again. FSDP gathers the weights once per pass of a micro-batch,
+        beside the computation (Zhao et al. 2023, arXiv:2304.11277). Pipeline stages idle for (stages − 1) / (virtual
+        stages × micro-batches) of that time (Narayanan et al. 2021, arXiv:2104.04473, section 2.2).
+        """
+        placed, parallelism = self.placed, self.placed.parallelism
+        length, adapted = max_sequence_tokens(placed.config), placed.config.policy.lora is not None
+        tokens, micro_batches = work.sequences_per_rank * length, max(1, work.micro_batches)
+        again = 1 - saved_layers(placed)[0] / placed.shape.layers if backward else 0
+        factor = 1 + (1 if adapted and placed.component.name == "actor" else 2) * backward + again
+        flops = tokens * forward_flops(placed.shape, length) * factor / parallelism.devices_per_copy
+        local = (placed.shape.parameters - placed.remote_experts) * self.width / parallelism.weight_split
+        gathers = self.send(micro_batches * (1 + backward) * local, self.shards, placed.fsdp_shards)
+        slowdown = 1 + HALF_RATE_TOKENS * parallelism.tensor / placed.local_tokens(work.tokens_per_micro_batch)
+        busy = max(self.compute(flops, self.width) * slowdown, gathers)
+        busy += (1 + backward + again) * self._exchange(tokens)
+        return busy * (1 + (parallelism.pipeline - 1) / (parallelism.virtual_pipeline * micro_batches))
+
+    def _exchange(self, tokens: int) -> float:
+        """Return the seconds in which devices exchange activations in a forward pass.
+
+        Tensor parallelism: two all-reduces of the hidden states per layer (Shoeybi et al. 2019, arXiv:1909.08053,
+        section 3), each a reduction and a gather. Context parallelism gathers keys and values; Ulysses exchanges
+        queries, keys, values and outputs (Jacobs et al. 2023, arXiv:2309.14509, section 3.2). Expert parallelism sends
+        the hidden states of a token to all its experts and back (Lepikhin et al. 2021, arXiv:2006.16668).
+        """
+        shape, parallelism = self.placed.shape, self.placed.parallelism
+        local, layers = self.placed.local_tokens(tokens), shape.layers / parallelism.pipeline
+        tensor, context, ulysses, expert = (
+            getattr(parallelism, name) for name in ("tensor", "context", "ulysses", "expert")
+        )
+        queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        experts = shape.experts.active if shape.experts else 0
+        numbers = (
+            (4 * local * shape.hidden, tensor, tensor),
+            (2 * local * context * keys / tensor, context, context * ulysses * tensor),
+            (2 * local * (queries + keys) / tensor, ulysses, ulysses * tensor),
+            (2 * local * experts * shape.hidden, expert, expert * tensor),
+        )
+        return layers * self.width * sum(self.send(count, size, extent) for count, size, extent in numbers)
+
+    def reduction(self) -> float:
+        """Return the seconds in which gradients are summed over the ranks with the same weights: a reduction to shards,
+        and between their copies a reduction and a gather."""
+        placed, parallelism = self.placed, self.placed.parallelism
+        lora = placed.config.policy.lora if placed.component.name == "actor" else None
+        local = placed.shape.parameters - placed.remote_experts if lora is None else lora_parameters(placed.shape, lora)
+        split, devices = parallelism.weight_split, placed.component.num_processes
+        count, copies = placed.reduction_width * local / split, max(1, devices // (split * self.shards))
+        # pipeline stages are the outermost dimension of Megatron's ranks
+        extent = devices // parallelism.pipeline if parallelism.backend == "megatron" else devices
+        shard = self.send(count, self.shards, placed.fsdp_shards)
+        return shard + 2 * self.send(count / self.shards, copies, extent)
+
+
+def learner_seconds(config: Experiment, placement: Placement, models: Models, figures: DeviceFigures) -> Seconds:
+    """Return the seconds in which learners and the reward model compute in a step."""
+    seconds: dict[str, float] = {}
+    for component in placement.components:
+        shape = models.of(component.name)
+        if shape is not None and component.devices and component.name != "rollout":
+            timed = _TimedModel(PlacedModel(config, component, shape), figures)
+            seconds |= dict(_reward(timed) if component.name == "reward" else _learner(timed))
+    return {phase: time for phase, time in seconds.items() if time}
+
+
+def offload_seconds(config: Experiment, memory: MemoryPlan, figures: DeviceFigures) -> Seconds:
+    """Return the seconds in which the weights and optimizer state of components come from host memory and return there.
+
+    Learners do so around each call: every update, the pass for log-probs or values, and for an actor the weight sync;
+    the optimizer state moves for updates alone (`training/offload.py`).
+    """
+    seconds: dict[str, float] = {}
+    for name, active in memory.active.items():
+        idle = memory.idle[name]
+        updates = _updates(config) if name in ("actor", "critic") else 0
+        calls = updates + 1 + (name == "actor" and config.rollout.recompute_logprobs)
+        moved = (active.weights - idle.weights) * calls + (active.optimizer - idle.optimizer) * updates
+        seconds[f"offload of {name}"] = 2 * moved / (figures.host * BANDWIDTH_SHARE)
+    return {phase: time for phase, time in seconds.items() if time}
+
+
+def _learner(timed: _TimedModel) -> Iterator[tuple[str, float]]:
+    """Yield the phases of a learner: a pass for the log-probs or values that the step needs, and the updates."""
+    config, component = timed.placed.config, timed.placed.component
+    if component.name != "actor" or config.rollout.recompute_logprobs:
+        work = rank_workload(config, component.name, component.copies, inference=True)
+        yield PASSES[component.name], timed.passes(work, backward=False)
+    if component.name != "reference":
+        work = rank_workload(config, component.name, component.copies)
+        reductions = max(1, work.micro_batches) if timed.placed.learner.sharding.sync_every_micro_batch else 1
+        update = timed.passes(work, backward=True) + reductions * timed.reduction()
+        yield f"update of {component.name}", _updates(config) * update
+
+
+def _updates(config: Experiment) -> int:
+    return config.training.mini_batches * config.training.epochs
+
+
+def _reward(timed: _TimedModel) -> Iterator[tuple[str, float]]:
+    placed, training = timed.placed, timed.placed.config.training
+    length = max_sequence_tokens(placed.config)
+    tokens = training.groups_per_step * training.samples_per_group * length
+    flops = tokens * forward_flops(placed.shape, length) / placed.component.num_processes
+    yield "reward model", timed.compute(flops, placed.width())
+
+
+def step_seconds(
+    config: Experiment, placement: Placement, models: Models, memory: MemoryPlan, figures: DeviceFigures
+) -> Seconds:
+    """Return the seconds of each phase of a step."""
+    return {
+        **engine_seconds(config, placement, models, memory, figures),
+        **learner_seconds(config, placement, models, figures),
+        **offload_seconds(config, memory, figures),
+    }
+
+
+def engine_seconds(
+    config: Experiment, placement: Placement, models: Models, memory: MemoryPlan, figures: DeviceFigures
+) -> Seconds:
+    """Return the seconds of prefill, decode and weight sync of the engines in a step."""
+    component, shape = placement.of("rollout"), models.of("rollout")
+    if component is None or shape is None or not component.devices:
+        return {}
+    timed, use = _TimedModel(PlacedModel(config, component, shape), figures), memory.active["rollout"]
+    seconds = {
+        "prefill": _prefill(timed),
+        "decode": _decode(timed, use),
+        "weight sync": _sync(timed, use, len(placement.devices)),
+    }
+    return {phase: time for phase, time in seconds.items() if time}
+
+
+def _episodes(config: Experiment, component: Component) -> int:
+    """Return the episodes of one engine in a step."""
+    return -(-config.training.groups_per_step * config.training.samples_per_group // component.copies)
+
+
+def _prefill(timed: _TimedModel) -> float:
+    """Return the seconds of prompts: a group shares that of its first turn, a sliding window has one per sequence."""
+    config, component = timed.placed.config, timed.placed.component
+    prompts: float = _episodes(config, component) * max_sequences_per_episode(config)
+    if config.env.reads_prompts or config.rollout.max_turns == 1:
+        prompts = max(1, prompts / config.training.samples_per_group)
+    tokens = prompts * config.rollout.max_prompt_tokens
+    flops = tokens * forward_flops(timed.placed.shape, config.rollout.max_prompt_tokens)
+    return timed.compute(flops / timed.placed.parallelism.devices_per_copy, _engine_width(timed))
+
+
+def _engine_width(timed: _TimedModel) -> int:
+    return timed.placed.width(timed.placed.config.rollout.engine_options.dtype)
+
+
+def _decode(timed: _TimedModel, use: MemoryUse) -> float:
+    """Return the seconds of decoding: each step reads the KV cache of the running requests and the weights that they
+    use, or computes for longer (Pope et al. 2022, arXiv:2211.05102, section 2), and makes two all-reduces per layer.
+
+    Tokens choose experts independently of one another.
+    """
+    config, shape, parallelism = timed.placed.config, timed.placed.shape, timed.placed.parallelism
+    width, tensor = _engine_width(timed), parallelism.tensor
+    devices, length = tensor * parallelism.pipeline, max_sequence_tokens(config)
+    per_token = shape.cache_numbers(tensor) * width / parallelism.pipeline
+    slots = use.cache / (per_token * length * (HF_SLOTS_PER_REQUEST if config.rollout.engine == "hf" else 1))
+    episodes = _episodes(config, timed.placed.component)
+    running = min(max(1.0, slots), episodes, config.rollout.max_concurrent)
+    chosen = shape.experts.active / shape.experts.count if shape.experts else 1
+    weights = shape.parameters - shape.routed * math.pow(1 - chosen, running)
+    mean_length = length - config.rollout.max_response_tokens / 2
+    read = weights * width / devices + running * mean_length * per_token
+    flops = running * forward_flops(shape, length) / devices
+    step = max(read / (timed.figures.memory_bandwidth * BANDWIDTH_SHARE), timed.compute(flops, width))
+    if tensor > 1:
+        step += 2 * shape.layers * (ALL_REDUCE_SECONDS + timed.send(2 * running * shape.hidden * width, tensor))
+    return episodes / running * config.max_episode_tokens * step
+
+
+def _sync(timed: _TimedModel, use: MemoryUse, devices: int) -> float:
+    """Return the seconds in which every engine receives the weights; an engine that shares the learner's needs none."""
+    if use.weights == 0:
+        return 0.0
+    count = timed.placed.shape.parameters * _engine_width(timed)
+    copy = count / (timed.figures.memory_bandwidth * BANDWIDTH_SHARE)
+    return copy + timed.send(count, devices)
