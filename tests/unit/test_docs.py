@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from quintet.cli.configuration import load_config
+from quintet.cli.configuration import inspect_config, load_config
+from quintet.config.plan.placement import check_placement
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,6 +55,10 @@ def test_the_commands_of_a_page_do_what_it_says(page: Path, tmp_path: Path) -> N
 
 
 def would_begin(words: list[str]) -> None:
-    config = next((word for word in words if "=" not in word), None)
+    config = next((word for word in words if word.endswith((".yaml", ".sh"))), None)
     folder = next((path for path in (ROOT, ROOT / "examples/custom") if config and (path / config).exists()), ROOT)
-    load_config(config and str(folder / config), [word for word in words if "=" in word], None, "refuse")
+    path, overrides = config and str(folder / config), [word for word in words if "=" in word]
+    if "--ray" in words:
+        check_placement(inspect_config(path, overrides, None, "refuse").composed)
+    else:
+        load_config(path, overrides, None, "refuse")

@@ -58,11 +58,23 @@ def train(
     overrides: Overrides = None,
     dialect: DialectName = None,
     unknown_keys: UnknownKeys = "refuse",
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Start one process per device through Ray: local, auto or HOST:PORT."),
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(help="With --ray: how often to continue from the last checkpoint after a failure.", min=0)
+    ] = 3,
 ) -> None:
     """Train a policy by reinforcement learning, after an optional warm start."""
+    words = _split(config, overrides)
+    if ray is not None:
+        from quintet.cli import ray_launch
+
+        raise typer.Exit(ray_launch.run(ray, *words, dialect, unknown_keys, max_restarts))
     from quintet.cli.train import run
 
-    raise typer.Exit(run(*_split(config, overrides), dialect, unknown_keys))
+    raise typer.Exit(run(*words, dialect, unknown_keys))
 
 
 @app.command()

@@ -72,6 +72,7 @@ def _problem(composed: ComposedConfig, unsupported: UnsupportedValue) -> ConfigP
     hint = f"leave it out, or {key}={_format_default(unsupported.default)}"
     if key in COUNTS and (command := torchrun_command(composed.experiment)):
         hint += f", or start it with `{command}`"
+        hint += "" if composed.experiment.sft_only else " or `quintet train … --ray local`"
     return ConfigProblem(key, value, source, message, hint)
 
 

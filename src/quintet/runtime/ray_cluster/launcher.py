@@ -1,0 +1,306 @@
+"""Start the ranks of a run on the nodes of a Ray cluster, watch them, and restart them from the last checkpoint.
+
+Ray places one actor per node, which starts the ranks as child processes (`node_processes.py`); the ranks find each
+other as those of torchrun do.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from quintet.config.torchrun import RankInfo
+from quintet.errors import SIGNALLED, ConfigError, MachineError
+from quintet.hardware import extra_packages, install_command
+from quintet.runtime.ray_cluster.node_processes import NodeProcesses, NodeStatus
+from quintet.runtime.signals import StopRequest, stop_on_signals
+
+POLL_SECONDS = 0.5
+"""Interval at which the nodes are asked for the state of their ranks."""
+LOST_SECONDS = 10.0
+"""A node that does not answer for so long, or a rank that is stopped for so long, is lost."""
+EXIT_SECONDS = 15.0
+"""Time for the other ranks to end after the first one has failed."""
+OBJECT_STORE_BYTES = 100 << 20
+"""Object store of a local Ray, which passes only small messages."""
+FORWARDED = ("NCCL_", "GLOO_", "OMP_", "TORCH_", "CUDA_LAUNCH_", "HF_", "WANDB_", "QUINTET_", "PYTHONPATH")
+"""Beginnings of the environment variables that the ranks receive from the launcher."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankCommand:
+    """What every rank runs."""
+
+    words: Sequence[str]
+    """Program and arguments, the same on all nodes."""
+    directory: str
+    """Working directory, which all nodes share."""
+    ranks: RankInfo
+    """Number of ranks, in total and per node."""
+    start_seconds: float
+    """Time to wait for devices."""
+
+
+class RankFailureError(Exception):
+    """Ranks ended, or hang, for a cause that may not recur: the run can continue from its last checkpoint."""
+
+
+def run_on_ray(address: str, command: RankCommand, max_restarts: int, show: Callable[[str], None]) -> int:
+    """Run the command on a cluster until all ranks have ended; return the exit status of rank 0.
+
+    Args:
+        address: `local` starts Ray on this machine, `auto` or `HOST:PORT` joins a cluster.
+        max_restarts: How often the ranks are started again after a failure.
+        show: Prints the output of rank 0.
+
+    Raises:
+        ConfigError: the cluster does not have the devices.
+        MachineError: the cluster cannot be reached, or the ranks failed once more.
+    """
+    with _connected(address, command.ranks), stop_on_signals() as stop:
+        restarts = 0
+        while True:
+            try:
+                resources = _wait_for_resources(command.ranks, command.start_seconds if restarts else 0.0)
+                with _placed(command, resources) as nodes:
+                    return _watch(nodes, stop, show)
+            except RankFailureError as error:
+                if stop:
+                    return SIGNALLED + stop.number  # type: ignore[operator]  # set, since it is true
+                if restarts == max_restarts:
+                    hint = "rerun the same command to continue from the last checkpoint"
+                    raise MachineError(f"{error}, after {restarts} restarts", hint) from error
+                restarts += 1
+                show(f"quintet: {error}; restarting from the last checkpoint ({restarts} of {max_restarts})\n")
+
+
+@contextmanager
+def _connected(address: str, ranks: RankInfo) -> Iterator[None]:
+    """Connect to a cluster, or start one of this machine, which requires a token."""
+    if address == "local":
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    try:
+        import ray
+    except ImportError:
+        raise MachineError("--ray needs the package ray", install_command(extra_packages("ray"))) from None
+    options: dict[str, Any] = {"address": address}
+    if address == "local":
+        cores = max(os.cpu_count() or 1, ranks.size)
+        options |= {"num_cpus": cores, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+    try:
+        _check_reachable(address)
+        ray.init(**options, log_to_driver=False, logging_level="ERROR")
+    except (OSError, RuntimeError, ValueError) as error:  # ConnectionError and TimeoutError are OSErrors
+        reason = str(error).strip().splitlines()[0]
+        hint = (
+            "--ray local starts Ray on this machine; `ray start --head` starts a cluster; one with a token needs "
+            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here, too"
+        )
+        raise MachineError(f"--ray {address}: cannot connect to Ray: {reason}", hint) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """
+    Raises:
+        OSError: nothing listens at `HOST:PORT`; Ray would try for minutes.
+    """
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=LOST_SECONDS).close()
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node with its actor."""
+
+    host: str
+    actor: Any
+    ranks: Sequence[int]
+    stopped_since: float | None = None
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of `NodeProcesses`.
+
+        Raises:
+            RankFailureError: the node does not answer.
+        """
+        import ray
+
+        try:
+            return ray.get(getattr(self.actor, method).remote(*arguments), timeout=LOST_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            raise RankFailureError(f"node {self.host} does not answer for {LOST_SECONDS:g} seconds") from None
+        except ray.exceptions.RayTaskError as error:
+            raise error.as_instanceof_cause() from error
+        except ray.exceptions.RayError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise RankFailureError(f"node {self.host} is lost: {reason}") from error
+
+
+@contextmanager
+def _placed(command: RankCommand, resources: Mapping[str, float]) -> Iterator[list[_Node]]:
+    """Start the ranks on nodes with enough devices; kill those that are left in the end."""
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    num_nodes = command.ranks.size // command.ranks.local_size
+    group = placement_group([dict(resources)] * num_nodes, "STRICT_SPREAD" if num_nodes > 1 else "STRICT_PACK")
+    actors: list[Any] = []
+    try:
+        if not group.wait(command.start_seconds):
+            wanted = _describe(resources)
+            raise MachineError(
+                f"the cluster has no {num_nodes} free nodes with {wanted} after {command.start_seconds:g} seconds",
+                "wait for other runs to end, or raise placement.join_timeout_seconds",
+            )
+        options = {"num_cpus": resources["CPU"], "num_gpus": resources.get("GPU", 0), "max_restarts": 0}
+        remote = ray.remote(NodeProcesses)
+        for index in range(num_nodes):
+            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+            actors.append(remote.options(**options, scheduling_strategy=strategy).remote())
+        yield _start_ranks(command, actors, _hosts(group))
+    finally:
+        for actor in actors:
+            ray.kill(actor)  # the ranks end with it
+        remove_placement_group(group)
+
+
+def _wait_for_resources(ranks: RankInfo, seconds: float) -> dict[str, float]:
+    """Return the resources of a node's ranks; wait for nodes that replace lost ones.
+
+    Raises:
+        ConfigError: no node of the cluster, or too few, have so many.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return _resources_per_node(ranks)
+        except ConfigError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(POLL_SECONDS)
+
+
+def _resources_per_node(ranks: RankInfo) -> dict[str, float]:
+    """Return the resources of a node's ranks: a GPU each or, on a cluster without GPUs, a CPU.
+
+    Raises:
+        ConfigError: no node of the cluster, or too few, have so many.
+    """
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    has_gpus = any(node.get("GPU") for node in nodes)
+    resources = {"GPU": float(ranks.local_size), "CPU": 1.0} if has_gpus else {"CPU": float(ranks.local_size)}
+    suitable = [node for node in nodes if all(node.get(name, 0) >= count for name, count in resources.items())]
+    needed = ranks.size // ranks.local_size
+    if len(suitable) < needed:
+        kind = "GPU" if has_gpus else "CPU"
+        present = ", ".join(f"{node.get(kind, 0):g}" for node in nodes)
+        raise ConfigError(
+            f"the run needs {needed} nodes with {_describe(resources)}; the cluster has {len(nodes)}, with {present} "
+            f"{kind}s",
+            key="placement.devices_per_node",
+            value=ranks.local_size,
+            hint="change placement.nodes and placement.devices_per_node, or add nodes to the cluster",
+        )
+    return resources
+
+
+def _describe(resources: Mapping[str, float]) -> str:
+    kind = "GPU" if "GPU" in resources else "CPU"
+    return f"{resources[kind]:g} {kind}{'s' * (resources[kind] != 1)} each"
+
+
+def _hosts(group: Any) -> list[str]:
+    """Return the address of each bundle's node."""
+    import ray
+    from ray.util.placement_group import placement_group_table
+
+    addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
+    node_ids = placement_group_table(group)["bundles_to_node_id"]
+    return [addresses[node_ids[index]] for index in range(len(node_ids))]
+
+
+def _start_ranks(command: RankCommand, actors: Sequence[Any], hosts: Sequence[str]) -> list[_Node]:
+    """Start the ranks on the nodes, which are sorted by address: their order varies from start to start."""
+    per_node = command.ranks.local_size
+    order = sorted(range(len(hosts)), key=lambda index: [part.zfill(3) for part in hosts[index].split(".")])
+    nodes = [
+        _Node(hosts[index], actors[index], range(number * per_node, (number + 1) * per_node))
+        for number, index in enumerate(order)
+    ]
+    port = nodes[0].call("free_port", nodes[0].host)
+    shared = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
+    shared |= {"MASTER_ADDR": nodes[0].host, "MASTER_PORT": str(port), "WORLD_SIZE": str(command.ranks.size)}
+    for node in nodes:
+        environments = {
+            rank: {**shared, "RANK": str(rank), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(per_node)}
+            for local, rank in enumerate(node.ranks)
+        }
+        try:
+            node.call("start", list(command.words), command.directory, environments)
+        except OSError as error:
+            message = f"node {node.host} cannot start {command.words[0]} in {command.directory}: {error}"
+            hint = "install quintet on all nodes at the same path, and use a directory that all nodes share"
+            raise MachineError(message, hint) from error
+    return nodes
+
+
+def _watch(nodes: Sequence[_Node], stop: StopRequest, show: Callable[[str], None]) -> int:
+    """Show the output of rank 0 until all ranks have ended; return its exit status.
+
+    Raises:
+        RankFailureError: a rank was killed or is stopped, or a node is lost.
+    """
+    signalled, failed_at = False, None
+    while True:
+        if stop and not signalled:
+            signalled = True
+            nodes[0].call("send_signal", int(stop.number or signal.SIGTERM), 0)
+        statuses = [node.call("status") for node in nodes]
+        show(statuses[0].output)
+        _check_stopped(nodes, statuses)
+        codes = {rank: code for status in statuses for rank, code in status.exit_codes.items()}
+        if len(codes) == sum(len(node.ranks) for node in nodes):
+            show(nodes[0].call("status").output)
+            break
+        failed_at = failed_at or (time.monotonic() if any(codes.values()) else None)
+        if failed_at is not None and time.monotonic() - failed_at > EXIT_SECONDS:
+            break
+        time.sleep(POLL_SECONDS)
+    killed = {rank: -code for rank, code in codes.items() if code < 0}
+    if killed:
+        raise RankFailureError(_describe_death(nodes, *next(iter(killed.items()))))
+    return codes.get(0) or next((code for code in codes.values() if code), 0)
+
+
+def _check_stopped(nodes: Sequence[_Node], statuses: Sequence[NodeStatus]) -> None:
+    """
+    Raises:
+        RankFailureError: a rank has been stopped for `LOST_SECONDS`.
+    """
+    now = time.monotonic()
+    for node, status in zip(nodes, statuses, strict=True):
+        node.stopped_since = (node.stopped_since or now) if status.stopped else None
+        if node.stopped_since is not None and now - node.stopped_since > LOST_SECONDS:
+            raise RankFailureError(f"rank {status.stopped[0]} on {node.host} is stopped (SIGSTOP)")
+
+
+def _describe_death(nodes: Sequence[_Node], rank: int, number: int) -> str:
+    node = next(node for node in nodes if rank in node.ranks)
+    name = signal.Signals(number).name if number in {each.value for each in signal.Signals} else f"signal {number}"
+    cause = ", probably because the node ran out of memory" if number == signal.SIGKILL else ""
+    return f"rank {rank} on {node.host} was killed by {name}{cause}"

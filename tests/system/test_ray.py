@@ -1,0 +1,202 @@
+"""If these fail, a run that Ray starts isn't the run of one process, is lost with a process, or leaves some behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+
+import psutil
+import pytest
+from test_ranks import TINY, metrics, wait_for
+
+pytest.importorskip("ray", reason="pip install 'quintet[ray]'")
+
+WORDS = ("sft=null", "placement.devices_per_node=2")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    return tmp_path
+
+
+def start(
+    place: Path, name: str, *words: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.Popen[str]:
+    with (place / f"{name}.log").open("a") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "quintet", "train", "tiny.yaml", f"name={name}", *words],
+            cwd=place,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+def log(place: Path, name: str) -> str:
+    return (place / f"{name}.log").read_text()
+
+
+def processes(place: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Processes that work in the directory, with their environment."""
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            if (directory / "cwd").resolve() == place and int(directory.name) != os.getpid():
+                pairs = (word.partition("=") for word in (directory / "environ").read_text().split("\0"))
+                yield int(directory.name), {name: value for name, _, value in pairs}
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+
+
+def rank(place: Path, number: int) -> int:
+    """The rank's process: torch's workers have its environment, too, and were started later."""
+    return min(pid for pid, environment in processes(place) if environment.get("RANK") == str(number))
+
+
+def wait_until_gone(place: Path) -> None:
+    end = time.monotonic() + 20
+    while left := list(processes(place)):
+        assert time.monotonic() < end, left
+        time.sleep(0.1)
+
+
+def test_a_killed_rank_costs_only_what_came_after_the_last_checkpoint(place: Path) -> None:
+    alone = start(place, "one", "sft=null")
+    assert alone.wait(timeout=240) == 0, log(place, "one")
+    run = start(place, "two", *WORDS, "--ray", "local")
+    try:
+        wait_for(place / "runs/two/checkpoints/global_step_1", run)
+        os.kill(rank(place, 1), signal.SIGKILL)
+        assert run.wait(timeout=240) == 0, log(place, "two")
+    finally:
+        run.kill()
+    output = log(place, "two")
+    assert "was killed by SIGKILL, probably because the node ran out of memory" in output
+    assert "quintet: rank 1 on " in output
+    assert "restarting from the last checkpoint (1 of 3)" in output
+    assert "resuming from runs/two/checkpoints/global_step_" in output
+    for ours, theirs in zip(metrics(place / "runs/one"), metrics(place / "runs/two"), strict=True):
+        assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-6)
+    wait_until_gone(place)
+
+
+def test_a_stopped_run_continues_and_leaves_no_process(place: Path) -> None:
+    run = start(place, "stopped", *WORDS, "--ray", "local")
+    try:
+        wait_for(place / "runs/stopped/checkpoints/global_step_1", run)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(timeout=60) == 130, log(place, "stopped")
+    finally:
+        run.kill()
+    assert "stopped by SIGINT after step" in log(place, "stopped")
+    wait_until_gone(place)
+
+
+def test_a_frozen_rank_is_named_and_the_run_can_be_continued(place: Path) -> None:
+    run = start(place, "frozen", *WORDS, "training.steps=200", "--ray", "local", "--max-restarts", "0")
+    try:
+        wait_for(place / "runs/frozen/checkpoints/global_step_1", run)
+        frozen = rank(place, 1)
+        os.kill(frozen, signal.SIGSTOP)
+        assert run.wait(timeout=40) == 2, log(place, "frozen")
+    finally:
+        run.kill()
+    output = log(place, "frozen")
+    assert "is stopped (SIGSTOP), after 0 restarts" in output
+    assert "rerun the same command to continue from the last checkpoint" in output
+    wait_until_gone(place)
+
+
+class Cluster:
+    """A head and further nodes of Ray on this machine, each behind a loopback address of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.address = f"127.0.0.1:{free_port()}"
+        quick = {"initial_delay_ms": 1000, "period_ms": 500, "timeout_ms": 500, "failure_threshold": 3}
+        self.environment = {f"RAY_health_check_{name}": str(value) for name, value in quick.items()}
+        self.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "7" * 64, "GLOO_SOCKET_IFNAME": "lo"}
+        self.nodes = {"127.0.0.1": self._start("127.0.0.1", "--head", f"--port={self.address.rpartition(':')[2]}")}
+        wait_for_port(self.address)
+
+    def add(self, host: str) -> None:
+        self.nodes[host] = self._start(host, f"--address={self.address}")
+
+    def _start(self, host: str, *words: str) -> subprocess.Popen[bytes]:
+        options = ["--num-cpus=1", "--object-store-memory=100000000", "--disable-usage-stats", "--block"]
+        command = [str(Path(sys.executable).with_name("ray")), "start", *words, f"--node-ip-address={host}", *options]
+        with (self.directory / f"ray_{host}.log").open("wb") as log:
+            return subprocess.Popen(command, env={**os.environ, **self.environment}, stdout=log, stderr=log)
+
+    def lose(self, host: str) -> None:
+        """Kill the node's raylet, as a crash of the machine would."""
+        children = psutil.Process(self.nodes[host].pid).children(recursive=True)
+        next(child for child in children if child.name() == "raylet").kill()
+
+    def close(self) -> None:
+        for node in self.nodes.values():
+            node.terminate()
+        for node in self.nodes.values():
+            node.wait(timeout=60)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def wait_for_port(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    for _ in range(300):
+        with suppress(OSError), socket.create_connection((host, int(port))):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"nothing listens at {address}")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    started = Cluster(tmp_path)
+    yield started
+    started.close()
+
+
+def test_a_run_on_two_nodes_survives_the_loss_of_one(place: Path, cluster: Cluster) -> None:
+    alone = start(place, "one", "sft=null")
+    cluster.add("127.0.0.2")
+    assert alone.wait(timeout=240) == 0, log(place, "one")
+    words = ("sft=null", "placement.nodes=2", "placement.devices_per_node=1", "--ray", cluster.address)
+    run = start(place, "two", *words, environment=cluster.environment)
+    try:
+        wait_for(place / "runs/two/checkpoints/global_step_1", run)
+        cluster.lose("127.0.0.2")
+        lost = time.monotonic()
+        while "restarting" not in log(place, "two"):
+            assert time.monotonic() < lost + 10
+            time.sleep(0.1)
+        cluster.add("127.0.0.3")
+        assert run.wait(timeout=240) == 0, log(place, "two")
+    finally:
+        run.kill()
+    assert "node 127.0.0.2 is lost" in log(place, "two")
+    for ours, theirs in zip(metrics(place / "runs/one"), metrics(place / "runs/two"), strict=True):
+        assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-6)
+
+
+def test_a_run_that_needs_more_than_the_cluster_has_is_refused(place: Path) -> None:
+    run = start(place, "large", "sft=null", "placement.nodes=2", "--ray", "local")
+    assert run.wait(timeout=60) == 2
+    assert "placement.devices_per_node" in log(place, "large")
+    assert "the run needs 2 nodes with 1 CPU each; the cluster has 1, with" in log(place, "large")
+    unreachable = start(place, "unreachable", *WORDS, "--ray", "127.0.0.1:1")
+    assert unreachable.wait(timeout=60) == 2
+    assert "quintet: --ray 127.0.0.1:1: cannot connect to Ray" in log(place, "unreachable")
