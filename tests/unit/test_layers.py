@@ -38,6 +38,7 @@ LAYERS_WITHIN: Mapping[str, list[tuple[str, ...]]] = {
         ("yaml_writer",),
         ("plan",),
         ("checks",),
+        ("fit",),
         ("dialects", "translate", "validation"),
         ("compose",),
     ],

@@ -84,6 +84,16 @@ def inspect_config(config: str | None, overrides: list[str], dialect: str | None
     return _inspect(read_config_source(config, overrides, dialect), _parse_unknown_keys(unknown_keys))
 
 
+def reread_config(config: str | None, overrides: list[str], dialect: str | None, unknown_keys: str) -> ComposedConfig:
+    """Compose a configuration again with other overrides, without messages.
+
+    Raises:
+        ConfigError: one message names every invalid key.
+    """
+    source = read_config_source(config, overrides, dialect, quiet=True)
+    return _inspect(source, _parse_unknown_keys(unknown_keys)).composed
+
+
 def _inspect(source: ConfigSource, unknown: Literal["refuse", "warn"]) -> InspectedConfig:
     if source.dialect == NATIVE:
         path = None if source.path is None else str(source.path)

@@ -1,7 +1,7 @@
 """A validated experiment with the source of each value."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quintet.config.native.experiment import Experiment
@@ -58,6 +58,14 @@ def with_value(experiment: Experiment, key: str, value: object) -> Experiment:
     """Return a copy of the experiment with another value for one key, without validation."""
     changed: Experiment = _replace(experiment, key.split("."), value)
     return changed
+
+
+def with_values(composed: ComposedConfig, values: Mapping[str, object]) -> ComposedConfig:
+    """Return the configuration with other values, by dotted key, without validation."""
+    experiment = composed.experiment
+    for key, value in values.items():
+        experiment = with_value(experiment, key, value)
+    return replace(composed, experiment=experiment)
 
 
 def _replace(section: Any, parts: list[str], value: object) -> Any:

@@ -285,6 +285,8 @@ def test_one_remedy_for_each_key_that_excludes_megatron() -> None:
 
 EXEMPT = {
     "config/checks/processes.py": "names a command, which has a test of its own",
+    "config/plan/devices.py": "names an option",
+    "config/fit/proposals.py": "names options of `quintet plan --fit`, which has tests of its own",
     "config/plan/mixed_envs.py": "a name is the user's choice",
     "config/plan/row_counts.py": "the plan has the same hint",
     "config/torchrun.py": "names an environment variable",

@@ -17,7 +17,7 @@ from quintet.config.checks.processes import (
 )
 from quintet.config.checks.sharding import sharding_problems
 from quintet.config.checks.unsupported import UnsupportedValue, unsupported_values
-from quintet.config.composed import ComposedConfig, with_value
+from quintet.config.composed import ComposedConfig, with_values
 from quintet.config.dialects.aliases import resolve_aliases
 from quintet.config.dialects.composition.foreign_config import ForeignConfig
 from quintet.config.dialects.conversion import Adjustments, ForeignValues, NativeBuilder, converter_of
@@ -87,14 +87,7 @@ def conversion_problems(result: ConversionResult) -> tuple[ConfigProblem, ...]:
 
 def _runnable(result: ConversionResult) -> ComposedConfig:
     """Return the configuration with unsupported defaults replaced."""
-    return _with_values(result.composed, result.replaced_defaults)
-
-
-def _with_values(composed: ComposedConfig, values: Mapping[str, Any]) -> ComposedConfig:
-    experiment = composed.experiment
-    for key, value in values.items():
-        experiment = with_value(experiment, key, value)
-    return replace(composed, experiment=experiment)
+    return with_values(result.composed, result.replaced_defaults)
 
 
 def convert(
@@ -172,7 +165,7 @@ def _adjust(composed: ComposedConfig, native: NativeBuilder, rank: RankInfo) -> 
     for key, value in devices_to_set(experiment, rank, native.is_set_by_user):
         adjustments.replace(key, value, f"{key} is not set: using {value}, the number of started processes")
     adjust_engine(experiment, native, adjustments)
-    for problem in megatron_option_problems(_with_values(composed, adjustments.replaced)):
+    for problem in megatron_option_problems(with_values(composed, adjustments.replaced)):
         if native.origins_of(problem.key) and not native.is_set_by_user(problem.key):
             default = MegatronConfig.model_fields[problem.key.rpartition(".")[2]].default
             adjustments.replace(problem.key, default, f"default ignored: {problem.message}")

@@ -129,6 +129,15 @@ def test_decoding_reads_weights_and_cache_for_every_token(tmp_path: Path) -> Non
     assert halved["decode"] == pytest.approx(48 * (2 * P + 32 * 524 * CACHE) / MEMORY)
 
 
+def test_few_requests_read_few_experts(tmp_path: Path) -> None:
+    """Qwen3-30B-A3B, one request at a time: 8 of 128 experts of 3 × 2048 × 768 in each of 48 layers."""
+    words = ("rollout.engine=vllm", "rollout.max_concurrent=1")
+    read = PARAMETERS["Qwen3-30B-A3B"] - 48 * 120 * 3 * 2048 * 768
+    cache = 2 * 48 * 4 * 128 * 2
+    decode = seconds(on(tmp_path, "Qwen3-30B-A3B", 1, 8, *words))["decode"]
+    assert decode == pytest.approx(64 * 24 * (2 * read + 524 * cache) / MEMORY)
+
+
 def test_an_engine_on_two_devices_reads_half_and_waits_for_the_other(tmp_path: Path) -> None:
     words = ("rollout.engine=vllm", "rollout.engine_options.tensor_parallel=2")
     found = seconds(on(tmp_path, "Qwen2.5-7B", 1, 8, *words))["decode"]
