@@ -209,11 +209,33 @@ def plan(
             metavar="GIB", help="Memory per device in GiB; exit with an error if the run does not fit.", min=0.001
         ),
     ] = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Propose parallel sizes, micro-batches and offloads with which the run fits.")
+    ] = False,
+    devices: Annotated[int | None, typer.Option(help="With --fit: number of devices of all nodes.", min=1)] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="With --fit: number of nodes (default: 8 devices each).", min=1)
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --fit: such as a100 or h100 (default: this machine's).")
+    ] = None,
+    write: Annotated[
+        int | None, typer.Option(metavar="N", help="With --fit: number of the proposal to write (default: 1).", min=1)
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("-o", "--output", metavar="FILE", help="With --fit: file for the configuration of a proposal."),
+    ] = None,
 ) -> None:
     """Check a configuration and show its batches, updates, devices and memory without running it."""
-    from quintet.cli.plan import run
+    from quintet.cli import plan, plan_fit
 
-    run(*_split(config, overrides), dialect, unknown_keys, as_json=as_json, device_memory=device_memory)
+    options = plan_fit.FitOptions(devices, nodes, device, device_memory, write, output)
+    if fit:
+        plan_fit.run(*_split(config, overrides), dialect, unknown_keys, options, as_json=as_json)
+    else:
+        plan_fit.refuse_without_fit(options)
+        plan.run(*_split(config, overrides), dialect, unknown_keys, as_json=as_json, device_memory=device_memory)
 
 
 @app.command()

@@ -192,7 +192,7 @@ def _steps(plan: RunPlan) -> str:
     return f"{num_epochs(config)} × {rows}, {data.batch:,} in each step{limit}"
 
 
-def _table(*columns: Column | str) -> Table:
+def plain_table(*columns: Column | str) -> Table:
     """Return a table with a single line below the header."""
     return Table(*columns, box=SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False)
 
@@ -201,21 +201,21 @@ def _print_placement(out: Console, placement: Placement) -> None:
     nodes = range(placement.nodes) if placement.nodes <= MAX_NODE_COLUMNS else ()
     titles = [f"node {node}" for node in nodes] or [f"{placement.nodes:,} nodes × {placement.devices_per_node}"]
     columns = (Column(title, style="bold") for title in titles)
-    table = _table("component", *columns, Column("copies", justify="right"), "parallelism")
+    table = plain_table("component", *columns, Column("copies", justify="right"), "parallelism")
     for component in placement.components:
         places = placement.by_node(component)
         cells = [format_ranges(places.get(node, ())) for node in nodes] or [format_ranges(component.devices)]
         if not component.devices:
             cells[0] = "CPU"
         title = TITLES.get(component.name, component.name)
-        table.add_row(title, *cells, f"{component.copies:,}", _parallelism(component))
+        table.add_row(title, *cells, f"{component.copies:,}", describe_parallelism(component))
     out.print(Padding(table, (0, 0, 0, 2)))
     turns = "take turns on shared devices" if placement.colocated else "use shared devices at the same time"
     if len(placement.components) > 1:
         out.print(f"  Device numbers are global; components {turns}.", style="dim")
 
 
-def _parallelism(component: Component) -> str:
+def describe_parallelism(component: Component) -> str:
     """Describe degrees, such as `tensor 2 × pipeline 2`, and sharding."""
     degrees = " × ".join(f"{name} {size}" for name, size in component.parallelism.degrees.items())
     if component.name in ("rollout", "envs"):
@@ -235,7 +235,7 @@ def _print_memory(out: Console, plan: RunPlan) -> None:
     if not plan.memory.active:
         return
     parts = ("weights", "gradients", "optimizer", "activations", "logits", "KV cache", "sum", "idle")
-    table = _table("component", *(Column(part, justify="right", no_wrap=True) for part in parts))
+    table = plain_table("component", *(Column(part, justify="right", no_wrap=True) for part in parts))
     for name, use in plan.memory.active.items():
         table.add_row(TITLES.get(name, name), *_memory_cells(use), format_bytes(plan.memory.idle[name].total))
     out.print(Padding(table, (0, 0, 0, 2)))

@@ -23,8 +23,7 @@ def run(
         MachineError: A file cannot be read or written.
     """
     check_dialect(to)
-    if output is not None and Path(output).exists():
-        raise MachineError(f"{output} already exists", "choose another file name, or remove the file")
+    check_new_file(output)
     asked = inspect_config(config, overrides, dialect, unknown_keys)
     for remark in asked.composed.remarks:
         warn(remark)
@@ -36,10 +35,25 @@ def run(
         text, lost = translation.text(), len(translation.lost)
     if lost:
         warn(f"{lost} keys have no counterpart in {to}; they are listed in comments at the end")
-    _write(text, output)
+    write_text(text, output)
 
 
-def _write(text: str, output: str | None) -> None:
+def check_new_file(output: str | None) -> None:
+    """Check that an output file does not exist yet.
+
+    Raises:
+        MachineError: it does.
+    """
+    if output is not None and Path(output).exists():
+        raise MachineError(f"{output} already exists", "choose another file name, or remove the file")
+
+
+def write_text(text: str, output: str | None) -> None:
+    """Write a text to a file, or print it if there is none.
+
+    Raises:
+        MachineError: the file cannot be written.
+    """
     if output is None:
         print(text, end="")
         return
