@@ -234,7 +234,7 @@ def _policy(config: Experiment, directory: Path, warn: Callable[[str], None]) ->
 def _texts(config: Experiment) -> Iterator[str]:
     if config.env.reads_prompts:
         if config.data is None:
-            raise ConfigError("no data to take prompts from", key="data", hint="name files: data.train_files")
+            raise ConfigError("no data to take prompts from", key="data", hint="data.train_files=[FILE]")
         return islice(iter_training_texts(config.data), VOCABULARY_TEXTS)
     return iter_demonstration_texts(solve_episodes(config, VOCABULARY_EPISODES))
 
@@ -290,7 +290,8 @@ def _run_episodes(components: Components, count: int) -> list[Trajectory]:
     if not completed:
         failure = next((episode.failure for episode in trajectories if episode.failure is not None), None)
         cause = f"{failure.where}: {failure.error_type}: {failure.message}" if failure else "no prompt fits"
-        raise MachineError(f"no episode could be run ({cause})", "fix that, then check again")
+        limit = f"raise rollout.max_prompt_tokens above {rollout.max_prompt_tokens}"
+        raise MachineError(f"no episode could be run ({cause})", "fix the environment" if failure else limit)
     return completed
 
 

@@ -292,12 +292,14 @@ def check_for_endpoint(config: Experiment) -> None:
         "data.filter_long_prompts": data is not None and data.filter_long_prompts,
         "data.template": data is not None and data.template is not None,
         "reward.overlong": reward is not None and reward.overlong is not None,
-        "reward.model.path": reward is not None and reward.model is not None and reward.model.path is None,
     }
     for key in (key for key, value in is_set.items() if value):
         raise ConfigError(
             f"{key} needs the policy's tokens, which an endpoint does not return", key=key, hint=f"remove {key}"
         )
+    if reward is not None and reward.model is not None and reward.model.path is None:
+        message = "reward.model.path = null is the policy's model, which an endpoint does not return"
+        raise ConfigError(message, key="reward.model.path", hint="reward.model.path=DIRECTORY")
 
 
 def _add_played(
@@ -416,7 +418,7 @@ def _prompt_evaluator(config: Experiment, policy: _Policy, sampling: SamplingPar
     from quintet.data.prompt_split import PromptSplit
 
     if config.data is None:
-        raise ConfigError("no prompts to evaluate on", key="data", hint="set files: data.validation_files")
+        raise ConfigError("no prompts to evaluate on", key="data", hint="data.validation_files=[FILE]")
     limit = config.rollout.max_prompt_tokens
     prompts = PromptSplit.from_config(config.data, policy.tokenizer, limit, "validation", config.seed)
     rows = range(len(prompts))

@@ -48,7 +48,7 @@ def _no_episodes(rollout: Rollout, config: Experiment) -> MachineError:
     failure = next((episode.failure for episode in rollout.trajectories if episode.failure is not None), None)
     if failure is None:
         message = f"no episode started: every first prompt is longer than {config.rollout.max_prompt_tokens} tokens"
-        return MachineError(message, "raise rollout.max_prompt_tokens")
+        return MachineError(message, f"raise rollout.max_prompt_tokens above {config.rollout.max_prompt_tokens}")
     message = f"every episode of the step failed (first, in {failure.where}: {failure.error_type}: {failure.message})"
     return MachineError(message, "fix the environment, or its options")
 

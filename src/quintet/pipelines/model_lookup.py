@@ -41,7 +41,8 @@ def find_model(location: str, warn: Callable[[str], None] = warnings.warn) -> St
                 warn(f"skipping checkpoint {item.name}: {problem}; using {checkpoint.directory.name}")
             return StoredModel(checkpoint.directory / "hf", _run_config(path))
         problems = "; ".join(f"{item.name}: {problem}" for item, problem in damaged.items()) or "there is none yet"
-        raise MachineError(f"no complete checkpoint in {path / 'checkpoints'} ({problems})", "use another run")
+        hint = "use another run, or a directory with config.json and weights"
+        raise MachineError(f"no complete checkpoint in {path / 'checkpoints'} ({problems})", hint)
     raise MachineError(
         f"no model at {location}",
         "use a directory with config.json and weights, a global_step_N directory, or a run directory",
@@ -63,10 +64,11 @@ def find_configured_model(config: Experiment, warn: Callable[[str], None] = warn
     run = RunDirectory.from_config(config)
     if config.resume == "auto" and run.checkpoints.is_dir():
         return find_model(str(run.path), warn).policy
+    missing = "resume=never ignores the checkpoints" if config.resume == "never" else "there is no checkpoint"
     raise ConfigError(
-        f"no model to evaluate: policy.path is null, and there is no checkpoint in {run.checkpoints}",
+        f"no model to evaluate: policy.path is null, and {missing} in {run.checkpoints}",
         key="policy.path",
-        hint="set a model directory (policy.path=…, policy.preset=null), or run quintet train first",
+        hint="policy.path=DIRECTORY policy.preset=null, or run `quintet train` first, and then with resume=auto",
     )
 
 

@@ -78,7 +78,7 @@ def _newest(directory: RunDirectory, progress: Progress, remote: RemoteStore | N
         problems = "; ".join(f"{path.name}: {problem}" for path, problem in damaged.items())
         raise MachineError(
             f"every checkpoint in {directory.path} is damaged ({problems})",
-            "repair one, or start again with resume=never, which removes the run's previous results",
+            "restore one from a copy, or start again with resume=never, which removes the run's previous results",
         )
     for path, problem in damaged.items():
         progress.note(f"skipping checkpoint {path.name}: {problem}")

@@ -121,7 +121,8 @@ def _policy_to_resume(config: Experiment, checkpoint: Checkpoint) -> Path:
         return checkpoint.directory / "hf"
     if config.policy.path is None:
         message = "checkpoint.load_contents names no weights, and policy.path, which they would come from, is null"
-        raise ConfigError(message, key="checkpoint.load_contents", value=list(contents), hint="add model")
+        hint = "add model or hf_model to it"
+        raise ConfigError(message, key="checkpoint.load_contents", value=list(contents), hint=hint)
     return Path(config.policy.path)
 
 

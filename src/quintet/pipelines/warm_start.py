@@ -155,7 +155,7 @@ def response_batch(prompts: PromptDataset, num_rows: int, tokenizer: Any, rollou
         raise ConfigError(
             "the data has no demonstrated responses for the warm start",
             key="warm_start",
-            hint="set data.response_key to the column with responses, or set warm_start=null",
+            hint="set data.response_key to the column with responses, or warm_start=null",
         )
     return collate(responses)
 

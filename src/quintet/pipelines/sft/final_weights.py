@@ -13,7 +13,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.errors import MachineError
 from quintet.pipelines.sft.stage import sft_config
 from quintet.policies.lora import ADAPTER_DIRECTORY
-from quintet.tracking.atomic_files import translate_os_errors
+from quintet.tracking.atomic_files import OUTPUT_KEY, translate_os_errors
 from quintet.tracking.run_directory import RunDirectory
 from quintet.training.checkpoint.remote_store import open_file_system
 
@@ -48,15 +48,15 @@ class FinalWeights:
         return tuple(directory for directory in (self.model, self.adapters) if directory)
 
 
-def write_directory(target: Path, write: Callable[[Path], object]) -> None:
+def write_directory(target: Path, write: Callable[[Path], object], key: str = OUTPUT_KEY) -> None:
     """Let `write(directory)` fill a temporary directory, then move it to `target`, so that `target` is always complete.
-    An existing directory is replaced.
+    An existing directory is replaced. `key` is the config key that names it.
 
     Raises:
         MachineError: the directory cannot be written.
     """
     staging, old = (target.with_name(f".{target.name}.{suffix}") for suffix in ("partial", "old"))
-    with translate_os_errors(target):
+    with translate_os_errors(target, key):
         target.parent.mkdir(parents=True, exist_ok=True)
         for leftover in (staging, old):
             shutil.rmtree(leftover, ignore_errors=True)

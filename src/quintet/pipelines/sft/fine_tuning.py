@@ -27,7 +27,7 @@ from quintet.policies.tiny_models import create_preset_policy
 from quintet.runtime.controller import Controller
 from quintet.runtime.signals import StopRequest, stop_on_signals
 from quintet.seeds import derive_seed
-from quintet.tracking.atomic_files import translate_os_errors
+from quintet.tracking.atomic_files import OUTPUT_KEY, translate_os_errors
 from quintet.tracking.run_directory import RunDirectory
 from quintet.training.checkpoint.async_save import WriteFiles
 
@@ -274,13 +274,14 @@ def _finish(run: Run, stage: SftStage, dataset: SftDataset, losses: HeldOutLosse
     """Write the final weights and their copies, run held-out episodes, and note the results."""
     config, final = run.config, FinalWeights.of(run.config)
     steps = _num_steps(config, dataset)
+    key = OUTPUT_KEY if sft_config(config).output_dir is None else "sft.output_dir"
     best = losses.best_checkpoint if losses.best is not None and losses.best_step != steps else None
     for directory, name, write in (
         (final.model, "hf", stage.save_model),
         (final.adapters, ADAPTER_DIRECTORY, stage.save_adapters),
     ):
         if directory is not None:
-            write_directory(directory, write if best is None else partial(_copy, _best_weights(best) / name))
+            write_directory(directory, write if best is None else partial(_copy, _best_weights(best) / name), key)
     remote = copy_to_remote(config)
     has_episodes = final.model and sft_config(config).episodes
     episode_metrics = validate_in_episodes(run, final.main, steps) if has_episodes else {}

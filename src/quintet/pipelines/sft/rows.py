@@ -138,7 +138,9 @@ def build_sft_dataset(
     _check_fills_one_step(encoded_train, sft)
     if not len(encoded_held_out):
         raise ConfigError(
-            "no held-out row has a response to measure the loss on", key="data.validation_files", hint="use other files"
+            "no held-out row has a response to measure the loss on",
+            key="data.validation_files",
+            hint="name files with responses: data.validation_files=[FILE]",
         )
     order = RowOrder(sizes, data.weights, shuffle=data.shuffle, seed=seed)
     return SftDataset(encoded_train, encoded_held_out, order, sft.batch, bool(data.weights))
@@ -148,7 +150,8 @@ def _check_supported(data: DataConfig) -> None:
     for name, reason in UNSUPPORTED_KEYS.items():
         value = getattr(data, name)
         if value:
-            raise ConfigError(f"data.{name} = {value}: {reason}", key=f"data.{name}", value=value, hint="remove it")
+            key = f"data.{name}"
+            raise ConfigError(f"{key} = {value}: {reason}", key=key, value=value, hint=f"remove {key}")
 
 
 def _encode(
