@@ -46,6 +46,15 @@ def log(place: Path, name: str) -> str:
     return (place / f"{name}.log").read_text()
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run in one process."""
+    place = tmp_path_factory.mktemp("alone")
+    (place / "tiny.yaml").write_text(TINY)
+    assert start(place, "one", "sft=null").wait(timeout=240) == 0, log(place, "one")
+    return place / "runs/one"
+
+
 def processes(place: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Processes that work in the directory, with their environment."""
     for directory in Path("/proc").glob("[0-9]*"):
@@ -69,9 +78,7 @@ def wait_until_gone(place: Path) -> None:
         time.sleep(0.1)
 
 
-def test_a_killed_rank_costs_only_what_came_after_the_last_checkpoint(place: Path) -> None:
-    alone = start(place, "one", "sft=null")
-    assert alone.wait(timeout=240) == 0, log(place, "one")
+def test_a_killed_rank_costs_only_what_came_after_the_last_checkpoint(place: Path, alone: Path) -> None:
     run = start(place, "two", *WORDS, "--ray", "local")
     try:
         wait_for(place / "runs/two/checkpoints/global_step_1", run)
@@ -84,7 +91,7 @@ def test_a_killed_rank_costs_only_what_came_after_the_last_checkpoint(place: Pat
     assert "quintet: rank 1 on " in output
     assert "restarting from the last checkpoint (1 of 3)" in output
     assert "resuming from runs/two/checkpoints/global_step_" in output
-    for ours, theirs in zip(metrics(place / "runs/one"), metrics(place / "runs/two"), strict=True):
+    for ours, theirs in zip(metrics(alone), metrics(place / "runs/two"), strict=True):
         assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-6)
     wait_until_gone(place)
 
@@ -170,12 +177,10 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     started.close()
 
 
-def test_a_run_on_two_nodes_survives_the_loss_of_one(place: Path, cluster: Cluster) -> None:
-    alone = start(place, "one", "sft=null")
-    cluster.add("127.0.0.2")
-    assert alone.wait(timeout=240) == 0, log(place, "one")
+def test_a_run_on_two_nodes_survives_the_loss_of_one(place: Path, alone: Path, cluster: Cluster) -> None:
     words = ("sft=null", "placement.nodes=2", "placement.devices_per_node=1", "--ray", cluster.address)
     run = start(place, "two", *words, environment=cluster.environment)
+    cluster.add("127.0.0.2")
     try:
         wait_for(place / "runs/two/checkpoints/global_step_1", run)
         cluster.lose("127.0.0.2")
@@ -187,9 +192,24 @@ def test_a_run_on_two_nodes_survives_the_loss_of_one(place: Path, cluster: Clust
         assert run.wait(timeout=240) == 0, log(place, "two")
     finally:
         run.kill()
-    assert "node 127.0.0.2 is lost" in log(place, "two")
-    for ours, theirs in zip(metrics(place / "runs/one"), metrics(place / "runs/two"), strict=True):
+    output = log(place, "two")
+    assert "the run needs 2 nodes with 1 CPU each; the cluster has 1, with 1 CPUs; waiting up to 300 seconds" in output
+    assert "node 127.0.0.2 is lost" in output
+    for ours, theirs in zip(metrics(alone), metrics(place / "runs/two"), strict=True):
         assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-6)
+
+
+def test_a_run_that_waits_for_devices_can_be_stopped(place: Path, cluster: Cluster) -> None:
+    words = ("sft=null", "placement.nodes=2", "placement.devices_per_node=1", "--ray", cluster.address)
+    run = start(place, "waiting", *words, environment=cluster.environment)
+    try:
+        while "waiting up to 300 seconds" not in log(place, "waiting"):
+            assert run.poll() is None, log(place, "waiting")
+            time.sleep(0.1)
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(timeout=20) == 143
+    finally:
+        run.kill()
 
 
 def test_a_run_that_needs_more_than_the_cluster_has_is_refused(place: Path) -> None:

@@ -66,10 +66,11 @@ def run_on_ray(address: str, command: RankCommand, max_restarts: int, show: Call
     """
     with _connected(address, command.ranks), stop_on_signals() as stop:
         restarts = 0
+        wait_seconds = 0.0 if address == "local" else command.start_seconds
         while True:
             try:
-                resources = _wait_for_resources(command.ranks, command.start_seconds if restarts else 0.0)
-                with _placed(command, resources) as nodes:
+                resources = _wait_for_resources(command.ranks, wait_seconds, stop, show)
+                with _placed(command, resources, stop) as nodes:
                     return _watch(nodes, stop, show)
             except RankFailureError as error:
                 if stop:
@@ -149,7 +150,7 @@ class _Node:
 
 
 @contextmanager
-def _placed(command: RankCommand, resources: Mapping[str, float]) -> Iterator[list[_Node]]:
+def _placed(command: RankCommand, resources: Mapping[str, float], stop: StopRequest) -> Iterator[list[_Node]]:
     """Start the ranks on nodes with enough devices; kill those that are left in the end."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -159,12 +160,15 @@ def _placed(command: RankCommand, resources: Mapping[str, float]) -> Iterator[li
     group = placement_group([dict(resources)] * num_nodes, "STRICT_SPREAD" if num_nodes > 1 else "STRICT_PACK")
     actors: list[Any] = []
     try:
-        if not group.wait(command.start_seconds):
-            wanted = _describe(resources)
-            raise MachineError(
-                f"the cluster has no {num_nodes} free nodes with {wanted} after {command.start_seconds:g} seconds",
-                "wait for other runs to end, or raise placement.join_timeout_seconds",
-            )
+        deadline = time.monotonic() + command.start_seconds
+        while not group.wait(POLL_SECONDS):
+            _check_stop(stop)
+            if time.monotonic() >= deadline:
+                wanted = f"{num_nodes} free nodes with {_describe(resources)}"
+                raise MachineError(
+                    f"the cluster has no {wanted} after {command.start_seconds:g} seconds",
+                    "wait for other runs to end, or raise placement.join_timeout_seconds",
+                )
         options = {"num_cpus": resources["CPU"], "num_gpus": resources.get("GPU", 0), "max_restarts": 0}
         remote = ray.remote(NodeProcesses)
         for index in range(num_nodes):
@@ -177,19 +181,34 @@ def _placed(command: RankCommand, resources: Mapping[str, float]) -> Iterator[li
         remove_placement_group(group)
 
 
-def _wait_for_resources(ranks: RankInfo, seconds: float) -> dict[str, float]:
-    """Return the resources of a node's ranks; wait for nodes that replace lost ones.
+def _check_stop(stop: StopRequest) -> None:
+    """
+    Raises:
+        RankFailureError: a stop was requested before the ranks have started.
+    """
+    if stop:
+        raise RankFailureError("stopped before the start")
+
+
+def _wait_for_resources(
+    ranks: RankInfo, seconds: float, stop: StopRequest, show: Callable[[str], None]
+) -> dict[str, float]:
+    """Return the resources of a node's ranks; wait for nodes that join the cluster, or replace lost ones.
 
     Raises:
         ConfigError: no node of the cluster, or too few, have so many.
     """
-    deadline = time.monotonic() + seconds
+    deadline, shown = time.monotonic() + seconds, ""
     while True:
         try:
             return _resources_per_node(ranks)
-        except ConfigError:
+        except ConfigError as error:
             if time.monotonic() >= deadline:
                 raise
+            if error.message != shown:
+                shown = error.message
+                show(f"quintet: {shown}; waiting up to {seconds:g} seconds for more\n")
+            _check_stop(stop)
             time.sleep(POLL_SECONDS)
 
 
