@@ -125,7 +125,7 @@ def test_a_few_held_out_prompts_at_a_time_are_only_what_somebody_asks_for(tmp_pa
 def test_episodes_that_outlast_their_step_keep_the_engine_awake(tmp_path: Path) -> None:
     ahead = {"async_training.staleness_threshold": 0.5}
     assert not natively(converted(tmp_path, "verl", changed(VERL, ahead)), "rollout.engine_options.sleep_between_steps")
-    with pytest.raises(ConfigError, match="free_cache_engine excludes async_training.staleness_threshold > 0"):
+    with pytest.raises(ConfigError, match=r"free_cache_engine excludes async_training\.staleness_threshold > 0"):
         converted(tmp_path, "verl", changed(VERL, {**ahead, f"{ROLLOUT}.free_cache_engine": True}))
 
 
