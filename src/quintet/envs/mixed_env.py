@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from fractions import Fraction
 from itertools import islice
 from typing import Any
@@ -143,12 +144,10 @@ def build_run_envs(config: Experiment) -> VectorEnv:
         MachineError: no worker process can be started.
     """
     built: list[VectorEnv] = []
-    try:
+    with ExitStack() as started:
         for run_env in config.run_envs:
             with env_errors_under_key(run_env.key):
                 built.append(build_vector_env(run_env.config))
-    except BaseException:
-        for env in built:
-            env.close()
-        raise
+            started.callback(built[-1].close)
+        started.pop_all()  # all have started: none is closed
     return built[0] if len(built) == 1 else MixedVectorEnv(built)

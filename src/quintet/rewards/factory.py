@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import ExitStack
 
 from quintet.config.native.data import RewardConfig
 from quintet.config.native.registry_union import validate_options
@@ -33,14 +34,13 @@ def build_verifier_scorer(config: RewardConfig, max_response_tokens: int, source
     _check_options(config)
     routes = _routes(config, sources)
     pool = VerifierPool(_pool_config(config))
-    try:
+    with ExitStack() as failure:
+        failure.callback(pool.close)
         if config.function is not None:
             pool.start(FUNCTION_PROCESS, wait=True)
         elif routes:
             pool.start(routes[0].process_kind)
-    except BaseException:
-        pool.close()
-        raise
+        failure.pop_all()
     terms = RewardComputation(config, max_response_tokens)
     if config.manager == "batch" and config.function is not None:
         return BatchRewardScorer(pool, terms)

@@ -71,9 +71,8 @@ def write_atomic(path: Path, data: bytes, key: str = OUTPUT_KEY) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
-        except BaseException:
+        finally:
             temporary.unlink(missing_ok=True)
-            raise
         _sync_directory(path.parent)
 
 
