@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from hints import SRC, followed, hint_sites, printed_hints, recorded_sites
 
+from quintet.config.schema import documented_key, keys
 from quintet.errors import UserError
 
 
@@ -29,8 +31,18 @@ class HintCase:
         with pytest.raises(UserError) as error:
             self.action(self.failing)
         assert f"\n  {self.hint}" in str(error.value), str(error.value)
+        _check_names(str(error.value))
         for value in self.following or _changed(error.value, self.failing):
             self.action(value)
+
+
+def _check_names(text: str) -> None:
+    """Fail if the hints name keys or pages that do not exist."""
+    for hint in printed_hints(text).values():
+        assigned = {documented_key(key) for key in re.findall(r"(?<![\w./])[a-z_]+(?:\.\w+)+(?==)", hint)}
+        pages = re.findall(r"docs/[\w-]+\.md", hint)
+        assert assigned <= {key.name for key in keys()}, hint
+        assert all((SRC.parents[1] / page).is_file() for page in pages), hint
 
 
 def _changed(error: UserError, words: Sequence[str]) -> list[list[str]]:

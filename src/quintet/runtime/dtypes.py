@@ -56,6 +56,6 @@ def stored_dtype(directory: str | Path | None, key: str) -> str:
             f"the model at {directory} is stored in {dtype}",
             key=key,
             value="auto",
-            hint=f"set a dtype instead: {', '.join(SUPPORTED_DTYPES)}",
+            hint=", or ".join(f"{key}={name}" for name in SUPPORTED_DTYPES),
         )
     return dtype

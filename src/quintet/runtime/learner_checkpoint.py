@@ -187,7 +187,7 @@ def contents_to_load(checkpoint: Checkpoint, requested: Collection[str] | None) 
                 f"checkpoint.load_contents names {content}, but {checkpoint.directory} has only {', '.join(available)}",
                 key="checkpoint.load_contents",
                 value=list(requested),
-                hint="remove it, or use a checkpoint that was saved with it",
+                hint=f"remove {content} from it, or use a checkpoint that was saved with it",
             )
     return tuple(requested)
 

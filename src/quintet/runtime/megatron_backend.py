@@ -207,14 +207,14 @@ def restore_full_state(learner: object, checkpoint: Path, name: str, contents: C
     if MODEL_STEM in contents:
         restore_weights(state_learner, checkpoint, name)
     if "optimizer" in contents:
-        state = _read(checkpoint, f"{name}/{OPTIMIZER_STEM}")
+        state = _read(checkpoint, f"{name}/{OPTIMIZER_STEM}", "optimizer")
         with _check_same_model(checkpoint):
             state_learner.load_optimizer_state_dict(state)
 
 
 def restore_weights(model: object, checkpoint: Path, name: str) -> None:
     """Restore the weights alone; raises the same errors as `restore_full_state`."""
-    weights = _read(checkpoint, f"{name}/{MODEL_STEM}")
+    weights = _read(checkpoint, f"{name}/{MODEL_STEM}", "model")
     with _check_same_model(checkpoint):
         cast("FullWeights", model).load_weights(weights)
 
@@ -227,10 +227,10 @@ def restore_from_directory(model: object, directory: Path) -> None:
         cast("FullWeights", model).load_weights(HfWeights(directory))
 
 
-def _read(checkpoint: Path, stem: str) -> dict[str, Tensor]:
+def _read(checkpoint: Path, stem: str, content: str) -> dict[str, Tensor]:
     stored = ShardReader.open(checkpoint, stem)
     if stored is None:
-        raise MachineError(f"{checkpoint} has no {stem}", "remove it from checkpoint.load_contents")
+        raise MachineError(f"{checkpoint} has no {stem}", f"remove {content} from checkpoint.load_contents")
     state = {name: torch.empty(stored.shape(name), dtype=stored.dtype(name)) for name in stored.names}
     stored.load_into(state)
     return {_with_prefix(name, MEGATRON_PREFIXES): tensor for name, tensor in state.items()}

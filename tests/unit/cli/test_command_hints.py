@@ -10,7 +10,7 @@ import pytest
 from hint_cases import HintCase, case, name_of, sites_without_case
 
 from quintet import hardware
-from quintet.cli import choices, evaluate
+from quintet.cli import choices, evaluate, ray_launch
 from quintet.cli.choices import check_choices
 from quintet.cli.configuration import inspect_config
 from quintet.cli.evaluate import EvalOptions
@@ -18,6 +18,8 @@ from quintet.cli.main import app
 from quintet.cli.sft import _check as check_sft
 from quintet.config.compose import load_experiment
 from quintet.config.problems import raise_problems
+from quintet.config.torchrun import RankInfo
+from quintet.runtime.ray_cluster import launcher
 from quintet.training.checkpoint.checkpoint import save_checkpoint
 
 
@@ -79,6 +81,15 @@ def asked_at_an_endpoint(target: str | None) -> None:
         evaluate._evaluate_model(target, [], options, None)  # type: ignore[arg-type]
 
 
+def launched(processes: int) -> None:
+    """`--ray` in one of several processes of torchrun."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_launch, "current_rank", lambda: RankInfo(0, processes, 0, processes))
+        patch.setattr(launcher, "run_on_ray", lambda *_: 0)
+        ray_launch.run("local", None, [], None, "refuse", 0)
+
+
+FIT = "plan --fit"
 MAKE = "data make addition out --train 3 --validation 1"
 SOLVE = "data make solved solved size=2"
 SHOW = "data show rows.jsonl"
@@ -129,6 +140,18 @@ CASES = [
     case(command, "plan --dialect verl", "name the file: CONFIG --dialect verl", "plan verl.yaml --dialect verl"),
     case(command, "plan --dialect verll", "did you mean verl? valid: native, ", "plan verl.yaml --dialect verl"),
     case(command, "plan --unknown-keys warm", "did you mean warn? valid: refuse, warn", "plan --unknown-keys warn"),
+    case(launched, 2, "omit torchrun", 1),
+    # proposals
+    case(command, "plan --device h100", "add --fit", f"{FIT} --device h100"),
+    case(command, f"{FIT} --device h100 --write 1", "--write 1 -o FILE", f"{FIT} --device h100 --write 1 -o fit.yaml"),
+    case(command, f"{FIT} --device h100 --write 99 -o a.yaml", "valid: 1", f"{FIT} --device h100 --write 1 -o a.yaml"),
+    case(
+        command,
+        f"{FIT} --device h100 --devices 3 --nodes 2",
+        "--devices is the number of devices of all nodes: --devices 4",
+        f"{FIT} --device h100 --devices 4 --nodes 2",
+    ),
+    case(command, FIT, "--device h100, or --device-memory 80", f"{FIT} --device h100", f"{FIT} --device-memory 80"),
     # data
     case(command, f"{MAKE} --env sokoban", "remove --env", MAKE),
     case(command, f"{MAKE} digits --overwrite", "for example digits=3", f"{MAKE} digits=3 --overwrite"),
@@ -267,7 +290,6 @@ CASES = [
 ]
 EXEMPT = {
     "cli/serve.py _serve": "an engine that died is replaced by a restart",
-    "cli/plan_fit.py": "test_plan_command.py and test_fit.py follow them",
 }
 
 

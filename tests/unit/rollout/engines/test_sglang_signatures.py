@@ -211,7 +211,7 @@ def test_chunked_prefill_is_off_despite_a_chunk_size() -> None:
     [
         ("shedule_policy", "did you mean 'schedule_policy'?"),
         ("model_path", "set policy.path"),
-        ("api_key", "remove it"),
+        ("api_key", "remove rollout.engine_options.arguments.api_key"),
     ],
 )
 def test_extra_arguments_are_checked(name: str, words: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING
 
@@ -36,13 +37,14 @@ def max_seqs_in_memory(
     weights = sum(parameter.nbytes for parameter in model.parameters())
     fitting = int((memory_share * memory - weights) / per_request)
     if fitting < 1:
-        needed = (weights + per_request) / memory
+        needed = math.ceil((weights + per_request) / memory * 1000) / 1000
+        shorter = "shorten rollout.max_prompt_tokens + rollout.max_response_tokens"
         raise ConfigError(
-            f"{KEY} = {memory_share:g}: weights and one request of {max_model_len} tokens need {needed:.2g} of "
+            f"{KEY} = {memory_share:g}: weights and one request of {max_model_len} tokens need {needed:g} of "
             f"{memory / 2**30:.0f} GiB",
             key=KEY,
             value=memory_share,
-            hint=f"set it to at least {needed:.2g}, or use shorter contexts",
+            hint=f"at least: {KEY}={needed:g}, or {shorter}" if needed <= 1 else shorter,
         )
     return min(fitting, max_num_seqs)
 

@@ -229,7 +229,7 @@ def _unknown_option(name: str, value: Any, release: Release) -> ConfigError:
         f"{KEY}.{name} = {value!r}: {release.name} has no such option{elsewhere}",
         key=f"{KEY}.{name}",
         value=value,
-        hint="remove it, or use another engine",
+        hint=f"remove {KEY}.{name}, or use another engine",
     )
 
 
@@ -238,7 +238,7 @@ def _extra_arguments(options: EngineConfig, release: Release) -> dict[str, Any]:
     for name, value in options.arguments.items():
         key = f"{KEY}.arguments.{name}"
         if name in RESERVED:
-            instead = f"set {RESERVED[name]}" if RESERVED[name] else "remove it"
+            instead = f"set {RESERVED[name]} instead" if RESERVED[name] else f"remove {key}"
             raise ConfigError(f"{key}: {name} is set by Quintet", key=key, value=value, hint=instead)
         if name not in release.arguments:
             close = nearest(name, release.arguments)
@@ -246,7 +246,7 @@ def _extra_arguments(options: EngineConfig, release: Release) -> dict[str, Any]:
                 f"{key}: {release.name} has no argument {name!r}",
                 key=key,
                 value=value,
-                hint=f"did you mean {close!r}?" if close else "remove it",
+                hint=f"did you mean {close!r}?" if close else f"remove {key}",
             )
     return dict(options.arguments)
 

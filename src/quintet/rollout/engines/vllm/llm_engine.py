@@ -84,7 +84,7 @@ class LlmEngine:
             raise
         except ValueError as error:
             message = f"vLLM rejects the engine options: {_first_lines(error)}"
-            raise ConfigError(message, key=KEY, hint=f"see {KEY} and rollout.max_concurrent") from error
+            raise ConfigError(message, key=KEY, hint=f"change {KEY} or rollout.max_concurrent") from error
         except Exception as error:  # vLLM raises errors of any type
             raise EngineError(f"vLLM does not start: {_first_lines(error)}") from error
         finally:

@@ -210,13 +210,14 @@ def _extra_arguments(arguments: Mapping[str, Any], release: Release) -> dict[str
                 f"{key}: this is set by {KEY_BY_ARGUMENT[name]}",
                 key=key,
                 value=value,
-                hint=f"set {KEY_BY_ARGUMENT[name]}",
+                hint=f"set {KEY_BY_ARGUMENT[name]} instead",
             )
         if name in RESERVED:
-            raise ConfigError(f"{key}: tokens and log-probs would not be exact", key=key, value=value, hint="remove it")
+            message = f"{key}: tokens and log-probs would not be exact"
+            raise ConfigError(message, key=key, value=value, hint=f"remove {key}")
         if name not in release.arguments:
             close = nearest(name, release.arguments)
-            hint = f"did you mean {close!r}?" if close else "see vLLM's EngineArgs"
+            hint = f"did you mean {close!r}?" if close else f"remove {key}"
             raise ConfigError(f"{key}: vLLM {release.version} has no such argument", key=key, value=value, hint=hint)
     return dict(arguments)
 
