@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,12 @@ import pytest
 
 from quintet.config.native.advantages import GaeConfig
 from quintet.config.native.experiment import Experiment
+from quintet.config.schema import keys
 from quintet.data.demonstrations import collect_demonstrations
 from quintet.errors import ConfigError
 from quintet.pipelines.training_warnings import TrainingWarnings
 from quintet.records import FinishReason, Outcome, Trajectory, Turn
+from quintet.tracking.metrics import describe
 
 HEALTHY = {
     "response/valid_format": 0.4,
@@ -121,3 +124,21 @@ SMALL = [
     *("training={steps: 1, groups_per_step: 2, samples_per_group: 2, mini_batches: 1, threads: 1}",),
     *("validation.every_steps=-1", "validation.before_training=false"),
 ]
+
+
+def test_warnings_name_keys_and_metrics_that_exist() -> None:
+    clipped = {"response/valid_format": 0.0, "response_length/clip_ratio": 1.0}
+    warnings = [
+        *given(TrainingWarnings(Experiment()), **clipped),
+        *given(TrainingWarnings(Experiment()), steps=3, **{"training/groups_with_signal": 0.0}),
+        *given(TrainingWarnings(Experiment()), without="actor/grad_norm"),
+    ]
+    text = " ".join(warnings)
+    named = set(re.findall(r"\b(?:rollout|training|algorithm)\.\w+", text))
+    assert named == {
+        *("rollout.max_response_tokens", "rollout.temperature", "training.samples_per_group"),
+        *("algorithm.filter", "algorithm.correction"),
+    }
+    assert named <= {key.name for key in keys()}
+    for metric in re.findall(r"\b[a-z]+/[a-z_]+", text):
+        assert describe(metric).name
