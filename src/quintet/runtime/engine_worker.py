@@ -2,16 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from quintet.config.native.experiment import Experiment
 from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.engine import Engine, take_steps
 from quintet.rollout.engines.restarting_engine import FATAL_ERRORS, engine_failure
-from quintet.runtime.engines import load_policy_tokenizer, local_engine_builder
+from quintet.runtime.engines import load_policy_tokenizer, local_engine_builder, ranks_per_engine
 from quintet.runtime.local_learners import LocalLearners
-from quintet.runtime.remote_interface import STEPS_PER_CALL, EngineAction, EngineReport
+from quintet.runtime.remote_interface import STEPS_PER_CALL, EngineAction, EngineReport, EngineWorker
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class EngineWorkerOfRank(EngineWorker, Protocol):
+    """What a worker holds."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Context in tokens; 0 without an engine."""
+
+    def close(self) -> None:
+        """Release the engine; a dead one may fail to close."""
+
+
+class RankWithoutEngine:
+    """`EngineWorker` of a rank whose device belongs to the engine of another rank."""
+
+    max_model_len = 0
+
+    def __init__(self, learners: LocalLearners) -> None:
+        self._learners = learners
+
+    def step(self, requests: Mapping[str, Sequence[Request]]) -> EngineReport | None:
+        return None
+
+    def abort(self, ids: Sequence[int]) -> EngineReport | None:
+        return None
+
+    def load_weights(self, version: int) -> EngineReport | None:
+        gather_rest(self._learners, self._learners.actor.weights())
+        return None
+
+    def control(self, action: EngineAction) -> EngineReport | None:
+        return None
+
+    def rebuild(self, ranks: Sequence[int]) -> EngineReport | None:
+        return None
+
+    def close(self) -> None:
+        """There is nothing to release."""
+
+
+def gather_rest(learners: LocalLearners, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Take part in gathering the remaining tensors, as all ranks must."""
+    if not learners.has_full_weights:
+        for _ in weights:
+            pass
 
 
 class LocalEngineWorker:
@@ -25,22 +75,13 @@ class LocalEngineWorker:
         """Version of the engine's weights; None for the initial ones."""
         self._failure: Failure | None = None
 
-    @classmethod
-    def build(cls, config: Experiment, policy: Path, learners: LocalLearners) -> LocalEngineWorker:
-        """Build the engine with the model at `policy`.
-
-        Raises:
-            ConfigError: the engine is unknown, or the KV cache of one request does not fit.
-        """
-        tokenizer = load_policy_tokenizer(config, policy, learners.actor.model.config.vocab_size)
-        return cls(local_engine_builder(config, policy, learners, tokenizer), learners)
-
     @property
     def max_model_len(self) -> int:
         return self._engine.max_model_len
 
-    def step(self, requests: Sequence[Sequence[Request]]) -> EngineReport | None:
-        refused = [each for each in map(self._add_request, requests[self._learners.ranks.rank]) if each is not None]
+    def step(self, requests: Mapping[str, Sequence[Request]]) -> EngineReport | None:
+        added = map(self._add_request, requests[str(self._learners.ranks.rank)])
+        refused = [generation for generation in added if generation is not None]
         return self._report(lambda: [*refused, *take_steps(self._engine, STEPS_PER_CALL)])
 
     def abort(self, ids: Sequence[int]) -> EngineReport | None:
@@ -51,9 +92,7 @@ class LocalEngineWorker:
         report = None
         if version != self._version:
             report = self._report(lambda: self._engine.load_weights(version, weights))
-        if not self._learners.has_full_weights:
-            for _ in weights:
-                pass  # all ranks gather every tensor
+        gather_rest(self._learners, weights)
         self._version = version
         return report
 
@@ -98,3 +137,16 @@ class LocalEngineWorker:
         if generations or self._failure is not None:
             return EngineReport(tuple(generations or ()), self._failure)
         return None
+
+
+def build_engine_worker(config: Experiment, policy: Path, learners: LocalLearners) -> EngineWorkerOfRank:
+    """Build this rank's engine with the model at `policy`, if it has one.
+
+    Raises:
+        ConfigError: the engine is unknown, or the KV cache of one request does not fit.
+    """
+    ranks, size = learners.ranks, ranks_per_engine(config) or learners.ranks.size
+    if ranks.rank % size or ranks.rank + size > ranks.size:
+        return RankWithoutEngine(learners)
+    tokenizer = load_policy_tokenizer(config, policy, learners.actor.model.config.vocab_size)
+    return LocalEngineWorker(local_engine_builder(config, policy, learners, tokenizer), learners)

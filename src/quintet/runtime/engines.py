@@ -135,3 +135,12 @@ def _engine_model(config: Experiment, policy: Path, learners: LearnerGroup) -> P
         return learners.actor.model
     trusted, overrides = config.policy.trust_remote_code, config.policy.overrides
     return move_to_engine_device(load_model(policy, trust_remote_code=trusted, overrides=overrides), config)
+
+
+def ranks_per_engine(config: Experiment) -> int | None:
+    """Return the number of ranks whose devices an engine uses; the first of them has the engine. None if only rank 0
+    generates: with a server of its own, or engines that would be on several nodes."""
+    options = config.rollout.engine_options
+    devices = options.tensor_parallel * options.pipeline_parallel
+    is_on_one_node = config.placement.nodes == 1 or config.placement.devices_per_node % devices == 0
+    return devices if config.rollout.engine != "sglang-server" and is_on_one_node else None

@@ -15,6 +15,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
+from quintet.runtime.engines import ranks_per_engine
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import ACTOR, ENGINE, WORKER, EngineAction, EngineReport
 from quintet.runtime.transport import Transport
@@ -32,13 +33,13 @@ class RemoteEngines:
         self._engines: list[RemoteEngine] = []
         self._finish_step: Callable[[], None] | None = None
         self._built: Callable[[], Sequence[int]] = lambda: ()
-        if has_engine_on_every_rank(config):
+        if ranks_per_engine(config) is not None:
             arguments = {"config": config, "policy": policy}
             self._built = transport.call_others(RemoteCall(WORKER, "build_engine", arguments))
 
     def engines(self) -> list[RestartingEngine]:
-        """Return the engines, by rank from 1 on."""
-        self._engines = [RemoteEngine(self, rank, length) for rank, length in enumerate(self._built(), 1)]
+        """Return the engines by rank."""
+        self._engines = [RemoteEngine(self, rank, length) for rank, length in enumerate(self._built(), 1) if length]
         return [RestartingEngine(partial(self._build, engine), tuple) for engine in self._engines]
 
     def _build(self, engine: RemoteEngine) -> RemoteEngine:
@@ -56,7 +57,7 @@ class RemoteEngines:
     def start_step(self) -> None:
         """Send new requests, and let all engines take a step, unless they are taking one."""
         if self._finish_step is None:
-            requests = [[], *(engine.take_requests() for engine in self._engines)]
+            requests = {str(engine.rank): engine.take_requests() for engine in self._engines}
             self._finish_step = self._start("step", requests=requests)
 
     def finish_step(self) -> None:
@@ -71,6 +72,11 @@ class RemoteEngines:
         """Execute a method of `EngineWorker` on all ranks but the first."""
         self.finish_step()
         self._start(method, **arguments)()
+
+    def control(self, engine: RemoteEngine, action: EngineAction) -> None:
+        """Call a method of all engines when it is called for the first one."""
+        if engine is self._engines[0]:
+            self.call("control", action=action)
 
     def weights(self, version: int) -> Iterator[tuple[str, Tensor]]:
         """Yield the actor's weights, while the other ranks load them as `version`, if they do not have it."""
@@ -93,8 +99,9 @@ class RemoteEngines:
         wait = self._transport.call_others(RemoteCall(ENGINE, method, arguments))
 
         def finish() -> None:
-            for engine, report in zip(self._engines, wait(), strict=True):
-                if report is not None:
+            reports = wait()
+            for engine in self._engines:
+                if (report := reports[engine.rank - 1]) is not None:
                     engine.receive(report)
 
         return finish
@@ -179,8 +186,7 @@ class RemoteEngine:
 
     def _control(self, action: EngineAction) -> None:
         """Call a method on all ranks when the first of the engines does."""
-        if self.rank == 1:
-            self._group.call("control", action=action)
+        self._group.control(self, action)
         self.raise_failure()
 
     def close(self) -> None:
@@ -205,10 +211,3 @@ class RemoteEngine:
             self._requests.clear()
             self._generations.clear()
             raise EngineError(failure)
-
-
-def has_engine_on_every_rank(config: Experiment) -> bool:
-    """Return whether every rank generates; otherwise, rank 0 alone does: with engines on several devices, or a server
-    of their own."""
-    options = config.rollout.engine_options
-    return config.rollout.engine != "sglang-server" and options.tensor_parallel * options.pipeline_parallel == 1

@@ -32,7 +32,8 @@ class ComponentBuilder(Protocol):
         """Build the actor from the model at `policy`; with `sft` the learner of supervised fine-tuning."""
 
     def build_engine(self, config: Experiment, policy: Path) -> int:
-        """Build an engine with the model at `policy`; return its context in tokens. Learners must have been built."""
+        """Build the rank's engine with the model at `policy`, after the learners; return its context in tokens, 0 if
+        the rank has no engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,9 @@ class EngineWorker(Protocol):
     """The engine of a rank. All ranks but the controller's execute the same calls at the same time; they return None if
     there is nothing to report."""
 
-    def step(self, requests: Sequence[Sequence[Request]]) -> EngineReport | None:
-        """Queue the requests of this rank, `requests[rank]`, and take up to `STEPS_PER_CALL` steps while the engine is
-        busy."""
+    def step(self, requests: Mapping[str, Sequence[Request]]) -> EngineReport | None:
+        """Queue the requests of this rank, `requests[str(rank)]`, and take up to `STEPS_PER_CALL` steps while the
+        engine is busy."""
 
     def abort(self, ids: Sequence[int]) -> EngineReport | None:
         """Abort requests; see `Engine.abort`."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.config.native.experiment import Experiment
-from quintet.runtime.engine_worker import LocalEngineWorker
+from quintet.runtime.engine_worker import EngineWorkerOfRank, build_engine_worker
 from quintet.runtime.local_learners import LocalLearners
 from quintet.runtime.process_settings import configure_process, seed_torch
 from quintet.runtime.remote_call import STOP, RemoteCall, RemoteRef, receive, send_result
@@ -28,7 +28,7 @@ class Worker:
     def __init__(self, ranks: RankGroup = SINGLE_RANK) -> None:
         self._ranks = ranks
         self._learners: LocalLearners | None = None
-        self._engine: LocalEngineWorker | None = None
+        self._engine: EngineWorkerOfRank | None = None
 
     def build_learners(self, config: Experiment, policy: Path, *, sft: bool = False) -> None:
         configure_process(config)
@@ -48,7 +48,7 @@ class Worker:
         self.close()
         if self._learners is None:
             raise ValueError("the engine was built before the learners")
-        self._engine = LocalEngineWorker.build(config, policy, self._learners)
+        self._engine = build_engine_worker(config, policy, self._learners)
         return self._engine.max_model_len
 
     def close(self) -> None:

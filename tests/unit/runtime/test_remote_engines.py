@@ -17,10 +17,11 @@ from quintet.records import FinishReason, Generation, Request, StructuredOutput
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.runtime.engine_group import RoutedEngines
-from quintet.runtime.engine_worker import LocalEngineWorker
+from quintet.runtime.engine_worker import LocalEngineWorker, RankWithoutEngine, build_engine_worker
+from quintet.runtime.engines import ranks_per_engine
 from quintet.runtime.local_learners import LocalLearners
 from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.remote_engines import RemoteEngines, has_engine_on_every_rank
+from quintet.runtime.remote_engines import RemoteEngines
 from quintet.runtime.remote_interface import ENGINE, STEPS_PER_CALL, WORKER
 
 CONTEXT = 100
@@ -78,8 +79,9 @@ class Ranks:
     """`Transport` to workers of ranks 1 and 2 in this process; calls pass through their encoding."""
 
     world_size: int = 3
+    without_engine: Collection[int] = ()
     built: dict[int, list[CountingEngine]] = field(default_factory=lambda: {1: [], 2: []})
-    workers: dict[int, LocalEngineWorker] = field(default_factory=dict)
+    workers: dict[int, LocalEngineWorker | RankWithoutEngine] = field(default_factory=dict)
     methods: list[str] = field(default_factory=list)
     gathered: int = 0
     """Number of tensors that all ranks have gathered."""
@@ -104,15 +106,21 @@ class Ranks:
             yield name, torch.tensor(float(self.gathered))
 
     def _build(self, rank: int) -> int:
+        learners = cast("LocalLearners", self._learners(rank))
+        if rank in self.without_engine:
+            self.workers[rank] = RankWithoutEngine(learners)
+            return 0
+
         def build() -> CountingEngine:
             self.built[rank].append(CountingEngine(rank))
             return self.built[rank][-1]
 
-        learners = SimpleNamespace(
-            ranks=SimpleNamespace(rank=rank), has_full_weights=False, actor=SimpleNamespace(weights=self.weights)
-        )
-        self.workers[rank] = LocalEngineWorker(build, cast("LocalLearners", learners))
+        self.workers[rank] = LocalEngineWorker(build, learners)
         return CONTEXT
+
+    def _learners(self, rank: int) -> SimpleNamespace:
+        ranks, actor = SimpleNamespace(rank=rank, size=self.world_size), SimpleNamespace(weights=self.weights)
+        return SimpleNamespace(ranks=ranks, has_full_weights=False, actor=actor)
 
     def check_alive(self) -> None: ...
 
@@ -256,13 +264,45 @@ def test_all_ranks_sleep_once(group: RoutedEngines, ranks: Ranks) -> None:
     assert [engines[0].actions for engines in ranks.built.values()] == [["sleep"], ["sleep"]]
 
 
+def test_ranks_whose_devices_belong_to_another_engine_take_part_in_the_weight_sync() -> None:
+    """Engines of two devices on ranks 0 and 2 of 4."""
+    ranks = Ranks(world_size=4, without_engine=(1, 3), built={1: [], 2: [], 3: []})
+    words = ("rollout.engine=vllm", "rollout.engine_options.tensor_parallel=2", "placement.devices_per_node=4")
+    remote = RemoteEngines(ranks, load_experiment(None, words).experiment, Path("policy"))
+    group = RoutedEngines([RestartingEngine(lambda: CountingEngine(0), tuple), *remote.engines()])
+    assert len(group.engines) == 2
+    group.sync_weights(3, lambda: remote.weights(3))
+    assert ranks.gathered == 4 * 2
+    group.sleep()
+    for number in range(4):
+        group.add_request(request(number))
+    assert sorted(generation.tokens[0] for generation in run(group).values()) == [0, 0, 2, 2]
+    assert ranks.built[2][0].actions == ["sleep"]
+
+
+@pytest.mark.parametrize(("rank", "has_engine"), [(1, False), (2, True), (3, False), (4, False)])
+def test_only_the_first_rank_of_an_engines_devices_builds_it(
+    monkeypatch: pytest.MonkeyPatch, rank: int, has_engine: bool
+) -> None:
+    """Five ranks: the last one has no partner."""
+    monkeypatch.setattr("quintet.runtime.engine_worker.load_policy_tokenizer", lambda *_: None)
+    monkeypatch.setattr("quintet.runtime.engine_worker.local_engine_builder", lambda *_: lambda: CountingEngine(rank))
+    config = load_experiment(None, ("rollout.engine=vllm", "rollout.engine_options.tensor_parallel=2")).experiment
+    model = SimpleNamespace(config=SimpleNamespace(vocab_size=9))
+    learners = SimpleNamespace(ranks=SimpleNamespace(rank=rank, size=5), actor=SimpleNamespace(model=model))
+    worker = build_engine_worker(config, Path("policy"), cast("LocalLearners", learners))
+    assert worker.max_model_len == (CONTEXT if has_engine else 0)
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ((), True),
-        (("rollout.engine=vllm",), True),
-        (("rollout.engine=vllm", "rollout.engine_options.tensor_parallel=2"), False),
+        ((), 1),
+        (("rollout.engine=vllm",), 1),
+        (("rollout.engine=vllm", "rollout.engine_options.tensor_parallel=2"), 2),
+        (("rollout.engine=sglang-server",), None),
+        (("rollout.engine_options.tensor_parallel=8", "placement.nodes=2", "placement.devices_per_node=4"), None),
     ],
 )
-def test_only_engines_of_one_device_run_on_every_rank(words: Sequence[str], expected: bool) -> None:
-    assert has_engine_on_every_rank(load_experiment(None, words).experiment) is expected
+def test_engines_start_where_their_devices_are_on_one_node(words: Sequence[str], expected: int | None) -> None:
+    assert ranks_per_engine(load_experiment(None, words).experiment) == expected

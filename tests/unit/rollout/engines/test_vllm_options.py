@@ -226,7 +226,7 @@ def test_stop_strings_match_when_complete(answer: str, stops: list[str], end: in
     assert ends == ([] if end is None else [end])
 
 
-def test_vllm_of_each_rank_uses_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_of_each_rank_uses_the_gpus_from_its_rank_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -236,3 +236,4 @@ def test_vllm_of_each_rank_uses_the_gpu_of_its_rank(monkeypatch: pytest.MonkeyPa
     assert gpu_variables() == {"CUDA_VISIBLE_DEVICES": "2"}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,GPU-7f,1")
     assert gpu_variables() == {"CUDA_VISIBLE_DEVICES": "GPU-7f"}
+    assert gpu_variables(2) == {"CUDA_VISIBLE_DEVICES": "GPU-7f,1"}

@@ -59,7 +59,9 @@ class LlmEngine:
         if not setup.options.log_statistics:
             # for messages before vLLM has read its settings
             logging.getLogger("vllm").setLevel(logging.ERROR)
-        with _preserved_process_state(environment(setup.options), gpu_variables() if self._separate_process else {}):
+        num_gpus = setup.options.tensor_parallel * setup.options.pipeline_parallel
+        variables = gpu_variables(num_gpus) if self._separate_process else {}
+        with _preserved_process_state(environment(setup.options), variables):
             self._start()
         if not self._separate_process:
             _ENGINES_IN_PROCESS.append(id(self))
@@ -293,12 +295,13 @@ def _destroy_process_groups() -> None:
     destroy_distributed_environment()
 
 
-def gpu_variables() -> Mapping[str, str]:
-    """Return the variable that gives a child process the GPU of this one, if it is not the first."""
+def gpu_variables(num_gpus: int = 1) -> Mapping[str, str]:
+    """Return the variable that gives a child process the GPU of this one and those that follow, if it is not the
+    first."""
     if not torch.cuda.is_available() or not (index := torch.cuda.current_device()):
         return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-    return {"CUDA_VISIBLE_DEVICES": visible.split(",")[index]}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(visible.split(",")[index : index + num_gpus])}
 
 
 @contextmanager
