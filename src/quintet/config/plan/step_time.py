@@ -19,6 +19,7 @@ from quintet.config.plan.component_memory import (
     lora_parameters,
     saved_layers,
 )
+from quintet.config.plan.costs import Cost
 from quintet.config.plan.devices import DeviceFigures
 from quintet.config.plan.memory import MemoryPlan
 from quintet.config.plan.model_shapes import ModelShape
@@ -39,6 +40,8 @@ PASSES = {"actor": "log-probs", "reference": "reference", "critic": "values"}
 """Phases of forward-only passes."""
 Seconds = Mapping[str, float]
 """Seconds of each phase of a step."""
+Costs = Mapping[str, Cost]
+"""Seconds and transfers of each phase of a step."""
 
 
 def forward_flops(shape: ModelShape, length: int) -> float:
@@ -69,26 +72,30 @@ class _TimedModel:
         is_sharded = parallelism.backend != "megatron"
         return max(1, self.placed.fsdp_shards // parallelism.weight_split) if is_sharded else 1
 
-    def send(self, count: float, devices: int, extent: int | None = None) -> float:
-        """Return the seconds in which a ring of devices gathers, or reduces, `count` bytes. The ring is evenly taken
-        from `extent` neighbouring devices, by default from `devices`.
+    def send(self, purpose: str, count: float, devices: int, extent: int | None = None) -> Cost:
+        """Return the cost of gathering, or reducing, `count` bytes in a ring of devices. The ring is evenly taken from
+        `extent` neighbouring devices, by default from `devices`.
 
         Between nodes, the devices of a node that are in the ring use their network adapters side by side, as NCCL does:
-        between DGX H100 systems, `nccl-tests` shows the bandwidth of all eight.
+        between DGX H100 systems, `nccl-tests` shows the bandwidth of all eight. Each adapter then sends an equal part
+        of the bytes.
         """
-        extent, bandwidth = extent or devices, self.figures.link
+        extent, bandwidth, sent = extent or devices, self.figures.link, count * (devices - 1) / devices
         per_node = self.placed.config.placement.devices_per_node
+        neighbours = min(devices, max(1, devices * per_node // extent))
+        by_link = {("link", purpose): sent} if neighbours > 1 else {}
         if extent > per_node:
-            bandwidth = min(bandwidth, self.figures.network * max(1, devices * per_node // extent))
-        return count * (devices - 1) / devices / (bandwidth * BANDWIDTH_SHARE)
+            bandwidth = min(bandwidth, self.figures.network * neighbours)
+            by_link["network", purpose] = sent / neighbours
+        return Cost(sent / (bandwidth * BANDWIDTH_SHARE), by_link if sent else {})
 
     def compute(self, flops: float, width: int) -> float:
         """Return the seconds of matrix products of numbers of `width` bytes."""
         peak = self.figures.flops if width < 4 else self.figures.float32_flops
         return flops / (peak * COMPUTE_SHARE)
 
-    def passes(self, work: RankWorkload, *, backward: bool) -> float:
-        """Return the seconds of all micro-batches of a data-parallel rank.
+    def passes(self, work: RankWorkload, *, backward: bool) -> Cost:
+        """Return the cost of all micro-batches of a data-parallel rank.
 
         A backward pass has twice the FLOPs of a forward pass, the same with LoRA, whose frozen weights have no
         gradients; recomputed layers run forward again. FSDP gathers the weights once per pass of a micro-batch,
@@ -102,14 +109,16 @@ class _TimedModel:
         factor = 1 + (1 if adapted and placed.component.name == "actor" else 2) * backward + again
         flops = tokens * forward_flops(placed.shape, length) * factor / parallelism.devices_per_copy
         local = (placed.shape.parameters - placed.remote_experts) * self.width / parallelism.weight_split
-        gathers = self.send(micro_batches * (1 + backward) * local, self.shards, placed.fsdp_shards)
+        gathered = micro_batches * (1 + backward) * local
+        gathers = self.send("gather of weights", gathered, self.shards, placed.fsdp_shards)
         slowdown = 1 + HALF_RATE_TOKENS * parallelism.tensor / placed.local_tokens(work.tokens_per_micro_batch)
-        busy = max(self.compute(flops, self.width) * slowdown, gathers)
+        busy = gathers.lasting(max(self.compute(flops, self.width) * slowdown, gathers.seconds))
         busy += (1 + backward + again) * self._exchange(tokens)
-        return busy * (1 + (parallelism.pipeline - 1) / (parallelism.virtual_pipeline * micro_batches))
+        idle = (parallelism.pipeline - 1) / (parallelism.virtual_pipeline * micro_batches)
+        return busy.lasting(busy.seconds * (1 + idle))
 
-    def _exchange(self, tokens: int) -> float:
-        """Return the seconds in which devices exchange activations in a forward pass.
+    def _exchange(self, tokens: int) -> Cost:
+        """Return the cost of exchanging activations between devices in a forward pass.
 
         Tensor parallelism: two all-reduces of the hidden states per layer (Shoeybi et al. 2019, arXiv:1909.08053,
         section 3), each a reduction and a gather. Context parallelism gathers keys and values; Ulysses exchanges
@@ -124,15 +133,16 @@ class _TimedModel:
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         experts = shape.experts.active if shape.experts else 0
         numbers = (
-            (4 * local * shape.hidden, tensor, tensor),
-            (2 * local * context * keys / tensor, context, context * ulysses * tensor),
-            (2 * local * (queries + keys) / tensor, ulysses, ulysses * tensor),
-            (2 * local * experts * shape.hidden, expert, expert * tensor),
+            ("tensor", 4 * local * shape.hidden, tensor, tensor),
+            ("context", 2 * local * context * keys / tensor, context, context * ulysses * tensor),
+            ("ulysses", 2 * local * (queries + keys) / tensor, ulysses, ulysses * tensor),
+            ("expert", 2 * local * experts * shape.hidden, expert, expert * tensor),
         )
-        return layers * self.width * sum(self.send(count, size, extent) for count, size, extent in numbers)
+        sends = (self.send(f"{name} parallelism", *sizes) for name, *sizes in numbers)
+        return layers * self.width * sum(sends, Cost())
 
-    def reduction(self) -> float:
-        """Return the seconds in which gradients are summed over the ranks with the same weights: a reduction to shards,
+    def reduction(self) -> Cost:
+        """Return the cost of summing gradients over the ranks with the same weights: a reduction to shards,
         and between their copies a reduction and a gather."""
         placed, parallelism = self.placed, self.placed.parallelism
         lora = placed.config.policy.lora if placed.component.name == "actor" else None
@@ -141,38 +151,59 @@ class _TimedModel:
         count, copies = placed.reduction_width * local / split, max(1, devices // (split * self.shards))
         # pipeline stages are the outermost dimension of Megatron's ranks
         extent = devices // parallelism.pipeline if parallelism.backend == "megatron" else devices
-        shard = self.send(count, self.shards, placed.fsdp_shards)
-        return shard + 2 * self.send(count / self.shards, copies, extent)
+        purpose = "reduction of gradients"
+        shard = self.send(purpose, count, self.shards, placed.fsdp_shards)
+        return shard + 2 * self.send(purpose, count / self.shards, copies, extent)
 
 
 def learner_seconds(config: Experiment, placement: Placement, models: Models, figures: DeviceFigures) -> Seconds:
     """Return the seconds in which learners and the reward model compute in a step."""
-    seconds: dict[str, float] = {}
+    return _seconds(_learner_costs(config, placement, models, figures))
+
+
+def _seconds(costs: Costs) -> Seconds:
+    return {phase: cost.seconds for phase, cost in costs.items()}
+
+
+def _lasting(costs: Costs) -> Costs:
+    """Return the phases that take any time."""
+    return {phase: cost for phase, cost in costs.items() if cost.seconds}
+
+
+def _learner_costs(config: Experiment, placement: Placement, models: Models, figures: DeviceFigures) -> Costs:
+    costs: dict[str, Cost] = {}
     for component in placement.components:
         shape = models.of(component.name)
         if shape is not None and component.devices and component.name != "rollout":
             timed = _TimedModel(PlacedModel(config, component, shape), figures)
-            seconds |= dict(_reward(timed) if component.name == "reward" else _learner(timed))
-    return {phase: time for phase, time in seconds.items() if time}
+            costs |= dict(_reward(timed) if component.name == "reward" else _learner(timed))
+    return _lasting(costs)
 
 
 def offload_seconds(config: Experiment, memory: MemoryPlan, figures: DeviceFigures) -> Seconds:
-    """Return the seconds in which the weights and optimizer state of components come from host memory and return there.
+    """Return the seconds in which the weights and optimizer state of components come from host memory and return
+    there."""
+    return _seconds(_offload_costs(config, memory, figures))
+
+
+def _offload_costs(config: Experiment, memory: MemoryPlan, figures: DeviceFigures) -> Costs:
+    """Return the costs of offloads; bytes are those of both directions.
 
     Learners do so around each call: every update, the pass for log-probs or values, and for an actor the weight sync;
     the optimizer state moves for updates alone (`training/offload.py`).
     """
-    seconds: dict[str, float] = {}
+    costs: dict[str, Cost] = {}
     for name, active in memory.active.items():
         idle = memory.idle[name]
         updates = _updates(config) if name in ("actor", "critic") else 0
         calls = updates + 1 + (name == "actor" and config.rollout.recompute_logprobs)
         moved = (active.weights - idle.weights) * calls + (active.optimizer - idle.optimizer) * updates
-        seconds[f"offload of {name}"] = 2 * moved / (figures.host * BANDWIDTH_SHARE)
-    return {phase: time for phase, time in seconds.items() if time}
+        both_ways = {("host", "offload"): 2.0 * moved}
+        costs[f"offload of {name}"] = Cost(2 * moved / (figures.host * BANDWIDTH_SHARE), both_ways)
+    return _lasting(costs)
 
 
-def _learner(timed: _TimedModel) -> Iterator[tuple[str, float]]:
+def _learner(timed: _TimedModel) -> Iterator[tuple[str, Cost]]:
     """Yield the phases of a learner: a pass for the log-probs or values that the step needs, and the updates."""
     config, component = timed.placed.config, timed.placed.component
     if component.name != "actor" or config.rollout.recompute_logprobs:
@@ -189,22 +220,29 @@ def _updates(config: Experiment) -> int:
     return config.training.mini_batches * config.training.epochs
 
 
-def _reward(timed: _TimedModel) -> Iterator[tuple[str, float]]:
+def _reward(timed: _TimedModel) -> Iterator[tuple[str, Cost]]:
     placed, training = timed.placed, timed.placed.config.training
     length = max_sequence_tokens(placed.config)
     tokens = training.groups_per_step * training.samples_per_group * length
     flops = tokens * forward_flops(placed.shape, length) / placed.component.num_processes
-    yield "reward model", timed.compute(flops, placed.width())
+    yield "reward model", Cost(timed.compute(flops, placed.width()))
 
 
 def step_seconds(
     config: Experiment, placement: Placement, models: Models, memory: MemoryPlan, figures: DeviceFigures
 ) -> Seconds:
     """Return the seconds of each phase of a step."""
+    return _seconds(step_costs(config, placement, models, memory, figures))
+
+
+def step_costs(
+    config: Experiment, placement: Placement, models: Models, memory: MemoryPlan, figures: DeviceFigures
+) -> Costs:
+    """Return the seconds of each phase of a step, and the bytes that a device sends in it."""
     return {
-        **engine_seconds(config, placement, models, memory, figures),
-        **learner_seconds(config, placement, models, figures),
-        **offload_seconds(config, memory, figures),
+        **_engine_costs(config, placement, models, memory, figures),
+        **_learner_costs(config, placement, models, figures),
+        **_offload_costs(config, memory, figures),
     }
 
 
@@ -212,16 +250,37 @@ def engine_seconds(
     config: Experiment, placement: Placement, models: Models, memory: MemoryPlan, figures: DeviceFigures
 ) -> Seconds:
     """Return the seconds of prefill, decode and weight sync of the engines in a step."""
+    return _seconds(_engine_costs(config, placement, models, memory, figures))
+
+
+def _timed_engine(
+    config: Experiment, placement: Placement, models: Models, figures: DeviceFigures
+) -> _TimedModel | None:
     component, shape = placement.of("rollout"), models.of("rollout")
     if component is None or shape is None or not component.devices:
+        return None
+    return _TimedModel(PlacedModel(config, component, shape), figures)
+
+
+def _engine_costs(
+    config: Experiment, placement: Placement, models: Models, memory: MemoryPlan, figures: DeviceFigures
+) -> Costs:
+    timed = _timed_engine(config, placement, models, figures)
+    if timed is None:
         return {}
-    timed, use = _TimedModel(PlacedModel(config, component, shape), figures), memory.active["rollout"]
-    seconds = {
-        "prefill": _prefill(timed),
-        "decode": _decode(timed, use),
-        "weight sync": _sync(timed, use, len(placement.devices)),
-    }
-    return {phase: time for phase, time in seconds.items() if time}
+    use = memory.active["rollout"]
+    sync = _sync(timed, use, len(placement.devices))
+    return _lasting({"prefill": _prefill(timed), "decode": _decode(timed, use), "weight sync": sync})
+
+
+def episodes_per_slot(
+    config: Experiment, placement: Placement, models: Models, memory: MemoryPlan, figures: DeviceFigures
+) -> float:
+    """Return how many episodes of a step follow one another in a slot of an engine; 0 without an engine."""
+    timed = _timed_engine(config, placement, models, figures)
+    if timed is None:
+        return 0.0
+    return _episodes(config, timed.placed.component) / _running(timed, memory.active["rollout"])
 
 
 def _episodes(config: Experiment, component: Component) -> int:
@@ -229,49 +288,61 @@ def _episodes(config: Experiment, component: Component) -> int:
     return -(-config.training.groups_per_step * config.training.samples_per_group // component.copies)
 
 
-def _prefill(timed: _TimedModel) -> float:
-    """Return the seconds of prompts: a group shares that of its first turn, a sliding window has one per sequence."""
+def _prefill(timed: _TimedModel) -> Cost:
+    """Return the cost of prompts: a group shares that of its first turn, a sliding window has one per sequence."""
     config, component = timed.placed.config, timed.placed.component
     prompts: float = _episodes(config, component) * max_sequences_per_episode(config)
     if config.env.reads_prompts or config.rollout.max_turns == 1:
         prompts = max(1, prompts / config.training.samples_per_group)
     tokens = prompts * config.rollout.max_prompt_tokens
     flops = tokens * forward_flops(timed.placed.shape, config.rollout.max_prompt_tokens)
-    return timed.compute(flops / timed.placed.parallelism.devices_per_copy, _engine_width(timed))
+    return Cost(timed.compute(flops / timed.placed.parallelism.devices_per_copy, _engine_width(timed)))
 
 
 def _engine_width(timed: _TimedModel) -> int:
     return timed.placed.width(timed.placed.config.rollout.engine_options.dtype)
 
 
-def _decode(timed: _TimedModel, use: MemoryUse) -> float:
-    """Return the seconds of decoding: each step reads the KV cache of the running requests and the weights that they
-    use, or computes for longer (Pope et al. 2022, arXiv:2211.05102, section 2), and makes two all-reduces per layer.
+def _cache_per_token(timed: _TimedModel) -> float:
+    """Return the bytes of the KV cache of one token on one device."""
+    parallelism = timed.placed.parallelism
+    return timed.placed.shape.cache_numbers(parallelism.tensor) * _engine_width(timed) / parallelism.pipeline
+
+
+def _running(timed: _TimedModel, use: MemoryUse) -> float:
+    """Return the requests that run at once in an engine."""
+    config = timed.placed.config
+    per_token, length = _cache_per_token(timed), max_sequence_tokens(config)
+    slots = use.cache / (per_token * length * (HF_SLOTS_PER_REQUEST if config.rollout.engine == "hf" else 1))
+    return min(max(1.0, slots), _episodes(config, timed.placed.component), config.rollout.max_concurrent)
+
+
+def _decode(timed: _TimedModel, use: MemoryUse) -> Cost:
+    """Return the cost of decoding: each step reads the KV cache of the running requests and the weights that they use,
+    or computes for longer (Pope et al. 2022, arXiv:2211.05102, section 2), and makes two all-reduces per layer.
 
     Tokens choose experts independently of one another.
     """
     config, shape, parallelism = timed.placed.config, timed.placed.shape, timed.placed.parallelism
-    width, tensor = _engine_width(timed), parallelism.tensor
+    width, tensor, running = _engine_width(timed), parallelism.tensor, _running(timed, use)
     devices, length = tensor * parallelism.pipeline, max_sequence_tokens(config)
-    per_token = shape.cache_numbers(tensor) * width / parallelism.pipeline
-    slots = use.cache / (per_token * length * (HF_SLOTS_PER_REQUEST if config.rollout.engine == "hf" else 1))
-    episodes = _episodes(config, timed.placed.component)
-    running = min(max(1.0, slots), episodes, config.rollout.max_concurrent)
     chosen = shape.experts.active / shape.experts.count if shape.experts else 1
     weights = shape.parameters - shape.routed * math.pow(1 - chosen, running)
     mean_length = length - config.rollout.max_response_tokens / 2
-    read = weights * width / devices + running * mean_length * per_token
+    read = weights * width / devices + running * mean_length * _cache_per_token(timed)
     flops = running * forward_flops(shape, length) / devices
-    step = max(read / (timed.figures.memory_bandwidth * BANDWIDTH_SHARE), timed.compute(flops, width))
+    busy = max(read / (timed.figures.memory_bandwidth * BANDWIDTH_SHARE), timed.compute(flops, width))
+    step = Cost(busy)
     if tensor > 1:
-        step += 2 * shape.layers * (ALL_REDUCE_SECONDS + timed.send(2 * running * shape.hidden * width, tensor))
-    return episodes / running * config.max_episode_tokens * step
+        sent = timed.send("tensor parallelism", 2 * running * shape.hidden * width, tensor)
+        step += 2 * shape.layers * (Cost(ALL_REDUCE_SECONDS) + sent)
+    return _episodes(config, timed.placed.component) / running * config.max_episode_tokens * step
 
 
-def _sync(timed: _TimedModel, use: MemoryUse, devices: int) -> float:
-    """Return the seconds in which every engine receives the weights; an engine that shares the learner's needs none."""
+def _sync(timed: _TimedModel, use: MemoryUse, devices: int) -> Cost:
+    """Return the cost of bringing the weights to every engine; an engine that shares the learner's needs none."""
     if use.weights == 0:
-        return 0.0
+        return Cost()
     count = timed.placed.shape.parameters * _engine_width(timed)
     copy = count / (timed.figures.memory_bandwidth * BANDWIDTH_SHARE)
-    return copy + timed.send(count, devices)
+    return Cost(copy) + timed.send("weight sync", count, devices)

@@ -10,12 +10,13 @@ from example_models import CONFIGS, PARAMETERS, on
 
 from quintet import hardware
 from quintet.config.composed import ComposedConfig
+from quintet.config.plan.costs import Cost
 from quintet.config.plan.devices import device_of_machine, find_device, known_devices
 from quintet.config.plan.memory import plan_memory
 from quintet.config.plan.model_shapes import read_shape
 from quintet.config.plan.models import find_models
 from quintet.config.plan.placement import place_components
-from quintet.config.plan.step_time import forward_flops, step_seconds
+from quintet.config.plan.step_time import episodes_per_slot, forward_flops, step_costs, step_seconds
 from quintet.errors import ConfigError
 
 P = PARAMETERS["Qwen2.5-7B"]
@@ -33,6 +34,14 @@ def seconds(composed: ComposedConfig) -> dict[str, float]:
     placement, models = place_components(config), find_models(config)
     memory = plan_memory(config, placement, models)
     return dict(step_seconds(config, placement, models, memory, figures))
+
+
+def sent(composed: ComposedConfig) -> dict[tuple[str, str], float]:
+    """Bytes that a device sends in a step, by link and purpose."""
+    config, figures = composed.experiment, find_device("h100")
+    placement, models = place_components(config), find_models(config)
+    costs = step_costs(config, placement, models, plan_memory(config, placement, models), figures)
+    return dict(sum(costs.values(), Cost()).sent)
 
 
 def test_a_token_costs_two_flops_a_weight_and_attention_to_what_precedes_it() -> None:
@@ -78,6 +87,35 @@ def test_weights_that_are_gathered_between_nodes_take_longer_than_the_products(t
     assert grouped == pytest.approx(8 * (products + gradients * 7 / 8 / LINK + 2 * gradients / 8 / 2 / NETWORK))
 
 
+def test_the_bytes_of_each_link_are_those_that_its_time_comes_from(tmp_path: Path) -> None:
+    """Two nodes of 8 devices, 8 updates of 2 passes: a device passes on 15/16 of the weights in a forward and in a
+    backward pass, and of the gradients once; eight adapters share what leaves a node. Groups of 8 gather within a node,
+    and two devices exchange an eighth of the gradients over the adapter of each."""
+    words = ("training.micro_batch_tokens=1072", "rollout.engine=vllm")
+    gathers, gradients, sync = 8 * 2 * 2 * 2 * P, 8 * 4 * P, 2 * P
+    purposes = {"gather of weights": gathers, "reduction of gradients": gradients, "weight sync": sync}
+    whole = {("link", purpose): count * 15 / 16 for purpose, count in purposes.items()}
+    whole |= {("network", purpose): count / 8 for (_, purpose), count in whole.items()}
+    assert sent(on(tmp_path, "Qwen2.5-7B", 2, 8, *words)) == pytest.approx(whole)
+    grouped = {
+        ("link", "gather of weights"): gathers * 7 / 8,
+        ("link", "reduction of gradients"): gradients * 7 / 8,
+        ("network", "reduction of gradients"): 2 * gradients / 8 / 2,
+        ("link", "weight sync"): sync * 15 / 16,
+        ("network", "weight sync"): sync * 15 / 16 / 8,
+    }
+    assert sent(on(tmp_path, "Qwen2.5-7B", 2, 8, *words, "actor.sharding.group_size=8")) == pytest.approx(grouped)
+
+
+def test_devices_alone_in_their_nodes_send_everything_over_the_network(tmp_path: Path) -> None:
+    """16 nodes of one device, and the moments of a sixteenth of the weights in host memory, for 8 updates."""
+    words = ("training.micro_batch_tokens=1072", "actor.memory.offload_optimizer=true", "rollout.engine=vllm")
+    apart = sent(on(tmp_path, "Qwen2.5-7B", 16, 1, *words))
+    assert not any(link == "link" for link, _ in apart)
+    assert apart["network", "reduction of gradients"] == pytest.approx(8 * 4 * P * 15 / 16)
+    assert apart["host", "offload"] == pytest.approx(2 * 8 * 8 * P / 16)
+
+
 def test_gradients_that_every_pass_reduces_are_sent_as_often(tmp_path: Path) -> None:
     """Two passes of 4 sequences on each of 8 devices."""
     words = ("training.micro_batch_tokens=2144",)
@@ -115,7 +153,9 @@ def test_tensor_parallel_layers_exchange_hidden_states_and_pipelines_wait(tmp_pa
     states are reduced and gathered; both passes wait for a third of that time; no gradients are exchanged."""
     split = ("actor.parallel.tensor=2", "actor.parallel.pipeline=2")
     found = seconds(on(tmp_path, "Qwen2.5-7B", 1, 4, "actor.backend=megatron", *split))["update of actor"]
+    exchanged = sent(on(tmp_path, "Qwen2.5-7B", 1, 4, "actor.backend=megatron", *split))["link", "tensor parallelism"]
     tokens = 64 * 536
+    assert exchanged == pytest.approx(8 * 2 * 14 * 4 * tokens * 3584 * 2 / 2)
     products = tokens * FLOPS * 3 / 4 / COMPUTE * (1 + 2 * 512 / 16384)
     exchange = 2 * 14 * 4 * tokens * 3584 * 2 / 2 / LINK
     assert found == pytest.approx(8 * (products + exchange) * (1 + 1 / 3))
@@ -127,6 +167,14 @@ def test_decoding_reads_weights_and_cache_for_every_token(tmp_path: Path) -> Non
     assert found["decode"] == pytest.approx(24 * (2 * P + 64 * 524 * CACHE) / MEMORY)
     halved = seconds(on(tmp_path, "Qwen2.5-7B", 1, 8, "rollout.engine=vllm", "rollout.max_concurrent=32"))
     assert halved["decode"] == pytest.approx(48 * (2 * P + 32 * 524 * CACHE) / MEMORY)
+
+
+def test_requests_beyond_the_limit_of_an_engine_wait_for_a_slot(tmp_path: Path) -> None:
+    """8 engines of 64 episodes, 32 at a time."""
+    composed = on(tmp_path, "Qwen2.5-7B", 1, 8, "rollout.engine=vllm", "rollout.max_concurrent=32")
+    config, figures = composed.experiment, find_device("h100")
+    placement, models = place_components(config), find_models(config)
+    assert episodes_per_slot(config, placement, models, plan_memory(config, placement, models), figures) == 2
 
 
 def test_few_requests_read_few_experts(tmp_path: Path) -> None:
