@@ -55,7 +55,8 @@ def train(composed: ComposedConfig, console: Console, controller: Controller | N
         prompts = build_prompts(run, resources)
         if _is_finished(run):
             run.wait()
-            run.progress.note(f"{run.directory.path} is finished: {run.config.training.steps} steps. Nothing to do.")
+            steps = run.checkpoint.step if run.checkpoint else 0
+            run.progress.note(f"{run.directory.path} is finished: {steps} steps. Nothing to do.")
             return 0
         if not run.config.validation.only:
             run.reopen()
@@ -136,5 +137,5 @@ def _utilization(components: Components, batch: Batch, timings: Timings) -> dict
 
 def _is_finished(run: Run) -> bool:
     """Return whether all steps are done and no separate validation is requested."""
-    completed = run.checkpoint is not None and run.checkpoint.step == run.config.training.steps
+    completed = run.checkpoint is not None and run.checkpoint.step >= run.config.training.steps
     return completed and not run.config.validation.only and run.directory.read_state().get("status") == "finished"

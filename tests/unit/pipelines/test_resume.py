@@ -270,6 +270,16 @@ def test_a_copy_that_failed_is_made_by_the_same_command(
     assert system.exists(f"{path}/global_step_2/manifest.json"), "a finished run's, too"
 
 
+@pytest.mark.parametrize("words", [("training.steps=1",), ("env.processes=2",)])
+def test_a_finished_run_is_not_resumed_for_fewer_steps_or_a_setting_without_effect(
+    run: Run, words: tuple[str, ...]
+) -> None:
+    run()
+    text = said(run(*words))
+    assert "is finished: 2 steps. Nothing to do." in text
+    assert "resuming" not in text
+
+
 def test_an_earlier_runs_copies_arent_taken_for_those_of_one_that_began_anew(run: Run, store: str) -> None:
     words = (f"checkpoint.remote_dir={store}", "checkpoint.keep=1")
     run(*words)
