@@ -8,7 +8,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batch_arithmetic import BatchArithmetic
 from quintet.config.plan.batches import max_sequence_tokens, micro_batch_limits
 from quintet.config.plan.memory import MemoryPlan, format_bytes, memory_savings
-from quintet.config.plan.models import Models
+from quintet.config.plan.models import Models, policy_path
 from quintet.config.plan.placement import Placement, format_ranges, nearest_batches
 from quintet.config.plan.row_counts import TrainingRows
 
@@ -49,7 +49,7 @@ class PlannedRun:
 
 def advice(planned: PlannedRun) -> tuple[str, ...]:
     """Return all warnings, those that affect results first."""
-    checks: tuple[Callable[[PlannedRun], Iterator[str]], ...] = (_devices, _tight, _family)
+    checks: tuple[Callable[[PlannedRun], Iterator[str]], ...] = (_fine_tuning_rate, _devices, _tight, _family)
     if planned.config.sft_only is None and planned.config.evaluation is None:
         learning = (_rate, _warmup, _divergence, _context, _history, _validation, _budgets, _uneven, _recompute, _cache)
         checks = (*learning, *checks)
@@ -61,6 +61,14 @@ def _rate(planned: PlannedRun) -> Iterator[str]:
     if policy.path is not None and policy.lora is None and rate > LARGE_RATE:
         setting = planned.setting("actor.optimizer.learning_rate")
         yield f"{setting} suits the small preset policies; for a pretrained model use about 1e-06"
+
+
+def _fine_tuning_rate(planned: PlannedRun) -> Iterator[str]:
+    sft, megatron = planned.config.sft, planned.config.actor.megatron
+    is_new = policy_path(planned.config) is None and (megatron is None or megatron.checkpoint is None)
+    if sft is not None and is_new and sft.optimizer.learning_rate < LARGE_RATE:
+        setting = planned.setting("sft.optimizer.learning_rate")
+        yield f"{setting} suits pretrained models; a new policy learns almost nothing with it, use about 0.001"
 
 
 def _warmup(planned: PlannedRun) -> Iterator[str]:

@@ -70,8 +70,10 @@ def is_hub_name(path: str) -> bool:
 def find_model_shape(path: str, overrides: Mapping[str, Any]) -> ModelShape | UnknownModel:
     """Return the shape of a model in a directory or in the hub cache."""
     if (file := config_file(path)) is None:
-        hint = f"hf download {path} config.json" if is_hub_name(path) else "give a Hugging Face model directory"
-        return UnknownModel(f"no config.json at {_directory(path)}", hint)
+        if is_hub_name(path):
+            reason = f"the directory {path} does not exist, and the Hugging Face cache has no config.json of that name"
+            return UnknownModel(reason, f"hf download {path} config.json")
+        return UnknownModel(f"no config.json at {_directory(path)}", "give a Hugging Face model directory")
     try:
         return read_shape({**read_config(file), **overrides})
     except (UnreadableConfigError, OSError, ValueError, RecursionError) as error:

@@ -67,6 +67,17 @@ def test_what_looks_unwise_is_told_with_its_source(tmp_path: Path, words: str, t
     assert all("\n" not in line for line in lines)
 
 
+def test_a_new_policy_that_the_learning_rate_of_fine_tuning_leaves_unchanged_is_reported(tmp_path: Path) -> None:
+    def warnings(*words: str) -> str:
+        return "\n".join(plan_run(load_experiment(None, ["sft.episodes={}", *words])).warnings)
+
+    advised = "sft.optimizer.learning_rate = 1e-05 (default) suits pretrained models"
+    assert advised in warnings()
+    assert advised in warnings("sft.then_reinforce=true")
+    assert warnings("sft.optimizer.learning_rate=1e-3") == ""
+    assert not any(advised in line for line in warned(tmp_path, "sft.episodes={}"))
+
+
 def test_an_engine_across_machines_is_told(tmp_path: Path) -> None:
     composed = on(tmp_path, "Llama-3-8B", 2, 8, RATE, VLLM, "rollout.engine_options.tensor_parallel=16")
     assert any("one engine spans machines of 8 devices" in line for line in plan_run(composed).warnings)

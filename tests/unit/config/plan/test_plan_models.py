@@ -97,7 +97,8 @@ def test_a_name_that_was_never_downloaded_says_what_to_do(tmp_path: Path, monkey
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     found = find_model_shape("Qwen/Qwen2.5-7B", {})
     assert found == UnknownModel(
-        f"no config.json at {tmp_path}/models--Qwen--Qwen2.5-7B", "hf download Qwen/Qwen2.5-7B config.json"
+        "the directory Qwen/Qwen2.5-7B does not exist, and the Hugging Face cache has no config.json of that name",
+        "hf download Qwen/Qwen2.5-7B config.json",
     )
 
 
