@@ -136,11 +136,26 @@ def missing_packages(composed: ComposedConfig) -> Iterator[ConfigProblem]:
         entry = next((entry for entry in registry if entry.name == name), None)
         if entry is not None and (missing := entry.missing()):
             yield _missing_package(composed, key, name, ", ".join(missing), entry.guide)
+    yield from _missing_server(composed)
     for name in _learners(composed.experiment):
         learner: LearnerConfig = getattr(composed.experiment, name)
         if learner.memory.liger and not hardware.is_installed("liger_kernel"):
             key = f"{name}.memory.liger"
             yield _missing_package(composed, key, True, "liger-kernel", f"pip install liger-kernel, or {key}=false")
+
+
+def _missing_server(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Yield the engine if it is a server that would be started in this environment, without its package."""
+    rollout = composed.experiment.rollout
+    options = rollout.engine_options
+    is_started_here = options.server_url is None and options.server_python is None
+    if rollout.engine == "sglang-server" and is_started_here and not hardware.is_installed("sglang"):
+        key = "rollout.engine_options"
+        guide = (
+            f"set {key}.server_url to a running server, or {key}.server_python to the interpreter of another "
+            "environment with SGLang (docs/sglang.md)"
+        )
+        yield _missing_package(composed, "rollout.engine", rollout.engine, "sglang", guide)
 
 
 def _missing_package(composed: ComposedConfig, key: str, name: object, package: str, guide: str) -> ConfigProblem:

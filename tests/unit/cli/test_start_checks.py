@@ -17,7 +17,7 @@ from quintet.errors import ConfigError
     ("key", "url", "told"),
     [
         ("checkpoint.remote_dir", "/proc/nowhere", "cannot write to /proc/nowhere: FileNotFoundError"),
-        ("checkpoint.remote_dir", "nowhere://x", "checkpoint.remote_dir = nowhere://x is not supported by fsspec"),
+        ("checkpoint.remote_dir", "nowhere://x", "not supported by fsspec"),
         ("sft.remote_dir", "file:///proc/nowhere", "cannot write to"),
     ],
 )
@@ -70,3 +70,15 @@ def test_a_misspelt_loss_function_is_refused_with_the_functions_of_its_file(
     message = f"algorithm.loss.function = {reference!r}: {file} has no {name!r}; it defines squares, Cubes"
     assert capsys.readouterr().err == f"quintet: {message}\n  {hint.format(file)}\n"
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_server_that_cannot_be_started_is_refused_before_anything_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("quintet.hardware.is_installed", lambda module: module != "sglang")
+    engine, option = "rollout.engine=sglang-server", "rollout.engine_options.server_url"
+    with pytest.raises(ConfigError) as refused:
+        check_choices(load_experiment(None, [engine]))
+    assert "rollout.engine = 'sglang-server' (command line) needs sglang, not installed here" in str(refused.value)
+    assert f"set {option} to a running server" in str(refused.value)
+    check_choices(load_experiment(None, [engine, f"{option}=http://127.0.0.1:30000"]))

@@ -233,7 +233,7 @@ def test_final_weights_lie_where_they_are_wanted_and_are_copied(tune: Run, tmp_p
     there = fsspec.filesystem("memory")
     for name in ("merged_model/model.safetensors", "lora_adapter/adapter_model.safetensors"):
         assert there.cat_file(f"/store/here/{name}") == (tmp_path / "out" / name).read_bytes()
-    with pytest.raises(ConfigError, match="is not supported by fsspec"):
+    with pytest.raises(ConfigError, match="not supported by fsspec"):
         tune("sft.remote_dir=nowhere://x", name="b")
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match="cannot copy"):

@@ -41,9 +41,7 @@ def open_file_system(url: str, key: str) -> tuple[Any, str]:
         file_system, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError, OSError) as error:
         hint = f"use a URL that fsspec supports, install the package that it names, or leave {key} out"
-        raise ConfigError(
-            f"{key} = {url} is not supported by fsspec: {error}", key=key, value=url, hint=hint
-        ) from error
+        raise ConfigError(f"{key} = {url}: not supported by fsspec: {error}", key=key, value=url, hint=hint) from error
     return file_system, str(path).rstrip("/")
 
 
