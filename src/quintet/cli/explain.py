@@ -258,17 +258,20 @@ def _print_native(key: Key) -> None:
         print(f"  {key.description}")
     print(f"  type     {key.value_type}")
     if not key.is_section:
-        print(f"  default  {format_value(key.default)}")
+        print("  required" if key.is_required else f"  default  {format_value(key.default)}")
         if key.requires:
             print(f"  state    other values are not supported yet: they require {key.requires}")
         _print_synonyms(list(_specs_for(key.name)))
         return
     print("  keys")
-    for other in keys():
-        listed = other.name == REPEATED or not (other.is_section or other.name.startswith(f"{REPEATED}."))
-        if other.name.startswith(f"{key.name}.") and (listed or key.name.startswith(REPEATED)):
-            print(f"    {_title(other)}")
+    for title in dict.fromkeys(_title(other) for other in keys() if _is_listed(other, key)):
+        print(f"    {title}")
+
+
+def _is_listed(key: Key, section: Key) -> bool:
+    in_list = key.name == REPEATED or not (key.is_section or key.name.startswith(f"{REPEATED}."))
+    return key.name.startswith(f"{section.name}.") and (in_list or section.name.startswith(REPEATED))
 
 
 def _title(key: Key) -> str:
-    return key.name if key.choice is None else f"{key.name}  (with {key.choice[0]}={key.choice[1]})"
+    return key.name if key.choice is None or key.choice[0] == key.name else f"{key.name}  (with {key.choice[0]}={key.choice[1]})"

@@ -45,6 +45,8 @@ class Key:
     """Missing capability that other values than the default require."""
     unsupported: tuple[str, ...] = ()
     """The values that require it, if not all."""
+    is_required: bool = False
+    """Whether a value must be given."""
 
 
 OR = " | "
@@ -130,7 +132,10 @@ def _walk(
         requires = field.get("requires") or section_requires
         is_section = bool(inner)
         unsupported = tuple(field.get("unsupported", ()))
-        yield Key(dotted, value_type, default, description, choice, is_section, "oneOf" in field, requires, unsupported)
+        is_choice, is_required = "oneOf" in field, name in section.get("required", ()) and name not in defaults
+        yield Key(
+            dotted, value_type, default, description, choice, is_section, is_choice, requires, unsupported, is_required
+        )
         for part in inner:
             names = _names(part) if "oneOf" in field else None
             is_default = names is None or _is_among(str((default or {}).get("name")), names)

@@ -119,6 +119,12 @@ def test_explain_tells_type_range_and_default(
     assert capsys.readouterr().out.count("env.max_steps") == 1
     assert call(monkeypatch, "explain", "checkpoint") == 0
     assert "    checkpoint.every_steps\n    checkpoint.keep\n" in capsys.readouterr().out
+    assert call(monkeypatch, "explain", "algorithm.advantage") == 0
+    assert capsys.readouterr().out.count("algorithm.advantage.name\n") == 1
+    assert call(monkeypatch, "explain", "env.path") == 0
+    shown = capsys.readouterr().out
+    assert "  required\n" in shown
+    assert "default" not in shown
 
 
 @pytest.mark.parametrize(
