@@ -274,4 +274,8 @@ def _is_listed(key: Key, section: Key) -> bool:
 
 
 def _title(key: Key) -> str:
-    return key.name if key.choice is None or key.choice[0] == key.name else f"{key.name}  (with {key.choice[0]}={key.choice[1]})"
+    return (
+        key.name
+        if key.choice is None or key.choice[0] == key.name
+        else f"{key.name}  (with {key.choice[0]}={key.choice[1]})"
+    )
