@@ -119,7 +119,7 @@ def _number(value: float | None) -> str:
 
 
 def _lines(found: DriftReport) -> Iterator[str]:
-    yield f"policy: {found.policy}; {found.episodes} episodes"
+    yield f"policy: {found.policy}; {found.episodes // len(found.measurements)} episodes per column"
     for measurement in found.measurements:
         worst = measurement.worst_token
         log_probs = f"engine {worst.engine_logprob:.6g}, learner {worst.learner_logprob:.6g} nats"

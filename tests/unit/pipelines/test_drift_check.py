@@ -121,6 +121,7 @@ def test_limit_and_share_are_configurable(
     assert "ABOVE the limit" in shown
     assert "hf in bfloat16 against the learner in bfloat16" in shown
     assert "largest gap as loaded: token" in shown
+    assert "; 3 episodes per column" in shown
     assert check(monkeypatch, policy_directory, tmp_path, *bf16, "--limit", "1e-7", "--share", "1") == 0
     assert "below the limit" in capsys.readouterr().out
 
