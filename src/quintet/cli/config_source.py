@@ -60,9 +60,13 @@ def read_config_source(
 
 def _detect_dialect(script: RunScript) -> str:
     tree: dict[str, Any] = keys_as_tree(script.words)
-    if script.config is not None:
-        tree |= read_file(script.config, {})
-    return next(iter(detect(tree)), NATIVE)
+    file = {} if script.config is None else read_file(script.config, {})
+    dialect = next(iter(detect(tree | file)), NATIVE)
+    if dialect == NATIVE and file and all(isinstance(part, Mapping) and "env_name" in part for part in file.values()):
+        message = f"{script.config} is VAGEN's environment file, which has no settings of the training"
+        hint = "give the run script or the list of overrides beside it (docs/dialects.md); it is found from there"
+        raise ConfigError(message, hint=hint)
+    return dialect
 
 
 def check_dialect(dialect: str | None) -> None:

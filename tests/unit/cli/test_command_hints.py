@@ -137,6 +137,7 @@ CASES = [
     case(planned, ["policy.path=modell"], "did you mean model?", ["policy.path=model"]),
     case(planned, ["policy.path=zzzzzzz"], "set it to a directory with config.json and weights", ["policy.path=model"]),
     # options of all commands
+    case(command, "plan env_config.yaml", "give the run script or the list of overrides beside it", "plan lake.txt"),
     case(command, "plan --dialect verl", "name the file: CONFIG --dialect verl", "plan verl.yaml --dialect verl"),
     case(command, "plan --dialect verll", "did you mean verl? valid: native, ", "plan verl.yaml --dialect verl"),
     case(command, "plan --unknown-keys warm", "did you mean warn? valid: refuse, warn", "plan --unknown-keys warn"),
@@ -304,6 +305,8 @@ def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_directory
     (tmp_path / "run/config.yaml").write_text("env: {name: frozenlake}")
     (tmp_path / "native.yaml").write_text("seed: 1")
     (tmp_path / "verl.yaml").write_text("actor_rollout_ref: {rollout: {n: 2}}")
+    (tmp_path / "env_config.yaml").write_text("lake: {env_name: frozenlake, train_size: 8}")
+    (tmp_path / "lake.txt").write_text("rollout_manager.max_turns=3\n")
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "1 + 1 = ?", "[a": "2 + 2 = ?"}) + "\n")
     (tmp_path / "libraries").mkdir()
     (tmp_path / "libraries/my_rewards.py").write_text("")

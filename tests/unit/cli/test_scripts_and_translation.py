@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from quintet.cli import main as command
+from quintet.cli.config_source import read_config_source
+from quintet.errors import ConfigError
 
 SCRIPT = """\
 set -x
@@ -150,3 +152,11 @@ def test_translations_that_cant_be_made_are_messages(
     assert call(monkeypatch, "translate", *words) == 2
     assert part in capsys.readouterr().err
     assert (here / "run.sh").read_text() == SCRIPT
+
+
+def test_an_environment_file_of_vagen_alone_names_the_file_to_give_instead(tmp_path: Path) -> None:
+    file = tmp_path / "env_config.yaml"
+    file.write_text("sokoban: {env_name: sokoban, env_config: {dim_room: [6, 6]}, train_size: 8}")
+    with pytest.raises(ConfigError, match="VAGEN's environment file") as refused:
+        read_config_source(str(file), [], None)
+    assert "the run script or the list of overrides beside it" in str(refused.value.hint)
