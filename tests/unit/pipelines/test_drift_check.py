@@ -45,7 +45,7 @@ def perturbed(monkeypatch: pytest.MonkeyPatch, noise: float) -> None:
     def sync(weight_sync: WeightSync, version: int) -> None:
         real(weight_sync, version)
         generator = torch.Generator().manual_seed(3)
-        own = {name: value.clone() for name, value in weight_sync._learners.actor.weights()}
+        own = {name: value.clone() for name, value in weight_sync._weights(version)}
         other = [
             (name, value * (1 + noise * torch.randn(value.shape, generator=generator))) for name, value in own.items()
         ]
