@@ -16,6 +16,7 @@ from worker_ranks import experiment, sequences, work
 from quintet.algorithms.objective import CriticObjective, CrossEntropyObjective
 from quintet.config.native.learners import CriticConfig
 from quintet.errors import ConfigError, MachineError
+from quintet.runtime.controller import Controller
 from quintet.runtime.local_learners import LocalLearners
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
 
@@ -40,7 +41,7 @@ def same(ours: Any, theirs: Any, where: str = "") -> None:
 def plain(policy_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the learners of one process do."""
     before = torch.get_num_threads()
-    told = work(LocalLearners.build(experiment(), policy_directory), tmp_path_factory.mktemp("plain"))
+    told = work(Controller.in_process(), policy_directory, tmp_path_factory.mktemp("plain"))
     torch.set_num_threads(before)
     return told
 
@@ -54,7 +55,7 @@ def plain(policy_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     "critic.strategy_args.strategy_name",
 )
 def test_a_run_on_megatron_does_what_any_does(policy_directory: Path, tmp_path: Path, plain: dict[str, Any]) -> None:
-    same(work(LocalLearners.build(experiment(*MEGATRON), policy_directory), tmp_path, *MEGATRON), plain)
+    same(work(Controller.in_process(), policy_directory, tmp_path, *MEGATRON), plain)
 
 
 @pytest.mark.proves("rlinf", "actor.megatron.use_dist_ckpt")
@@ -67,10 +68,10 @@ def test_a_run_on_two_ranks_does_too(policy_directory: Path, tmp_path: Path, pla
 def test_experts_on_two_ranks_do_what_those_of_one_do(mixture_directory: Path, tmp_path: Path) -> None:
     """And what they stored goes on in learners that hold them otherwise."""
     before = torch.get_num_threads()
-    plain = LocalLearners.build(experiment(), mixture_directory)
-    told = work(plain, tmp_path / "plain")
+    told = work(Controller.in_process(), mixture_directory, tmp_path / "plain")
     torch.set_num_threads(before)
     same(on_two_ranks(mixture_directory, tmp_path / "two", *split_by("expert")), told)
+    plain = LocalLearners.build(experiment(), mixture_directory)
     first, second = (_goes_on(plain, tmp_path / name / "global_step_1") for name in ("plain", "two"))
     same(second, first)
 
