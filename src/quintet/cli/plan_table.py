@@ -241,7 +241,7 @@ def _print_memory(out: Console, plan: RunPlan) -> None:
     out.print(Padding(table, (0, 0, 0, 2)))
     for peak in plan.memory.peaks:
         out.print(_peak(peak, plan.device_bytes))
-    out.print("  Estimates; CUDA, communication and fragmentation need another 2 to 4 GiB.", style="dim")
+    out.print("  Estimates; on a GPU, CUDA, communication and fragmentation need another 2 to 4 GiB.", style="dim")
 
 
 def _memory_cells(use: MemoryUse) -> list[str]:
