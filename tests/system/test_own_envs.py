@@ -69,4 +69,4 @@ def test_a_env_that_is_not_there_is_told_with_what_is_near(quintet: Command, tmp
     done = quintet("train", "run.yaml", "env.path=lake.py:Lage", check=False)
     assert done.returncode == 2
     assert "env.path = 'lake.py:Lage'" in done.stderr
-    assert "did you mean 'Lake'?" in done.stderr
+    assert "did you mean lake.py:Lake?" in done.stderr
