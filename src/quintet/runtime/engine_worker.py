@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from quintet.config.native.experiment import Experiment
+from quintet.errors import ConfigError
 from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.engine import Engine, take_steps
 from quintet.rollout.engines.restarting_engine import FATAL_ERRORS, engine_failure
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class EngineWorkerOfRank(EngineWorker, Protocol):
-    """What a worker holds."""
+    """`EngineWorker` of one rank."""
 
     @property
     def max_model_len(self) -> int:
@@ -43,7 +44,7 @@ class RankWithoutEngine:
     def abort(self, ids: Sequence[int]) -> EngineReport | None:
         return None
 
-    def load_weights(self, version: int) -> EngineReport | None:
+    def load_weights(self, version: int, ranks: Sequence[int]) -> EngineReport | None:
         gather_rest(self._learners, self._learners.actor.weights())
         return None
 
@@ -71,8 +72,6 @@ class LocalEngineWorker:
         self._build_engine = build_engine
         self._learners = learners
         self._engine = build_engine()
-        self._version: int | None = None
-        """Version of the engine's weights; None for the initial ones."""
         self._failure: Failure | None = None
 
     @property
@@ -80,20 +79,22 @@ class LocalEngineWorker:
         return self._engine.max_model_len
 
     def step(self, requests: Mapping[str, Sequence[Request]]) -> EngineReport | None:
-        added = map(self._add_request, requests[str(self._learners.ranks.rank)])
-        refused = [generation for generation in added if generation is not None]
-        return self._report(lambda: [*refused, *take_steps(self._engine, STEPS_PER_CALL)])
+        def advance() -> list[Generation]:
+            added = map(self._add_request, requests[str(self._learners.ranks.rank)])
+            refused = [generation for generation in added if generation is not None]
+            return [*refused, *take_steps(self._engine, STEPS_PER_CALL)]
+
+        return self._report(advance)
 
     def abort(self, ids: Sequence[int]) -> EngineReport | None:
         return self._report(lambda: self._engine.abort(ids))
 
-    def load_weights(self, version: int) -> EngineReport | None:
+    def load_weights(self, version: int, ranks: Sequence[int]) -> EngineReport | None:
         weights = self._learners.actor.weights()
         report = None
-        if version != self._version:
+        if self._learners.ranks.rank in ranks:
             report = self._report(lambda: self._engine.load_weights(version, weights))
         gather_rest(self._learners, weights)
-        self._version = version
         return report
 
     def control(self, action: EngineAction) -> EngineReport | None:
@@ -103,7 +104,7 @@ class LocalEngineWorker:
         if self._learners.ranks.rank not in ranks:
             return None
         self.close()
-        self._failure = self._version = None
+        self._failure = None
 
         def build() -> None:
             self._engine = self._build_engine()
@@ -121,7 +122,7 @@ class LocalEngineWorker:
         """Queue a request; return a failed generation if the engine refuses it."""
         try:
             self._engine.add_request(request)
-        except ValueError as error:
+        except (ValueError, ConfigError) as error:
             version = self._engine.weight_version
             return Generation(request.id, (), (), FinishReason.FAILED, version, failure=engine_failure(error))
         return None

@@ -49,7 +49,7 @@ class RemoteEngines:
             EngineError: it dies while it is built.
         """
         if engine.has_died:
-            engine.has_died, engine.loaded_version = False, None
+            engine.has_died, engine.has_synced, engine.is_replacement = False, False, True
             self.call("rebuild", ranks=[engine.rank])
             engine.raise_failure()
         return engine
@@ -78,13 +78,14 @@ class RemoteEngines:
         if engine is self._engines[0]:
             self.call("control", action=action)
 
-    def weights(self, version: int) -> Iterator[tuple[str, Tensor]]:
-        """Yield the actor's weights, while the other ranks load them as `version`, if they do not have it."""
+    def weights(self, version: int, ranks: Collection[int] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Yield the actor's weights, while the engines of `ranks` (default: all) load them as `version`."""
         if not self._engines:
             yield from self._transport.broadcast(RemoteCall(ACTOR, "weights"))
             return
         self.finish_step()
-        wait = self._start("load_weights", version=version)
+        loading = [engine for engine in self._engines if ranks is None or engine.rank in ranks]
+        wait = self._start("load_weights", version=version, ranks=[engine.rank for engine in loading])
         weights: Iterator[tuple[str, Tensor]] = self._transport.call(RemoteCall(ACTOR, "weights"))
         try:
             yield from weights
@@ -92,8 +93,8 @@ class RemoteEngines:
             for _ in weights:
                 pass  # all ranks gather every tensor
             wait()
-            for engine in self._engines:
-                engine.loaded_version = version
+            for engine in loading:
+                engine.has_synced = True
 
     def _start(self, method: str, **arguments: Any) -> Callable[[], None]:
         wait = self._transport.call_others(RemoteCall(ENGINE, method, arguments))
@@ -114,8 +115,10 @@ class RemoteEngine:
         self.rank = rank
         self.max_model_len = max_model_len
         self.weight_version = 0
-        self.loaded_version: int | None = None
-        """Version of the weights that the rank has loaded; None for the initial ones."""
+        self.has_synced = False
+        """Whether the rank has loaded the weights of the sync for which `load_weights` has not been called yet."""
+        self.is_replacement = False
+        """Whether the rank has built the engine anew and not loaded weights since."""
         self.has_died = False
         self.has_stepped = False
         """Whether `step` has not yet returned the result of the last step."""
@@ -169,9 +172,10 @@ class RemoteEngine:
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Engine.load_weights`: the rank gathers the weights itself, so `weights` are not read."""
-        if version != self.loaded_version:
-            for _ in self._group.weights(version):
+        if not self.has_synced:
+            for _ in self._group.weights(version, [self.rank] if self.is_replacement else None):
                 pass
+        self.has_synced = self.is_replacement = False
         self.raise_failure()
         self.weight_version = version
 

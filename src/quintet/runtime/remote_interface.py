@@ -60,8 +60,8 @@ class EngineWorker(Protocol):
     def abort(self, ids: Sequence[int]) -> EngineReport | None:
         """Abort requests; see `Engine.abort`."""
 
-    def load_weights(self, version: int) -> EngineReport | None:
-        """Gather the actor's weights together with all ranks, and load them unless the engine has this version."""
+    def load_weights(self, version: int, ranks: Sequence[int]) -> EngineReport | None:
+        """Gather the actor's weights together with all ranks; the engines of `ranks` load them as `version`."""
 
     def control(self, action: EngineAction) -> EngineReport | None:
         """Call a method of the engine without arguments."""

@@ -202,6 +202,36 @@ def test_all_ranks_load_the_weights_that_are_gathered_once(
     assert [generation.weight_version for generation in run(group).values()] == [3, 3]
 
 
+@pytest.mark.parametrize("shares_weights", [False, True])
+def test_weights_are_loaded_again_under_the_same_version(
+    remote: RemoteEngines, ranks: Ranks, shares_weights: bool
+) -> None:
+    """A warm start validates several times as version 0; rank 0 may not read the weights at all."""
+
+    class Sharing(CountingEngine):
+        def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None: ...
+
+    first = Sharing(0) if shares_weights else CountingEngine(0)
+    group = RoutedEngines([RestartingEngine(lambda: first, tuple), *remote.engines()])
+    for _ in range(3):
+        group.sync_weights(0, lambda: remote.weights(0))
+    for engines in ranks.built.values():
+        values = [loaded["a"] for loaded in engines[0].loaded]
+        assert len(values) == 3
+        assert values == sorted(set(values))
+
+
+def test_a_dead_engine_that_fails_while_it_takes_a_request_is_replaced(group: RoutedEngines, ranks: Ranks) -> None:
+    def die(request: Request) -> None:
+        raise EngineError("process ended")
+
+    ranks.built[1][0].add_request = die  # type: ignore[method-assign]
+    group.add_request(request(0))
+    group.add_request(request(1))
+    assert [generation.finish_reason for _, generation in sorted(run(group).items())] == ["length", "failed"]
+    assert len(ranks.built[1]) == 2
+
+
 def test_an_engine_that_shares_the_learners_weights_does_not_keep_the_others_from_loading(
     remote: RemoteEngines, ranks: Ranks
 ) -> None:
