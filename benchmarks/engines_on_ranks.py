@@ -48,7 +48,7 @@ def measure_rank(policy: Path) -> None:
     from quintet.rollout.engines.restarting_engine import RestartingEngine
     from quintet.runtime.controller import Controller
     from quintet.runtime.engine_group import RoutedEngines
-    from quintet.runtime.engines import load_policy_tokenizer, local_engine_builder
+    from quintet.runtime.engines import engine_builder_of_rank, load_policy_tokenizer
     from quintet.runtime.worker import run_worker
     from quintet.training.parallel.rendezvous import rendezvous
 
@@ -59,13 +59,14 @@ def measure_rank(policy: Path) -> None:
         ranks.close()
         return
     words = ["policy.preset=null", f"policy.path={policy}", "warm_start=null", "training.threads=1"]
+    words.append(f"placement.devices_per_node={rank.size}")
     limits = [f"rollout.max_prompt_tokens={PROMPT}", f"rollout.max_response_tokens={RESPONSE}"]
     config = load_experiment(None, [*words, *limits]).experiment
     controller = Controller.on_ranks(ranks)
     learners = controller.build_learners(config, policy)
     tokenizer = load_policy_tokenizer(config, policy, learners.actor.model.config.vocab_size)
     remote = controller.build_remote_engines(config, policy)
-    local = RestartingEngine(local_engine_builder(config, policy, learners, tokenizer), learners.actor.weights)
+    local = RestartingEngine(engine_builder_of_rank(config, policy, learners, tokenizer), learners.actor.weights)
     engines = RoutedEngines([local, *remote.engines()])
     speeds = {count: statistics.median(_speed(engines, count) for _ in range(ROUNDS)) for count in REQUESTS}
     result: dict[str, Any] = {"tokens_per_second": {count: round(speed) for count, speed in speeds.items()}}

@@ -6,23 +6,29 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from typing import TYPE_CHECKING
 
 from quintet import __version__
 from quintet.cli.rank_report import output_to_log, sudden_death_report, write_rank_report
+from quintet.config.plan.process_layout import process_layout
 from quintet.config.torchrun import RankInfo, current_rank
 from quintet.errors import MachineError, UserError
 
 if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
     from quintet.config.composed import ComposedConfig
     from quintet.config.native.experiment import Experiment
     from quintet.runtime.controller import Controller
+    from quintet.runtime.standalone.listener import WorkerListener
 
 START_SECONDS = 60
 """Ranks start within this time of each other."""
+LOST_SECONDS = 10.0
+"""Time without a heartbeat after which a standalone worker is lost."""
 FIRST_RANK_SECONDS = 10.0
 """How long an error is left to the first process of the machine to report."""
 
@@ -64,24 +70,74 @@ def run_on_all_ranks(composed: ComposedConfig, run: Callable[[Controller | None]
 
 
 def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller | None], int]) -> int:
+    from quintet.training.parallel.rendezvous import join_run, local_address
+
+    # torchrun ends rank 0 because of the others
+    write_rank_report(sudden_death_report(rank, config), delay=0 if rank.rank else START_SECONDS)
+    layout, seconds = process_layout(config), config.placement.join_timeout_seconds
+    is_standalone = rank.rank not in layout.learner_ranks
+    with output_to_log(rank, config), _reported_errors():
+        address = local_address()
+        store = join_run(rank, layout.local_device(rank.rank), seconds)
+        if is_standalone:
+            return _run_standalone(rank, config, store)
+        listener = None
+        if rank.rank == 0 and layout.standalone_ranks:
+            listener = _listen(address, layout.standalone_ranks, config, store)
+        return _run_with_learners(rank, config, run, store, listener)
+
+
+def _run_with_learners(
+    rank: RankInfo,
+    config: Experiment,
+    run: Callable[[Controller | None], int],
+    store: Store,
+    listener: WorkerListener | None,
+) -> int:
     from quintet.runtime.controller import Controller
     from quintet.runtime.worker import run_worker
     from quintet.training.parallel.rendezvous import rendezvous
 
-    # torchrun ends rank 0 because of the others
-    write_rank_report(sudden_death_report(rank, config), delay=0 if rank.rank else START_SECONDS)
-    ranks = rendezvous(rank, _fingerprint(config), config.placement.join_timeout_seconds)
+    layout, seconds = process_layout(config), config.placement.join_timeout_seconds
+    ranks = rendezvous(rank, _fingerprint(config), seconds, ranks=layout.learner_ranks, store=store)
     try:
-        with ranks.watchdog(partial(_exit_at_once, rank.rank)), output_to_log(rank, config):
+        with ranks.watchdog(partial(_exit_at_once, rank.rank)):
             if rank.rank:
                 return _worker_status(lambda: run_worker(ranks), rank.rank)
-            with closing(Controller.on_ranks(ranks)) as controller:
+            with closing(Controller.on_ranks(ranks, listener)) as controller:
                 return run(controller)
+    finally:
+        ranks.close()
+
+
+def _listen(host: str, ranks: Sequence[int], config: Experiment, store: Store) -> WorkerListener:
+    """Listen for the standalone workers of `ranks`, and publish the address."""
+    from quintet.runtime.standalone.listener import WorkerListener
+    from quintet.runtime.standalone.worker import ControllerAddress
+
+    listener = WorkerListener(host, ranks, _fingerprint(config), LOST_SECONDS)
+    ControllerAddress.of(listener).publish(store)
+    return listener
+
+
+def _run_standalone(rank: RankInfo, config: Experiment, store: Store) -> int:
+    from quintet.runtime.standalone.worker import ControllerAddress, run_standalone_worker
+
+    def work() -> None:
+        address = ControllerAddress.wait_for(store, config.placement.join_timeout_seconds)
+        run_standalone_worker(address, rank.rank, _fingerprint(config))
+
+    return _worker_status(work, rank.rank)
+
+
+@contextmanager
+def _reported_errors() -> Iterator[None]:
+    """Write a user error to the report of this rank."""
+    try:
+        yield
     except UserError as error:
         write_rank_report(str(error))
         raise
-    finally:
-        ranks.close()
 
 
 def _exit_at_once(rank: int, cause: str) -> None:

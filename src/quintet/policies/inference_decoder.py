@@ -22,6 +22,9 @@ from quintet.policies.lora import adapter_parameters, has_adapters
 SUPPORTED_LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
 MAX_CACHED_TOKENS = 2048
 """Largest number of tokens for which buffers are kept between passes."""
+MIN_ROWS = 16
+"""Number of rows to which the products of a pass are padded on CPUs: from there on, MKL computes a row of a small model
+in the same way whatever the number of rows, so that log-probs do not depend on the other requests of a batch."""
 PROBE_TOKENS = 24
 MAX_PROBE_DIFFERENCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Largest allowed difference from the modules' states, relative to the largest state."""
@@ -286,15 +289,17 @@ class InferenceDecoder:
     @torch.inference_mode()
     def __call__(self, tokens: Tensor, position_ids: Tensor, layout: AttentionLayout) -> Tensor:
         """Return the last hidden states [P, hidden] of `tokens` [P], like `compute_hidden_states`."""
-        body = self._body
+        body, num_tokens = self._body, len(tokens)
+        if num_tokens < MIN_ROWS and tokens.device.type == "cpu":
+            tokens, position_ids = (F.pad(each, (0, MIN_ROWS - num_tokens)) for each in (tokens, position_ids))
         states: Tensor = body.embed_tokens(tokens)  # type: ignore[operator]
         cosine, sine = body.rotary_emb(states[None], position_ids[None])  # type: ignore[operator]
         rotary = (cosine[0], sine[0])
         views = self._workspace_views(states)
         for index, layer in enumerate(self._layers):
-            self._add_attention(index, layer, states, views, rotary, layout)
+            self._add_attention(index, layer, states, views, rotary, layout, num_tokens)
             self._add_mlp(layer, states, views)
-        return self._rms_norm(self._final_norm, states, torch.empty_like(states))
+        return self._rms_norm(self._final_norm, states, torch.empty_like(states))[:num_tokens]
 
     def _add_attention(
         self,
@@ -304,15 +309,19 @@ class InferenceDecoder:
         views: _WorkspaceViews,
         rotary: tuple[Tensor, Tensor],
         layout: AttentionLayout,
+        num_tokens: int,
     ) -> None:
-        """Add the attention output to the states."""
+        """Add the attention output of the first `num_tokens` rows to the states; the others are padding."""
         inputs = self._rms_norm(layer.input_norm, states, views.normed)
         layer.inputs.forward_into(inputs, views.qkv)
         for norm, heads in zip(layer.head_norms, (views.queries, views.keys), strict=False):
             heads.copy_(self._rms_norm(norm, heads, torch.empty_like(heads)))
         self._apply_rotary(views.rotated, rotary)
-        out = layout.attend(index, views.queries, views.keys, views.values, layer.scale)
-        layer.out.forward_add(out.reshape(states.shape[0], -1), states)
+        query, key, value = (heads[:num_tokens] for heads in (views.queries, views.keys, views.values))
+        out = layout.attend(index, query, key, value, layer.scale).reshape(num_tokens, -1)
+        if num_tokens < len(states):
+            out = F.pad(out, (0, 0, 0, len(states) - num_tokens))
+        layer.out.forward_add(out, states)
 
     def _add_mlp(self, layer: _Layer, states: Tensor, views: _WorkspaceViews) -> None:
         """Add the MLP output to the states."""
@@ -393,3 +402,12 @@ def _has_sliding_window(layer: nn.Module) -> bool:
 def _is_modified(module: nn.Module) -> bool:
     """Return whether the module has hooks or a replaced forward pass."""
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+def apply_head(head: nn.Module, hidden: Tensor) -> Tensor:
+    """Return logits [n, vocab] of hidden states [n, hidden], for few rows on a CPU padded as in `InferenceDecoder`."""
+    num_rows = len(hidden)
+    if num_rows < MIN_ROWS and hidden.device.type == "cpu":
+        hidden = F.pad(hidden, (0, 0, 0, MIN_ROWS - num_rows))
+    logits: Tensor = head(hidden)
+    return logits[:num_rows]

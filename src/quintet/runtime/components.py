@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from quintet.algorithms.kl import KlControl
 from quintet.config.native.data import RewardConfig
 from quintet.config.native.experiment import Experiment
+from quintet.config.plan.process_layout import process_layout
 from quintet.data.prompt_dataset import PromptDataset
 from quintet.envs.mixed_env import build_start_states
 from quintet.envs.start_states import StartStates
@@ -21,7 +21,7 @@ from quintet.rollout.sampling_params import check_tokens
 from quintet.rollout.single_turn_loop import SingleTurnLoop
 from quintet.runtime.controller import Controller
 from quintet.runtime.engine_group import RoutedEngines
-from quintet.runtime.engines import load_policy_tokenizer, local_engine_builder
+from quintet.runtime.engines import engine_builder_of_rank, load_policy_tokenizer
 from quintet.runtime.groups import EngineGroup, EnvGroup, LearnerGroup
 from quintet.runtime.optimizer_schedules import OptimizerSchedules
 from quintet.runtime.reward_scorer import build_reward_scorer
@@ -29,7 +29,6 @@ from quintet.runtime.run_checkpoint import RunCheckpoint, TokenizerFiles
 from quintet.runtime.weight_sync import WeightSync
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
 
 
@@ -74,7 +73,7 @@ def build_components(
     model = learners.actor.model
     tokenizer = load_policy_tokenizer(config, policy, model.config.vocab_size)
     check_tokens(config, model.config.vocab_size)
-    engines, weights = _build_engines(config, policy, tokenizer, learners, controller)
+    engines, weight_sync = _build_engines(config, policy, tokenizer, learners, controller)
     chat = None if prompts else _chat(config, tokenizer, model)
     envs: AgentLoop | SingleTurnLoop
     if chat is not None:
@@ -93,7 +92,7 @@ def build_components(
         engines=engines,
         envs=envs,
         start_states=start_states,
-        weight_sync=WeightSync(weights, engines, config),
+        weight_sync=weight_sync,
         schedules=schedules,
         checkpoint=RunCheckpoint(config, learners, tokenizer_files, start_states, schedules, kl, async_rollout),
         chat=chat,
@@ -105,12 +104,16 @@ def build_components(
 
 def _build_engines(
     config: Experiment, policy: Path, tokenizer: Any, learners: LearnerGroup, controller: Controller
-) -> tuple[RoutedEngines, Callable[[int], Iterable[tuple[str, Tensor]]]]:
-    """Return the engines of all ranks, and the function that yields the actor's weights for a version, while the other
-    ranks load them."""
+) -> tuple[RoutedEngines, WeightSync]:
+    """Return the engines of all ranks, and how they get the actor's weights."""
+    standalone = controller.build_standalone_engines(config, policy, learners.actor.weights)
     remote = controller.build_remote_engines(config, policy)
-    local = RestartingEngine(local_engine_builder(config, policy, learners, tokenizer), learners.actor.weights)
-    return RoutedEngines([local, *remote.engines()]), remote.weights
+    engines = [*remote.engines(), *standalone.engines()]
+    if process_layout(config).has_engine(0):
+        builder = engine_builder_of_rank(config, policy, learners, tokenizer)
+        engines.insert(0, RestartingEngine(builder, learners.actor.weights))
+    routed = RoutedEngines(engines)
+    return routed, WeightSync(remote.weights, routed, config, standalone.stage)
 
 
 def _single_turn_loop(

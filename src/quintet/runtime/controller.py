@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quintet.config.native.experiment import Experiment
+from quintet.runtime.engines import standalone_engine_ranks
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_engines import RemoteEngines
 from quintet.runtime.remote_interface import WORKER
 from quintet.runtime.remote_learners import RemoteLearnerGroup
+from quintet.runtime.standalone.engines import StandaloneEngines
+from quintet.runtime.standalone.listener import StandaloneWorker, WorkerListener
 from quintet.runtime.torchrun_transport import TorchrunTransport
 from quintet.runtime.transport import InProcessTransport, Transport
 from quintet.runtime.worker import Worker
 from quintet.training.parallel.rendezvous import Rendezvous
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 class Controller:
     """Builds learners and engines on the workers of a transport."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, listener: WorkerListener | None = None) -> None:
+        """`listener` is where standalone workers connect, if the run has any."""
         self._transport = transport
+        self._listener = listener
+        self._engine_workers: list[StandaloneWorker] = []
 
     @classmethod
     def in_process(cls) -> Controller:
@@ -27,9 +38,13 @@ class Controller:
         return cls(InProcessTransport(Worker()))
 
     @classmethod
-    def on_ranks(cls, rendezvous: Rendezvous) -> Controller:
-        """Return a controller of all ranks; call it on rank 0 while the others are in `run_worker`."""
-        return cls(TorchrunTransport(Worker(rendezvous.ranks), rendezvous))
+    def on_ranks(cls, rendezvous: Rendezvous, listener: WorkerListener | None = None) -> Controller:
+        """Return a controller of all ranks; call it on rank 0 while the others are in `run_worker` or
+        `run_standalone_worker`."""
+        worker = Worker(rendezvous.ranks)
+        if rendezvous.ranks.size == 1:
+            return cls(InProcessTransport(worker), listener)
+        return cls(TorchrunTransport(worker, rendezvous), listener)
 
     @property
     def world_size(self) -> int:
@@ -46,6 +61,20 @@ class Controller:
         """Start to build engines of the model at `policy` on all workers but that of rank 0, after the learners."""
         return RemoteEngines(self._transport, config, policy)
 
+    def build_standalone_engines(
+        self, config: Experiment, policy: Path, weights: Callable[[], Iterator[tuple[str, Tensor]]]
+    ) -> StandaloneEngines:
+        """Start to build engines of the model at `policy` on the standalone workers that have one; `weights` yields
+        the weights of the actor.
+
+        Raises:
+            MachineError: workers did not connect in time.
+        """
+        if self._listener is not None and not self._engine_workers:
+            ranks = standalone_engine_ranks(config)
+            self._engine_workers = self._listener.wait_for(ranks, config.placement.join_timeout_seconds)
+        return StandaloneEngines(self._engine_workers, config, policy, weights)
+
     def check_alive(self) -> None:
         """Check that all workers are alive.
 
@@ -56,4 +85,8 @@ class Controller:
 
     def close(self) -> None:
         """Stop all workers; workers that have already ended are ignored."""
+        for worker in self._engine_workers:
+            worker.stop()
+        if self._listener is not None:
+            self._listener.close()
         self._transport.close()

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from quintet.config.native.experiment import Experiment
+from quintet.config.plan.process_layout import process_layout
 from quintet.errors import ConfigError
 from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.engine import Engine, take_steps
 from quintet.rollout.engines.restarting_engine import FATAL_ERRORS, engine_failure
-from quintet.runtime.engines import load_policy_tokenizer, local_engine_builder, ranks_per_engine
+from quintet.runtime.engines import engine_builder_of_rank, load_policy_tokenizer, ranks_per_engine
 from quintet.runtime.local_learners import LocalLearners
 from quintet.runtime.remote_interface import STEPS_PER_CALL, EngineAction, EngineReport, EngineWorker
 
@@ -65,44 +66,42 @@ def gather_rest(learners: LocalLearners, weights: Iterable[tuple[str, Tensor]]) 
             pass
 
 
-class LocalEngineWorker:
-    """See `EngineWorker`."""
+class EngineRunner:
+    """An engine whose death is reported instead of raised."""
 
-    def __init__(self, build_engine: Callable[[], Engine], learners: LocalLearners) -> None:
+    def __init__(self, build_engine: Callable[[], Engine]) -> None:
         self._build_engine = build_engine
-        self._learners = learners
         self._engine = build_engine()
         self._failure: Failure | None = None
 
     @property
     def max_model_len(self) -> int:
+        """Context in tokens."""
         return self._engine.max_model_len
 
-    def step(self, requests: Mapping[str, Sequence[Request]]) -> EngineReport | None:
+    def step(self, requests: Sequence[Request]) -> EngineReport | None:
+        """Queue requests, and take up to `STEPS_PER_CALL` steps while the engine is busy."""
+
         def advance() -> list[Generation]:
-            added = map(self._add_request, requests[str(self._learners.ranks.rank)])
-            refused = [generation for generation in added if generation is not None]
+            refused = [generation for generation in map(self._add_request, requests) if generation is not None]
             return [*refused, *take_steps(self._engine, STEPS_PER_CALL)]
 
         return self._report(advance)
 
     def abort(self, ids: Sequence[int]) -> EngineReport | None:
+        """Abort requests; see `Engine.abort`."""
         return self._report(lambda: self._engine.abort(ids))
 
-    def load_weights(self, version: int, ranks: Sequence[int]) -> EngineReport | None:
-        weights = self._learners.actor.weights()
-        report = None
-        if self._learners.ranks.rank in ranks:
-            report = self._report(lambda: self._engine.load_weights(version, weights))
-        gather_rest(self._learners, weights)
-        return report
+    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> EngineReport | None:
+        """Load new weights; see `Engine.load_weights`."""
+        return self._report(lambda: self._engine.load_weights(version, weights))
 
     def control(self, action: EngineAction) -> EngineReport | None:
+        """Call a method of the engine without arguments."""
         return self._report(getattr(self._engine, action))
 
-    def rebuild(self, ranks: Sequence[int]) -> EngineReport | None:
-        if self._learners.ranks.rank not in ranks:
-            return None
+    def rebuild(self) -> EngineReport | None:
+        """Replace the engine by a new one, which has the initial weights."""
         self.close()
         self._failure = None
 
@@ -140,14 +139,53 @@ class LocalEngineWorker:
         return None
 
 
+class LocalEngineWorker:
+    """See `EngineWorker`."""
+
+    def __init__(self, build_engine: Callable[[], Engine], learners: LocalLearners) -> None:
+        self._runner = EngineRunner(build_engine)
+        self._learners = learners
+
+    @property
+    def max_model_len(self) -> int:
+        return self._runner.max_model_len
+
+    @property
+    def _rank(self) -> int:
+        return self._learners.ranks.rank
+
+    def step(self, requests: Mapping[str, Sequence[Request]]) -> EngineReport | None:
+        return self._runner.step(requests[str(self._rank)])
+
+    def abort(self, ids: Sequence[int]) -> EngineReport | None:
+        return self._runner.abort(ids)
+
+    def load_weights(self, version: int, ranks: Sequence[int]) -> EngineReport | None:
+        weights = self._learners.actor.weights()
+        report = self._runner.load_weights(version, weights) if self._rank in ranks else None
+        gather_rest(self._learners, weights)
+        return report
+
+    def control(self, action: EngineAction) -> EngineReport | None:
+        return self._runner.control(action)
+
+    def rebuild(self, ranks: Sequence[int]) -> EngineReport | None:
+        return self._runner.rebuild() if self._rank in ranks else None
+
+    def close(self) -> None:
+        """See `EngineRunner.close`."""
+        self._runner.close()
+
+
 def build_engine_worker(config: Experiment, policy: Path, learners: LocalLearners) -> EngineWorkerOfRank:
     """Build this rank's engine with the model at `policy`, if it has one.
 
     Raises:
         ConfigError: the engine is unknown, or the KV cache of one request does not fit.
     """
-    ranks, size = learners.ranks, ranks_per_engine(config) or learners.ranks.size
-    if ranks.rank % size or ranks.rank + size > ranks.size:
+    ranks, size, layout = learners.ranks, ranks_per_engine(config) or learners.ranks.size, process_layout(config)
+    is_first = ranks.rank % size == 0 and ranks.rank + size <= ranks.size
+    if not is_first or not layout.has_engine(layout.learner_ranks[ranks.rank]):
         return RankWithoutEngine(learners)
     tokenizer = load_policy_tokenizer(config, policy, learners.actor.model.config.vocab_size)
-    return LocalEngineWorker(local_engine_builder(config, policy, learners, tokenizer), learners)
+    return LocalEngineWorker(engine_builder_of_rank(config, policy, learners, tokenizer), learners)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quintet.config.native.experiment import Experiment
+from quintet.config.plan.process_layout import process_layout
 from quintet.errors import ConfigError
 from quintet.policies.model_loading import load_model, load_tokenizer
 from quintet.rollout.engines.engine import ENGINES, Engine, EngineSetup
@@ -109,9 +110,9 @@ def load_policy_tokenizer(config: Experiment, policy: Path, vocabulary: int) -> 
 
 
 def local_engine_builder(
-    config: Experiment, policy: Path, learners: LearnerGroup, tokenizer: Any
+    config: Experiment, policy: Path, model: PreTrainedModel, tokenizer: Any, *, is_learner_model: bool
 ) -> Callable[[], Engine]:
-    """Return a function that builds this rank's engine of a training run with the model at `policy`.
+    """Return a function that builds this process's engine of a training run; `policy` is the directory of `model`.
 
     Raises:
         ConfigError: the engine is unknown, or the KV cache of one request does not fit.
@@ -119,20 +120,32 @@ def local_engine_builder(
     setup = engine_setup(
         config,
         policy,
-        _engine_model(config, policy, learners),
+        model,
         tokenizer,
         max_model_len(config),
         max_concurrent=max_concurrent_requests(config),
-        is_learner_model=learners.has_full_weights,
+        is_learner_model=is_learner_model,
     )
     build_engine = ENGINES.get(config.rollout.engine).load()
     return lambda: build_engine(setup)
 
 
-def _engine_model(config: Experiment, policy: Path, learners: LearnerGroup) -> PreTrainedModel:
-    """Return the model for an engine in this process: the learner's own, or a copy if its weights are sharded."""
-    if learners.has_full_weights:
-        return learners.actor.model
+def engine_builder_of_rank(
+    config: Experiment, policy: Path, learners: LearnerGroup, tokenizer: Any
+) -> Callable[[], Engine]:
+    """Return a function that builds the engine of a rank with learners: on the learner's own model, or on a copy if its
+    weights are sharded; raises as `local_engine_builder` does."""
+    shared = learners.has_full_weights
+    model = learners.actor.model if shared else load_engine_model(config, policy)
+    return local_engine_builder(config, policy, model, tokenizer, is_learner_model=shared)
+
+
+def load_engine_model(config: Experiment, policy: Path) -> PreTrainedModel:
+    """Load a model for an engine that has weights of its own.
+
+    Raises:
+        MachineError: the directory contains no model.
+    """
     trusted, overrides = config.policy.trust_remote_code, config.policy.overrides
     return move_to_engine_device(load_model(policy, trust_remote_code=trusted, overrides=overrides), config)
 
@@ -144,3 +157,8 @@ def ranks_per_engine(config: Experiment) -> int | None:
     devices = options.tensor_parallel * options.pipeline_parallel
     is_on_one_node = config.placement.nodes == 1 or config.placement.devices_per_node % devices == 0
     return devices if config.rollout.engine != "sglang-server" and is_on_one_node else None
+
+
+def standalone_engine_ranks(config: Experiment) -> tuple[int, ...]:
+    """Return the ranks without learners that have an engine: the first of the ranks whose devices it uses."""
+    return process_layout(config).standalone.get("rollout", ())[:: ranks_per_engine(config) or 1]

@@ -23,7 +23,7 @@ from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import CriticConfig, OptimizerConfig
 from quintet.records import Batch, Request
-from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, remote_methods
+from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, SharedTensor, remote_methods
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -92,6 +92,7 @@ _CODECS: Mapping[str, _Codec] = {
     "experiment": _config_codec(Experiment),
     "request": _record_codec(Request),
     "engine_report": _record_codec(EngineReport),
+    "shared_tensor": _record_codec(SharedTensor),
 }
 
 
@@ -104,15 +105,44 @@ def encode(call: RemoteCall) -> tuple[bytes, list[Tensor]]:
     _check_method(call.target, call.method)
     tensors: list[Tensor] = []
     arguments = {name: _to_json(value, tensors) for name, value in call.arguments.items()}
-    listed = [[_dtype_name(tensor), list(tensor.shape)] for tensor in tensors]
     header = {
         "target": call.target,
         "method": call.method,
         "arguments": arguments,
-        "tensors": listed,
+        "tensors": _tensor_specs(tensors),
         "returns_results": call.returns_results,
     }
-    return json.dumps(header).encode(), [tensor.detach().contiguous().cpu() for tensor in tensors]
+    return json.dumps(header).encode(), _on_host(tensors)
+
+
+def encode_value(value: Any) -> tuple[bytes, list[Tensor]]:
+    """Return the header of a result and its tensors.
+
+    Raises:
+        ValueError: it has a type that cannot be sent.
+    """
+    tensors: list[Tensor] = []
+    content = _to_json(value, tensors)
+    return json.dumps({"value": content, "tensors": _tensor_specs(tensors)}).encode(), _on_host(tensors)
+
+
+def decode_value(header: bytes) -> tuple[list[Tensor], Callable[[], Any]]:
+    """Return empty tensors to receive into, and a function that returns the result once they are filled.
+
+    Raises:
+        ValueError: the header lists tensors of another type.
+    """
+    content = json.loads(header)
+    tensors = [_empty(dtype, shape) for dtype, shape in content["tensors"]]
+    return tensors, lambda: _from_json(content["value"], tensors)
+
+
+def _tensor_specs(tensors: Sequence[Tensor]) -> list[Any]:
+    return [[_dtype_name(tensor), list(tensor.shape)] for tensor in tensors]
+
+
+def _on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.detach().contiguous().cpu() for tensor in tensors]
 
 
 def decode_header(header: bytes) -> tuple[list[Tensor], Callable[[], RemoteCall]]:

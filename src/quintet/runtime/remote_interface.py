@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from quintet.config.native.experiment import Experiment
 from quintet.policies.reward_model import ResponseScorer
@@ -15,12 +15,15 @@ from quintet.records import Failure, Generation, Request
 from quintet.runtime.groups import LearnerGroup
 from quintet.training.protocols import Actor, Critic, DivergenceReference, LogProbScorer
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 WORKER: Final = "worker"
 LEARNERS: Final = "learners"
 ACTOR, WARM_START_ACTOR = f"{LEARNERS}.actor", f"{LEARNERS}.warm_start_actor"
 CRITIC, REFERENCE = f"{LEARNERS}.critic", f"{LEARNERS}.reference"
 REWARD_MODEL = f"{LEARNERS}.reward_model"
-ENGINE: Final = "engine"
+ENGINE, STANDALONE_ENGINE = "engine", "standalone_engine"
 STEPS_PER_CALL = 4
 """Steps of all engines between two exchanges of requests and responses, which take about a millisecond."""
 
@@ -70,9 +73,49 @@ class EngineWorker(Protocol):
         """Build another engine on these ranks; it has the initial weights."""
 
 
+@dataclass(frozen=True, slots=True)
+class SharedTensor:
+    """Place of a tensor in a file of shared memory."""
+
+    name: str
+    dtype: str
+    """Name without `torch.`"""
+    shape: tuple[int, ...]
+    file: str
+    file_bytes: int
+    offset: int
+    """Position in the file, bytes."""
+
+
+class StandaloneEngineWorker(Protocol):
+    """The engine of a standalone worker. Methods return None if there is nothing to report."""
+
+    def build(self, config: Experiment, policy: Path) -> int:
+        """Build the engine with the model at `policy`; return its context in tokens."""
+
+    def step(self, requests: Sequence[Request]) -> EngineReport | None:
+        """Queue requests, and take up to `STEPS_PER_CALL` steps while the engine is busy."""
+
+    def abort(self, ids: Sequence[int]) -> EngineReport | None:
+        """Abort requests; see `Engine.abort`."""
+
+    def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> EngineReport | None:
+        """Load weights, full tensors under Hugging Face names, as `version`."""
+
+    def load_shared_weights(self, version: int, weights: Sequence[SharedTensor]) -> EngineReport | None:
+        """Load weights that are in shared memory as `version`."""
+
+    def control(self, action: EngineAction) -> EngineReport | None:
+        """Call a method of the engine without arguments."""
+
+    def rebuild(self) -> EngineReport | None:
+        """Replace the engine by a new one, which has the initial weights."""
+
+
 REMOTE_OBJECTS: Final[Mapping[str, type]] = {
     WORKER: ComponentBuilder,
     ENGINE: EngineWorker,
+    STANDALONE_ENGINE: StandaloneEngineWorker,
     LEARNERS: LearnerGroup,
     ACTOR: Actor,
     f"{ACTOR}.scorer": LogProbScorer,

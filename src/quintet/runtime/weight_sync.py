@@ -16,10 +16,16 @@ class WeightSync:
     """Puts engines to sleep while the policy is trained, and wakes them up with its new weights."""
 
     def __init__(
-        self, weights: Callable[[int], Iterable[tuple[str, Tensor]]], engines: EngineGroup, config: Experiment
+        self,
+        weights: Callable[[int], Iterable[tuple[str, Tensor]]],
+        engines: EngineGroup,
+        config: Experiment,
+        stage: Callable[[], None] = lambda: None,
     ) -> None:
-        """`weights` yields the learner's weights for a version."""
+        """`weights` yields the learner's weights for a version; `stage` copies them to where standalone engines load
+        them from."""
         self._weights = weights
+        self._stage = stage
         self._engines = engines
         options = config.rollout.engine_options
         self._should_sleep = options.sleep_between_steps or options.offload
@@ -33,6 +39,7 @@ class WeightSync:
 
     def sync(self, version: int) -> None:
         """Load the learner's weights into the engines, as `version`: the number of the step that trained them."""
+        self._stage()
         if self._is_asleep:
             self._engines.wake_up()
             self._is_asleep = False

@@ -94,7 +94,7 @@ def run_worker(rendezvous: Rendezvous) -> None:
         RankDiedError: another rank has died.
     """
     worker = Worker(rendezvous.ranks)
-    with _ignored_signals(), _errors_with_rank(rendezvous), closing(worker):
+    with ignored_signals(), _errors_with_rank(rendezvous), closing(worker):
         while (call := receive(rendezvous.control_group)) != STOP:
             result = worker.execute(call)
             if call.returns_results:
@@ -104,7 +104,8 @@ def run_worker(rendezvous: Rendezvous) -> None:
 
 
 @contextmanager
-def _ignored_signals() -> Iterator[None]:
+def ignored_signals() -> Iterator[None]:
+    """Ignore SIGINT and SIGTERM: the controller ends the run."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -316,8 +316,9 @@ def test_only_the_first_rank_of_an_engines_devices_builds_it(
 ) -> None:
     """Five ranks: the last one has no partner."""
     monkeypatch.setattr("quintet.runtime.engine_worker.load_policy_tokenizer", lambda *_: None)
-    monkeypatch.setattr("quintet.runtime.engine_worker.local_engine_builder", lambda *_: lambda: CountingEngine(rank))
-    config = load_experiment(None, ("rollout.engine=vllm", "rollout.engine_options.tensor_parallel=2")).experiment
+    monkeypatch.setattr("quintet.runtime.engine_worker.engine_builder_of_rank", lambda *_: lambda: CountingEngine(rank))
+    words = ("rollout.engine=vllm", "rollout.engine_options.tensor_parallel=2", "placement.devices_per_node=5")
+    config = load_experiment(None, words).experiment
     model = SimpleNamespace(config=SimpleNamespace(vocab_size=9))
     learners = SimpleNamespace(ranks=SimpleNamespace(rank=rank, size=5), actor=SimpleNamespace(model=model))
     worker = build_engine_worker(config, Path("policy"), cast("LocalLearners", learners))

@@ -23,7 +23,7 @@ from quintet.records import Batch, Generation, Request
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.runtime.controller import Controller
 from quintet.runtime.engine_group import RoutedEngines
-from quintet.runtime.engines import load_policy_tokenizer, local_engine_builder
+from quintet.runtime.engines import engine_builder_of_rank, load_policy_tokenizer
 from quintet.runtime.groups import LearnerGroup
 from quintet.runtime.worker import run_worker
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
@@ -74,7 +74,7 @@ def responses(controller: Controller, learners: LearnerGroup, config: Experiment
     """Responses of the engines of all ranks with the learner's weights."""
     tokenizer = load_policy_tokenizer(config, policy, learners.actor.model.config.vocab_size)
     remote = controller.build_remote_engines(config, policy)
-    local = local_engine_builder(config, policy, learners, tokenizer)
+    local = engine_builder_of_rank(config, policy, learners, tokenizer)
     engines = RoutedEngines([RestartingEngine(local, learners.actor.weights), *remote.engines()])
     engines.sync_weights(1, lambda: remote.weights(1))
     for number in range(6):
@@ -134,7 +134,8 @@ def main() -> None:
         run_worker(meeting)
     else:
         controller = Controller.on_ranks(meeting)
-        print(json.dumps(work(controller, policy, directory, *overrides)))
+        devices = f"placement.devices_per_node={here.size}"
+        print(json.dumps(work(controller, policy, directory, devices, *overrides)))
         controller.close()
     meeting.close()
 

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.placement import place_components
+from quintet.config.plan.process_layout import process_layout
 from quintet.config.problems import ConfigProblem
 from quintet.config.torchrun import RankInfo, current_rank
 
 COUNTS = ("placement.nodes", "placement.devices_per_node")
 """Keys that set the number of devices."""
 SFT_DEVICES = "sft.devices"
+PLACEABLE = ("actor", "rollout")
+"""Components that may have devices without the actor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +27,33 @@ class DeviceDemand:
 
 def device_demands(config: Experiment) -> list[DeviceDemand]:
     """Return the demands of supervised fine-tuning and of reinforcement learning, if the run has them."""
-    demands = [] if config.sft is None else [DeviceDemand((SFT_DEVICES,), config.sft.devices)]
-    actor = None if config.sft_only else place_components(config).of("actor")
-    if actor is not None:
-        demands.append(DeviceDemand((*COUNTS, "placement.actor.devices"), actor.num_processes))
+    demands = []
+    if config.sft is not None:
+        demands.append(DeviceDemand((SFT_DEVICES,), config.sft.devices + _processes_without_learner(config)))
+    if config.sft_only is None and config.evaluation is None:
+        demands.append(DeviceDemand((*COUNTS, "placement.actor.devices"), process_layout(config).size))
     return demands
 
 
+def _processes_without_learner(config: Experiment) -> int:
+    """Return the number of processes that take no part in fine-tuning."""
+    if config.sft_only is not None:
+        return 0
+    layout = process_layout(config)
+    return layout.size - len(layout.learner_ranks)
+
+
 def placement_keys_satisfied_by_processes(config: Experiment, rank: RankInfo) -> frozenset[str]:
-    """Return the placement keys that need no cluster, since one process per device runs all components."""
-    if rank.size == 1:
-        return frozenset()
-    keys = {"placement.join_timeout_seconds"}
-    placed = [component for component in place_components(config).components if component.devices]
-    same_devices = config.placement.colocated and len({component.devices for component in placed}) <= 1
-    if same_devices and all(demand.devices == rank.size for demand in device_demands(config)):
-        keys |= {*COUNTS, "placement.colocated", *(f"placement.{component.name}.devices" for component in placed)}
-    return frozenset(keys)
+    """Return the placement keys that are met by one process per device."""
+    if rank.size == 1 or any(demand.devices != rank.size for demand in device_demands(config)):
+        return frozenset({"placement.join_timeout_seconds"} if rank.size > 1 else ())
+    layout = process_layout(config)
+    placed = (
+        f"placement.{component.name}.devices"
+        for component in place_components(config).components
+        if component.name in PLACEABLE or not layout.has_standalone(component.name)
+    )
+    return frozenset((*COUNTS, "placement.join_timeout_seconds", "placement.colocated", *placed))
 
 
 def planned_rank(config: Experiment) -> RankInfo:
@@ -62,7 +75,7 @@ def devices_to_set(config: Experiment, rank: RankInfo, is_set: Callable[[str], b
         if demand.devices == rank.size or is_set(demand.keys[-1]):
             continue
         if demand.keys == (SFT_DEVICES,):
-            yield SFT_DEVICES, rank.size
+            yield SFT_DEVICES, rank.size - _processes_without_learner(config)
         elif rank.size > 1:
             counts = zip(COUNTS, (rank.size // rank.local_size, rank.local_size), strict=True)
             yield from ((key, count) for key, count in counts if not is_set(key))
@@ -79,7 +92,7 @@ def process_problems(composed: ComposedConfig, rank: RankInfo) -> Iterator[Confi
             continue
         key = next((key for key in reversed(demand.keys) if composed.source(key) != "default"), demand.keys[0])
         running = "this is one process" if rank.size == 1 else f"torchrun started {rank.size} processes"
-        message = f"{composed.describe(key)}: the learner is placed on {demand.devices} devices, and {running}"
+        message = f"{composed.describe(key)}: the run needs {demand.devices} devices, and {running}"
         start = "no torchrun, as `quintet …`" if demand.devices == 1 else launch_command(config, demand.devices)
         yield ConfigProblem(key, demand.devices, composed.source(key), message, f"start it with {start}")
 

@@ -25,7 +25,8 @@ class ComponentConfig(Section):
     """Devices and processes of one component."""
 
     devices: Annotated[ListOf[Count] | None, Requires(Capability.CLUSTER, ((0,), ()))] = None
-    """Global device number of each process; null uses all devices, an empty list the CPU."""
+    """Global device number of each process; an empty list uses the CPU. null: all devices for `actor` and `rollout`,
+    those of the actor for other components."""
     devices_per_worker: Annotated[PositiveInt, REQUIRES_CLUSTER] = 1
     """Devices of one process."""
     processes_per_device: Annotated[PositiveInt, REQUIRES_CLUSTER] = 1
@@ -46,7 +47,8 @@ class PlacementConfig(Section):
     visible_devices: Annotated[ListOf[Count] | None, Requires(Capability.CLUSTER, ((0,),))] = None
     """Devices of a node that the run may use; null uses all."""
     colocated: Annotated[bool, REQUIRES_CLUSTER] = True
-    """Engine and learners share devices and take turns."""
+    """Engines take turns with the learners on shared devices. false: they may compute at the same time, and engines
+    without `devices` get those that the actor does not use."""
     join_timeout_seconds: Annotated[PositiveInt, REQUIRES_CLUSTER] = 300
     """Time that a worker waits for the others at the start, seconds."""
     offload_envs: Annotated[bool, Requires(Capability.EMBODIED)] = False

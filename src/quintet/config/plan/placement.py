@@ -118,9 +118,13 @@ def _devices(config: Experiment, name: str) -> tuple[int, ...]:
         return tuple(range(count))
     placement = config.placement
     devices = getattr(placement, name).devices
-    if devices is None:
-        return tuple(range(min(placement.nodes * placement.devices_per_node, MAX_DEVICES)))
-    return tuple(sorted(set(devices)))
+    if devices is not None:
+        return tuple(sorted(set(devices)))
+    actor = placement.actor.devices
+    all_devices = range(min(placement.nodes * placement.devices_per_node, MAX_DEVICES))
+    if name == "rollout":
+        return tuple(device for device in all_devices if placement.colocated or device not in (actor or ()))
+    return tuple(all_devices) if actor is None else tuple(sorted(set(actor)))
 
 
 def _engine_devices(config: Experiment) -> int:
@@ -146,6 +150,7 @@ def _parallelism(config: Experiment, name: str) -> Parallelism:
 def placement_problems(composed: ComposedConfig, placement: Placement, models: Models) -> Iterator[ConfigProblem]:
     """Yield missing devices and parallel degrees that do not divide."""
     yield from _check_cluster(composed)
+    yield from _check_shared(composed, placement)
     for component in placement.components:
         missing = list(_check_missing(composed, placement, component))
         yield from missing
@@ -177,6 +182,19 @@ def _check_cluster(composed: ComposedConfig) -> Iterator[ConfigProblem]:
         key, problem = "placement.devices_per_node", composed.describe("placement.visible_devices")
         hint = f"nearest valid value: {key}={len(visible)}, or placement.visible_devices=null"
         yield composed.problem(key, f"{problem} are fewer", hint)
+
+
+def _check_shared(composed: ComposedConfig, placement: Placement) -> Iterator[ConfigProblem]:
+    """Yield components that must share all devices of the actor or none of them, and share some."""
+    actor = placement.of("actor")
+    if actor is None:
+        return
+    for component in placement.components:
+        devices, shared = set(component.devices), set(component.devices).intersection(actor.devices)
+        if component.name != "rollout" and shared and shared != devices | set(actor.devices):
+            key = f"placement.{component.name}.devices"
+            problem = f"they share {format_ranges(sorted(shared))} with the actor, and must share all devices or none"
+            yield composed.problem(key, problem, f"nearest valid value: {key}={list(actor.devices)}")
 
 
 def _check_missing(composed: ComposedConfig, placement: Placement, component: Component) -> Iterator[ConfigProblem]:

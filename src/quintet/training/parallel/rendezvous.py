@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -58,7 +58,7 @@ class Peer:
     @property
     def has_ended(self) -> bool:
         """Whether the process has ended; False for a process on another machine, where this is unknown."""
-        if self.host != _process_namespace():
+        if self.host != process_namespace():
             return False
         try:
             os.kill(self.pid, 0)
@@ -70,7 +70,7 @@ class Peer:
 
 
 @cache
-def _process_namespace() -> str:
+def process_namespace() -> str:
     """Return an identifier of the PID namespace: host, boot and container."""
     parts = [socket.gethostname()]
     with suppress(OSError):  # a system without /proc has no containers either
@@ -99,7 +99,8 @@ class Rendezvous:
 
     def dead_ranks(self) -> list[int]:
         """Return the other ranks that have died."""
-        return [peer.rank for peer in self.peers if peer.rank != self.ranks.rank and peer.has_ended]
+        others = (peer for index, peer in enumerate(self.peers) if index != self.ranks.rank)
+        return [peer.rank for peer in others if peer.has_ended]
 
     def _wait_for_dead_ranks(self) -> list[int]:
         """Return the dead ranks after a connection broke, and wait until the process list shows them."""
@@ -147,46 +148,74 @@ def describe_dead_ranks(dead: list[int]) -> str:
     return f"{_format_ranks(dead)} {'has' if len(dead) == 1 else 'have'} ended"
 
 
-def rendezvous(info: RankInfo, fingerprint: str, timeout_seconds: float) -> Rendezvous:
-    """Wait for all ranks and create the process groups. If all ranks run on this machine, they use the loopback
-    interface unless `GLOO_SOCKET_IFNAME` is set; each rank uses the GPU of its local rank. `fingerprint` identifies
-    configuration and version, and must be equal on all ranks.
+def rendezvous(
+    info: RankInfo,
+    fingerprint: str,
+    timeout_seconds: float,
+    *,
+    ranks: Sequence[int] | None = None,
+    store: Store | None = None,
+) -> Rendezvous:
+    """Wait for all `ranks` (default: all of the run) and create their process groups, which number them from 0.
+    `fingerprint` identifies configuration and version, and must be equal on all ranks; `store` is that of `join_run`,
+    which is called otherwise.
 
     Raises:
         MachineError: some ranks do not arrive in time, have another configuration or share a GPU; the message names
             them.
     """
-    if info.is_single_node:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    backend = "gloo"
-    if torch.cuda.is_available():
-        torch.cuda.set_device(_local_gpu(info, torch.cuda.device_count()))
-        backend = "cpu:gloo,cuda:nccl"
-    store = _create_store(info, timeout_seconds)
-    peers = _exchange_peers(store, info, fingerprint, timeout_seconds)
+    ranks = range(info.size) if ranks is None else ranks
+    store = store or join_run(info, info.local_rank, timeout_seconds)
+    peers = _exchange_peers(store, info, ranks, fingerprint, timeout_seconds)
+    rank, size = ranks.index(info.rank), len(ranks)
     dist.init_process_group(
-        backend,
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
         store=PrefixStore("ranks", store),
-        rank=info.rank,
-        world_size=info.size,
+        rank=rank,
+        world_size=size,
         timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_SECONDS),
     )
     control_group = dist.new_group(backend="gloo", timeout=timedelta(days=CONTROL_TIMEOUT_DAYS))
-    _remove_torchrun_variables()
-    return Rendezvous(RankGroup(info.rank, info.size), control_group, peers)
+    return Rendezvous(RankGroup(rank, size), control_group, peers)
 
 
-def _local_gpu(info: RankInfo, visible: int) -> int:
-    """Return this process's GPU: the one of its local rank, or the only visible one, as under Slurm.
+def join_run(info: RankInfo, local_device: int, timeout_seconds: float) -> Store:
+    """Prepare this process as one of several, and return the store of all. Each uses the GPU with the number
+    `local_device` of its node. If all run on this machine, they use the loopback interface unless `GLOO_SOCKET_IFNAME`
+    is set.
 
     Raises:
-        MachineError: there are fewer GPUs than processes.
+        MachineError: the store cannot be reached, or there are fewer GPUs than processes.
     """
-    if info.local_rank < visible:
-        return info.local_rank
+    if info.is_single_node:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    if torch.cuda.is_available():
+        torch.cuda.set_device(_local_gpu(info, local_device, torch.cuda.device_count()))
+    store = _create_store(info, timeout_seconds)
+    _remove_torchrun_variables()
+    return store
+
+
+def local_address() -> str:
+    """Return the address of this machine under which the other processes of the run reach it; `join_run` must not have
+    been called yet."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # connecting a datagram socket sends nothing, and selects the interface that leads there
+        probe.connect((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+        return str(probe.getsockname()[0])
+
+
+def _local_gpu(info: RankInfo, local_device: int, visible: int) -> int:
+    """Return this process's GPU: the one of that number, or the only visible one, as under Slurm.
+
+    Raises:
+        MachineError: there are fewer GPUs.
+    """
+    if local_device < visible:
+        return local_device
     if visible == 1:
         return 0
-    raise _too_few_gpus(f"rank {info.rank} is process {info.local_rank} of its machine, which has {visible} GPUs")
+    raise _too_few_gpus(f"rank {info.rank} uses device {local_device} of its machine, which has {visible} GPUs")
 
 
 def _gpu_name() -> str | None:
@@ -196,14 +225,14 @@ def _gpu_name() -> str | None:
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
 
 
-def _check_no_shared_gpus(cards: list[dict[str, Any]]) -> None:
+def _check_no_shared_gpus(cards: Mapping[int, dict[str, Any]]) -> None:
     """Check that no two ranks share a GPU, for which the message of NCCL is unclear.
 
     Raises:
         MachineError: two ranks have the same GPU.
     """
     first: dict[str, int] = {}
-    for rank, card in enumerate(cards):
+    for rank, card in cards.items():
         owner = rank if card["gpu"] is None else first.setdefault(card["gpu"], rank)
         if owner != rank:
             raise _too_few_gpus(f"{_format_ranks([owner, rank])} have the same GPU")
@@ -243,18 +272,20 @@ def _create_store(info: RankInfo, timeout_seconds: float) -> Store:
     return PrefixStore(f"quintet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _exchange_peers(store: Store, info: RankInfo, fingerprint: str, timeout_seconds: float) -> tuple[Peer, ...]:
-    """Publish this rank's process and return those of all ranks, by rank."""
-    card = {"host": _process_namespace(), "process": os.getpid(), "fingerprint": fingerprint, "gpu": _gpu_name()}
+def _exchange_peers(
+    store: Store, info: RankInfo, ranks: Sequence[int], fingerprint: str, timeout_seconds: float
+) -> tuple[Peer, ...]:
+    """Publish this rank's process and return those of all `ranks`."""
+    card = {"host": process_namespace(), "process": os.getpid(), "fingerprint": fingerprint, "gpu": _gpu_name()}
     store.set(f"card/{info.rank}", json.dumps(card))
-    names = [f"card/{rank}" for rank in range(info.size)]
+    names = {rank: f"card/{rank}" for rank in ranks}
     try:
-        store.wait(names, timedelta(seconds=timeout_seconds))
+        store.wait(list(names.values()), timedelta(seconds=timeout_seconds))
     except dist.DistError as error:
         problem = f"{_missing_ranks(store, names)} of {info.size} did not start within {timeout_seconds:g} seconds"
         raise _rendezvous_failed(problem) from error
-    cards = [json.loads(store.get(name)) for name in names]
-    peers = tuple(Peer(rank, str(c["host"]), int(c["process"]), str(c["fingerprint"])) for rank, c in enumerate(cards))
+    cards = {rank: json.loads(store.get(name)) for rank, name in names.items()}
+    peers = tuple(Peer(rank, str(c["host"]), int(c["process"]), str(c["fingerprint"])) for rank, c in cards.items())
     if other := [peer.rank for peer in peers if peer.fingerprint != peers[0].fingerprint]:
         hint = "start all ranks with the same command, files and version of quintet"
         raise MachineError(
@@ -264,9 +295,9 @@ def _exchange_peers(store: Store, info: RankInfo, fingerprint: str, timeout_seco
     return peers
 
 
-def _missing_ranks(store: Store, names: list[str]) -> str:
+def _missing_ranks(store: Store, names: Mapping[int, str]) -> str:
     try:
-        return _format_ranks([rank for rank, name in enumerate(names) if not store.check([name])])
+        return _format_ranks([rank for rank, name in names.items() if not store.check([name])])
     except dist.DistError:
         return "some ranks"
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from quintet.cli.configuration import load_config
+from quintet.config.plan.process_layout import process_layout
 from quintet.errors import ConfigError
 
 Begin = Callable[..., None]
@@ -58,11 +59,13 @@ def test_other_numbers_are_refused_with_the_right_command(begun: Begin) -> None:
     assert "torchrun started 2 processes" in refusal("placement.devices_per_node=1", "placement.nodes=1")
 
 
-def test_components_apart_wait_for_the_cluster_still(begun: Begin) -> None:
-    begun(2)
-    words = ["placement.devices_per_node=2"]
-    assert "placement.rollout.devices" in refusal(*words, "placement.rollout.devices=[1]")
-    assert "placement.colocated" in refusal(*words, "placement.colocated=false")
+def test_engines_with_devices_of_their_own_need_no_cluster(begun: Begin) -> None:
+    begun(3)
+    words = ["placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.rollout.devices=[1,2]"]
+    assert load_config(None, words, None, "refuse").experiment.placement.rollout.devices == (1, 2)
+    without_list = [*words[:2], "placement.colocated=false"]
+    layout = process_layout(load_config(None, without_list, None, "refuse").experiment)
+    assert (layout.learner_ranks, layout.standalone["rollout"]) == ((0,), (1, 2))
 
 
 def test_where_nobody_counts_devices_they_are_the_processes(begun: Begin) -> None:

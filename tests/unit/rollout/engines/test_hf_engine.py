@@ -12,6 +12,7 @@ import torch
 
 from quintet.config.native.rollout import EngineConfig
 from quintet.errors import ConfigError
+from quintet.policies import inference_decoder
 from quintet.policies.model_loading import load_model
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError, EngineSetup
@@ -470,3 +471,13 @@ def test_float16_on_a_cpu_is_a_config_error(policy_directory: Path) -> None:
     with pytest.raises(ConfigError, match="float32 and bfloat16") as caught:
         opened(policy_directory, torch.float16)
     assert caught.value.key == "rollout.engine_options.dtype"
+
+
+def test_log_probs_do_not_depend_on_the_other_requests_of_a_batch(policy_directory: Path) -> None:
+    """Otherwise runs with another number of engines, or of requests at the same time, would have other numbers."""
+    if inference_decoder.decode_kernels(torch.float32, "cpu") is None:
+        pytest.skip("attention in torch depends on the shape of the batch")
+    model = load_model(policy_directory)
+    requests = [Request(i, tuple(range(5 + i % 3, 12 + i % 7)), 4 + i % 9, seed=i) for i in range(24)]
+    by_size = [run(HfEngine(model, max_num_seqs=size, max_model_len=64), requests) for size in (24, 5, 1)]
+    assert all(generations == by_size[0] for generations in by_size[1:])

@@ -14,25 +14,25 @@ from quintet.config.torchrun import RankInfo
 from quintet.errors import MachineError
 from quintet.training.parallel import rendezvous as meeting
 from quintet.training.parallel.process_group import RankGroup
-from quintet.training.parallel.rendezvous import Peer, Rendezvous, _check_no_shared_gpus, _local_gpu, _process_namespace
+from quintet.training.parallel.rendezvous import Peer, Rendezvous, _check_no_shared_gpus, _local_gpu, process_namespace
 
 
 @pytest.mark.parametrize(("local_rank", "visible", "own"), [(0, 4, 0), (3, 4, 3), (3, 1, 0)])
 def test_each_rank_uses_the_gpu_of_its_local_rank_or_the_only_visible_one(
     local_rank: int, visible: int, own: int
 ) -> None:
-    assert _local_gpu(RankInfo(local_rank, 4, local_rank, 4), visible) == own
+    assert _local_gpu(RankInfo(local_rank, 4, local_rank, 4), local_rank, visible) == own
 
 
 def test_more_processes_than_gpus_is_an_error() -> None:
-    with pytest.raises(MachineError, match="rank 6 is process 2 of its machine, which has 2 GPUs"):
-        _local_gpu(RankInfo(6, 8, 2, 4), 2)
+    with pytest.raises(MachineError, match="rank 6 uses device 2 of its machine, which has 2 GPUs"):
+        _local_gpu(RankInfo(6, 8, 2, 4), 2, 2)
 
 
 def test_ranks_with_the_same_gpu_are_named() -> None:
-    _check_no_shared_gpus([{"gpu": None}, {"gpu": None}, {"gpu": "a"}, {"gpu": "b"}])
+    _check_no_shared_gpus({0: {"gpu": None}, 1: {"gpu": None}, 2: {"gpu": "a"}, 3: {"gpu": "b"}})
     with pytest.raises(MachineError, match="ranks 1, 3 have the same GPU"):
-        _check_no_shared_gpus([{"gpu": "a"}, {"gpu": "b"}, {"gpu": "c"}, {"gpu": "b"}])
+        _check_no_shared_gpus({0: {"gpu": "a"}, 1: {"gpu": "b"}, 2: {"gpu": "c"}, 3: {"gpu": "b"}})
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def other() -> Any:
 
 def beside(process: int, host: str | None = None) -> Rendezvous:
     """Rank 0 and a peer."""
-    peers = (Peer(0, _process_namespace(), os.getpid(), ""), Peer(1, host or _process_namespace(), process, ""))
+    peers = (Peer(0, process_namespace(), os.getpid(), ""), Peer(1, host or process_namespace(), process, ""))
     return Rendezvous(RankGroup(0, 2), cast(Any, None), peers)
 
 

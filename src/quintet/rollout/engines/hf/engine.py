@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quintet.errors import ConfigError
-from quintet.policies.inference_decoder import fuse_projections
+from quintet.policies.inference_decoder import apply_head, fuse_projections
 from quintet.policies.lora import has_lora, iter_merged_weights, merge_adapters
 from quintet.policies.model_loading import cast_weights
 from quintet.records import Failure, FinishReason, Generation, Request
@@ -165,7 +165,7 @@ class HfEngine:
             if prefilled:
                 hidden = torch.stack(prefilled) if hidden is None else torch.cat([hidden, torch.stack(prefilled)])
             if hidden is not None:
-                scheduler.running.sample(self._model.get_output_embeddings()(hidden).float())
+                scheduler.running.sample(apply_head(self._model.get_output_embeddings(), hidden).float())
             if self._stats:
                 self._stats.record(len(scheduler.running.requests), scheduler.num_waiting)
             return self._finish_requests()

@@ -1,0 +1,104 @@
+"""Processes of a run: one per device, with the components that run in each."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quintet.config.native.experiment import Experiment
+from quintet.config.plan.placement import Placement, place_components
+from quintet.config.torchrun import RankInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLayout:
+    """Device and components of each rank. Rank 0 is the controller and has a device of the actor."""
+
+    devices: tuple[int, ...]
+    """Global device number of each rank."""
+    devices_per_node: int
+    num_nodes: int
+    learner_ranks: tuple[int, ...]
+    """Ranks of the actor and of all components on its devices."""
+    engine_ranks: frozenset[int]
+    """Ranks whose devices engines use."""
+    standalone: Mapping[str, tuple[int, ...]]
+    """Ranks of each component that has devices without the actor, by name."""
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return len(self.devices)
+
+    @property
+    def per_node(self) -> int:
+        """Number of processes of a node."""
+        return self.size // self.num_nodes
+
+    @property
+    def standalone_ranks(self) -> tuple[int, ...]:
+        """Ranks without the actor that have a component."""
+        return tuple(sorted({rank for ranks in self.standalone.values() for rank in ranks}))
+
+    def local_device(self, rank: int) -> int:
+        """Return the number of the rank's device on its node."""
+        return self.devices[rank] % self.devices_per_node
+
+    def rank_info(self, rank: int = 0) -> RankInfo:
+        """Return the rank among all processes."""
+        return RankInfo(rank, self.size, rank % self.per_node, self.per_node)
+
+    def has_engine(self, rank: int) -> bool:
+        """Return whether an engine may use the rank's device."""
+        return rank in self.engine_ranks
+
+    def has_standalone(self, component: str) -> bool:
+        """Return whether a component has devices that the actor does not use."""
+        return bool(self.standalone.get(component))
+
+
+def process_layout(config: Experiment) -> ProcessLayout:
+    """Return the processes of a run. Devices that no component uses have no process, unless the nodes would then have
+    different numbers of processes."""
+    placement = place_components(config)
+    actor = placement.of("actor")
+    actor_devices = frozenset(actor.devices if actor else ())
+    nodes = _devices_by_node(placement, actor_devices, _devices_with_process(config, placement))
+    devices = tuple(device for node in nodes for device in node)
+    learner_ranks = tuple(rank for rank, device in enumerate(devices) if device in actor_devices)
+    free = {device: rank for rank, device in enumerate(devices) if device not in actor_devices}
+    standalone = {
+        component.name: tuple(sorted(free[device] for device in component.devices if device in free))
+        for component in placement.components
+    }
+    rollout = placement.of("rollout")
+    engine_devices = frozenset(rollout.devices if rollout else ())
+    return ProcessLayout(
+        devices or (0,),
+        placement.devices_per_node,
+        max(1, len(nodes)),
+        learner_ranks or (0,),
+        frozenset(rank for rank, device in enumerate(devices) if device in engine_devices),
+        {name: ranks for name, ranks in standalone.items() if ranks},
+    )
+
+
+def _devices_with_process(config: Experiment, placement: Placement) -> range:
+    """Return the devices that may have a process: not the additional ones of an engine in a single process."""
+    count = config.placement.nodes * config.placement.devices_per_node
+    return placement.devices if config.sft_only else placement.devices[:count]
+
+
+def _devices_by_node(
+    placement: Placement, actor_devices: frozenset[int], devices: Sequence[int]
+) -> list[Sequence[int]]:
+    """Return the devices with a process by node; nodes and devices of the actor come first, so that rank 0 has one."""
+    used = {device for component in placement.components for device in component.devices}
+    nodes: dict[int, list[int]] = {}
+    for device in sorted(used.intersection(devices)):
+        nodes.setdefault(device // placement.devices_per_node, []).append(device)
+    if len({len(devices) for devices in nodes.values()}) > 1:
+        nodes = {
+            node: list(range(node * placement.devices_per_node, (node + 1) * placement.devices_per_node))
+            for node in nodes
+        }
+    actor_first = [sorted(each, key=lambda device: device not in actor_devices) for each in nodes.values()]
+    return sorted(actor_first, key=lambda each: each[0] not in actor_devices)

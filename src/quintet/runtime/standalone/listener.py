@@ -1,0 +1,274 @@
+"""Connections of standalone workers to the controller: where workers connect, and which of them are alive.
+
+A worker opens two connections: one for calls, and one over which it sends a heartbeat every second, so that a worker
+that is stopped, or whose node is lost, is noticed while the controller waits for its result.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from quintet.errors import MachineError
+from quintet.runtime.remote_call import STOP, RemoteCall
+from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
+
+HELLO_SECONDS = 10.0
+"""Time for a new connection to say who it is."""
+HEARTBEAT_SECONDS = 1.0
+POLL_SECONDS = 0.05
+MAX_HELLO_BYTES = 1 << 14
+
+
+class WorkerLostError(RuntimeError):
+    """A standalone worker has ended, hangs, or cannot be reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHello:
+    """First message of a connection, a line of JSON."""
+
+    token: str
+    purpose: Literal["calls", "heartbeats"]
+    worker: str
+    """Random name of the process, the same for its two connections."""
+    rank: int
+    pid: int
+    host: str
+    """Machine, and its namespaces; see `process_namespace`."""
+    fingerprint: str
+    """Hash of version and configuration."""
+
+    def send(self, connected: socket.socket) -> None:
+        """Introduce this process to the controller.
+
+        Raises:
+            MachineError: the controller refuses it.
+            OSError: the connection broke.
+        """
+        connected.sendall(json.dumps(asdict(self)).encode() + b"\n")
+        if refusal := _read_line(connected):
+            raise MachineError(refusal)
+
+
+@dataclass(slots=True)
+class StandaloneWorker:
+    """A worker that the controller can call."""
+
+    rank: int
+    pid: int
+    host: str
+    messages: MessageSocket
+    lost_reason: str | None = None
+    """Why the worker cannot be called any more."""
+
+    def fileno(self) -> int:
+        """Return the file descriptor, which is readable when the result of the started call is there."""
+        return self.messages.fileno()
+
+    def start(self, call: RemoteCall) -> None:
+        """Send a call; `finish` returns its result.
+
+        Raises:
+            WorkerLostError: the worker is lost.
+        """
+        try:
+            self.messages.send_call(call)
+        except ConnectionLostError as error:
+            raise self._lost(error) from error
+
+    def finish(self) -> Any:
+        """Wait for the result of the started call.
+
+        Raises:
+            WorkerLostError: the worker is lost.
+            RemoteCallError: the call failed.
+            MachineError: the call failed by an error of the user or the machine.
+        """
+        try:
+            return self.messages.receive_result()
+        except (ConnectionLostError, ValueError) as error:
+            raise self._lost(error) from error
+
+    def call(self, call: RemoteCall) -> Any:
+        """Execute a call and return its result; raises as `finish` does."""
+        self.start(call)
+        return self.finish()
+
+    def stop(self) -> None:
+        """Let the worker end, unless it is lost."""
+        with suppress(ConnectionLostError):
+            self.messages.send_call(STOP)
+
+    def mark_lost(self, reason: str) -> None:
+        """End the connection, so that a thread that waits for a result raises `WorkerLostError`."""
+        self.lost_reason = self.lost_reason or reason
+        self.messages.shutdown()
+
+    def _lost(self, error: Exception) -> WorkerLostError:
+        reason = self.lost_reason or f"has ended ({error})"
+        return WorkerLostError(f"the standalone worker of rank {self.rank} (process {self.pid}) {reason}")
+
+
+@dataclass(slots=True)
+class _Connections:
+    """Connections of one worker process, while they arrive and afterwards."""
+
+    calls: socket.socket | None = None
+    heartbeats: socket.socket | None = None
+    last_heartbeat: float = field(default_factory=time.monotonic)
+    worker: StandaloneWorker | None = None
+
+
+class WorkerListener:
+    """Accepts the connections of standalone workers in a thread, and watches their heartbeats in another one."""
+
+    def __init__(self, host: str, ranks: Collection[int], fingerprint: str, lost_seconds: float) -> None:
+        """Listen at a free port of `host` for the workers of `ranks`; one that sends no heartbeat for `lost_seconds`
+        is lost."""
+        self.token = secrets.token_hex(32)
+        self._ranks = frozenset(ranks)
+        self._fingerprint = fingerprint
+        self._lost_seconds = lost_seconds
+        self._server = socket.create_server((host, 0))
+        self._lock = threading.Lock()
+        self._connections: dict[str, _Connections] = {}
+        self._arrived: list[StandaloneWorker] = []
+        self._closed = threading.Event()
+        for name in ("accept", "watch"):
+            threading.Thread(target=getattr(self, f"_{name}"), name=f"workers-{name}", daemon=True).start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        host, port = self._server.getsockname()[:2]
+        return str(host), int(port)
+
+    def take_arrived(self) -> list[StandaloneWorker]:
+        """Return the workers that have connected since the last call, by rank."""
+        with self._lock:
+            arrived, self._arrived = self._arrived, []
+        return sorted((worker for worker in arrived if worker.lost_reason is None), key=lambda worker: worker.rank)
+
+    def wait_for(self, ranks: Collection[int], timeout_seconds: float) -> list[StandaloneWorker]:
+        """Wait until the workers of all `ranks` have connected; return them by rank.
+
+        Raises:
+            MachineError: some did not connect in time; the message names them.
+        """
+        workers: dict[int, StandaloneWorker] = {}
+        deadline = time.monotonic() + timeout_seconds
+        while missing := sorted(set(ranks) - workers.keys()):
+            workers |= {worker.rank: worker for worker in self.take_arrived()}
+            if time.monotonic() > deadline:
+                names = ", ".join(map(str, missing))
+                raise MachineError(
+                    f"the standalone workers of ranks {names} did not connect within {timeout_seconds:g} seconds",
+                    "see their logs in the run directory; start all ranks together, or raise "
+                    "placement.join_timeout_seconds",
+                )
+            time.sleep(POLL_SECONDS)
+        return [workers[rank] for rank in sorted(workers)]
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._closed.set()
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        for connections in list(self._connections.values()):
+            for connected in (connections.calls, connections.heartbeats):
+                if connected is not None:
+                    connected.close()
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connected, _ = self._server.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._greet, args=(connected,), name="workers-greet", daemon=True).start()
+
+    def _greet(self, connected: socket.socket) -> None:
+        """Read the first message of a connection, and accept or refuse it."""
+        connected.settimeout(HELLO_SECONDS)
+        try:
+            hello = WorkerHello(**json.loads(_read_line(connected)))
+            refusal = self._refusal(hello)
+            connected.sendall(refusal.encode() + b"\n")
+        except (OSError, ValueError, TypeError):
+            refusal = "no worker"
+        if refusal:
+            connected.close()
+            return
+        connected.settimeout(None)
+        self._register(hello, connected)
+
+    def _refusal(self, hello: WorkerHello) -> str:
+        """Return why a connection is refused; empty if it is not."""
+        if not hmac.compare_digest(str(hello.token).encode(), self.token.encode()):
+            return "the token of the run is another one"
+        if hello.rank not in self._ranks:
+            return f"rank {hello.rank} is no standalone worker of this run"
+        if hello.fingerprint != self._fingerprint:
+            return f"rank {hello.rank} started with another configuration or version than the controller"
+        return ""
+
+    def _register(self, hello: WorkerHello, connected: socket.socket) -> None:
+        with self._lock:
+            connections = self._connections.setdefault(hello.worker, _Connections())
+            setattr(connections, hello.purpose, connected)
+            if connections.calls is not None and connections.heartbeats is not None:
+                connections.last_heartbeat = time.monotonic()
+                connections.heartbeats.setblocking(False)
+                messages = MessageSocket(connections.calls)
+                connections.worker = StandaloneWorker(hello.rank, hello.pid, hello.host, messages)
+                self._arrived.append(connections.worker)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(HEARTBEAT_SECONDS / 4):
+            for name, connections in list(self._connections.items()):
+                reason = self._lost_reason(connections)
+                if reason and connections.worker is not None:
+                    connections.worker.mark_lost(reason)
+                    del self._connections[name]
+
+    def _lost_reason(self, connections: _Connections) -> str | None:
+        if connections.worker is None or connections.heartbeats is None:
+            return None
+        try:
+            if not connections.heartbeats.recv(4096):
+                return "has ended"
+            connections.last_heartbeat = time.monotonic()
+        except BlockingIOError:
+            if time.monotonic() - connections.last_heartbeat > self._lost_seconds:
+                return f"has sent no heartbeat for {self._lost_seconds:g} seconds: it is stopped, or its node is lost"
+        except OSError:
+            return "has ended"
+        return None
+
+
+def _read_line(connected: socket.socket) -> str:
+    """Return a line without its end; empty if the other end closes the connection.
+
+    Raises:
+        OSError: the connection broke, or the line does not come in time.
+        ValueError: it is too long.
+    """
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = connected.recv(1)
+        if not byte:
+            return ""
+        line += byte
+        if len(line) > MAX_HELLO_BYTES:
+            raise ValueError("the first message is too long")
+    return line[:-1].decode()

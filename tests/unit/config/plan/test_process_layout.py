@@ -1,0 +1,64 @@
+"""If these fail, components run on other devices than the configuration says, or the controller has no learner."""
+
+from __future__ import annotations
+
+import pytest
+
+from quintet.config.compose import load_experiment
+from quintet.config.plan.process_layout import ProcessLayout, process_layout
+
+
+def layout(*words: str) -> ProcessLayout:
+    return process_layout(load_experiment(None, [f"placement.{word}" for word in words]).experiment)
+
+
+def test_all_components_share_the_devices_of_a_run_without_placement() -> None:
+    placed = layout("nodes=2", "devices_per_node=4")
+    assert placed.devices == tuple(range(8))
+    assert placed.learner_ranks == tuple(range(8))
+    assert placed.standalone_ranks == ()
+    assert placed.rank_info(5).local_rank == 1
+
+
+def test_the_controller_has_a_device_of_the_actor_wherever_that_is() -> None:
+    placed = layout("devices_per_node=4", "rollout.devices=[0,1]", "actor.devices=[2,3]")
+    assert placed.devices == (2, 3, 0, 1)
+    assert placed.learner_ranks == (0, 1)
+    assert placed.standalone == {"rollout": (2, 3)}
+    assert [placed.local_device(rank) for rank in range(4)] == [2, 3, 0, 1]
+
+
+def test_the_node_of_the_actor_comes_first() -> None:
+    placed = layout("nodes=2", "devices_per_node=2", "rollout.devices=[0,1]", "actor.devices=[2,3]")
+    assert placed.devices == (2, 3, 0, 1)
+    assert placed.local_device(0) == 0
+    assert (placed.num_nodes, placed.per_node) == (2, 2)
+
+
+def test_learners_of_two_nodes_are_not_adjacent_ranks() -> None:
+    placed = layout("nodes=2", "devices_per_node=4", "actor.devices=[0,1,4,5]", "rollout.devices=[2,3,6,7]")
+    assert placed.learner_ranks == (0, 1, 4, 5)
+    assert placed.standalone == {"rollout": (2, 3, 6, 7)}
+
+
+def test_engines_may_use_devices_of_the_actor_and_others() -> None:
+    placed = layout("devices_per_node=3", "actor.devices=[0,1]", "rollout.devices=[1,2]")
+    assert [placed.has_engine(rank) for rank in range(3)] == [False, True, True]
+    assert placed.standalone == {"rollout": (2,)}
+
+
+def test_idle_devices_have_no_process() -> None:
+    assert layout("devices_per_node=8", "actor.devices=[0]", "rollout.devices=[3]").devices == (0, 3)
+
+
+def test_nodes_have_as_many_processes_as_each_other() -> None:
+    placed = layout("nodes=2", "devices_per_node=2", "actor.devices=[0,1]", "rollout.devices=[2]")
+    assert placed.devices == (0, 1, 2, 3)
+    assert placed.standalone_ranks == (2,)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_an_engine_of_several_devices_in_one_process_needs_no_other_process(size: int) -> None:
+    words = ["rollout.engine=vllm", f"rollout.engine_options.tensor_parallel={size}"]
+    placed = process_layout(load_experiment(None, words).experiment)
+    assert placed.size == 1

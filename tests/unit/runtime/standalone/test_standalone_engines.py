@@ -1,0 +1,252 @@
+"""If these fail, engines on devices of their own lose requests, have old weights, or die without anyone noticing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from quintet.config.compose import load_experiment
+from quintet.config.native.experiment import Experiment
+from quintet.errors import MachineError
+from quintet.policies.model_loading import load_model
+from quintet.records import FinishReason, Generation, Request
+from quintet.rollout.engines.restarting_engine import RestartingEngine
+from quintet.runtime.engine_group import RoutedEngines
+from quintet.runtime.remote_call import RemoteCall
+from quintet.runtime.remote_interface import STANDALONE_ENGINE
+from quintet.runtime.standalone.engines import StandaloneEngines
+from quintet.runtime.standalone.listener import StandaloneWorker, WorkerHello, WorkerListener, WorkerLostError
+from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket, RemoteCallError
+from quintet.runtime.standalone.shared_weights import SharedWeights, SharedWeightsReader
+from quintet.runtime.standalone.worker import ControllerAddress, StandaloneComponents
+
+WORKER = """
+import sys
+from quintet.runtime.standalone.worker import ControllerAddress, run_standalone_worker
+host, port, token, rank = sys.argv[1:]
+run_standalone_worker(ControllerAddress(host, int(port), token), int(rank), "the run")
+"""
+
+
+@pytest.fixture
+def listener() -> Iterator[WorkerListener]:
+    listener = WorkerListener("127.0.0.1", [1, 2], "the run", lost_seconds=3.0)
+    yield listener
+    listener.close()
+
+
+Workers = dict[int, tuple[subprocess.Popen[bytes], StandaloneWorker]]
+
+
+@pytest.fixture
+def workers(listener: WorkerListener) -> Iterator[Workers]:
+    address = ControllerAddress.of(listener)
+    words = [address.host, str(address.port), address.token]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    processes = {
+        rank: subprocess.Popen([sys.executable, "-c", WORKER, *words, str(rank)], env=environment) for rank in (1, 2)
+    }
+    try:
+        connected = listener.wait_for([1, 2], 60.0)
+        yield {worker.rank: (processes[worker.rank], worker) for worker in connected}
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+
+
+def experiment() -> Experiment:
+    words = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.rollout.devices=[1,2]")
+    return load_experiment(None, (*words, "training.threads=1", "rollout.max_response_tokens=8")).experiment
+
+
+def requests(count: int) -> list[Request]:
+    return [Request(number, (5, 6, 7, 8 + number), 6, seed=number) for number in range(count)]
+
+
+def generate(engines: RoutedEngines, asked: list[Request]) -> dict[int, Generation]:
+    for request in asked:
+        engines.add_request(request)
+    done: dict[int, Generation] = {}
+    end = time.monotonic() + 60
+    while engines.busy:
+        assert time.monotonic() < end
+        done |= {generation.id: generation for generation in engines.step()}
+    return done
+
+
+def test_two_processes_generate_with_the_learners_new_weights_and_one_is_rebuilt(
+    workers: Workers, policy_directory: Path
+) -> None:
+    model, config = load_model(policy_directory), experiment()
+    connected = [worker for _, worker in workers.values()]
+    group = StandaloneEngines(connected, config, policy_directory, lambda: iter(model.state_dict().items()))
+    engines = RoutedEngines(group.engines())
+    before = generate(engines, requests(6))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    group.stage()
+    engines.sync_weights(1, lambda: iter(()))
+    after = generate(engines, requests(6))
+    assert {generation.weight_version for generation in after.values()} == {1}
+    assert [after[number].logprobs for number in after] != [before[number].logprobs for number in after]
+    local = RoutedEngines([RestartingEngine(lambda: _hf_engine(model), tuple)])
+    expected = generate(local, requests(6))
+    for number, generation in after.items():
+        assert generation.tokens == expected[number].tokens
+        assert generation.logprobs == pytest.approx(expected[number].logprobs, abs=1e-5)
+    group.close()
+
+
+def _hf_engine(model: torch.nn.Module):  # type: ignore[no-untyped-def]
+    from quintet.rollout.engines.hf.engine import HfEngine
+
+    return HfEngine(model, max_num_seqs=64, max_model_len=400)  # type: ignore[arg-type]
+
+
+def test_weights_of_another_machine_are_sent_instead_of_shared(workers: Workers, policy_directory: Path) -> None:
+    model = load_model(policy_directory)
+    worker = workers[1][1]
+    group = StandaloneEngines([worker], experiment(), policy_directory, lambda: iter(model.state_dict().items()))
+    (engine,) = group.engines()
+    group.stage()
+    engine.load_weights(1, ())
+    shared = generate(RoutedEngines([engine]), requests(2))
+    worker.host = "another machine"
+    engine.load_weights(2, ())
+    sent = generate(RoutedEngines([engine]), requests(2))
+    assert [generation.logprobs for generation in sent.values()] == [each.logprobs for each in shared.values()]
+    group.close()
+
+
+def test_a_killed_process_is_noticed_at_once_with_its_rank(workers: Workers, policy_directory: Path) -> None:
+    process, worker = workers[2]
+    started = time.monotonic()
+    threading.Timer(0.5, process.kill).start()
+    with pytest.raises(WorkerLostError, match=rf"rank 2 \(process {process.pid}\) has ended"):
+        worker.finish()
+    assert time.monotonic() - started < 3
+
+
+def test_a_stopped_process_is_noticed_by_its_missing_heartbeats(workers: Workers) -> None:
+    process, worker = workers[1]
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerLostError, match="no heartbeat for 3 seconds: it is stopped, or its node is lost"):
+        worker.finish()
+
+
+def test_an_error_of_a_call_names_itself_and_the_worker_lives_on(workers: Workers, policy_directory: Path) -> None:
+    worker = workers[1][1]
+    with pytest.raises(RemoteCallError, match="ValueError: the engine was called before it was built"):
+        worker.call(RemoteCall(STANDALONE_ENGINE, "step", {"requests": []}))
+    with pytest.raises(MachineError, match="nowhere"):
+        worker.call(RemoteCall(STANDALONE_ENGINE, "build", {"config": experiment(), "policy": Path("/nowhere")}))
+    arguments = {"config": experiment(), "policy": policy_directory}
+    assert worker.call(RemoteCall(STANDALONE_ENGINE, "build", arguments)) > 0
+
+
+def test_workers_that_do_not_come_are_named(listener: WorkerListener) -> None:
+    with pytest.raises(MachineError, match=r"standalone workers of ranks 1, 2 did not connect within 0\.2 seconds"):
+        listener.wait_for([1, 2], 0.2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({"token": "guessed"}, "token"),
+        ({"rank": 7}, "rank 7 is no standalone worker of this run"),
+        ({"fingerprint": "of another run"}, "another configuration or version"),
+    ],
+)
+def test_strangers_are_refused(listener: WorkerListener, changes: dict[str, object], refusal: str) -> None:
+    fields = {"token": listener.token, "purpose": "calls", "worker": "a", "rank": 1, "pid": 2, "host": "h"}
+    hello = WorkerHello(**{**fields, "fingerprint": "the run", **changes})  # type: ignore[arg-type]
+    with (
+        socket.create_connection(listener.address, timeout=5) as stranger,
+        pytest.raises(MachineError, match=refusal),
+    ):
+        hello.send(stranger)
+
+
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}\n", b"x" * (1 << 15)])
+def test_what_is_no_worker_is_disconnected(listener: WorkerListener, sent: bytes) -> None:
+    with socket.create_connection(listener.address, timeout=5) as stranger:
+        stranger.sendall(sent)
+        with suppress(ConnectionResetError):
+            assert stranger.recv(100) == b""
+    assert listener.take_arrived() == []
+
+
+def test_messages_that_are_none_end_the_connection() -> None:
+    ours, theirs = socket.socketpair()
+    for sent in (b"nothing of the kind", b"R" + (1 << 40).to_bytes(8)):
+        theirs.sendall(sent)
+        with pytest.raises(ValueError, match="no message"):
+            MessageSocket(ours).receive_result()
+        ours.close()
+        ours, theirs = socket.socketpair()
+    theirs.close()
+    with pytest.raises(ConnectionLostError):
+        MessageSocket(ours).receive_result()
+
+
+def test_only_methods_of_the_protocol_are_called() -> None:
+    with pytest.raises(ValueError, match="has no learners"):
+        StandaloneComponents().execute(RemoteCall("learners", "save"))
+
+
+def test_shared_weights_are_those_that_were_written_last_and_leave_no_file() -> None:
+    first = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(5, dtype=torch.bfloat16), "c": torch.zeros(0)}
+    shared, reader = SharedWeights(), SharedWeightsReader()
+    places = shared.write(first.items())
+    files = {Path(place.file) for place in places}
+    for weights in (first, {name: tensor + 1 for name, tensor in first.items()}):
+        read = dict(reader.read(shared.write(weights.items())))
+        assert read.keys() == weights.keys()
+        assert all(torch.equal(read[name], tensor) for name, tensor in weights.items())
+    assert {Path(place.file) for place in shared.write(first.items())} == files
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in files)
+    shared.close()
+    assert not any(file.exists() for file in files)
+
+
+def test_a_full_shared_memory_leaves_the_weights_in_temporary_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(path: Path, size: int) -> None:
+        if path.is_relative_to("/dev/shm"):
+            raise OSError(28, "No space left on device")
+        path.write_bytes(bytes(size))
+
+    monkeypatch.setattr("quintet.runtime.standalone.shared_weights._allocate", full)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    shared = SharedWeights()
+    places = shared.write([("a", torch.ones(3))])
+    assert Path(places[0].file).is_relative_to(tmp_path)
+    shared.close()
+
+
+def test_finish_reasons_and_unsent_aborts(workers: Workers, policy_directory: Path) -> None:
+    worker = workers[1][1]
+    group = StandaloneEngines([worker], experiment(), policy_directory, lambda: iter(()))
+    (engine,) = group.engines()
+    for request in requests(3):
+        engine.add_request(request)
+    aborted = engine.abort([1])
+    assert [(each.id, each.finish_reason) for each in aborted] == [(1, FinishReason.ABORT)]
+    done = generate(RoutedEngines([engine]), [])
+    assert sorted(done) == [0, 2]
+    with pytest.raises(ValueError, match="the prompt has 5000 tokens"):
+        engine.add_request(Request(9, (1,) * 5000, 4, seed=0))
