@@ -70,8 +70,7 @@ class Channel(Generic[T]):
             started = time.monotonic()
             self._changed.wait_for(lambda: self._is_closed or bool(self._items), timeout)
             self._get_seconds += time.monotonic() - started
-            if self._error is not None:
-                raise self._error
+            self.raise_error()
             if not self._items:
                 if self._is_closed:
                     raise ChannelClosedError(f"channel {self.name} is closed")
@@ -94,6 +93,14 @@ class Channel(Generic[T]):
             self._is_closed = True
             self._error = self._error or error
             self._changed.notify_all()
+
+    def raise_error(self) -> None:
+        """
+        Raises:
+            BaseException: the error that the channel was closed with.
+        """
+        if self._error is not None:
+            raise self._error
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the items in the queue, and the counts and waiting times since the last call."""

@@ -137,6 +137,9 @@ class RoutedEngines:
             engine.load_weights(version, weights())
         self._reassign_all_lost()
 
+    def load_missing_weights(self, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+        """See `EngineGroup.load_missing_weights`: a rebuilt engine loads its weights at once."""
+
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         shared = weights if len(self._engines) == 1 else list(weights)
         self.sync_weights(version, lambda: shared)

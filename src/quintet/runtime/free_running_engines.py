@@ -63,11 +63,6 @@ class FreeRunningEngines(RoutedEngines):
     def busy(self) -> bool:
         return bool(self._busy or self._failed or self._unplaced or self._taken)
 
-    @property
-    def lacks_weights(self) -> bool:
-        """Whether an engine is dead until `load_missing_weights`."""
-        return bool(self._dead)
-
     def add_request(self, request: Request) -> None:
         if len(request.prompt) >= self.max_model_len:
             raise ValueError(f"the prompt has {len(request.prompt)} tokens, the context {self.max_model_len}")

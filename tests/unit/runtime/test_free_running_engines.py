@@ -115,7 +115,6 @@ def test_requests_of_a_dead_engine_go_to_others_which_do_not_wait_for_its_replac
     assert {each.finish_reason for each in generations.values()} == {FinishReason.STOP}
     assert {each.tokens[0] for each in generations.values()} == {0, 2}
     assert [generations[number].tokens[1] for number in range(6)] == list(range(6)), "another seed"
-    assert engines.group.lacks_weights
     assert len(engines.built[1]) == 1
     engines.add(*range(10, 16))
     assert {each.tokens[0] for each in engines.drain().values()} == {0, 2}
@@ -135,7 +134,6 @@ def test_a_dead_engine_is_rebuilt_with_the_next_weights(engines: Engines, is_syn
     engines.drain()
     assert engines[1].loaded == [(4 + is_sync, {"w": 7.0})]
     assert len(engines[0].loaded) == 1 + is_sync
-    assert not engines.group.lacks_weights
     engines.add(*range(10, 13))
     assert {each.tokens[0] for each in engines.drain().values()} == {0, 1, 2}
     assert engines.group.pop_metrics()["engine/restarts"] == 1

@@ -7,6 +7,7 @@ import pytest
 from quintet.config.checks.unsupported import unsupported_problems
 from quintet.config.compose import load_experiment
 from quintet.config.plan.overlap import overlap_obstacle, overlaps_training
+from quintet.config.plan.run_plan import plan_run
 
 APART = ["placement.devices_per_node=2", "placement.actor.devices=[0]", "placement.rollout.devices=[1]"]
 ASYNC = "rollout.async_ratio=1"
@@ -42,3 +43,9 @@ def test_a_channel_is_refused_where_there_is_none(overrides: list[str], is_refus
     composed = load_experiment(None, [*overrides, "placement.rollout.channel.size=3"])
     problems = {problem.key: problem.message for problem in unsupported_problems(composed)}
     assert ("placement.rollout.channel.size" in problems) is is_refused
+
+
+@pytest.mark.parametrize(("overrides", "is_warned"), [([ASYNC], False), ([*APART, ASYNC], True)])
+def test_a_plan_says_that_an_overlapped_run_is_not_reproducible(overrides: list[str], is_warned: bool) -> None:
+    warnings = plan_run(load_experiment(None, overrides)).warnings
+    assert any("not reproducible" in warning for warning in warnings) is is_warned
