@@ -88,8 +88,8 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
                 run.progress.note(warning)
             run.log(step, {**metrics, **timings.metrics, **saving.metrics, "training/global_step": step})
             saving = Timings()
-            # a checkpoint aborts running episodes: an additional one would change the steps after it
-            stops_now = bool(stop) and components.async_rollout is None
+            # a checkpoint may abort running episodes: an additional one would change the steps after it
+            stops_now = bool(stop) and (components.async_rollout is None or components.async_rollout.overlaps)
             if is_due(step, config.checkpoint.every_steps) or step == steps or stops_now:
                 with saving.phase("save_checkpoint"):
                     run.save(step, components.checkpoint.save, **components.checkpoint.extra_state())

@@ -42,7 +42,8 @@ def collect_rollouts(components: Components, step: int) -> Rollout:
     (arXiv:2503.14476). If groups are still missing then, the earliest of those without signal fill the step.
     """
     config = components.config
-    _new_metrics(components)  # drop those of a validation since the last step
+    if components.async_rollout is None or not components.async_rollout.overlaps:
+        _new_metrics(components)  # drop those of a validation since the last step
     if components.async_rollout is not None:
         sampling = training_sampling(config, derive_seed(config.seed, "train", step))
         return _as_rollout(components, *components.async_rollout.take(step, sampling))
@@ -72,7 +73,7 @@ def _as_rollout(components: Components, episodes: list[Trajectory], metrics: dic
 
 def _new_metrics(components: Components) -> dict[str, float]:
     """Return the metrics of environments and engines since the last call."""
-    return components.envs.pop_metrics() | components.engines.pop_metrics()
+    return {**components.envs.pop_metrics(), **components.engines.pop_metrics()}
 
 
 def _collect_groups(

@@ -110,6 +110,8 @@ CASES = [
     [f"{ENGINE}.validate_weights_dir=x"],
     ["rollout.partial=true"],
     ["rollout.max_staleness=1"],
+    ["placement.rollout.channel.size=4"],
+    ["placement.rollout.channel.name=pipe", "rollout.async_ratio=1"],
     ["rollout.async_ratio=1", f"{ENGINE}.sleep_between_steps=true"],
     ["rollout.do_sample=false", "rollout.temperature=0.5"],
     ["rollout.ignore_end=true", "rollout.end_token=1"],

@@ -8,6 +8,7 @@ from typing import Any
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.checks.backends import backend_problems
 from quintet.config.checks.engines import engine_problems
+from quintet.config.checks.overlap import overlap_problems
 from quintet.config.checks.processes import (
     COUNTS,
     devices_to_set,
@@ -62,6 +63,7 @@ def unsupported_problems(composed: ComposedConfig, rank: RankInfo | None = None)
     yield from engine_problems(composed)
     yield from backend_problems(composed)
     yield from sharding_problems(composed)
+    yield from overlap_problems(composed)
     yield from process_problems(composed, rank)
 
 

@@ -21,6 +21,18 @@ class ChannelConfig(Section):
     """Maximum items in the queue; 0 sets no limit."""
 
 
+class GroupChannelConfig(ChannelConfig):
+    """Queue for complete groups between an overlapped rollout and the learner."""
+
+    name: str | None = None
+    """First part of its name in metrics; null uses `rollout`."""
+    queue: str | None = None
+    """Second part of its name in metrics; null uses `groups`."""
+    size: Count = 0
+    """Maximum number of complete groups in the queue; the engines wait while it is full. 0 sets no limit beyond
+    `rollout.async_ratio`."""
+
+
 class ComponentConfig(Section):
     """Devices and processes of one component."""
 
@@ -35,6 +47,13 @@ class ComponentConfig(Section):
     """Name of the worker group; null uses the name of the component."""
     channel: ChannelConfig = ChannelConfig()
     """Queue for its results."""
+
+
+class RolloutComponentConfig(ComponentConfig):
+    """Devices and processes of the engines."""
+
+    channel: GroupChannelConfig = GroupChannelConfig()
+    """Queue for complete groups; needs engines on devices of their own and `rollout.async_ratio`."""
 
 
 class PlacementConfig(Section):
@@ -55,7 +74,7 @@ class PlacementConfig(Section):
     """Offload simulators from their device during updates of the policy."""
     actor: ComponentConfig = ComponentConfig()
     """Learner of the policy."""
-    rollout: ComponentConfig = ComponentConfig()
+    rollout: RolloutComponentConfig = RolloutComponentConfig()
     """Generation engines."""
     critic: ComponentConfig = ComponentConfig()
     """Learner of the critic."""
