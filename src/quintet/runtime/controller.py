@@ -13,7 +13,7 @@ from quintet.runtime.remote_engines import RemoteEngines
 from quintet.runtime.remote_interface import WORKER
 from quintet.runtime.remote_learners import RemoteLearnerGroup
 from quintet.runtime.standalone.engines import StandaloneEngines
-from quintet.runtime.standalone.listener import StandaloneWorker, WorkerListener
+from quintet.runtime.standalone.listener import WorkerListener
 from quintet.runtime.torchrun_transport import TorchrunTransport
 from quintet.runtime.transport import InProcessTransport, Transport
 from quintet.runtime.worker import Worker
@@ -30,7 +30,6 @@ class Controller:
         """`listener` is where standalone workers connect, if the run has any."""
         self._transport = transport
         self._listener = listener
-        self._engine_workers: list[StandaloneWorker] = []
 
     @classmethod
     def in_process(cls) -> Controller:
@@ -70,10 +69,11 @@ class Controller:
         Raises:
             MachineError: workers did not connect in time.
         """
-        if self._listener is not None and not self._engine_workers:
-            ranks = standalone_engine_ranks(config)
-            self._engine_workers = self._listener.wait_for(ranks, config.placement.join_timeout_seconds)
-        return StandaloneEngines(self._engine_workers, config, policy, weights)
+        if self._listener is None:
+            return StandaloneEngines((), config, policy, weights)
+        ranks = standalone_engine_ranks(config)
+        workers = self._listener.wait_for(ranks, config.placement.join_timeout_seconds)
+        return StandaloneEngines(workers, config, policy, weights, self._listener.take_arrived)
 
     def check_alive(self) -> None:
         """Check that all workers are alive.
@@ -85,8 +85,6 @@ class Controller:
 
     def close(self) -> None:
         """Stop all workers; workers that have already ended are ignored."""
-        for worker in self._engine_workers:
-            worker.stop()
         if self._listener is not None:
             self._listener.close()
         self._transport.close()

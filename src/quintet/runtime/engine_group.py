@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from quintet.errors import MachineError
 from quintet.records import Failure, Generation, Request
 from quintet.rollout.engines.engine import Engine
 from quintet.rollout.engines.restarting_engine import LostRequest, RestartingEngine, engine_failure, failed_generation
@@ -15,6 +17,7 @@ from quintet.runtime.request_router import RequestRouter
 if TYPE_CHECKING:
     from torch import Tensor
 
+POLL_SECONDS = 0.05
 MAX_REASSIGNMENTS = 2
 """How often a request that a dead engine has lost is submitted again."""
 
@@ -27,8 +30,10 @@ class RoutedEngines:
     same tokens, since these follow from the seed of the request.
     """
 
-    def __init__(self, engines: Sequence[RestartingEngine]) -> None:
+    def __init__(self, engines: Sequence[RestartingEngine], max_wait_seconds: float = 300.0) -> None:
+        """If all engines are dead, one of them must be available again within `max_wait_seconds`."""
         self._engines = tuple(engines)
+        self._max_wait_seconds = max_wait_seconds
         self.weight_version = self._engines[0].weight_version
         self.max_model_len = min(engine.max_model_len for engine in self._engines)
         """Maximum tokens of prompt and response that every engine has room for."""
@@ -39,6 +44,11 @@ class RoutedEngines:
         """How many engines have died with a request, by id."""
         self._failed: list[Generation] = []
         """Requests that are not submitted again."""
+        self._dead: set[int] = set()
+        """Engines that get no requests until they are built again."""
+        self._unplaced: list[Request] = []
+        """Requests for which no engine was alive."""
+        self._all_dead_since: float | None = None
         self._num_reassigned = 0
 
     @property
@@ -48,21 +58,24 @@ class RoutedEngines:
 
     @property
     def busy(self) -> bool:
-        return bool(self._busy or self._failed)
+        return bool(self._busy or self._failed or self._unplaced)
 
     def add_request(self, request: Request) -> None:
         index = self._router.select(request)
         if index is None:
-            raise AssertionError("no engine is included")
+            self._unplaced.append(request)
+            return
         self._engines[index].add_request(request)
         self._router.add(request, index)
         self._busy.add(index)
         self._reassign_lost(index)
 
     def step(self) -> list[Generation]:
+        self._revive_dead()
         busy = sorted(self._busy)
         for index in busy:
             self._engines[index].start_step()
+            self._update_dead(index)
         for index in busy:
             self._reassign_lost(index)
         steps = STEPS_PER_CALL if len(self._engines) > 1 else 1
@@ -71,6 +84,7 @@ class RoutedEngines:
     def abort(self, ids: Collection[int]) -> list[Generation]:
         by_engine = self._ids_by_engine(ids)
         self._failed = [generation for generation in self._failed if generation.id not in ids]
+        self._unplaced = [request for request in self._unplaced if request.id not in ids]
         indices = sorted(by_engine)
         aborted = [each for index in indices for each in self._engines[index].abort(by_engine[index])]
         return self._completed(indices, aborted, failed=False)
@@ -83,11 +97,13 @@ class RoutedEngines:
         return by_engine
 
     def _completed(
-        self, indices: Iterable[int], generations: list[Generation], *, failed: bool = True
+        self, indices: Sequence[int], generations: list[Generation], *, failed: bool = True
     ) -> list[Generation]:
         """Subtract completed requests from their engine's count, and submit those again that the engines have lost;
         return the completed and the `failed` ones."""
         self._count_completed(generations)
+        for index in indices:
+            self._update_dead(index)
         for index in indices:
             self._reassign_lost(index)
             if not self._engines[index].busy:
@@ -101,6 +117,44 @@ class RoutedEngines:
         for generation in generations:
             self._router.complete(generation.id)
             self._num_losses.pop(generation.id, None)
+
+    def _revive_dead(self) -> None:
+        """Build the dead engines that are available again.
+
+        Raises:
+            MachineError: all are dead, and none is available for too long.
+        """
+        for index in sorted(self._dead):
+            if self._revive(index):
+                self._update_dead(index)
+        if len(self._dead) < len(self._engines):
+            self._all_dead_since = None
+            return
+        now = time.monotonic()
+        self._all_dead_since = self._all_dead_since or now
+        if now - self._all_dead_since > self._max_wait_seconds:
+            raise MachineError(
+                f"all {len(self._engines)} engines have been dead for {self._max_wait_seconds:g} seconds",
+                "see the logs of their ranks in the run directory; rerun the same command to continue from the last "
+                "checkpoint",
+            )
+        time.sleep(POLL_SECONDS)
+
+    def _revive(self, index: int) -> bool:
+        """Build a dead engine if that is possible now; return whether it lives."""
+        return self._engines[index].revive()
+
+    def _update_dead(self, index: int) -> None:
+        """Stop or resume routing requests to an engine that died or was built again."""
+        if self._engines[index].is_dead:
+            self._dead.add(index)
+            self._router.exclude(index)
+        elif index in self._dead:
+            self._dead.discard(index)
+            self._router.include(index)
+            requests, self._unplaced = self._unplaced, []
+            for request in requests:
+                self.add_request(request)
 
     def _reassign_lost(self, index: int) -> None:
         """Submit the requests again that engine `index` has lost, or fail those that several engines have died of. They
@@ -161,6 +215,8 @@ class RoutedEngines:
         self._reassign_all_lost()
 
     def _reassign_all_lost(self) -> None:
+        for index in range(len(self._engines)):
+            self._update_dead(index)
         for index in range(len(self._engines)):
             self._reassign_lost(index)
 

@@ -32,20 +32,17 @@ class FreeRunningEngines(RoutedEngines):
     engine is rebuilt when it loads weights the next time, since they cannot be read while the learner trains.
     """
 
-    def __init__(self, engines: Sequence[RestartingEngine]) -> None:
-        """The engines must have been created without `weights`."""
-        super().__init__(engines)
+    def __init__(self, engines: Sequence[RestartingEngine], max_wait_seconds: float = 300.0) -> None:
+        """The engines must not read the learner's weights: they are created without `weights`, or with staged ones."""
+        super().__init__(engines, max_wait_seconds)
         self._locks = [Lock() for _ in engines]
         """Held by the thread that calls the engine."""
         self._stepping: set[int] = set()
         """Engines whose step has been started and whose result has not been taken."""
         self._startable: set[int] = set()
         """Busy engines without a started step."""
-        self._dead: set[int] = set()
         self._unsent: dict[int, list[Request]] = defaultdict(list)
         self._unsent_aborts: dict[int, list[int]] = defaultdict(list)
-        self._unplaced: list[Request] = []
-        """Requests for which no engine was alive."""
         self._ready: list[int] = []
         """Engines that compute in `step`."""
         self._taken: deque[tuple[int, list[Generation]]] = deque()
@@ -80,6 +77,7 @@ class FreeRunningEngines(RoutedEngines):
             self._startable.add(index)
 
     def step(self) -> list[Generation]:
+        self._revive_dead()
         for index in list(self._startable):
             self._start_step(index)
         generations: list[Generation] = []
@@ -185,21 +183,20 @@ class FreeRunningEngines(RoutedEngines):
             self._locks[index].release()
 
     def _update_dead(self, index: int) -> None:
-        """Stop or resume routing requests to an engine that died or was rebuilt."""
-        if self._engines[index].is_dead:
-            self._dead.add(index)
-            self._router.exclude(index)
-            requests = self._unsent.pop(index, [])
-            for request in requests:
+        super()._update_dead(index)
+        if index in self._dead:
+            for request in self._unsent.pop(index, ()):
                 self._router.remove(request.id)
-        elif index in self._dead:
-            self._dead.discard(index)
-            self._router.include(index)
-            requests, self._unplaced = self._unplaced, []
-        else:
-            return
-        for request in requests:
-            self.add_request(request)
+                self.add_request(request)
+
+    def _revive(self, index: int) -> bool:
+        """See `RoutedEngines._revive`; an engine that another thread calls is left to it."""
+        if not self._locks[index].acquire(blocking=False):
+            return False
+        try:
+            return super()._revive(index)
+        finally:
+            self._locks[index].release()
 
     def _reassign(self, lost: LostRequest) -> None:
         if lost.request.id in self._aborting:

@@ -60,11 +60,15 @@ class RestartingEngine:
         build_engine: Callable[[], Engine],
         weights: Callable[[], Iterable[tuple[str, Tensor]]] | None,
         max_restarts: int = MAX_RESTARTS,
+        is_available: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Without `weights`, a dead engine is replaced by the next `load_weights` and loses all requests until then."""
+        """Without `weights`, a dead engine is replaced by the next `load_weights` and loses all requests until then.
+        `is_available` tells whether the engine can be built now: one whose process has died remains dead until `revive`
+        is called and its process has been started again."""
         self._build_engine = build_engine
         self._weights = weights
         self._max_restarts = max_restarts
+        self._is_available = is_available
         self._engine = build_engine()
         self.weight_version = self._engine.weight_version
         self.restarts = 0
@@ -86,7 +90,7 @@ class RestartingEngine:
 
     @property
     def is_dead(self) -> bool:
-        """Whether the engine is dead until the next `load_weights`."""
+        """Whether the engine is dead until the next `load_weights` or `revive`."""
         return self._death is not None
 
     @property
@@ -151,8 +155,9 @@ class RestartingEngine:
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         self.weight_version = version
         if self._death is not None:
-            self._death = self._replace_engine(lambda: weights)
-            self._count_restart(self._death)
+            if self._is_available():
+                self._death = self._replace_engine(lambda: weights)
+                self._count_restart(self._death)
             return
 
         def load() -> None:
@@ -201,14 +206,27 @@ class RestartingEngine:
         """
         self._lost += [LostRequest(self._unfinished[number], failure) for number in sorted(self._unfinished)]
         self._unfinished.clear()
-        if self._weights is None:
-            self._death = failure
-            self._count_restart(failure)
-            return
         cause: Failure | None = failure
         while cause is not None:
+            if not self._is_available():
+                self._death = cause
+                return
             self._count_restart(cause)
+            if self._weights is None:
+                self._death = cause
+                return
             cause = self._replace_engine(self._weights)
+
+    def revive(self) -> bool:
+        """Replace a dead engine if it is available again; return whether it lives.
+
+        Raises:
+            MachineError: the engine keeps dying.
+        """
+        if self._death is not None and self._weights is not None and self._is_available():
+            self._death = self._replace_engine(self._weights)
+            self._count_restart(self._death)
+        return self._death is None
 
     def _count_restart(self, cause: Failure | None) -> None:
         """

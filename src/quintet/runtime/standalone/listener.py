@@ -114,8 +114,8 @@ class StandaloneWorker:
         self.messages.shutdown()
 
     def _lost(self, error: Exception) -> WorkerLostError:
-        reason = self.lost_reason or f"has ended ({error})"
-        return WorkerLostError(f"the standalone worker of rank {self.rank} (process {self.pid}) {reason}")
+        self.lost_reason = self.lost_reason or f"has ended ({error})"
+        return WorkerLostError(f"the standalone worker of rank {self.rank} (process {self.pid}) {self.lost_reason}")
 
 
 @dataclass(slots=True)
@@ -164,10 +164,8 @@ class WorkerListener:
         Raises:
             MachineError: some did not connect in time; the message names them.
         """
-        workers: dict[int, StandaloneWorker] = {}
         deadline = time.monotonic() + timeout_seconds
-        while missing := sorted(set(ranks) - workers.keys()):
-            workers |= {worker.rank: worker for worker in self.take_arrived()}
+        while missing := sorted(set(ranks) - self._living().keys()):
             if time.monotonic() > deadline:
                 names = ", ".join(map(str, missing))
                 raise MachineError(
@@ -176,11 +174,22 @@ class WorkerListener:
                     "placement.join_timeout_seconds",
                 )
             time.sleep(POLL_SECONDS)
-        return [workers[rank] for rank in sorted(workers)]
+        workers = self._living()
+        with self._lock:
+            self._arrived = [worker for worker in self._arrived if worker is not workers.get(worker.rank)]
+        return [workers[rank] for rank in sorted(ranks)]
+
+    def _living(self) -> dict[int, StandaloneWorker]:
+        """Return the workers that are connected, by rank."""
+        workers = [connections.worker for connections in list(self._connections.values())]
+        return {worker.rank: worker for worker in workers if worker is not None and worker.lost_reason is None}
 
     def close(self) -> None:
-        """Stop listening."""
+        """Let all workers end, and stop listening."""
         self._closed.set()
+        for connections in list(self._connections.values()):
+            if connections.worker is not None:
+                connections.worker.stop()
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
