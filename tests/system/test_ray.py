@@ -29,11 +29,15 @@ def place(tmp_path: Path) -> Path:
 
 
 def start(
-    place: Path, name: str, *words: str, environment: Mapping[str, str] = MappingProxyType({})
+    place: Path,
+    name: str,
+    *words: str,
+    command: str = "train",
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.Popen[str]:
     with (place / f"{name}.log").open("a") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "quintet", "train", "tiny.yaml", f"name={name}", *words],
+            [sys.executable, "-m", "quintet", command, "tiny.yaml", f"name={name}", *words],
             cwd=place,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
             stdout=log,
@@ -94,6 +98,16 @@ def test_a_killed_rank_costs_only_what_came_after_the_last_checkpoint(place: Pat
     for ours, theirs in zip(metrics(alone), metrics(place / "runs/two"), strict=True):
         assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-6)
     wait_until_gone(place)
+
+
+def test_fine_tuning_through_ray_is_fine_tuning_in_one_process(place: Path) -> None:
+    words = ("sft.then_reinforce=false",)
+    assert start(place, "one", *words, command="sft").wait(timeout=120) == 0, log(place, "one")
+    two = ("placement.devices_per_node=2", "--ray", "local")
+    assert start(place, "two", *words, *two, command="sft").wait(timeout=120) == 0, log(place, "two")
+    assert (place / "runs/two/logs/rank_1.log").exists()
+    for ours, theirs in zip(metrics(place / "runs/one"), metrics(place / "runs/two"), strict=True):
+        assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-6)
 
 
 def test_a_stopped_run_continues_and_leaves_no_process(place: Path) -> None:

@@ -41,6 +41,13 @@ DialectName = Annotated[
 UnknownKeys = Annotated[
     str, typer.Option(help="Unknown keys of another framework's configuration: `refuse`, or `warn` and ignore them.")
 ]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Start one process per device through Ray: local, auto or HOST:PORT."),
+]
+MaxRestarts = Annotated[
+    int, typer.Option(help="With --ray: how often to continue from the last checkpoint after a failure.", min=0)
+]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Configuration overrides.")]
 
 
@@ -58,20 +65,15 @@ def train(
     overrides: Overrides = None,
     dialect: DialectName = None,
     unknown_keys: UnknownKeys = "refuse",
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Start one process per device through Ray: local, auto or HOST:PORT."),
-    ] = None,
-    max_restarts: Annotated[
-        int, typer.Option(help="With --ray: how often to continue from the last checkpoint after a failure.", min=0)
-    ] = 3,
+    ray: RayAddress = None,
+    max_restarts: MaxRestarts = 3,
 ) -> None:
     """Train a policy by reinforcement learning, after an optional warm start."""
     words = _split(config, overrides)
     if ray is not None:
         from quintet.cli import ray_launch
 
-        raise typer.Exit(ray_launch.run(ray, *words, dialect, unknown_keys, max_restarts))
+        raise typer.Exit(ray_launch.run("train", ray, *words, dialect, unknown_keys, max_restarts))
     from quintet.cli.train import run
 
     raise typer.Exit(run(*words, dialect, unknown_keys))
@@ -83,11 +85,18 @@ def sft(
     overrides: Overrides = None,
     dialect: DialectName = None,
     unknown_keys: UnknownKeys = "refuse",
+    ray: RayAddress = None,
+    max_restarts: MaxRestarts = 3,
 ) -> None:
     """Fine-tune a model on conversations or expert demonstrations."""
+    words = _split(config, overrides)
+    if ray is not None:
+        from quintet.cli import ray_launch
+
+        raise typer.Exit(ray_launch.run("sft", ray, *words, dialect, unknown_keys, max_restarts))
     from quintet.cli.sft import run
 
-    raise typer.Exit(run(*_split(config, overrides), dialect, unknown_keys))
+    raise typer.Exit(run(*words, dialect, unknown_keys))
 
 
 @app.command(name="eval")

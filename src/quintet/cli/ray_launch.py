@@ -1,12 +1,14 @@
-"""`quintet train --ray`: start the ranks of a run through Ray."""
+"""`quintet train --ray` and `quintet sft --ray`: start the ranks of a run through Ray."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Sequence
+from typing import Literal
 
 from quintet.cli.configuration import inspect_config
+from quintet.cli.sft import check_sft
 from quintet.config.checks.processes import planned_rank
 from quintet.config.plan.placement import check_placement
 from quintet.config.torchrun import current_rank
@@ -14,6 +16,7 @@ from quintet.errors import ConfigError
 
 
 def run(
+    command: Literal["train", "sft"],
     address: str,
     config: str | None,
     overrides: Sequence[str],
@@ -21,7 +24,7 @@ def run(
     unknown_keys: str,
     max_restarts: int,
 ) -> int:
-    """Start `quintet train` once per device of the configuration; return the exit status.
+    """Start the command once per device of the configuration; return the exit status.
 
     Raises:
         ConfigError: the configuration is invalid, or the cluster does not have the devices.
@@ -32,19 +35,21 @@ def run(
             "--ray starts the processes itself, and torchrun has started this one", key="--ray", hint="omit torchrun"
         )
     composed = inspect_config(config, list(overrides), dialect, unknown_keys).composed
+    if command == "sft":
+        check_sft(composed)
     check_placement(composed)
     from quintet.runtime.ray_cluster.launcher import RankCommand, run_on_ray
 
     options = ["--unknown-keys", unknown_keys, *(["--dialect", dialect] if dialect else [])]
     words = [word for word in (config, *overrides) if word is not None]
     module = [sys.executable, "-m", "quintet.cli.launched_rank"]
-    command = RankCommand(
-        [*module, "train", *words, *options],
+    rank_command = RankCommand(
+        [*module, command, *words, *options],
         os.getcwd(),
         planned_rank(composed.experiment),
         composed.experiment.placement.join_timeout_seconds,
     )
-    return run_on_ray(address, command, max_restarts, _show)
+    return run_on_ray(address, rank_command, max_restarts, _show)
 
 
 def _show(text: str) -> None:

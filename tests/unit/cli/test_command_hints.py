@@ -15,7 +15,7 @@ from quintet.cli.choices import check_choices
 from quintet.cli.configuration import inspect_config
 from quintet.cli.evaluate import EvalOptions
 from quintet.cli.main import app
-from quintet.cli.sft import _check as check_sft
+from quintet.cli.sft import check_sft
 from quintet.config.compose import load_experiment
 from quintet.config.problems import raise_problems
 from quintet.config.torchrun import RankInfo
@@ -86,7 +86,7 @@ def launched(processes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray_launch, "current_rank", lambda: RankInfo(0, processes, 0, processes))
         patch.setattr(launcher, "run_on_ray", lambda *_: 0)
-        ray_launch.run("local", None, [], None, "refuse", 0)
+        ray_launch.run("train", "local", None, [], None, "refuse", 0)
 
 
 FIT = "plan --fit"

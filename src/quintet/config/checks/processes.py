@@ -24,7 +24,10 @@ class DeviceDemand:
 
 def device_demands(config: Experiment) -> list[DeviceDemand]:
     """Return the demands of supervised fine-tuning and of reinforcement learning, if the run has them."""
-    demands = [] if config.sft is None else [DeviceDemand((SFT_DEVICES,), config.sft.devices)]
+    demands = []
+    if config.sft is not None:
+        keys = (SFT_DEVICES,) if "devices" in config.sft.model_fields_set else COUNTS
+        demands.append(DeviceDemand(keys, config.sft_devices))
     actor = None if config.sft_only else place_components(config).of("actor")
     if actor is not None:
         demands.append(DeviceDemand((*COUNTS, "placement.actor.devices"), actor.num_processes))
@@ -51,19 +54,18 @@ def planned_rank(config: Experiment) -> RankInfo:
     rank, counts = current_rank(), {demand.devices for demand in device_demands(config)}
     if rank.size > 1 or len(counts) != 1:
         return rank
-    devices = counts.pop()
-    nodes = 1 if config.sft_only else config.placement.nodes
+    devices, nodes = counts.pop(), config.placement.nodes
     return RankInfo(0, devices, 0, devices if devices % nodes else devices // nodes)
 
 
 def devices_to_set(config: Experiment, rank: RankInfo, is_set: Callable[[str], bool]) -> Iterator[tuple[str, int]]:
     """Yield the device keys that nobody set and the values with which devices equal processes."""
+    if config.sft is not None and config.sft.devices != rank.size and not is_set(SFT_DEVICES):
+        yield SFT_DEVICES, rank.size
+    if config.sft_only or rank.size == 1:
+        return
     for demand in device_demands(config):
-        if demand.devices == rank.size or is_set(demand.keys[-1]):
-            continue
-        if demand.keys == (SFT_DEVICES,):
-            yield SFT_DEVICES, rank.size
-        elif rank.size > 1:
+        if demand.keys[0] in COUNTS and demand.devices != rank.size and not is_set(demand.keys[-1]):
             counts = zip(COUNTS, (rank.size // rank.local_size, rank.local_size), strict=True)
             yield from ((key, count) for key, count in counts if not is_set(key))
 
@@ -81,15 +83,25 @@ def process_problems(composed: ComposedConfig, rank: RankInfo) -> Iterator[Confi
         running = "this is one process" if rank.size == 1 else f"torchrun started {rank.size} processes"
         message = f"{composed.describe(key)}: the learner is placed on {demand.devices} devices, and {running}"
         start = "no torchrun, as `quintet …`" if demand.devices == 1 else launch_command(config, demand.devices)
+        start += f" or `{ray_command(config)}`" if rank.size == 1 else ""
         yield ConfigProblem(key, demand.devices, composed.source(key), message, f"start it with {start}")
 
 
 def launch_command(config: Experiment, devices: int) -> str:
     """Return the torchrun command for that many devices, in backquotes."""
-    nodes = 1 if config.sft_only else config.placement.nodes
+    nodes = config.placement.nodes
     nodes_option = f"--nnodes {nodes} " if nodes > 1 and devices % nodes == 0 else ""
     per_node = devices // nodes if nodes_option else devices
-    return f"`torchrun {nodes_option}--nproc-per-node {per_node} -m quintet {'sft' if config.sft_only else 'train'} …`"
+    return f"`torchrun {nodes_option}--nproc-per-node {per_node} -m quintet {_command(config)} …`"
+
+
+def ray_command(config: Experiment) -> str:
+    """Return the command that starts the processes through Ray."""
+    return f"quintet {_command(config)} … --ray {'HOST:PORT' if config.placement.nodes > 1 else 'local'}"
+
+
+def _command(config: Experiment) -> str:
+    return "sft" if config.sft_only else "train"
 
 
 def torchrun_command(config: Experiment) -> str | None:

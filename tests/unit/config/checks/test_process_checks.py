@@ -10,6 +10,9 @@ import pytest
 import yaml
 
 from quintet.cli.configuration import load_config
+from quintet.config.checks.processes import planned_rank
+from quintet.config.compose import load_experiment
+from quintet.config.torchrun import RankInfo
 from quintet.errors import ConfigError
 
 Begin = Callable[..., None]
@@ -56,6 +59,16 @@ def test_other_numbers_are_refused_with_the_right_command(begun: Begin) -> None:
     assert "16 devices, and torchrun started 2 processes" in told
     assert "torchrun --nnodes 2 --nproc-per-node 8 -m quintet train" in told
     assert "torchrun started 2 processes" in refusal("placement.devices_per_node=1", "placement.nodes=1")
+
+
+def test_fine_tuning_without_a_number_of_devices_takes_those_of_the_placement() -> None:
+    words = ["placement.nodes=2", "placement.devices_per_node=4"]
+    for stage in ("sft={episodes: {}}", "sft={episodes: {}, then_reinforce: true}"):
+        assert planned_rank(load_experiment(None, [stage, *words]).experiment) == RankInfo(0, 8, 0, 4)
+    some = load_experiment(None, ["sft={episodes: {}, devices: 4}", "placement.nodes=2"]).experiment
+    assert planned_rank(some) == RankInfo(0, 4, 0, 2)
+    told = refusal("sft={episodes: {}}", *words)
+    assert "--nnodes 2 --nproc-per-node 4 -m quintet sft …` or `quintet sft … --ray HOST:PORT`" in told
 
 
 def test_components_apart_wait_for_the_cluster_still(begun: Begin) -> None:
