@@ -17,6 +17,8 @@ import psutil
 import pytest
 from test_ranks import TINY, metrics, wait_for
 
+from quintet.tracking.run_status import read_status
+
 pytest.importorskip("ray", reason="pip install 'quintet[ray]'")
 
 WORDS = ("sft=null", "placement.devices_per_node=2")
@@ -70,14 +72,23 @@ def processes(place: Path) -> Iterator[tuple[int, dict[str, str]]]:
             continue
 
 
-def rank(place: Path, number: int) -> int:
-    """The rank's process: torch's workers have its environment, too, and were started later."""
-    return min(pid for pid, environment in processes(place) if environment.get("RANK") == str(number))
+def quintet(place: Path, *words: str) -> str:
+    """Output of a command that ends."""
+    command = [sys.executable, "-m", "quintet", *words]
+    return subprocess.run(command, cwd=place, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
-def wait_until_gone(place: Path) -> None:
+def rank(place: Path, name: str, number: int) -> int:
+    """Process of a rank, as `quintet status` shows it."""
+    pid = read_status(place / "runs" / name).ranks[number].process.pid
+    assert dict(processes(place))[pid]["RANK"] == str(number)
+    return pid
+
+
+def wait_until_gone(place: Path, variable: str = "") -> None:
+    """Wait until no process is left, or none with this environment variable."""
     end = time.monotonic() + 20
-    while left := list(processes(place)):
+    while left := [pid for pid, environment in processes(place) if not variable or variable in environment]:
         assert time.monotonic() < end, left
         time.sleep(0.1)
 
@@ -86,7 +97,7 @@ def test_a_killed_rank_costs_only_what_came_after_the_last_checkpoint(place: Pat
     run = start(place, "two", *WORDS, "--ray", "local")
     try:
         wait_for(place / "runs/two/checkpoints/global_step_1", run)
-        os.kill(rank(place, 1), signal.SIGKILL)
+        os.kill(rank(place, "two", 1), signal.SIGKILL)
         assert run.wait(timeout=240) == 0, log(place, "two")
     finally:
         run.kill()
@@ -110,23 +121,39 @@ def test_fine_tuning_through_ray_is_fine_tuning_in_one_process(place: Path) -> N
         assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-6)
 
 
-def test_a_stopped_run_continues_and_leaves_no_process(place: Path) -> None:
-    run = start(place, "stopped", *WORDS, "--ray", "local")
+def test_a_run_whose_launcher_is_killed_or_stopped_continues_and_leaves_no_process(place: Path) -> None:
+    words = (*WORDS, "training.steps=200", "--ray", "local")
+    run = start(place, "stopped", *words)
     try:
         wait_for(place / "runs/stopped/checkpoints/global_step_1", run)
+        launcher = read_status(place / "runs/stopped").launcher
+        assert launcher is not None
+        assert (launcher.process.role, launcher.process.pid, launcher.state) == ("Ray launcher", run.pid, "running")
+    finally:
+        run.kill()
+        run.wait()
+    wait_until_gone(place, "RANK")  # agents of Ray look for their head for a minute
+    killed = read_status(place / "runs/stopped")
+    assert (killed.state, {record.state for record in killed.ranks}) == ("died", {"ended"})
+    run = start(place, "stopped", *words)
+    try:
+        while "resuming from runs/stopped/checkpoints/global_step_" not in log(place, "stopped"):
+            assert run.poll() is None, log(place, "stopped")
+            time.sleep(0.1)
         run.send_signal(signal.SIGINT)
         assert run.wait(timeout=60) == 130, log(place, "stopped")
     finally:
         run.kill()
     assert "stopped by SIGINT after step" in log(place, "stopped")
-    wait_until_gone(place)
+    assert read_status(place / "runs/stopped").state == "stopped"
+    wait_until_gone(place, "RANK")
 
 
 def test_a_frozen_rank_is_named_and_the_run_can_be_continued(place: Path) -> None:
     run = start(place, "frozen", *WORDS, "training.steps=200", "--ray", "local", "--max-restarts", "0")
     try:
         wait_for(place / "runs/frozen/checkpoints/global_step_1", run)
-        frozen = rank(place, 1)
+        frozen = rank(place, "frozen", 1)
         os.kill(frozen, signal.SIGSTOP)
         assert run.wait(timeout=40) == 2, log(place, "frozen")
     finally:
@@ -220,7 +247,7 @@ def test_a_run_that_waits_for_devices_can_be_stopped(place: Path, cluster: Clust
         while "waiting up to 300 seconds" not in log(place, "waiting"):
             assert run.poll() is None, log(place, "waiting")
             time.sleep(0.1)
-        run.send_signal(signal.SIGTERM)
+        assert "runs/waiting: stopped" in quintet(place, "stop", "waiting")
         assert run.wait(timeout=20) == 143
     finally:
         run.kill()

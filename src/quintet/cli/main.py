@@ -99,6 +99,33 @@ def sft(
     raise typer.Exit(run(*words, dialect, unknown_keys))
 
 
+@app.command()
+def status(
+    target: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Run directory or name, or a directory of runs (default: runs).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show whether runs are running, their progress, processes, checkpoints and logs."""
+    from quintet.cli.status import run
+
+    run(target, as_json=as_json)
+
+
+@app.command()
+def stop(
+    target: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Run directory or name (default: the only one that is running).")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the end of the run.", min=0)] = 60.0,
+    now: Annotated[bool, typer.Option("--now", help="End the run at once, without a checkpoint.")] = False,
+) -> None:
+    """Stop a run after its current step and a checkpoint, from any machine that shares its directory."""
+    from quintet.cli.stop import run
+
+    run(target, timeout_seconds=timeout, now=now)
+
+
 @app.command(name="eval")
 def evaluate(
     target: Annotated[

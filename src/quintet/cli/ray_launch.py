@@ -39,6 +39,8 @@ def run(
         check_sft(composed)
     check_placement(composed)
     from quintet.runtime.ray_cluster.launcher import RankCommand, run_on_ray
+    from quintet.runtime.run_registration import registered_launcher
+    from quintet.tracking.run_directory import RunDirectory
 
     options = ["--unknown-keys", unknown_keys, *(["--dialect", dialect] if dialect else [])]
     words = [word for word in (config, *overrides) if word is not None]
@@ -49,7 +51,8 @@ def run(
         planned_rank(composed.experiment),
         composed.experiment.placement.join_timeout_seconds,
     )
-    return run_on_ray(address, rank_command, max_restarts, _show)
+    with registered_launcher(RunDirectory.create_for(composed), rank_command.ranks):
+        return run_on_ray(address, rank_command, max_restarts, _show)
 
 
 def _show(text: str) -> None:

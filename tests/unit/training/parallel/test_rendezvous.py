@@ -12,9 +12,10 @@ import pytest
 
 from quintet.config.torchrun import RankInfo
 from quintet.errors import MachineError
+from quintet.tracking.run_processes import process_namespace
 from quintet.training.parallel import rendezvous as meeting
 from quintet.training.parallel.process_group import RankGroup
-from quintet.training.parallel.rendezvous import Peer, Rendezvous, _check_no_shared_gpus, _local_gpu, _process_namespace
+from quintet.training.parallel.rendezvous import Peer, Rendezvous, _check_no_shared_gpus, _local_gpu
 
 
 @pytest.mark.parametrize(("local_rank", "visible", "own"), [(0, 4, 0), (3, 4, 3), (3, 1, 0)])
@@ -45,7 +46,7 @@ def other() -> Any:
 
 def beside(process: int, host: str | None = None) -> Rendezvous:
     """Rank 0 and a peer."""
-    peers = (Peer(0, _process_namespace(), os.getpid(), ""), Peer(1, host or _process_namespace(), process, ""))
+    peers = (Peer(0, process_namespace(), os.getpid(), ""), Peer(1, host or process_namespace(), process, ""))
     return Rendezvous(RankGroup(0, 2), cast(Any, None), peers)
 
 
