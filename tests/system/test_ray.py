@@ -167,13 +167,14 @@ def test_a_frozen_rank_is_named_and_the_run_can_be_continued(place: Path) -> Non
 class Cluster:
     """A head and further nodes of Ray on this machine, each behind a loopback address of its own."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *head_options: str) -> None:
         self.directory = directory
-        self.address = f"127.0.0.1:{free_port()}"
+        port = free_port()
+        self.address = f"127.0.0.1:{port}"
         quick = {"initial_delay_ms": 1000, "period_ms": 500, "timeout_ms": 500, "failure_threshold": 3}
         self.environment = {f"RAY_health_check_{name}": str(value) for name, value in quick.items()}
         self.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "7" * 64, "GLOO_SOCKET_IFNAME": "lo"}
-        self.nodes = {"127.0.0.1": self._start("127.0.0.1", "--head", f"--port={self.address.rpartition(':')[2]}")}
+        self.nodes = {"127.0.0.1": self._start("127.0.0.1", "--head", f"--port={port}", *head_options)}
         wait_for_port(self.address)
 
     def add(self, host: str) -> None:
@@ -213,7 +214,7 @@ def wait_for_port(address: str) -> None:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    started = Cluster(tmp_path)
+    started = Cluster(tmp_path, "--include-dashboard=false")
     yield started
     started.close()
 
@@ -251,6 +252,33 @@ def test_a_run_that_waits_for_devices_can_be_stopped(place: Path, cluster: Clust
         assert run.wait(timeout=20) == 143
     finally:
         run.kill()
+
+
+def test_a_submitted_job_is_followed_stopped_and_continued(place: Path, tmp_path: Path) -> None:
+    for module in ("aiohttp_cors", "colorful"):
+        pytest.importorskip(module, reason="pip install 'ray[default]'")
+    endpoint = f"127.0.0.1:{free_port()}"
+    cluster = Cluster(tmp_path, "--include-dashboard=true", f"--dashboard-port={endpoint.rpartition(':')[2]}")
+    words = ("sft=null", "training.steps=200", "--ray", f"http://{endpoint}")
+    try:
+        wait_for_port(endpoint)
+        run = start(place, "job", *words, environment=cluster.environment)
+        wait_for(place / "runs/job/checkpoints/global_step_1", run)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(timeout=60) == 130, log(place, "job")
+        stopped = read_status(place / "runs/job")
+        assert (stopped.state, stopped.message.partition(" after")[0]) == ("stopped", "stopped by SIGTERM")
+        assert stopped.progress is not None
+        steps = f"training.steps={stopped.progress.done + 1}"
+        again = start(place, "job", *words, steps, environment=cluster.environment)
+        assert again.wait(timeout=120) == 0, log(place, "job")
+        assert "resuming from runs/job/checkpoints/global_step_" in log(place, "job")
+        unknown = start(place, "job", *words, environment={**cluster.environment, "RAY_AUTH_TOKEN": "8" * 64})
+        assert unknown.wait(timeout=60) == 2
+        assert f"quintet: --ray http://{endpoint}: cannot submit a job: " in log(place, "job")
+    finally:
+        cluster.close()
+    wait_until_gone(place)
 
 
 def test_a_run_that_needs_more_than_the_cluster_has_is_refused(place: Path) -> None:

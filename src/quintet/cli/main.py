@@ -43,7 +43,10 @@ UnknownKeys = Annotated[
 ]
 RayAddress = Annotated[
     str | None,
-    typer.Option(metavar="ADDRESS", help="Start one process per device through Ray: local, auto or HOST:PORT."),
+    typer.Option(
+        metavar="ADDRESS",
+        help="Start one process per device through Ray: local, auto or HOST:PORT; http://HOST:8265 submits a job.",
+    ),
 ]
 MaxRestarts = Annotated[
     int, typer.Option(help="With --ray: how often to continue from the last checkpoint after a failure.", min=0)

@@ -10,9 +10,13 @@ from typing import Literal
 from quintet.cli.configuration import inspect_config
 from quintet.cli.sft import check_sft
 from quintet.config.checks.processes import planned_rank
+from quintet.config.composed import ComposedConfig
 from quintet.config.plan.placement import check_placement
 from quintet.config.torchrun import current_rank
 from quintet.errors import ConfigError
+
+JOB_ENDPOINTS = ("http://", "https://")
+"""Beginnings of addresses to which the run is submitted as a job."""
 
 
 def run(
@@ -24,7 +28,7 @@ def run(
     unknown_keys: str,
     max_restarts: int,
 ) -> int:
-    """Start the command once per device of the configuration; return the exit status.
+    """Start the command once per device of the configuration, or submit it as a job; return the exit status.
 
     Raises:
         ConfigError: the configuration is invalid, or the cluster does not have the devices.
@@ -38,15 +42,24 @@ def run(
     if command == "sft":
         check_sft(composed)
     check_placement(composed)
+    options = ["--unknown-keys", unknown_keys, *(["--dialect", dialect] if dialect else [])]
+    words = [command, *(word for word in (config, *overrides) if word is not None), *options]
+    if address.startswith(JOB_ENDPOINTS):
+        from quintet.runtime.ray_cluster.job import submit_job
+
+        job = [sys.executable, "-m", "quintet", *words, "--ray", "auto", "--max-restarts", str(max_restarts)]
+        return submit_job(address, job, os.getcwd(), _show)
+    return _launch(address, composed, words, max_restarts)
+
+
+def _launch(address: str, composed: ComposedConfig, words: Sequence[str], max_restarts: int) -> int:
+    """Start the ranks from this process."""
     from quintet.runtime.ray_cluster.launcher import RankCommand, run_on_ray
     from quintet.runtime.run_registration import registered_launcher
     from quintet.tracking.run_directory import RunDirectory
 
-    options = ["--unknown-keys", unknown_keys, *(["--dialect", dialect] if dialect else [])]
-    words = [word for word in (config, *overrides) if word is not None]
-    module = [sys.executable, "-m", "quintet.cli.launched_rank"]
     rank_command = RankCommand(
-        [*module, command, *words, *options],
+        [sys.executable, "-m", "quintet.cli.launched_rank", *words],
         os.getcwd(),
         planned_rank(composed.experiment),
         composed.experiment.placement.join_timeout_seconds,
