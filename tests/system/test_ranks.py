@@ -124,7 +124,7 @@ def test_two_processes_continue_a_stopped_warm_start(place: Path) -> None:
     run = start(place, "stopped", TWO, *words)
     try:
         wait_for(stopped / "warm_start/global_step_3", run)
-        run.send_signal(signal.SIGTERM)
+        subprocess.run([*ONE, "stop", "stopped"], cwd=place, check=True, timeout=60)
         run.wait(timeout=60)
     finally:
         run.kill()

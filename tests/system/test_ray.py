@@ -17,6 +17,8 @@ import psutil
 import pytest
 from test_ranks import TINY, metrics, wait_for
 
+from quintet.tracking.run_status import read_status
+
 pytest.importorskip("ray", reason="pip install 'quintet[ray]'")
 
 WORDS = ("sft=null", "placement.devices_per_node=2")
@@ -29,11 +31,15 @@ def place(tmp_path: Path) -> Path:
 
 
 def start(
-    place: Path, name: str, *words: str, environment: Mapping[str, str] = MappingProxyType({})
+    place: Path,
+    name: str,
+    *words: str,
+    command: str = "train",
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.Popen[str]:
     with (place / f"{name}.log").open("a") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "quintet", "train", "tiny.yaml", f"name={name}", *words],
+            [sys.executable, "-m", "quintet", command, "tiny.yaml", f"name={name}", *words],
             cwd=place,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
             stdout=log,
@@ -66,14 +72,23 @@ def processes(place: Path) -> Iterator[tuple[int, dict[str, str]]]:
             continue
 
 
-def rank(place: Path, number: int) -> int:
-    """The rank's process: torch's workers have its environment, too, and were started later."""
-    return min(pid for pid, environment in processes(place) if environment.get("RANK") == str(number))
+def quintet(place: Path, *words: str) -> str:
+    """Output of a command that ends."""
+    command = [sys.executable, "-m", "quintet", *words]
+    return subprocess.run(command, cwd=place, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
-def wait_until_gone(place: Path) -> None:
+def rank(place: Path, name: str, number: int) -> int:
+    """Process of a rank, as `quintet status` shows it."""
+    pid = read_status(place / "runs" / name).ranks[number].process.pid
+    assert dict(processes(place))[pid]["RANK"] == str(number)
+    return pid
+
+
+def wait_until_gone(place: Path, variable: str = "") -> None:
+    """Wait until no process is left, or none with this environment variable."""
     end = time.monotonic() + 20
-    while left := list(processes(place)):
+    while left := [pid for pid, environment in processes(place) if not variable or variable in environment]:
         assert time.monotonic() < end, left
         time.sleep(0.1)
 
@@ -82,7 +97,7 @@ def test_a_killed_rank_costs_only_what_came_after_the_last_checkpoint(place: Pat
     run = start(place, "two", *WORDS, "--ray", "local")
     try:
         wait_for(place / "runs/two/checkpoints/global_step_1", run)
-        os.kill(rank(place, 1), signal.SIGKILL)
+        os.kill(rank(place, "two", 1), signal.SIGKILL)
         assert run.wait(timeout=240) == 0, log(place, "two")
     finally:
         run.kill()
@@ -96,23 +111,49 @@ def test_a_killed_rank_costs_only_what_came_after_the_last_checkpoint(place: Pat
     wait_until_gone(place)
 
 
-def test_a_stopped_run_continues_and_leaves_no_process(place: Path) -> None:
-    run = start(place, "stopped", *WORDS, "--ray", "local")
+def test_fine_tuning_through_ray_is_fine_tuning_in_one_process(place: Path) -> None:
+    words = ("sft.then_reinforce=false",)
+    assert start(place, "one", *words, command="sft").wait(timeout=120) == 0, log(place, "one")
+    two = ("placement.devices_per_node=2", "--ray", "local")
+    assert start(place, "two", *words, *two, command="sft").wait(timeout=120) == 0, log(place, "two")
+    assert (place / "runs/two/logs/rank_1.log").exists()
+    for ours, theirs in zip(metrics(place / "runs/one"), metrics(place / "runs/two"), strict=True):
+        assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-6)
+
+
+def test_a_run_whose_launcher_is_killed_or_stopped_continues_and_leaves_no_process(place: Path) -> None:
+    words = (*WORDS, "training.steps=200", "--ray", "local")
+    run = start(place, "stopped", *words)
     try:
         wait_for(place / "runs/stopped/checkpoints/global_step_1", run)
+        launcher = read_status(place / "runs/stopped").launcher
+        assert launcher is not None
+        assert (launcher.process.role, launcher.process.pid, launcher.state) == ("Ray launcher", run.pid, "running")
+    finally:
+        run.kill()
+        run.wait()
+    wait_until_gone(place, "RANK")  # agents of Ray look for their head for a minute
+    killed = read_status(place / "runs/stopped")
+    assert (killed.state, {record.state for record in killed.ranks}) == ("died", {"ended"})
+    run = start(place, "stopped", *words)
+    try:
+        while "resuming from runs/stopped/checkpoints/global_step_" not in log(place, "stopped"):
+            assert run.poll() is None, log(place, "stopped")
+            time.sleep(0.1)
         run.send_signal(signal.SIGINT)
         assert run.wait(timeout=60) == 130, log(place, "stopped")
     finally:
         run.kill()
     assert "stopped by SIGINT after step" in log(place, "stopped")
-    wait_until_gone(place)
+    assert read_status(place / "runs/stopped").state == "stopped"
+    wait_until_gone(place, "RANK")
 
 
 def test_a_frozen_rank_is_named_and_the_run_can_be_continued(place: Path) -> None:
     run = start(place, "frozen", *WORDS, "training.steps=200", "--ray", "local", "--max-restarts", "0")
     try:
         wait_for(place / "runs/frozen/checkpoints/global_step_1", run)
-        frozen = rank(place, 1)
+        frozen = rank(place, "frozen", 1)
         os.kill(frozen, signal.SIGSTOP)
         assert run.wait(timeout=40) == 2, log(place, "frozen")
     finally:
@@ -126,13 +167,14 @@ def test_a_frozen_rank_is_named_and_the_run_can_be_continued(place: Path) -> Non
 class Cluster:
     """A head and further nodes of Ray on this machine, each behind a loopback address of its own."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *head_options: str) -> None:
         self.directory = directory
-        self.address = f"127.0.0.1:{free_port()}"
+        port = free_port()
+        self.address = f"127.0.0.1:{port}"
         quick = {"initial_delay_ms": 1000, "period_ms": 500, "timeout_ms": 500, "failure_threshold": 3}
         self.environment = {f"RAY_health_check_{name}": str(value) for name, value in quick.items()}
         self.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "7" * 64, "GLOO_SOCKET_IFNAME": "lo"}
-        self.nodes = {"127.0.0.1": self._start("127.0.0.1", "--head", f"--port={self.address.rpartition(':')[2]}")}
+        self.nodes = {"127.0.0.1": self._start("127.0.0.1", "--head", f"--port={port}", *head_options)}
         wait_for_port(self.address)
 
     def add(self, host: str) -> None:
@@ -172,7 +214,7 @@ def wait_for_port(address: str) -> None:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    started = Cluster(tmp_path)
+    started = Cluster(tmp_path, "--include-dashboard=false")
     yield started
     started.close()
 
@@ -206,10 +248,37 @@ def test_a_run_that_waits_for_devices_can_be_stopped(place: Path, cluster: Clust
         while "waiting up to 300 seconds" not in log(place, "waiting"):
             assert run.poll() is None, log(place, "waiting")
             time.sleep(0.1)
-        run.send_signal(signal.SIGTERM)
+        assert "runs/waiting: stopped" in quintet(place, "stop", "waiting")
         assert run.wait(timeout=20) == 143
     finally:
         run.kill()
+
+
+def test_a_submitted_job_is_followed_stopped_and_continued(place: Path, tmp_path: Path) -> None:
+    for module in ("aiohttp_cors", "colorful"):
+        pytest.importorskip(module, reason="pip install 'ray[default]'")
+    endpoint = f"127.0.0.1:{free_port()}"
+    cluster = Cluster(tmp_path, "--include-dashboard=true", f"--dashboard-port={endpoint.rpartition(':')[2]}")
+    words = ("sft=null", "training.steps=200", "--ray", f"http://{endpoint}")
+    try:
+        wait_for_port(endpoint)
+        run = start(place, "job", *words, environment=cluster.environment)
+        wait_for(place / "runs/job/checkpoints/global_step_1", run)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(timeout=60) == 130, log(place, "job")
+        stopped = read_status(place / "runs/job")
+        assert (stopped.state, stopped.message.partition(" after")[0]) == ("stopped", "stopped by SIGTERM")
+        assert stopped.progress is not None
+        steps = f"training.steps={stopped.progress.done + 1}"
+        again = start(place, "job", *words, steps, environment=cluster.environment)
+        assert again.wait(timeout=120) == 0, log(place, "job")
+        assert "resuming from runs/job/checkpoints/global_step_" in log(place, "job")
+        unknown = start(place, "job", *words, environment={**cluster.environment, "RAY_AUTH_TOKEN": "8" * 64})
+        assert unknown.wait(timeout=60) == 2
+        assert f"quintet: --ray http://{endpoint}: cannot submit a job: " in log(place, "job")
+    finally:
+        cluster.close()
+    wait_until_gone(place)
 
 
 def test_a_run_that_needs_more_than_the_cluster_has_is_refused(place: Path) -> None:

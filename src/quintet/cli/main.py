@@ -41,6 +41,16 @@ DialectName = Annotated[
 UnknownKeys = Annotated[
     str, typer.Option(help="Unknown keys of another framework's configuration: `refuse`, or `warn` and ignore them.")
 ]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Start one process per device through Ray: local, auto or HOST:PORT; http://HOST:8265 submits a job.",
+    ),
+]
+MaxRestarts = Annotated[
+    int, typer.Option(help="With --ray: how often to continue from the last checkpoint after a failure.", min=0)
+]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Configuration overrides.")]
 
 
@@ -58,20 +68,15 @@ def train(
     overrides: Overrides = None,
     dialect: DialectName = None,
     unknown_keys: UnknownKeys = "refuse",
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Start one process per device through Ray: local, auto or HOST:PORT."),
-    ] = None,
-    max_restarts: Annotated[
-        int, typer.Option(help="With --ray: how often to continue from the last checkpoint after a failure.", min=0)
-    ] = 3,
+    ray: RayAddress = None,
+    max_restarts: MaxRestarts = 3,
 ) -> None:
     """Train a policy by reinforcement learning, after an optional warm start."""
     words = _split(config, overrides)
     if ray is not None:
         from quintet.cli import ray_launch
 
-        raise typer.Exit(ray_launch.run(ray, *words, dialect, unknown_keys, max_restarts))
+        raise typer.Exit(ray_launch.run("train", ray, *words, dialect, unknown_keys, max_restarts))
     from quintet.cli.train import run
 
     raise typer.Exit(run(*words, dialect, unknown_keys))
@@ -83,11 +88,45 @@ def sft(
     overrides: Overrides = None,
     dialect: DialectName = None,
     unknown_keys: UnknownKeys = "refuse",
+    ray: RayAddress = None,
+    max_restarts: MaxRestarts = 3,
 ) -> None:
     """Fine-tune a model on conversations or expert demonstrations."""
+    words = _split(config, overrides)
+    if ray is not None:
+        from quintet.cli import ray_launch
+
+        raise typer.Exit(ray_launch.run("sft", ray, *words, dialect, unknown_keys, max_restarts))
     from quintet.cli.sft import run
 
-    raise typer.Exit(run(*_split(config, overrides), dialect, unknown_keys))
+    raise typer.Exit(run(*words, dialect, unknown_keys))
+
+
+@app.command()
+def status(
+    target: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Run directory or name, or a directory of runs (default: runs).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show whether runs are running, their progress, processes, checkpoints and logs."""
+    from quintet.cli.status import run
+
+    run(target, as_json=as_json)
+
+
+@app.command()
+def stop(
+    target: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="Run directory or name (default: the only one that is running).")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the end of the run.", min=0)] = 60.0,
+    now: Annotated[bool, typer.Option("--now", help="End the run at once, without a checkpoint.")] = False,
+) -> None:
+    """Stop a run after its current step and a checkpoint, from any machine that shares its directory."""
+    from quintet.cli.stop import run
+
+    run(target, timeout_seconds=timeout, now=now)
 
 
 @app.command(name="eval")

@@ -62,7 +62,7 @@ def rank_log(rank: int, config: Experiment) -> Path:
     """Return the file with the output of a rank that does not print."""
     from quintet.tracking.run_directory import RunDirectory
 
-    return RunDirectory.from_config(config).path / "logs" / f"rank_{rank}.log"
+    return RunDirectory.from_config(config).logs / f"rank_{rank}.log"
 
 
 @contextmanager

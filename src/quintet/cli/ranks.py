@@ -61,12 +61,16 @@ def run_on_all_ranks(composed: ComposedConfig, run: Callable[[Controller | None]
     exit status. On the other ranks, work for that controller until it ends.
 
     Raises:
-        MachineError: the rendezvous failed.
+        MachineError: the rendezvous failed, or the run is in use by another process.
     """
+    from quintet.runtime.run_registration import registered_rank
+    from quintet.tracking.run_directory import RunDirectory
+
     rank = current_rank()
-    if rank.size == 1:
-        return run(None)
-    return _run_as_rank(rank, composed.experiment, run)
+    with registered_rank(RunDirectory.from_config(composed.experiment), rank):
+        if rank.size == 1:
+            return run(None)
+        return _run_as_rank(rank, composed.experiment, run)
 
 
 def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller | None], int]) -> int:

@@ -149,6 +149,9 @@ CASES = [
 EXEMPT = {
     f"runtime/ray_cluster/launcher.py {function}": "another machine, another run or another start is the remedy"
     for function in ("run_on_ray", "_connected", "_placed", "_start_ranks")
+} | {
+    f"runtime/ray_cluster/job.py {function}": "another endpoint, or another command, is the remedy"
+    for function in ("_submit", "_refused", "_lost")
 }
 
 

@@ -29,10 +29,20 @@ def device_demands(config: Experiment) -> list[DeviceDemand]:
     """Return the demands of supervised fine-tuning and of reinforcement learning, if the run has them."""
     demands = []
     if config.sft is not None:
-        demands.append(DeviceDemand((SFT_DEVICES,), config.sft.devices + _processes_without_learner(config)))
+        keys = (SFT_DEVICES,) if "devices" in config.sft.model_fields_set else COUNTS
+        demands.append(DeviceDemand(keys, _fine_tuning_processes(config)))
     if config.sft_only is None and config.evaluation is None:
         demands.append(DeviceDemand((*COUNTS, "placement.actor.devices"), process_layout(config).size))
     return demands
+
+
+def _fine_tuning_processes(config: Experiment) -> int:
+    """Return the number of processes of a run that fine-tunes, those without a learner included."""
+    if config.sft_only is not None:
+        return config.sft_devices
+    if config.sft is not None and "devices" in config.sft.model_fields_set:
+        return config.sft.devices + _processes_without_learner(config)
+    return process_layout(config).size
 
 
 def _processes_without_learner(config: Experiment) -> int:
@@ -64,19 +74,20 @@ def planned_rank(config: Experiment) -> RankInfo:
     rank, counts = current_rank(), {demand.devices for demand in device_demands(config)}
     if rank.size > 1 or len(counts) != 1:
         return rank
-    devices = counts.pop()
-    nodes = 1 if config.sft_only else config.placement.nodes
+    devices, nodes = counts.pop(), config.placement.nodes
     return RankInfo(0, devices, 0, devices if devices % nodes else devices // nodes)
 
 
 def devices_to_set(config: Experiment, rank: RankInfo, is_set: Callable[[str], bool]) -> Iterator[tuple[str, int]]:
     """Yield the device keys that nobody set and the values with which devices equal processes."""
+    if config.sft is not None and not is_set(SFT_DEVICES):
+        num_learners = rank.size - _processes_without_learner(config)
+        if config.sft.devices != num_learners:
+            yield SFT_DEVICES, num_learners
+    if config.sft_only or rank.size == 1:
+        return
     for demand in device_demands(config):
-        if demand.devices == rank.size or is_set(demand.keys[-1]):
-            continue
-        if demand.keys == (SFT_DEVICES,):
-            yield SFT_DEVICES, rank.size - _processes_without_learner(config)
-        elif rank.size > 1:
+        if demand.keys[0] in COUNTS and demand.devices != rank.size and not is_set(demand.keys[-1]):
             counts = zip(COUNTS, (rank.size // rank.local_size, rank.local_size), strict=True)
             yield from ((key, count) for key, count in counts if not is_set(key))
 
@@ -94,15 +105,25 @@ def process_problems(composed: ComposedConfig, rank: RankInfo) -> Iterator[Confi
         running = "this is one process" if rank.size == 1 else f"torchrun started {rank.size} processes"
         message = f"{composed.describe(key)}: the run needs {demand.devices} devices, and {running}"
         start = "no torchrun, as `quintet …`" if demand.devices == 1 else launch_command(config, demand.devices)
+        start += f" or `{ray_command(config)}`" if rank.size == 1 else ""
         yield ConfigProblem(key, demand.devices, composed.source(key), message, f"start it with {start}")
 
 
 def launch_command(config: Experiment, devices: int) -> str:
     """Return the torchrun command for that many devices, in backquotes."""
-    nodes = 1 if config.sft_only else config.placement.nodes
+    nodes = config.placement.nodes
     nodes_option = f"--nnodes {nodes} " if nodes > 1 and devices % nodes == 0 else ""
     per_node = devices // nodes if nodes_option else devices
-    return f"`torchrun {nodes_option}--nproc-per-node {per_node} -m quintet {'sft' if config.sft_only else 'train'} …`"
+    return f"`torchrun {nodes_option}--nproc-per-node {per_node} -m quintet {_command(config)} …`"
+
+
+def ray_command(config: Experiment) -> str:
+    """Return the command that starts the processes through Ray."""
+    return f"quintet {_command(config)} … --ray {'HOST:PORT' if config.placement.nodes > 1 else 'local'}"
+
+
+def _command(config: Experiment) -> str:
+    return "sft" if config.sft_only else "train"
 
 
 def torchrun_command(config: Experiment) -> str | None:

@@ -14,6 +14,7 @@ from quintet.config.checks.processes import (
     devices_to_set,
     placement_keys_satisfied_by_processes,
     process_problems,
+    ray_command,
     torchrun_command,
 )
 from quintet.config.checks.sharding import sharding_problems
@@ -73,8 +74,7 @@ def _problem(composed: ComposedConfig, unsupported: UnsupportedValue) -> ConfigP
     message = f"{key} = {format_value(shown)} ({source}) is not supported yet: requires {unsupported.capability}"
     hint = f"leave it out, or {key}={_format_default(unsupported.default)}"
     if key in COUNTS and (command := torchrun_command(composed.experiment)):
-        hint += f", or start it with `{command}`"
-        hint += "" if composed.experiment.sft_only else " or `quintet train … --ray local`"
+        hint += f", or start it with `{command}` or `{ray_command(composed.experiment)}`"
     return ConfigProblem(key, value, source, message, hint)
 
 

@@ -89,8 +89,8 @@ class SftConfig(Section):
     remote_dir: str | None = None
     """Copy the final weights to this location at the end of the run: any fsspec URL, such as `hdfs://…` or `s3://…`."""
     devices: PositiveInt = 1
-    """Number of devices of this stage, one process each, started by torchrun; if not set, the number of started
-    processes."""
+    """Number of devices of this stage, one process each, started by torchrun or Ray; if not set, the number of started
+    processes, or with `--ray` that of `placement`."""
     epochs: PositiveInt = 1
     """Epochs over the data."""
     batch: PositiveInt = 256

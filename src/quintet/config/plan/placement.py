@@ -89,7 +89,7 @@ def place_components(config: Experiment) -> Placement:
         Component(name, _devices(config, name), _parallelism(config, name)) for name in _components(config)
     )
     # fine-tuning without reinforcement learning has its own key for devices
-    tuned = 0 if (stage := config.sft_only) is None else -(-stage.devices // placement.nodes)
+    tuned = 0 if config.sft_only is None else -(-config.sft_devices // placement.nodes)
     per_node = max(placement.devices_per_node, _engine_devices(config), tuned)
     return Placement(placement.nodes, per_node, placement.colocated, components)
 
@@ -112,8 +112,8 @@ def _components(config: Experiment) -> list[str]:
 
 
 def _devices(config: Experiment, name: str) -> tuple[int, ...]:
-    if (stage := config.sft_only) is not None:
-        return tuple(range(stage.devices))
+    if config.sft_only is not None:
+        return tuple(range(config.sft_devices))
     if name == "rollout" and (count := _engine_devices(config)):
         return tuple(range(count))
     placement = config.placement

@@ -16,7 +16,7 @@ from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE, EngineAction, SharedTensor
 from quintet.runtime.standalone.listener import StandaloneWorker, WorkerLostError
 from quintet.runtime.standalone.shared_weights import SharedWeights, SharedWeightsReader
-from quintet.training.parallel.rendezvous import process_namespace
+from quintet.tracking.run_processes import process_namespace
 
 if TYPE_CHECKING:
     from torch import Tensor

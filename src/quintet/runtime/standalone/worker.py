@@ -23,7 +23,7 @@ from quintet.runtime.standalone.engine_worker import LocalStandaloneEngine
 from quintet.runtime.standalone.listener import HEARTBEAT_SECONDS, WorkerHello, WorkerListener
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
 from quintet.runtime.worker import ignored_signals
-from quintet.training.parallel.rendezvous import process_namespace
+from quintet.tracking.run_processes import process_namespace
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

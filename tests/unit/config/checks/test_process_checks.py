@@ -10,7 +10,10 @@ import pytest
 import yaml
 
 from quintet.cli.configuration import load_config
+from quintet.config.checks.processes import planned_rank
+from quintet.config.compose import load_experiment
 from quintet.config.plan.process_layout import process_layout
+from quintet.config.torchrun import RankInfo
 from quintet.errors import ConfigError
 
 Begin = Callable[..., None]
@@ -66,6 +69,16 @@ def test_engines_with_devices_of_their_own_need_no_cluster(begun: Begin) -> None
     without_list = [*words[:2], "placement.colocated=false"]
     layout = process_layout(load_config(None, without_list, None, "refuse").experiment)
     assert (layout.learner_ranks, layout.standalone["rollout"]) == ((0,), (1, 2))
+
+
+def test_fine_tuning_without_a_number_of_devices_takes_those_of_the_placement() -> None:
+    words = ["placement.nodes=2", "placement.devices_per_node=4"]
+    for stage in ("sft={episodes: {}}", "sft={episodes: {}, then_reinforce: true}"):
+        assert planned_rank(load_experiment(None, [stage, *words]).experiment) == RankInfo(0, 8, 0, 4)
+    some = load_experiment(None, ["sft={episodes: {}, devices: 4}", "placement.nodes=2"]).experiment
+    assert planned_rank(some) == RankInfo(0, 4, 0, 2)
+    told = refusal("sft={episodes: {}}", *words)
+    assert "--nnodes 2 --nproc-per-node 4 -m quintet sft …` or `quintet sft … --ray HOST:PORT`" in told
 
 
 def test_where_nobody_counts_devices_they_are_the_processes(begun: Begin) -> None:
