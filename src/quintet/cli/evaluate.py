@@ -6,13 +6,14 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.cli.config_source import NATIVE
 from quintet.cli.configuration import SINGLE_PROCESS_DEFAULTS, load_config
 from quintet.cli.messages import warn
+from quintet.cli.options import EvalOptions
 from quintet.cli.transformers_setup import silence_transformers
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.data import DataConfig
@@ -37,73 +38,6 @@ DEFAULT_MEMORY_SHARE = 0.5
 """Share of the machine's memory for model and KV cache, if no configuration sets it."""
 
 
-@dataclass(frozen=True, slots=True)
-class EvalOptions:
-    """Command-line options of `quintet eval`. An option with its default value counts as not given."""
-
-    data: str | None = None
-    """Data file with prompts."""
-    env: str | None = None
-    samples: int = 1
-    """Responses per prompt, or episodes per start state."""
-    temperature: float | None = None
-    """None is greedy for one sample and 1 for several."""
-    max_tokens: int | None = None
-    limit: int | None = None
-    """Maximum number of prompts."""
-    episodes: int = 256
-    """Number of start states."""
-    confidence: float = 0.95
-    """Confidence level of the intervals."""
-    name: str | None = None
-    output_dir: str = "runs"
-    endpoint: str | None = None
-    """URL of an endpoint to evaluate instead of a model."""
-    endpoint_model: str | None = None
-    """Model name at the endpoint."""
-    endpoint_key: str = "OPENAI_API_KEY"
-    """Environment variable with the API key."""
-    endpoint_concurrent: int = 16
-    """Maximum concurrent requests."""
-    endpoint_retries: int = 2
-    endpoint_timeout: float = 300.0
-    """Timeout of a request in seconds."""
-
-    def endpoint_settings(self) -> EndpointSettings | None:
-        """Return the settings of the endpoint, None without `--endpoint`.
-
-        Raises:
-            ConfigError: The model name is missing, or endpoint options are given without an endpoint.
-        """
-        if self.endpoint is None:
-            for option in self.explicit(*ENDPOINT_OPTIONS):
-                raise ConfigError(
-                    f"{option} is only valid with --endpoint", key=option, hint="add --endpoint http://…/v1"
-                )
-            return None
-        if self.endpoint_model is None:
-            raise ConfigError(
-                "--endpoint requires a model name", key="--endpoint-model", hint="add --endpoint-model NAME"
-            )
-        from quintet.rollout.engines.openai_endpoint import EndpointSettings
-
-        settings = EndpointSettings(
-            self.endpoint,
-            self.endpoint_model,
-            self.endpoint_key,
-            self.endpoint_concurrent,
-            self.endpoint_retries,
-            self.endpoint_timeout,
-        )
-        settings.check()
-        return settings
-
-    def explicit(self, *names: str) -> Iterator[str]:
-        """Yield the options among `names` that differ from their defaults, as spelled on the command line."""
-        defaults = {field.name: field.default for field in fields(self)}
-        yield from (f"--{name.replace('_', '-')}" for name in names if getattr(self, name) != defaults[name])
-
-
 def run(
     target: str | None,
     overrides: list[str],
@@ -124,7 +58,7 @@ def run(
 
     # with --json, stdout holds nothing but JSON
     console = Console(stderr=as_json)
-    options.endpoint_settings()
+    _endpoint_settings(options)
     has_data_files = _has_data_files(target) if options.data is None and options.env is None else None
     if options.data is None and options.env is None and has_data_files is None:
         _check_config_options(target, options)
@@ -145,6 +79,32 @@ def run(
         print(f"results: {evaluation.directory / 'results.json'}")
     _print_failures(evaluation)
     return int(evaluation.failed * 2 > evaluation.answers)
+
+
+def _endpoint_settings(options: EvalOptions) -> EndpointSettings | None:
+    """Return the settings of the endpoint, None without `--endpoint`.
+
+    Raises:
+        ConfigError: The model name is missing, or endpoint options are given without an endpoint.
+    """
+    if options.endpoint is None:
+        for option in options.explicit(*ENDPOINT_OPTIONS):
+            raise ConfigError(f"{option} is only valid with --endpoint", key=option, hint="add --endpoint http://…/v1")
+        return None
+    if options.endpoint_model is None:
+        raise ConfigError("--endpoint requires a model name", key="--endpoint-model", hint="add --endpoint-model NAME")
+    from quintet.rollout.engines.openai_endpoint import EndpointSettings
+
+    settings = EndpointSettings(
+        options.endpoint,
+        options.endpoint_model,
+        options.endpoint_key,
+        options.endpoint_concurrent,
+        options.endpoint_retries,
+        options.endpoint_timeout,
+    )
+    settings.check()
+    return settings
 
 
 def _has_data_files(target: str | None) -> bool | None:
@@ -213,7 +173,7 @@ def _evaluate_endpoint(composed: ComposedConfig, options: EvalOptions, console: 
     import_libraries(composed.experiment.external_libs, "external_libs")
     measured = _statistics_config(composed.experiment.validation.sampling.samples, options)
     return evaluate_model(
-        _without_prompt_limit(_with_options(composed, options)), measured, console, options.endpoint_settings()
+        _without_prompt_limit(_with_options(composed, options)), measured, console, _endpoint_settings(options)
     )
 
 

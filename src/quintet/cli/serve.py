@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from quintet.cli.choices import check_choices
 from quintet.cli.config_source import NATIVE
 from quintet.cli.configuration import SINGLE_PROCESS_DEFAULTS, load_config
 from quintet.cli.messages import warn
+from quintet.cli.options import ServeOptions
 from quintet.cli.transformers_setup import silence_transformers
 from quintet.errors import SIGNALLED, MachineError
 
@@ -30,23 +30,6 @@ DEFAULT_MEMORY_SHARE = 0.5
 """Share of the machine's memory for model and KV cache, if no configuration sets it."""
 POLL_SECONDS = 0.2
 """Interval at which stop requests and engine failures are checked."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """Command-line options of `quintet serve`; None takes the value of the run's configuration or the default."""
-
-    engine: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 8000
-    """0 selects a free port."""
-    token: str | None = None
-    name: str | None = None
-    max_concurrent: int | None = None
-    context: int | None = None
-    """Maximum tokens of prompt and completion."""
-    dtype: str | None = None
-    trust_remote_code: bool = False
 
 
 def run(model: str, overrides: list[str], options: ServeOptions) -> int:

@@ -13,8 +13,8 @@ from quintet import hardware
 from quintet.cli import choices, evaluate, ray_launch
 from quintet.cli.choices import check_choices
 from quintet.cli.configuration import inspect_config
-from quintet.cli.evaluate import EvalOptions
 from quintet.cli.main import app
+from quintet.cli.options import EvalOptions
 from quintet.cli.sft import _check as check_sft
 from quintet.config.compose import load_experiment
 from quintet.config.problems import raise_problems
@@ -58,7 +58,7 @@ def without_liger(words: list[str]) -> None:
 def evaluated(options: tuple[str | None, EvalOptions]) -> None:
     """The options of an evaluation of a model, or of a configuration."""
     target, asked = options
-    asked.endpoint_settings()
+    evaluate._endpoint_settings(asked)
     if asked.data is None and asked.env is None:
         evaluate._check_config_options(target, asked)
     else:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from quintet.cli import serve
-from quintet.cli.serve import ServeOptions, run
+from quintet.cli.options import ServeOptions
+from quintet.cli.serve import run
 from quintet.config.composed import ComposedConfig
 from quintet.errors import ConfigError, MachineError, UserError
 from quintet.runtime.serving.build import build_request_handler

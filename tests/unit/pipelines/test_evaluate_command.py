@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from quintet.cli import evaluate
-from quintet.cli.evaluate import EvalOptions, run
+from quintet.cli.evaluate import run
+from quintet.cli.options import EvalOptions
 from quintet.config.composed import ComposedConfig
 from quintet.errors import ConfigError, MachineError
 from quintet.pipelines import evaluate as pipeline
