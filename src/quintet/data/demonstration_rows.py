@@ -19,7 +19,7 @@ from quintet.config.native.training import SolvedEpisodesConfig
 from quintet.data.demonstrations import Expert
 from quintet.data.tasks.generation import SPLITS, check_directory, write_rows
 from quintet.data.tasks.task import parse_options
-from quintet.data.worker_pool import WorkerPool, serve
+from quintet.data.worker_pool import WorkerPool
 from quintet.envs.env import UnsolvableError
 from quintet.envs.factory import build_env
 from quintet.envs.start_states import Split, split_seed
@@ -28,7 +28,6 @@ from quintet.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from quintet.records import Observation
 
-MODULE: Final = "quintet.data.demonstration_rows"
 MAX_TRIES_PER_EPISODE: Final = 50
 """Tried episodes per solved one, after which the environment is considered too hard."""
 EPISODES_PER_REQUEST: Final = 8
@@ -110,7 +109,7 @@ def _iter_episodes(env: EnvConfig, episodes: SolvedEpisodesConfig) -> Iterator[t
         while True:
             yield from zip(_block_seeds(number), handle({"first": number}), strict=True)
             number += EPISODES_PER_REQUEST
-    with WorkerPool(MODULE, setup, episodes.processes) as workers:
+    with WorkerPool(_create_handler, setup, episodes.processes) as workers:
         requests = ({"first": number} for number in _iter_block_starts(episodes.seed))
         for number, episodes_of_block in zip(_iter_block_starts(episodes.seed), workers.map(requests), strict=False):
             yield from zip(_block_seeds(number), episodes_of_block, strict=True)
@@ -182,7 +181,3 @@ def _create_handler(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], A
         return [_solve(expert, seed, max_depth) for seed in _block_seeds(request["first"])]
 
     return handle
-
-
-if __name__ == "__main__":
-    serve(_create_handler)
