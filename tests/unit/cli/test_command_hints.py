@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hint_cases import HintCase, case, name_of, sites_without_case
+from saved_checkpoints import save_checkpoint
 
 from quintet import hardware
 from quintet.cli import choices, evaluate, ray_launch
@@ -20,7 +21,6 @@ from quintet.config.compose import load_experiment
 from quintet.config.problems import raise_problems
 from quintet.config.torchrun import RankInfo
 from quintet.runtime.ray_cluster import launcher
-from quintet.training.checkpoint.checkpoint import save_checkpoint
 
 
 def command(words: str) -> None:
