@@ -9,24 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 from pydantic import TypeAdapter
 
 from quintet.config.native.envs import ENVS, EnvConfig
 from quintet.config.native.section import Section
 from quintet.config.native.training import SolvedEpisodesConfig
-from quintet.data.demonstrations import Expert
+from quintet.data.demonstrations import Expert, run_episode
 from quintet.data.tasks.generation import SPLITS, check_directory, write_rows
 from quintet.data.tasks.task import parse_options
 from quintet.data.worker_pool import WorkerPool
-from quintet.envs.env import UnsolvableError
 from quintet.envs.factory import build_env
 from quintet.envs.start_states import Split, split_seed
 from quintet.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from quintet.records import Observation
 
 MAX_TRIES_PER_EPISODE: Final = 50
 """Tried episodes per solved one, after which the environment is considered too hard."""
@@ -128,18 +124,8 @@ def _block_seeds(first: int) -> list[int]:
 
 def _solve(env: Expert, seed: int, max_depth: int) -> Turns | None:
     """Return the turns of the expert's episode, or None if it does not succeed in `max_depth` moves."""
-    observation: Observation = env.reset(seed)
-    turns: Turns = []
-    while len(turns) < max_depth:
-        try:
-            turns.append((observation.text, env.expert_thought(), env.expert_action()))
-        except UnsolvableError:
-            return None
-        step = env.step(turns[-1][2])
-        observation = step.observation
-        if step.terminated or step.truncated:
-            return turns if step.info.get("success") else None
-    return None
+    episode = run_episode(env, seed, max_depth)
+    return None if episode is None else [(turn.observation, turn.thought, turn.actions[0]) for turn in episode.turns]
 
 
 def _build_rows(
