@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.cli.config_source import NATIVE
-from quintet.cli.configuration import SINGLE_PROCESS_DEFAULTS, load_config
+from quintet.cli.configuration import as_overrides, generation_settings, load_config
 from quintet.cli.messages import warn
 from quintet.cli.options import EvalOptions
 from quintet.cli.transformers_setup import silence_transformers
@@ -34,8 +34,6 @@ CONVERSATION_KEYS = ("kind", "prompt_key", "messages_key", "response_key", "trut
 ENDPOINT_OPTIONS = ("endpoint_model", "endpoint_key", "endpoint_concurrent", "endpoint_retries", "endpoint_timeout")
 """Options that are valid only with `--endpoint`."""
 PROMPT_LIMIT_KEY = "rollout.max_prompt_tokens"
-DEFAULT_MEMORY_SHARE = 0.5
-"""Share of the machine's memory for model and KV cache, if no configuration sets it."""
 
 
 def run(
@@ -143,17 +141,17 @@ def _evaluate_config(composed: ComposedConfig, options: EvalOptions, console: Co
         return _evaluate_endpoint(composed, options, console)
     if config.evaluation is None and config.validation.only:
         return _evaluate_config_model(composed, options, console)
-    return _evaluate_stored(_with_options(composed, options), console)
+    from quintet.pipelines.evaluate import evaluate_stored
+
+    return evaluate_stored(_with_options(composed, options), console)
 
 
 def _evaluate_config_model(composed: ComposedConfig, options: EvalOptions, console: Console) -> Evaluation:
     """Evaluate the configuration's model on its held-out prompts or environment with `validation.sampling`."""
     from quintet.pipelines.evaluate import evaluate_model
     from quintet.pipelines.model_lookup import find_configured_model
-    from quintet.policies.reward_model import import_libraries
 
     config, sources = composed.experiment, dict(composed.provenance)
-    import_libraries(config.external_libs, "external_libs")
     path = find_configured_model(config, warn)
     if config.policy.path is None or path != Path(config.policy.path):
         sources |= {"policy.path": "checkpoint", "policy.preset": "checkpoint"}
@@ -161,20 +159,15 @@ def _evaluate_config_model(composed: ComposedConfig, options: EvalOptions, conso
     lora = config.policy.lora if config.policy.path is not None and path == Path(config.policy.path) else None
     policy = config.policy.model_copy(update={"path": str(path), "preset": None, "lora": lora})
     with_model = replace(composed, experiment=config.model_copy(update={"policy": policy}), provenance=sources)
-    measured = _statistics_config(config.validation.sampling.samples, options)
-    return evaluate_model(_with_options(with_model, options), measured, console)
+    return evaluate_model(_with_options(with_model, options), _statistics(composed, options), console)
 
 
 def _evaluate_endpoint(composed: ComposedConfig, options: EvalOptions, console: Console) -> Evaluation:
     """Evaluate an endpoint on the configuration's held-out prompts or environment."""
     from quintet.pipelines.evaluate import evaluate_model
-    from quintet.policies.reward_model import import_libraries
 
-    import_libraries(composed.experiment.external_libs, "external_libs")
-    measured = _statistics_config(composed.experiment.validation.sampling.samples, options)
-    return evaluate_model(
-        _without_prompt_limit(_with_options(composed, options)), measured, console, _endpoint_settings(options)
-    )
+    limitless, measured = _without_prompt_limit(_with_options(composed, options)), _statistics(composed, options)
+    return evaluate_model(limitless, measured, console, _endpoint_settings(options))
 
 
 def _without_prompt_limit(composed: ComposedConfig) -> ComposedConfig:
@@ -202,10 +195,11 @@ def _check_limits(overrides: Sequence[str], options: EvalOptions) -> None:
             raise ConfigError(message, key=PROMPT_LIMIT_KEY, value=override, hint=hint)
 
 
-def _statistics_config(samples: int, options: EvalOptions) -> Statistics:
-    """Return which pass@k to compute: powers of two below `samples`, and `samples`."""
+def _statistics(composed: ComposedConfig, options: EvalOptions) -> Statistics:
+    """Return which pass@k to compute: powers of two below the number of samples, and that number."""
     from quintet.pipelines.evaluate import Statistics
 
+    samples = composed.experiment.validation.sampling.samples
     ks = (*(k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < samples), samples)
     return Statistics(ks, confidence=options.confidence)
 
@@ -226,14 +220,6 @@ def _with_options(composed: ComposedConfig, options: EvalOptions) -> ComposedCon
         changes["evaluation"] = config.evaluation.model_copy(update={"confidence": options.confidence})
         sources["evaluation.confidence"] = COMMAND_LINE
     return replace(composed, experiment=config.model_copy(update=changes), provenance=sources)
-
-
-def _evaluate_stored(composed: ComposedConfig, console: Console) -> Evaluation:
-    from quintet.pipelines.evaluate import evaluate_stored
-    from quintet.policies.reward_model import import_libraries
-
-    import_libraries(composed.experiment.external_libs, "external_libs")
-    return evaluate_stored(composed, console)
 
 
 def _valid_name(name: str) -> str:
@@ -286,7 +272,6 @@ def _check_model_options(target: str | None, dialect: str | None, options: EvalO
 def _evaluate_model(target: str | None, overrides: list[str], options: EvalOptions, console: Console) -> Evaluation:
     from quintet.pipelines.evaluate import evaluate_model
     from quintet.pipelines.model_lookup import find_model
-    from quintet.policies.reward_model import import_libraries
 
     if options.endpoint is not None and target is None:
         arguments = [*_model_overrides("", None, options), *_env_overrides(overrides, options)]
@@ -301,10 +286,7 @@ def _evaluate_model(target: str | None, overrides: list[str], options: EvalOptio
     composed = load_config(None if source.config is None else str(source.config), arguments, NATIVE, "refuse")
     if options.endpoint is not None:
         return _evaluate_endpoint(composed, options, console)
-    import_libraries(composed.experiment.external_libs, "external_libs")
-    return evaluate_model(
-        composed, _statistics_config(composed.experiment.validation.sampling.samples, options), console
-    )
+    return evaluate_model(composed, _statistics(composed, options), console)
 
 
 def _model_overrides(target: str, source: StoredModel | None, options: EvalOptions) -> Iterator[str]:
@@ -312,29 +294,24 @@ def _model_overrides(target: str, source: StoredModel | None, options: EvalOptio
 
     `source` is None for an endpoint."""
     temperature = options.temperature if options.temperature is not None else float(options.samples > 1)
+    config = None if source is None else source.config
     settings: dict[str, Any] = {
         "name": options.name or _name(Path(target).resolve().name, options),
         "output_dir": options.output_dir,
-        "resume": "never",
-        "warm_start": None,
-        "sft": None,
-        "evaluation": None,
-        **SINGLE_PROCESS_DEFAULTS,
+        **generation_settings(
+            str(options.endpoint if source is None else source.policy), has_run=source is None or config is not None
+        ),
         "validation.sampling.samples": options.samples,
         "validation.sampling.do_sample": temperature > 0,
         "validation.sampling.temperature": temperature,
     }
-    settings |= {"policy.preset": None, "policy.path": options.endpoint if source is None else str(source.policy)}
-    if source is not None and source.config is None:
-        settings |= {"rollout.engine_options.memory_share": DEFAULT_MEMORY_SHARE}
-    config = None if source is None else source.config
     if options.data is not None:
         settings |= _data_settings(options, config)
     else:
         settings |= _env_settings(options) if options.env is not None else _size_settings(options)
     if options.max_tokens is not None:
         settings["rollout.max_response_tokens"] = options.max_tokens
-    yield from (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items())
+    yield from as_overrides(settings)
 
 
 def _data_settings(options: EvalOptions, config: Path | None) -> dict[str, Any]:
