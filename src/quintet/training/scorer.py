@@ -108,11 +108,6 @@ class PolicyScorer:
             id(passes[index]): LazyLogits(result.hidden_states, logits[0].head) for index, result in logits.items()
         }
 
-    def log_probs_and_entropy(self, packed: PackedBatch) -> tuple[Tensor, Tensor]:
-        """Return log-prob of each target and entropy at its position, nats, both float32 [M]."""
-        statistics = self.token_statistics(packed)
-        return statistics.logprobs, statistics.entropy
-
     def compute_log_probs(self, batch: Batch) -> Tensor:
         """Return the log-prob of each response token, nats, float32 [N]; 0 outside the loss mask."""
         return self._forward_only(batch, lambda packed: self.token_statistics(packed).logprobs)

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 from hint_cases import HintCase, case, name_of, sites_without_case
+from saved_checkpoints import save_checkpoint
 
 from quintet import hardware
 from quintet.cli import choices, evaluate, ray_launch
 from quintet.cli.choices import check_choices
 from quintet.cli.configuration import inspect_config
-from quintet.cli.evaluate import EvalOptions
 from quintet.cli.main import app
+from quintet.cli.options import EvalOptions
 from quintet.cli.sft import check_sft
 from quintet.config.compose import load_experiment
 from quintet.config.problems import raise_problems
 from quintet.config.torchrun import RankInfo
 from quintet.runtime.ray_cluster import launcher
-from quintet.training.checkpoint.checkpoint import save_checkpoint
 
 
 def command(words: str) -> None:
@@ -58,7 +58,7 @@ def without_liger(words: list[str]) -> None:
 def evaluated(options: tuple[str | None, EvalOptions]) -> None:
     """The options of an evaluation of a model, or of a configuration."""
     target, asked = options
-    asked.endpoint_settings()
+    evaluate._endpoint_settings(asked)
     if asked.data is None and asked.env is None:
         evaluate._check_config_options(target, asked)
     else:
