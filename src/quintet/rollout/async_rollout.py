@@ -7,6 +7,7 @@ and groups that have missed too many weight syncs are restarted.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
@@ -42,6 +43,8 @@ class Group:
     start_state: int
     first_step: int
     """Training step in which its oldest episode started."""
+    replay: int
+    """See `Episode.replay`."""
     finished: list[Trajectory] = field(default_factory=list)
 
 
@@ -63,6 +66,8 @@ class AsyncRollout:
         self._signal_threshold = config.algorithm.signal_threshold
         self._groups: dict[int, Group] = {}
         self._pending_starts: list[int] = []
+        self._num_visits: Counter[int] = Counter()
+        """How often the step has used each start state."""
         self._next_number = 0
         self._num_restarted = 0
 
@@ -118,17 +123,24 @@ class AsyncRollout:
             return
         reused, self._pending_starts = self._pending_starts[:missing], self._pending_starts[missing:]
         for start in [*reused, *self._start_states.take(missing - len(reused))]:
-            self._groups[self._next_number] = group = Group(self._next_number, start, step)
+            self._groups[self._next_number] = group = Group(self._next_number, start, step, self._replay(start))
             self._next_number += 1
             self._loop.start(self._episodes(group), sampling)
 
     def _num_missing(self, num_selected: int) -> int:
         return self._num_in_flight - num_selected - len(self._groups)
 
+    def _replay(self, start: int) -> int:
+        """Return what makes a new group differ from others with the same start state: its number if they may be from
+        several steps, otherwise how often the step has used the start state, as in synchronous runs."""
+        if self._num_in_flight > self._groups_per_step:
+            return self._next_number
+        self._num_visits[start] += 1
+        return self._num_visits[start] - 1
+
     def _episodes(self, group: Group) -> list[Episode]:
-        """Episodes of a group; `Episode.replay` is its number, because several groups may share a start state."""
         samples = range(self._samples_per_group)
-        return [Episode(group.start_state, group.number, sample, group.number) for sample in samples]
+        return [Episode(group.start_state, group.number, sample, group.replay) for sample in samples]
 
     def _restart_groups(self, step: int, sampling: SamplingParams) -> None:
         """Restart stale groups, and without partial rollouts also episodes that are running."""

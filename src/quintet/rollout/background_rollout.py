@@ -25,8 +25,8 @@ class BackgroundRollout(AsyncRollout):
     """See `AsyncRollout`. While the policy is trained, a thread steps the loop and puts complete groups into a channel,
     from which `take` gets those of the next step.
 
-    Up to `async_ratio` times the groups of a step are running or complete while the policy is trained. The loop belongs
-    to the thread, except within `paused`.
+    Up to `async_ratio` times the groups of a step are running or complete while the policy is trained; with 0, those of
+    the step alone. The loop belongs to the thread, except within `paused`.
     """
 
     overlaps = True
@@ -59,24 +59,40 @@ class BackgroundRollout(AsyncRollout):
         Raises:
             BaseException: the error that ended the thread.
         """
+        return next(self.iter_parts(step, sampling, self._groups_per_step))
+
+    def iter_parts(
+        self, step: int, sampling: SamplingParams, num_groups: int
+    ) -> Iterator[tuple[list[Trajectory], dict[str, float]]]:
+        """Yield the episodes of `num_groups` groups of a step at a time, as soon as they are complete. The last item
+        has the metrics of the step, the others none.
+
+        Raises:
+            BaseException: the error that ended the thread.
+        """
         self._begin_step(step, sampling)
         selected: list[Group] = []
         num_dropped = 0
         while len(selected) < self._groups_per_step:
             group = self._next_group()
-            if self._is_dropped(group, num_dropped):
+            is_dropped = self._is_dropped(group, num_dropped)
+            if is_dropped:
                 num_dropped += 1
             else:
                 selected.append(group)
             self._remove(group, len(selected))
-        metrics = self._metrics(step, selected, num_dropped) | self._channel.pop_metrics()
-        return self._episodes_of(selected), metrics
+            if is_dropped or len(selected) % num_groups:
+                continue
+            is_last = len(selected) == self._groups_per_step
+            metrics = self._metrics(step, selected, num_dropped) | self._channel.pop_metrics() if is_last else {}
+            yield self._episodes_of(selected)[-num_groups * self._samples_per_group :], metrics
 
     def _begin_step(self, step: int, sampling: SamplingParams) -> None:
         """Restart stale groups and let further groups start."""
         with self.paused():
             self._step, self._sampling, self._num_taken = step, sampling, 0
             self._num_restarted = 0
+            self._num_visits.clear()
             for group in self._channel.remove(lambda group: self._is_stale(group, step)):
                 self._queued.discard(group.number)
             self._restart_groups(step, sampling)

@@ -26,6 +26,9 @@ class TrainingConfig(Section):
     divides `groups_per_step`."""
     epochs: PositiveInt = 1
     """Epochs over the episodes of a step."""
+    pipelined: bool = False
+    """Train on each mini-batch as soon as its groups are complete, while engines on devices of their own generate the
+    others. Needs an algorithm that computes everything within a mini-batch."""
     micro_batch_tokens: PositiveInt = 16384
     """Maximum tokens of one forward and backward pass; affects memory, not results."""
     threads: Annotated[int, Field(gt=0, le=1024)] | None = None

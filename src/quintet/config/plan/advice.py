@@ -90,7 +90,7 @@ def _divergence(planned: PlannedRun) -> Iterator[str]:
 
 def _overlap(planned: PlannedRun) -> Iterator[str]:
     if overlaps_training(planned.config):
-        setting = planned.setting("rollout.async_ratio")
+        setting = planned.setting("rollout.async_ratio" if planned.config.rollout.async_ratio else "training.pipelined")
         yield f"{setting}: episodes are generated during updates, so results depend on timing and are not reproducible"
 
 

@@ -12,10 +12,10 @@ def overlaps_training(config: Experiment) -> bool:
 def overlap_obstacle(config: Experiment) -> str | None:
     """Return why the rollout of a run does not overlap with training; None if it does.
 
-    Both can compute at the same time only on different devices. Otherwise episodes of an asynchronous rollout pause
-    during updates of the policy.
+    It does with `rollout.async_ratio`, or within a step with `training.pipelined`. Both can compute at the same time
+    only on different devices; otherwise episodes of an asynchronous rollout pause during updates of the policy.
     """
-    if config.rollout.async_ratio == 0:
+    if config.rollout.async_ratio == 0 and not config.training.pipelined:
         return "rollout.async_ratio = 0"
     return engines_on_learner_devices(config)
 
