@@ -12,10 +12,9 @@ from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.remote_interface import STANDALONE_ENGINE, EngineAction, SharedTensor
+from quintet.runtime.remote_interface import STANDALONE_ENGINE, EngineAction
 from quintet.runtime.standalone.listener import StandaloneWorker
-from quintet.runtime.standalone.shared_weights import SharedWeights, SharedWeightsReader
-from quintet.training.parallel.rendezvous import process_namespace
+from quintet.runtime.standalone.weight_staging import WeightStaging
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,18 +33,10 @@ class StandaloneEngines:
         """Start to build engines with the model at `policy` on the workers; `weights` yields those of the learner."""
         self._config = config
         self._policy = policy
-        self._weights = weights
-        self._shared = SharedWeights()
-        self._reader = SharedWeightsReader()
-        self._staged: list[SharedTensor] = []
+        self.staging = WeightStaging(weights)
         self._engines = [StandaloneEngine(self, worker) for worker in workers]
         for engine in self._engines:
             engine.start_build()
-
-    @property
-    def staged(self) -> Sequence[SharedTensor]:
-        """Weights of the last `stage`."""
-        return self._staged
 
     def engines(self) -> list[RestartingEngine]:
         """Return the engines by rank of their worker."""
@@ -73,15 +64,11 @@ class StandaloneEngines:
             return
         for engine in self._engines:
             engine.finish()
-        self._staged = self._shared.write(self._weights())
-
-    def host_weights(self) -> dict[str, Tensor]:
-        """Return the staged weights, for engines of other machines."""
-        return dict(self._reader.read(self._staged))
+        self.staging.stage()
 
     def close(self) -> None:
         """Release the memory of the weights."""
-        self._shared.close()
+        self.staging.close()
 
 
 class StandaloneEngine:
@@ -145,7 +132,7 @@ class StandaloneEngine:
         """See `ConcurrentEngine.start_step`."""
         if self._started is None:
             requests, self._requests = self._requests, []
-            self._start("step", requests=requests)
+            self._start(RemoteCall(STANDALONE_ENGINE, "step", {"requests": requests}))
 
     def step(self) -> list[Generation]:
         self.start_step()
@@ -167,10 +154,7 @@ class StandaloneEngine:
         """See `Engine.load_weights`: the engine loads the staged weights of its group, so `weights` are not read. A
         failure is raised by the next call."""
         self.finish()
-        if self.worker.host == process_namespace():
-            self._start("load_shared_weights", version=version, weights=self._group.staged)
-        else:
-            self._start("load_weights", version=version, weights=self._group.host_weights())
+        self._start(self._group.staging.load_call(STANDALONE_ENGINE, self.worker, version))
         self.weight_version = version
 
     def reset_prefix_cache(self) -> None:
@@ -206,12 +190,12 @@ class StandaloneEngine:
 
     def _call(self, method: str, **arguments: Any) -> None:
         self.finish()
-        self._start(method, **arguments)
+        self._start(RemoteCall(STANDALONE_ENGINE, method, arguments))
         self.finish()
 
-    def _start(self, method: str, **arguments: Any) -> None:
-        self.worker.start(RemoteCall(STANDALONE_ENGINE, method, arguments))
-        self._started = method
+    def _start(self, call: RemoteCall) -> None:
+        self.worker.start(call)
+        self._started = call.method
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
