@@ -97,7 +97,6 @@ def sft(
         raise typer.Exit(ray_launch.run("sft", ray, *words, dialect, unknown_keys, max_restarts))
     from quintet.cli.sft import run
 
-<<<<<<< HEAD
     raise typer.Exit(run(*words, dialect, unknown_keys))
 
 

@@ -13,10 +13,9 @@ from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.remote_interface import STANDALONE_ENGINE, EngineAction, SharedTensor
+from quintet.runtime.remote_interface import STANDALONE_ENGINE, EngineAction
 from quintet.runtime.standalone.listener import StandaloneWorker, WorkerLostError
-from quintet.runtime.standalone.shared_weights import SharedWeights, SharedWeightsReader
-from quintet.tracking.run_processes import process_namespace
+from quintet.runtime.standalone.weight_staging import WeightStaging
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,20 +35,11 @@ class StandaloneEngines:
         """Start to build engines with the model at `policy` on the workers; `weights` yields those of the learner, and
         `take_arrived` returns workers that were started again."""
         self._build_call = RemoteCall(STANDALONE_ENGINE, "build", {"config": config, "policy": policy})
-        self._weights = weights
         self._take_arrived = take_arrived
-        self._buffers = (SharedWeights(), SharedWeights())
-        """Written in turns: engines may still load the weights of the last sync."""
-        self._reader = SharedWeightsReader()
-        self._staged: list[SharedTensor] = []
+        self.staging = WeightStaging(weights)
         self._engines = {worker.rank: StandaloneEngine(self, worker) for worker in workers}
         for engine in self._engines.values():
             engine.start_build(self._build_call)
-
-    @property
-    def staged(self) -> Sequence[SharedTensor]:
-        """Weights of the last `stage`."""
-        return self._staged
 
     def engines(self) -> list[RestartingEngine]:
         """Return the engines by rank of their worker."""
@@ -72,17 +62,11 @@ class StandaloneEngines:
     def stage(self) -> None:
         """Copy the learner's current weights to where the engines load them from."""
         if self._engines:
-            self._buffers = self._buffers[::-1]
-            self._staged = self._buffers[0].write(self._weights())
-
-    def host_weights(self) -> dict[str, Tensor]:
-        """Return the staged weights, for engines of other machines."""
-        return dict(self._reader.read(self._staged))
+            self.staging.stage()
 
     def close(self) -> None:
         """Release the memory of the weights."""
-        for buffer in self._buffers:
-            buffer.close()
+        self.staging.close()
 
 
 class StandaloneEngine:
@@ -184,10 +168,7 @@ class StandaloneEngine:
         """See `Engine.load_weights`: the engine loads the staged weights of its group, so `weights` are not read. A
         failure is raised by the next call."""
         self.finish()
-        if self.worker.host == process_namespace():
-            self._start_call("load_shared_weights", version=version, weights=self._group.staged)
-        else:
-            self._start_call("load_weights", version=version, weights=self._group.host_weights())
+        self._start(self._group.staging.load_call(STANDALONE_ENGINE, self.worker, version))
         self.weight_version = version
 
     def reset_prefix_cache(self) -> None:
