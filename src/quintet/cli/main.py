@@ -81,26 +81,6 @@ def sft(
 
 
 @app.command()
-def sft(
-    config: Config = None,
-    overrides: Overrides = None,
-    dialect: DialectName = None,
-    unknown_keys: UnknownKeys = "refuse",
-    ray: RayAddress = None,
-    max_restarts: MaxRestarts = 3,
-) -> None:
-    """Fine-tune a model on conversations or expert demonstrations."""
-    words = split(config, overrides)
-    if ray is not None:
-        from quintet.cli import ray_launch
-
-        raise typer.Exit(ray_launch.run("sft", ray, *words, dialect, unknown_keys, max_restarts))
-    from quintet.cli.sft import run
-
-    raise typer.Exit(run(*words, dialect, unknown_keys))
-
-
-@app.command()
 def status(
     target: Annotated[
         str | None, typer.Argument(metavar="RUN", help="Run directory or name, or a directory of runs (default: runs).")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from quintet import __version__
 from quintet.cli.rank_report import output_to_log, sudden_death_report, write_rank_report
-from quintet.config.plan.process_layout import process_layout
 from quintet.config.torchrun import RankInfo, current_rank
 from quintet.errors import MachineError, UserError
 
@@ -74,6 +73,7 @@ def run_on_all_ranks(composed: ComposedConfig, run: Callable[[Controller | None]
 
 
 def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller | None], int]) -> int:
+    from quintet.config.plan.process_layout import process_layout
     from quintet.training.parallel.rendezvous import join_run, local_address
 
     # torchrun ends rank 0 because of the others
@@ -88,11 +88,12 @@ def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller |
         listener = None
         if rank.rank == 0 and layout.standalone_ranks:
             listener = _listen(address, layout.standalone_ranks, config, store)
-        return _run_with_learners(rank, config, run, store, listener)
+        return _run_with_learners(rank, layout.learner_ranks, config, run, store, listener)
 
 
 def _run_with_learners(
     rank: RankInfo,
+    learner_ranks: Sequence[int],
     config: Experiment,
     run: Callable[[Controller | None], int],
     store: Store,
@@ -102,8 +103,8 @@ def _run_with_learners(
     from quintet.runtime.worker import run_worker
     from quintet.training.parallel.rendezvous import rendezvous
 
-    layout, seconds = process_layout(config), config.placement.join_timeout_seconds
-    ranks = rendezvous(rank, _fingerprint(config), seconds, ranks=layout.learner_ranks, store=store)
+    seconds = config.placement.join_timeout_seconds
+    ranks = rendezvous(rank, _fingerprint(config), seconds, ranks=learner_ranks, store=store)
     try:
         with ranks.watchdog(partial(_exit_at_once, rank.rank)):
             if rank.rank:
