@@ -80,7 +80,7 @@ def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller |
     write_rank_report(sudden_death_report(rank, config), delay=0 if rank.rank else START_SECONDS)
     layout, seconds = process_layout(config), config.placement.join_timeout_seconds
     is_standalone = rank.rank not in layout.learner_ranks
-    with output_to_log(rank, config), _reported_errors():
+    with output_to_log(rank, config, always=is_standalone), _reported_errors():
         address = local_address()
         store = join_run(rank, layout.local_device(rank.rank), seconds)
         if is_standalone:

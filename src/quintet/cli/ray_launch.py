@@ -12,6 +12,7 @@ from quintet.cli.sft import check_sft
 from quintet.config.checks.processes import planned_rank
 from quintet.config.composed import ComposedConfig
 from quintet.config.plan.placement import check_placement
+from quintet.config.plan.process_layout import process_layout
 from quintet.config.torchrun import current_rank
 from quintet.errors import ConfigError
 
@@ -63,6 +64,7 @@ def _launch(address: str, composed: ComposedConfig, words: Sequence[str], max_re
         os.getcwd(),
         planned_rank(composed.experiment),
         composed.experiment.placement.join_timeout_seconds,
+        process_layout(composed.experiment).restartable_ranks,
     )
     with registered_launcher(RunDirectory.create_for(composed), rank_command.ranks):
         return run_on_ray(address, rank_command, max_restarts, _show)

@@ -74,7 +74,8 @@ def planned_rank(config: Experiment) -> RankInfo:
     rank, counts = current_rank(), {demand.devices for demand in device_demands(config)}
     if rank.size > 1 or len(counts) != 1:
         return rank
-    devices, nodes = counts.pop(), config.placement.nodes
+    devices = counts.pop()
+    nodes = config.placement.nodes if config.sft_only else process_layout(config).num_nodes
     return RankInfo(0, devices, 0, devices if devices % nodes else devices // nodes)
 
 

@@ -7,6 +7,9 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.plan.placement import Placement, place_components
 from quintet.config.torchrun import RankInfo
 
+RESTARTABLE = frozenset({"rollout"})
+"""Components that lose nothing that another process does not have."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessLayout:
@@ -37,6 +40,12 @@ class ProcessLayout:
     def standalone_ranks(self) -> tuple[int, ...]:
         """Ranks without the actor that have a component."""
         return tuple(sorted({rank for ranks in self.standalone.values() for rank in ranks}))
+
+    @property
+    def restartable_ranks(self) -> frozenset[int]:
+        """Ranks whose process can be started again while the others continue: those that only have an engine."""
+        learners = {rank for name, ranks in self.standalone.items() if name not in RESTARTABLE for rank in ranks}
+        return frozenset(self.standalone_ranks) - learners
 
     def local_device(self, rank: int) -> int:
         """Return the number of the rank's device on its node."""

@@ -188,11 +188,14 @@ def local_address() -> str:
 
 
 def _local_gpu(info: RankInfo, local_device: int, visible: int) -> int:
-    """Return this process's GPU: the one of that number, or the only visible one, as under Slurm.
+    """Return this process's GPU: the one of that number; with as many visible GPUs as processes, as Ray provides them,
+    the one of the local rank; or the only visible one, as under Slurm.
 
     Raises:
         MachineError: there are fewer GPUs.
     """
+    if visible == info.local_size:
+        return info.local_rank
     if local_device < visible:
         return local_device
     if visible == 1:
