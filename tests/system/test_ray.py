@@ -111,6 +111,25 @@ def test_a_killed_rank_costs_only_what_came_after_the_last_checkpoint(place: Pat
     wait_until_gone(place)
 
 
+def test_a_killed_engine_costs_neither_the_run_nor_a_number(place: Path, alone: Path) -> None:
+    devices = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.rollout.devices=[1,2]")
+    run = start(place, "three", "sft=null", *devices, "--ray", "local")
+    try:
+        wait_for(place / "runs/three/checkpoints/global_step_1", run)
+        os.kill(rank(place, "three", 2), signal.SIGKILL)
+        assert run.wait(timeout=240) == 0, log(place, "three")
+    finally:
+        run.kill()
+    output = log(place, "three")
+    assert "quintet: rank 2 on " in output
+    assert "was killed by SIGKILL, probably because the node ran out of memory; restarting it (1 of 3)" in output
+    assert "from the last checkpoint" not in output
+    faults = {"engine/requests_reassigned": 0.0, "engine/restarts": 0.0}
+    for ours, theirs in zip(metrics(alone), metrics(place / "runs/three"), strict=True):
+        assert theirs | faults == pytest.approx(ours | faults, rel=1e-5, abs=1e-6)
+    wait_until_gone(place)
+
+
 def test_fine_tuning_through_ray_is_fine_tuning_in_one_process(place: Path) -> None:
     words = ("sft.then_reinforce=false",)
     assert start(place, "one", *words, command="sft").wait(timeout=120) == 0, log(place, "one")
