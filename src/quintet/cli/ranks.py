@@ -15,6 +15,7 @@ from quintet import __version__
 from quintet.cli.rank_report import output_to_log, sudden_death_report, write_rank_report
 from quintet.config.torchrun import RankInfo, current_rank
 from quintet.errors import MachineError, UserError
+from quintet.tracking.run_processes import LAUNCHED_BY_RAY
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -66,10 +67,18 @@ def run_on_all_ranks(composed: ComposedConfig, run: Callable[[Controller | None]
     from quintet.tracking.run_directory import RunDirectory
 
     rank = current_rank()
+    hide_other_gpus(composed.experiment)
     with registered_rank(RunDirectory.from_config(composed.experiment), rank):
         if rank.size == 1:
             return run(None)
         return _run_as_rank(rank, composed.experiment, run)
+
+
+def hide_other_gpus(config: Experiment) -> None:
+    """Show only the GPUs of `placement.visible_devices` to this process, in which CUDA must not be initialised yet, and
+    to those that it starts. Ray has already chosen the GPUs of the ranks that it starts."""
+    if config.placement.visible_devices is not None and LAUNCHED_BY_RAY not in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, config.placement.visible_devices))
 
 
 def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller | None], int]) -> int:

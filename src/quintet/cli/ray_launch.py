@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from quintet.cli.configuration import inspect_config
+from quintet.cli.ranks import hide_other_gpus
 from quintet.cli.sft import check_sft
 from quintet.config.checks.processes import planned_rank
 from quintet.config.composed import ComposedConfig
@@ -59,6 +60,7 @@ def _launch(address: str, composed: ComposedConfig, words: Sequence[str], max_re
     from quintet.runtime.run_registration import registered_launcher
     from quintet.tracking.run_directory import RunDirectory
 
+    hide_other_gpus(composed.experiment)
     rank_command = RankCommand(
         [sys.executable, "-m", "quintet.cli.launched_rank", *words],
         os.getcwd(),

@@ -154,6 +154,11 @@ CASES = [
     [TWO, "placement.actor.devices=[1,2,3]"],
     [TWO, "placement.visible_devices=[0]"],
     ["placement.devices_per_node=4", "placement.rollout.devices_per_worker=3"],
+    ["placement.devices_per_node=4", "placement.actor.devices_per_worker=3"],
+    [
+        *("placement.devices_per_node=4", "placement.actor.devices=[0,1]", "placement.reference.devices=[1,2]"),
+        "algorithm.kl={coefficient: 0.1}",
+    ],
     ["placement.devices_per_node=4", f"{PARALLEL}.tensor=3"],
     ["placement.devices_per_node=4", "actor.sharding.group_size=3"],
     [f"{PARALLEL}.tensor=2"],

@@ -56,14 +56,14 @@ def _processes_without_learner(config: Experiment) -> int:
 def placement_keys_satisfied_by_processes(config: Experiment, rank: RankInfo) -> frozenset[str]:
     """Return the placement keys that are met by one process per device."""
     if rank.size == 1 or any(demand.devices != rank.size for demand in device_demands(config)):
-        return frozenset({"placement.join_timeout_seconds"} if rank.size > 1 else ())
+        return frozenset()
     layout = process_layout(config)
     placed = (
         f"placement.{component.name}.devices"
         for component in place_components(config).components
         if component.name in PLACEABLE or not layout.has_standalone(component.name)
     )
-    return frozenset((*COUNTS, "placement.join_timeout_seconds", "placement.colocated", *placed))
+    return frozenset((*COUNTS, "placement.colocated", "placement.rollout.devices_per_worker", *placed))
 
 
 def planned_rank(config: Experiment) -> RankInfo:

@@ -71,7 +71,7 @@ def unsupported_problems(composed: ComposedConfig, rank: RankInfo | None = None)
 def _problem(composed: ComposedConfig, unsupported: UnsupportedValue) -> ConfigProblem:
     key, value, source = unsupported.key, unsupported.value, _source(unsupported, composed)
     shown = value.get("name", value) if isinstance(value, dict) else value
-    message = f"{key} = {format_value(shown)} ({source}) is not supported yet: requires {unsupported.capability}"
+    message = f"{key} = {format_value(shown)} ({source}) {unsupported.capability.refusal()}"
     hint = f"leave it out, or {key}={_format_default(unsupported.default)}"
     if key in COUNTS and (command := torchrun_command(composed.experiment)):
         hint += f", or start it with `{command}` or `{ray_command(composed.experiment)}`"

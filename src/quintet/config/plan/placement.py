@@ -191,7 +191,7 @@ def _check_shared(composed: ComposedConfig, placement: Placement) -> Iterator[Co
         return
     for component in placement.components:
         devices, shared = set(component.devices), set(component.devices).intersection(actor.devices)
-        if component.name != "rollout" and shared and shared != devices | set(actor.devices):
+        if component.name not in ("rollout", "envs") and shared and shared != devices | set(actor.devices):
             key = f"placement.{component.name}.devices"
             problem = f"they share {format_ranges(sorted(shared))} with the actor, and must share all devices or none"
             yield composed.problem(key, problem, f"nearest valid value: {key}={list(actor.devices)}")
@@ -212,7 +212,12 @@ def _check_missing(composed: ComposedConfig, placement: Placement, component: Co
 def _check_workers(composed: ComposedConfig, component: Component) -> Iterator[ConfigProblem]:
     key, count = f"placement.{component.name}.devices_per_worker", len(component.devices)
     size = composed.value(key)
-    if composed.experiment.sft_only is None and count % size:
+    options = composed.experiment.rollout.engine_options
+    split = options.tensor_parallel * options.pipeline_parallel
+    if component.name == "rollout" and size not in (1, split):
+        problem = f"rollout.engine_options.tensor_parallel splits an engine over {split} devices"
+        yield composed.problem(key, problem, f"nearest valid value: {key}={split}")
+    elif composed.experiment.sft_only is None and count % size:
         hint = f"nearest valid value: {key}={nearest_number(size, divisors(count))}"
         yield composed.problem(key, f"it does not divide the {count} devices", hint)
 
