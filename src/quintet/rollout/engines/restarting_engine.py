@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast, runtime_checkable
 
 from quintet.errors import MachineError
 from quintet.records import Failure, FinishReason, Generation, Request
@@ -69,7 +69,7 @@ class RestartingEngine:
         self._weights = weights
         self._max_restarts = max_restarts
         self._is_available = is_available
-        self._engine = build_engine()
+        self._use(build_engine())
         self.weight_version = self._engine.weight_version
         self.restarts = 0
         """Number of engines built after the first one."""
@@ -78,6 +78,11 @@ class RestartingEngine:
         self._lost: list[LostRequest] = []
         self._death: Failure | None = None
         self._reported_restarts = 0
+
+    def _use(self, engine: Engine) -> None:
+        self._engine = engine
+        # checks of a protocol take as long as everything else that is done for a step
+        self._is_concurrent, self._waitable = isinstance(engine, ConcurrentEngine), _waitable(engine)
 
     @property
     def current(self) -> Engine:
@@ -110,13 +115,12 @@ class RestartingEngine:
 
     def start_step(self) -> None:
         """Start the next step, if the engine computes in another process."""
-        if self._death is None and isinstance(self._engine, ConcurrentEngine) and self._engine.busy:
-            self._call(self._engine.start_step)
+        if self._death is None and self._is_concurrent and self._engine.busy:
+            self._call(cast(ConcurrentEngine, self._engine).start_step)
 
     def result_fileno(self) -> int | None:
         """Return the descriptor that is readable when the started step has a result; None if `step` computes it."""
-        is_waitable = self._death is None and isinstance(self._engine, WaitableEngine)
-        return self._call(self._engine.fileno) if is_waitable else None  # type: ignore[attr-defined]
+        return self._call(self._waitable.fileno) if self._death is None and self._waitable else None
 
     def step(self, count: int = 1) -> list[Generation]:
         """See `Engine.step`; take up to `count` steps, unless the engine computes in another process. Requests that are
@@ -125,7 +129,7 @@ class RestartingEngine:
         Raises:
             MachineError: the engine keeps dying.
         """
-        steps = 1 if isinstance(self._engine, ConcurrentEngine) else count
+        steps = 1 if self._is_concurrent else count
         failed = [self._failed(lost) for lost in self.pop_lost()]
         is_busy = self._death is None and self._engine.busy
         generations = self._call(lambda: take_steps(self._engine, steps)) if is_busy else None
@@ -244,11 +248,15 @@ class RestartingEngine:
         self.restarts += 1
         _close(self._engine)
         try:
-            self._engine = self._build_engine()
+            self._use(self._build_engine())
             self._engine.load_weights(self.weight_version, weights())
         except FATAL_ERRORS as error:
             return engine_failure(error)
         return None
+
+
+def _waitable(engine: Engine) -> WaitableEngine | None:
+    return engine if isinstance(engine, WaitableEngine) else None
 
 
 def _close(engine: Engine) -> None:
