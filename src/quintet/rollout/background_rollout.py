@@ -169,6 +169,7 @@ class BackgroundRollout(AsyncRollout):
             return
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
             self._channel.close(error)
+            return
 
     def _wait_for_work(self) -> bool:
         """Wait until there is something to do and the thread is not paused; return False to stop."""

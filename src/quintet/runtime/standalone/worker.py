@@ -127,12 +127,19 @@ def _serve(messages: MessageSocket, components: StandaloneComponents) -> None:
         ConnectionLostError: the controller is gone.
     """
     while (call := messages.receive_call()) != STOP:
-        try:
-            result = components.execute(call)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the controller reports it
-            messages.send_error(error)
-        else:
+        result, error = _outcome(components, call)
+        if error is None:
             messages.send_result(result)
+        else:
+            messages.send_error(error)
+
+
+def _outcome(components: StandaloneComponents, call: RemoteCall) -> tuple[Any, Exception | None]:
+    """Return the result of a call, or its error."""
+    try:
+        return components.execute(call), None
+    except Exception as error:  # noqa: BLE001  # whatever it is, the controller reports it
+        return None, error
 
 
 @contextmanager
