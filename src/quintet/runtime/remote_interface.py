@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 from quintet.config.native.experiment import Experiment
 from quintet.policies.reward_model import ResponseScorer
 from quintet.records import Failure, Generation, Request
+from quintet.rollout.engines.shared_weights import SharedTensor
 from quintet.runtime.groups import LearnerGroup
 from quintet.training.protocols import Actor, Critic, DivergenceReference, LogProbScorer
 
@@ -71,20 +72,6 @@ class EngineWorker(Protocol):
 
     def rebuild(self, ranks: Sequence[int]) -> EngineReport | None:
         """Build another engine on these ranks; it has the initial weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedTensor:
-    """Place of a tensor in a file of shared memory."""
-
-    name: str
-    dtype: str
-    """Name without `torch.`"""
-    shape: tuple[int, ...]
-    file: str
-    file_bytes: int
-    offset: int
-    """Position in the file, bytes."""
 
 
 class StandaloneEngineWorker(Protocol):

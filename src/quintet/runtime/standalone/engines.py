@@ -60,11 +60,18 @@ class StandaloneEngines:
 
     def stage(self) -> None:
         """Copy the learner's current weights to where the engines load them from."""
-        if not self._engines:
-            return
+        if self._engines:
+            self.finish()
+            self.staging.stage()
+
+    def finish(self) -> None:
+        """Wait until the engines have executed their calls.
+
+        Raises:
+            EngineError: an engine has died.
+        """
         for engine in self._engines:
             engine.finish()
-        self.staging.stage()
 
     def close(self) -> None:
         """Release the memory of the weights."""

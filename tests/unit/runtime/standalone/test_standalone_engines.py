@@ -22,13 +22,13 @@ from quintet.errors import MachineError
 from quintet.policies.model_loading import load_model
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.restarting_engine import RestartingEngine
+from quintet.rollout.engines.shared_weights import SharedWeights, SharedWeightsReader
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE
 from quintet.runtime.standalone.engines import StandaloneEngines
 from quintet.runtime.standalone.listener import StandaloneWorker, WorkerHello, WorkerListener, WorkerLostError
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket, RemoteCallError
-from quintet.runtime.standalone.shared_weights import SharedWeights, SharedWeightsReader
 from quintet.runtime.standalone.worker import ControllerAddress, StandaloneComponents
 
 WORKER = """
@@ -230,7 +230,7 @@ def test_a_full_shared_memory_leaves_the_weights_in_temporary_files(
             raise OSError(28, "No space left on device")
         path.write_bytes(bytes(size))
 
-    monkeypatch.setattr("quintet.runtime.standalone.shared_weights._allocate", full)
+    monkeypatch.setattr("quintet.rollout.engines.shared_weights._allocate", full)
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     shared = SharedWeights()
     places = shared.write([("a", torch.ones(3))])
