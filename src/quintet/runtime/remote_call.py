@@ -29,7 +29,16 @@ from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, remot
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.bool, torch.uint8, torch.int32, torch.int64, torch.bfloat16, torch.float32, torch.float64)
+    for dtype in (
+        torch.bool,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    )
 }
 """Tensor types that can be sent, by name."""
 BLOCK_BYTES = 4096

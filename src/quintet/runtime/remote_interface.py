@@ -92,6 +92,9 @@ class StandaloneEngineWorker(Protocol):
     def load_shared_weights(self, version: int, weights: Sequence[SharedTensor]) -> EngineReport | None:
         """Load weights that are in shared memory as `version`."""
 
+    def weights(self) -> Mapping[str, Tensor] | None:
+        """Return the engine's weights under Hugging Face names; None if they cannot be read."""
+
     def control(self, action: EngineAction) -> EngineReport | None:
         """Call a method of the engine without arguments."""
 

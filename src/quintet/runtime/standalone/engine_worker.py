@@ -55,6 +55,9 @@ class LocalStandaloneEngine:
     def load_shared_weights(self, version: int, weights: Sequence[SharedTensor]) -> EngineReport | None:
         return self._engine.load_weights(version, self._shared_weights.read(weights))
 
+    def weights(self) -> Mapping[str, Tensor] | None:
+        return self._engine.weights()
+
     def control(self, action: EngineAction) -> EngineReport | None:
         return self._engine.control(action)
 
