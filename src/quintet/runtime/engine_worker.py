@@ -12,6 +12,7 @@ from quintet.errors import ConfigError
 from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.engine import Engine, take_steps
 from quintet.rollout.engines.restarting_engine import FATAL_ERRORS, engine_failure
+from quintet.rollout.engines.weight_verification import read_weights
 from quintet.runtime.engines import engine_builder_of_rank, load_policy_tokenizer, ranks_per_engine
 from quintet.runtime.local_learners import LocalLearners
 from quintet.runtime.remote_interface import STEPS_PER_CALL, EngineAction, EngineReport, EngineWorker
@@ -95,6 +96,10 @@ class EngineRunner:
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> EngineReport | None:
         """Load new weights; see `Engine.load_weights`."""
         return self._report(lambda: self._engine.load_weights(version, weights))
+
+    def weights(self) -> dict[str, Tensor] | None:
+        """Return the engine's weights; None if they cannot be read."""
+        return read_weights(self._engine)
 
     def control(self, action: EngineAction) -> EngineReport | None:
         """Call a method of the engine without arguments."""

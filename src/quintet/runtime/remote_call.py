@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,21 @@ from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import CriticConfig, OptimizerConfig
 from quintet.records import Batch, Request
-from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, SharedTensor, remote_methods
+from quintet.rollout.engines.shared_weights import SharedTensor
+from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, remote_methods
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.bool, torch.uint8, torch.int32, torch.int64, torch.bfloat16, torch.float32, torch.float64)
+    for dtype in (
+        torch.bool,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    )
 }
 """Tensor types that can be sent, by name."""
 BLOCK_BYTES = 4096
@@ -92,7 +103,12 @@ _CODECS: Mapping[str, _Codec] = {
     "experiment": _config_codec(Experiment),
     "request": _record_codec(Request),
     "engine_report": _record_codec(EngineReport),
-    "shared_tensor": _record_codec(SharedTensor),
+    # one per weight in every weight sync, so without the generic code of a record
+    "shared_tensor": _Codec(
+        SharedTensor,
+        attrgetter(*(each.name for each in fields(SharedTensor))),
+        lambda v: SharedTensor(v[0], v[1], tuple(v[2]), *v[3:]),
+    ),
 }
 
 

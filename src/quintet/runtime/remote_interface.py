@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 from quintet.config.native.experiment import Experiment
 from quintet.policies.reward_model import ResponseScorer
 from quintet.records import Failure, Generation, Request
+from quintet.rollout.engines.shared_weights import SharedTensor
 from quintet.runtime.groups import LearnerGroup
 from quintet.training.protocols import Actor, Critic, DivergenceReference, LogProbScorer
 
@@ -73,20 +74,6 @@ class EngineWorker(Protocol):
         """Build another engine on these ranks; it has the initial weights."""
 
 
-@dataclass(frozen=True, slots=True)
-class SharedTensor:
-    """Place of a tensor in a file of shared memory."""
-
-    name: str
-    dtype: str
-    """Name without `torch.`"""
-    shape: tuple[int, ...]
-    file: str
-    file_bytes: int
-    offset: int
-    """Position in the file, bytes."""
-
-
 class StandaloneEngineWorker(Protocol):
     """The engine of a standalone worker. Methods return None if there is nothing to report."""
 
@@ -104,6 +91,9 @@ class StandaloneEngineWorker(Protocol):
 
     def load_shared_weights(self, version: int, weights: Sequence[SharedTensor]) -> EngineReport | None:
         """Load weights that are in shared memory as `version`."""
+
+    def weights(self) -> Mapping[str, Tensor] | None:
+        """Return the engine's weights under Hugging Face names; None if they cannot be read."""
 
     def control(self, action: EngineAction) -> EngineReport | None:
         """Call a method of the engine without arguments."""

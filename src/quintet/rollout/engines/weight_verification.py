@@ -39,8 +39,8 @@ RTOL, ATOL = 1e-3, 1e-4
 class ReadableEngine(Protocol):
     """An engine whose weights can be read."""
 
-    def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Yield full tensors under Hugging Face names."""
+    def weights(self) -> Iterable[tuple[str, Tensor]] | None:
+        """Return full tensors under Hugging Face names; None if the engine of another process cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def check_weights(
     Raises:
         MachineError: they differ.
     """
-    engine_weights = dict(engine.weights()) if isinstance(engine, ReadableEngine) else None
+    engine_weights = read_weights(engine)
     learner_weights = dict(iter_merged_weights(model))
     weights = None if engine_weights is None else tuple(compare_weights(learner_weights.items(), engine_weights))
     if directory is not None:
@@ -102,6 +102,12 @@ def check_weights(
             "the engine computes a different model; `quintet check drift` shows where they differ",
         )
     return WeightsCheck(weights, gap)
+
+
+def read_weights(engine: Engine) -> dict[str, Tensor] | None:
+    """Return the engine's weights under Hugging Face names; None if they cannot be read."""
+    weights = engine.weights() if isinstance(engine, ReadableEngine) else None
+    return None if weights is None else dict(weights)
 
 
 def compare_weights(

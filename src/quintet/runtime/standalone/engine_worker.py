@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from quintet.config.native.experiment import Experiment
 from quintet.records import Request
+from quintet.rollout.engines.shared_weights import SharedTensor, SharedWeightsReader
 from quintet.runtime.engine_worker import EngineRunner
 from quintet.runtime.engines import load_engine_model, load_policy_tokenizer, local_engine_builder
 from quintet.runtime.process_settings import configure_process
-from quintet.runtime.remote_interface import EngineAction, EngineReport, SharedTensor
-from quintet.runtime.standalone.shared_weights import SharedWeightsReader
+from quintet.runtime.remote_interface import EngineAction, EngineReport
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +54,9 @@ class LocalStandaloneEngine:
 
     def load_shared_weights(self, version: int, weights: Sequence[SharedTensor]) -> EngineReport | None:
         return self._engine.load_weights(version, self._shared_weights.read(weights))
+
+    def weights(self) -> Mapping[str, Tensor] | None:
+        return self._engine.weights()
 
     def control(self, action: EngineAction) -> EngineReport | None:
         return self._engine.control(action)

@@ -171,6 +171,12 @@ class StandaloneEngine:
         self._start(self._group.staging.load_call(STANDALONE_ENGINE, self.worker, version))
         self.weight_version = version
 
+    def weights(self) -> Iterable[tuple[str, Tensor]] | None:
+        """See `ReadableEngine.weights`: received from the worker."""
+        self.finish()
+        weights = self.worker.call(RemoteCall(STANDALONE_ENGINE, "weights"))
+        return None if weights is None else weights.items()
+
     def reset_prefix_cache(self) -> None:
         self._control("reset_prefix_cache")
 

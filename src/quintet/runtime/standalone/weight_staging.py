@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from quintet.rollout.engines.shared_weights import SharedTensor, SharedWeights, SharedWeightsReader
 from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.remote_interface import SharedTensor
 from quintet.runtime.standalone.listener import StandaloneWorker
-from quintet.runtime.standalone.shared_weights import SharedWeights, SharedWeightsReader
 from quintet.tracking.run_processes import process_namespace
 
 if TYPE_CHECKING:

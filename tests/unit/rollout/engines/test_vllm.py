@@ -80,6 +80,20 @@ def test_logprobs_match_after_twenty_weight_syncs(bench: Bench) -> None:
     assert {generation.weight_version for generation in done.values()} == {20}
 
 
+def test_weights_loaded_by_vllm_itself_and_directly_are_the_same(bench: Bench) -> None:
+    """The direct way is used for this model, vLLM's own for others; the tied head is packed again by both."""
+    worker = bench.engine._llm_engine._engine.model_executor.driver_worker.worker
+    direct, asked = worker._quintet_loader, request(0)
+    assert direct
+    gaps = []
+    for version, loader in ((1, False), (2, direct)):
+        worker._quintet_loader = loader
+        shift(bench.model, version)
+        bench.engine.load_weights(version, bench.model.named_parameters())
+        gaps.append(bench.gap(asked, bench.run(asked)[0]))
+    assert max(gaps) < 1e-4
+
+
 def test_a_response_depends_only_on_its_seed(bench: Bench) -> None:
     """Greedy requests have no seed; they must not change the samples of other requests."""
     requests = [request(n, temperature=0.0 if n % 3 == 0 else 1.0, top_k=n) for n in range(7)]

@@ -19,7 +19,7 @@ from quintet.rollout.engines.vllm import engine as vllm
 from quintet.rollout.engines.vllm.llm_engine import gpu_variables
 from quintet.rollout.engines.vllm.options import Release, engine_arguments, environment
 from quintet.rollout.engines.vllm.stop_strings import StopStringMatcher
-from quintet.rollout.engines.vllm.weight_sync import WeightPlan, weight_file
+from quintet.rollout.engines.vllm.weight_sync import WeightPlan
 
 # fmt: off
 NAMES = frozenset({
@@ -152,16 +152,6 @@ def test_lora_adapters_are_merged() -> None:
     parameters = [(name, torch.nn.Parameter(torch.zeros(2, 3))) for name in names]
     model: Any = SimpleNamespace(named_parameters=lambda remove_duplicate=True: iter(parameters))
     assert WeightPlan.from_model(model).shapes == {"q.weight": (2, 3), "norm.weight": (2, 3)}
-
-
-def test_the_weight_file_is_removed_after_loading() -> None:
-    from safetensors.torch import load_file
-
-    weights = {"a": torch.arange(6.0).view(2, 3).T, "b": torch.ones(4)}
-    with weight_file(weights, torch.bfloat16) as path:
-        stored = load_file(path)
-    assert not path.parent.exists()
-    torch.testing.assert_close(stored["a"], weights["a"].bfloat16())
 
 
 class DeadLlmEngine:

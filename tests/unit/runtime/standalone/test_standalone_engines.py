@@ -22,13 +22,14 @@ from quintet.errors import MachineError
 from quintet.policies.model_loading import load_model
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.restarting_engine import RestartingEngine
+from quintet.rollout.engines.shared_weights import SharedWeights, SharedWeightsReader
+from quintet.rollout.engines.weight_verification import check_weights
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE
 from quintet.runtime.standalone.engines import StandaloneEngine, StandaloneEngines
 from quintet.runtime.standalone.listener import StandaloneWorker, WorkerHello, WorkerListener, WorkerLostError
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket, RemoteCallError
-from quintet.runtime.standalone.shared_weights import SharedWeights, SharedWeightsReader
 from quintet.runtime.standalone.worker import ControllerAddress, StandaloneComponents
 
 WORKER = """
@@ -107,6 +108,21 @@ def test_two_processes_generate_with_the_learners_new_weights_and_one_is_rebuilt
     for number, generation in after.items():
         assert generation.tokens == expected[number].tokens
         assert generation.logprobs == pytest.approx(expected[number].logprobs, abs=1e-5)
+    group.close()
+
+
+def test_weights_that_differ_from_the_learners_are_named(workers: Workers, policy_directory: Path) -> None:
+    model, other = load_model(policy_directory), load_model(policy_directory)
+    group = StandaloneEngines([workers[1][1]], experiment(), policy_directory, lambda: iter(other.named_parameters()))
+    (engine,) = group.engines()
+    check = check_weights(engine.current, model, [(5, 6, 7)], same_dtype=True)
+    assert str(check).startswith(f"engine and learner agree: {len(list(model.parameters()))} weights")
+    with torch.no_grad():
+        other.base_model.norm.weight[0] += 0.5
+    group.stage()
+    engine.load_weights(1, ())
+    with pytest.raises(MachineError, match=r"differ in 1 weights \(model\.norm\.weight: differs by 0\.5\)"):
+        check_weights(engine.current, model, [], same_dtype=True)
     group.close()
 
 
@@ -230,7 +246,7 @@ def test_a_full_shared_memory_leaves_the_weights_in_temporary_files(
             raise OSError(28, "No space left on device")
         path.write_bytes(bytes(size))
 
-    monkeypatch.setattr("quintet.runtime.standalone.shared_weights._allocate", full)
+    monkeypatch.setattr("quintet.rollout.engines.shared_weights._allocate", full)
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     shared = SharedWeights()
     places = shared.write([("a", torch.ones(3))])

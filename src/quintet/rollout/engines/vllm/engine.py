@@ -17,6 +17,7 @@ from quintet.errors import ConfigError
 from quintet.records import Failure, FinishReason, Generation, Request, StructuredOutput, TopLogprobs
 from quintet.rollout.engines.async_engine import PartialResponse
 from quintet.rollout.engines.engine import EngineError, EngineSetup
+from quintet.rollout.engines.shared_weights import MappedWeights
 from quintet.rollout.engines.vllm.llm_engine import LlmEngine, RequestRejectedError
 from quintet.rollout.engines.vllm.options import has_dummy_weights
 from quintet.rollout.engines.vllm.stop_strings import StopStringMatcher
@@ -225,7 +226,8 @@ class VllmEngine:
         if is_running:
             # exactly the tokens from before the pause come from the old weights
             self._finished += self._handle_outputs(self._call(self._llm_engine.pause))
-        self._call(self._llm_engine.load_weights, full_weights, self._plan)
+        mapped = weights if isinstance(weights, MappedWeights) else None
+        self._call(self._llm_engine.load_weights, full_weights, self._plan, mapped)
         self.weight_version = version
         for run in self._running.values():
             run.record_weight_update(version)

@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import astuple, replace
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,9 @@ import torch
 
 from quintet.errors import ConfigError, UserError
 from quintet.rollout.engines.engine import EngineError, EngineSetup
+from quintet.rollout.engines.shared_weights import MappedWeights, SharedWeights
 from quintet.rollout.engines.vllm.options import KEY, Release, engine_arguments, environment
-from quintet.rollout.engines.vllm.weight_sync import WeightPlan, weight_file
+from quintet.rollout.engines.vllm.weight_sync import WeightPlan
 from quintet.rollout.engines.vllm.worker_extension import SEED
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class LlmEngine:
             _check_exclusive()
         self._engine: Any = None
         self._weights_offloaded = False
+        self._shared_weights = SharedWeights()
         self._exit_messages: list[str] = []
         self._all_processes: list[Any] = []
         if not setup.options.log_statistics:
@@ -183,17 +186,23 @@ class LlmEngine:
         if self._separate_process:
             self._engine.wake_up(tags=["scheduling"])
 
-    def load_weights(self, weights: Mapping[str, Tensor], plan: WeightPlan) -> None:
-        """Load full weights into the model."""
+    def load_weights(self, weights: Mapping[str, Tensor], plan: WeightPlan, mapped: MappedWeights | None) -> None:
+        """Load full weights into the model; `mapped` says which of them are in shared memory already."""
         if self._weights_offloaded:
             self._engine.wake_up(tags=["weights"])
             self._weights_offloaded = False
         if not self._has_workers:
-            size = sum(tensor.nbytes for tensor in weights.values())
-            self._engine.collective_rpc("quintet_load_tensors", args=(plan.with_aliases(weights), size))
+            self._engine.collective_rpc("quintet_load_tensors", args=(dict(plan.with_aliases(weights)),))
             return
-        with weight_file(weights, self._setup.dtype) as path:
-            self._engine.collective_rpc("quintet_load_file", args=(str(path), list(plan.aliases)))
+        places = self._share(weights, mapped)
+        self._engine.collective_rpc("quintet_load_shared", args=(places, list(plan.aliases)))
+
+    def _share(self, weights: Mapping[str, Tensor], mapped: MappedWeights | None) -> list[tuple[Any, ...]]:
+        """Copy weights that are not in shared memory there, and return the fields of each `SharedTensor`."""
+        known = {name: mapped.place_of(tensor) for name, tensor in weights.items()} if mapped else {}
+        places = [replace(place, name=name) for name, place in known.items() if place is not None]
+        rest = ((name, tensor) for name, tensor in weights.items() if known.get(name) is None)
+        return [astuple(place) for place in (*places, *self._shared_weights.write(rest, self._setup.dtype))]
 
     def reset_prefix_cache(self) -> None:
         """Drop the KV cache, also of running requests, which are prefilled again."""
@@ -225,6 +234,7 @@ class LlmEngine:
     def close(self) -> None:
         """Shut down vLLM and kill processes that do not exit."""
         engine, self._engine = self._engine, None
+        self._shared_weights.close()
         if engine is None:
             return
         engine.engine_core.shutdown(timeout=GRACE_SECONDS)

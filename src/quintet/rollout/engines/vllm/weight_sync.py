@@ -1,17 +1,11 @@
-"""Weight sync to vLLM: check completeness and transfer to its processes."""
+"""Weight sync to vLLM: check of completeness, names, and tied weights."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from quintet.policies.hf_weight_names import hf_named_weights
@@ -19,8 +13,6 @@ from quintet.rollout.engines.engine import EngineError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is created in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +76,3 @@ class WeightPlan:
         yield from weights.items()
         for alias, name in self.aliases:
             yield alias, weights[name]
-
-
-@contextmanager
-def weight_file(weights: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[Path]:
-    """Provide a temporary file with the weights for other processes, in shared memory if there is enough space."""
-    stored = {name: tensor.to("cpu", dtype).contiguous() for name, tensor in weights.items()}
-    size = sum(tensor.nbytes for tensor in stored.values())
-    fits = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * size
-    with tempfile.TemporaryDirectory(prefix="quintet-weights-", dir=SHARED_MEMORY if fits else None) as directory:
-        path = Path(directory) / "model.safetensors"
-        save_file(stored, path)
-        yield path

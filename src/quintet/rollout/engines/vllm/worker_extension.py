@@ -6,15 +6,16 @@ vLLM mixes `QuintetWorker` into its worker class (`worker_extension_cls`); `coll
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from quintet.rollout.engines.hf.sampling import uniform
+from quintet.rollout.engines.shared_weights import SharedTensor, SharedWeightsReader
+from quintet.rollout.engines.vllm.cpu_weight_loader import CpuWeightLoader
 
 SEED = "quintet_seed"
 """Key of a request's seed in `SamplingParams.extra_args`, on a CPU."""
@@ -30,6 +31,9 @@ class QuintetWorker:
 
     model_runner: Any
     reload_weights: Any
+    _quintet_reader: SharedWeightsReader | None = None
+    _quintet_loader: CpuWeightLoader | Literal[False] | None = None
+    """False if vLLM's own method loads the weights."""
 
     def quintet_install_exact_sampler(self) -> str | None:
         """Install a sampler with the log-probs of `Generation`. Return the name of vLLM's sampler if it is unknown."""
@@ -44,14 +48,23 @@ class QuintetWorker:
             runner.sampler.topk_topp_sampler.forward = _seeded_sampling(runner)
         return None
 
-    def quintet_load_tensors(self, weights: Iterable[tuple[str, Tensor]], size: int) -> None:
-        """Load weights of `size` bytes from tensors of this process."""
-        with _limited_threads(size):
-            self.reload_weights(weights_iterator=weights)
+    def quintet_load_tensors(self, weights: Mapping[str, Tensor]) -> None:
+        """Load weights from tensors of this process, tied weights under each of their names."""
+        if self._quintet_loader is None:
+            self._quintet_loader = CpuWeightLoader.build(self.model_runner.get_model(), weights)
+        with _limited_threads(sum(tensor.nbytes for tensor in weights.values())):
+            if self._quintet_loader:
+                self._quintet_loader.load(weights)
+            else:
+                self.reload_weights(weights_iterator=iter(weights.items()))
 
-    def quintet_load_file(self, path: str, aliases: list[tuple[str, str]]) -> None:
-        """Load the weights of a safetensors file; `aliases` are `(alias, name)` of tied weights."""
-        self.quintet_load_tensors(_iter_file(Path(path), aliases), Path(path).stat().st_size)
+    def quintet_load_shared(self, places: Sequence[Sequence[Any]], aliases: Sequence[tuple[str, str]]) -> None:
+        """Load weights from shared memory: the fields of each `SharedTensor`, and `(alias, name)` of tied weights."""
+        if self._quintet_reader is None:
+            self._quintet_reader = SharedWeightsReader()
+        shared = [SharedTensor(name, dtype, tuple(shape), *place) for name, dtype, shape, *place in places]
+        weights = dict(self._quintet_reader.read(shared))
+        self.quintet_load_tensors(weights | {alias: weights[name] for alias, name in aliases})
 
 
 @contextmanager
@@ -65,16 +78,6 @@ def _limited_threads(size: int) -> Iterator[None]:
         yield
     finally:
         torch._C.set_num_threads(threads)
-
-
-def _iter_file(path: Path, aliases: list[tuple[str, str]]) -> Iterator[tuple[str, Tensor]]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 - safe_open is not a mapping
-            yield name, file.get_tensor(name)
-        for alias, name in aliases:
-            yield alias, file.get_tensor(name)
 
 
 def _exact_sampler(sampler: type[Any]) -> type[Any]:

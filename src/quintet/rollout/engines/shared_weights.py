@@ -1,4 +1,4 @@
-"""Weights in shared memory: written once by the controller, mapped by the engines of the same node.
+"""Weights in shared memory: written once by one process, mapped by others of the same node.
 
 The files are kept between weight syncs, because allocating the memory takes longer than copying the weights.
 """
@@ -8,20 +8,32 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from quintet.runtime.remote_interface import SharedTensor
-
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is created in it
 MIN_FILE_BYTES, MAX_FILE_BYTES = 16 << 20, 1 << 30
 """Sizes of the first file and of the largest ones; each is as large as those before it together."""
 ALIGNMENT = 64
 """Offsets are multiples of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTensor:
+    """Place of a tensor in a file of shared memory."""
+
+    name: str
+    dtype: str
+    """Name without `torch.`"""
+    shape: tuple[int, ...]
+    file: str
+    file_bytes: int
+    offset: int
+    """Position in the file, bytes."""
 
 
 @dataclass(slots=True)
@@ -39,28 +51,38 @@ class SharedWeights:
     _directories: dict[Path, Path] = field(default_factory=dict)
     """Directory of the files by its parent."""
     _segments: list[_Segment] = field(default_factory=list)
+    _allocations: dict[tuple[str, torch.Size, torch.dtype], tuple[SharedTensor, Tensor]] = field(default_factory=dict)
+    """Place of each weight, and the tensor there."""
 
-    def write(self, weights: Iterable[tuple[str, Tensor]]) -> list[SharedTensor]:
-        """Copy the weights into shared memory, over those of the last call; return where they are."""
-        for segment in self._segments:
-            segment.used = 0
-        return [self._copy(name, tensor.detach()) for name, tensor in weights]
+    def write(self, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None) -> list[SharedTensor]:
+        """Copy the weights into shared memory, over those of the last call, with `dtype` (default: their own); return
+        where they are."""
+        places = []
+        for name, tensor in weights:
+            place, view = self._allocated(name, tensor.shape, dtype or tensor.dtype)
+            view.copy_(tensor.detach())
+            places.append(place)
+        return places
 
     def close(self) -> None:
         """Delete the files."""
         self._segments.clear()
+        self._allocations.clear()
         for directory in self._directories.values():
             shutil.rmtree(directory, ignore_errors=True)
         self._directories.clear()
 
-    def _copy(self, name: str, tensor: Tensor) -> SharedTensor:
-        segment = self._segment(tensor.nbytes)
-        offset, segment.used = segment.used, segment.used + -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-        view = _view(segment.memory, tensor.dtype, tensor.shape, offset)
-        view.copy_(tensor)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        size = segment.memory.numel()
-        return SharedTensor(name, dtype, tuple(tensor.shape), str(segment.path), size, offset)
+    def _allocated(self, name: str, shape: torch.Size, dtype: torch.dtype) -> tuple[SharedTensor, Tensor]:
+        """Return the place of a weight, the same in every call, and the tensor there."""
+        key = (name, shape, dtype)
+        if key not in self._allocations:
+            count = shape.numel() * dtype.itemsize
+            segment = self._segment(count)
+            offset, segment.used = segment.used, segment.used + -(-count // ALIGNMENT) * ALIGNMENT
+            size, dtype_name = segment.memory.numel(), str(dtype).removeprefix("torch.")
+            place = SharedTensor(name, dtype_name, tuple(shape), str(segment.path), size, offset)
+            self._allocations[key] = (place, _view(segment.memory, dtype, shape, offset))
+        return self._allocations[key]
 
     def _segment(self, size: int) -> _Segment:
         """Return the first file with enough free space, or a new one."""
@@ -97,19 +119,42 @@ class SharedWeights:
         raise OSError("there is no directory for temporary files")
 
 
+class MappedWeights:
+    """Weights in mapped files: yields names and tensors, which are valid until the files are written again."""
+
+    def __init__(self, weights: Iterable[tuple[SharedTensor, Tensor]]) -> None:
+        self._weights = tuple(weights)
+        self._places = {tensor.data_ptr(): place for place, tensor in self._weights if tensor.numel()}
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return ((place.name, tensor) for place, tensor in self._weights)
+
+    def place_of(self, tensor: Tensor) -> SharedTensor | None:
+        """Return where a tensor is, if it is one of these as a whole."""
+        place = self._places.get(tensor.data_ptr())
+        is_whole = place is not None and place.shape == tuple(tensor.shape) and tensor.is_contiguous()
+        return place if is_whole else None
+
+
 @dataclass(slots=True)
 class SharedWeightsReader:
-    """Mapped files of another process."""
+    """Maps the files of another process."""
 
     _mapped: dict[str, Tensor] = field(default_factory=dict)
+    _last: tuple[Sequence[SharedTensor], MappedWeights] | None = None
+    """Places and weights of the last call, in most cases also those of the next one."""
 
-    def read(self, tensors: Iterable[SharedTensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights, which are valid until the controller writes the next ones."""
-        for tensor in tensors:
-            memory = self._mapped.get(tensor.file)
-            if memory is None:
-                memory = self._mapped[tensor.file] = _map_file(Path(tensor.file), tensor.file_bytes)
-            yield tensor.name, _view(memory, getattr(torch, tensor.dtype), tensor.shape, tensor.offset)
+    def read(self, places: Sequence[SharedTensor]) -> MappedWeights:
+        """Return the weights at these places."""
+        if self._last is None or self._last[0] != places:
+            self._last = (places, MappedWeights((place, self._tensor(place)) for place in places))
+        return self._last[1]
+
+    def _tensor(self, place: SharedTensor) -> Tensor:
+        memory = self._mapped.get(place.file)
+        if memory is None:
+            memory = self._mapped[place.file] = _map_file(Path(place.file), place.file_bytes)
+        return _view(memory, getattr(torch, place.dtype), place.shape, place.offset)
 
 
 def _allocate(path: Path, size: int) -> None:

@@ -1,0 +1,146 @@
+"""Measure weight syncs from the controller to an engine in another process, next to the memory copies that they need.
+
+    python benchmarks/weight_sync.py [--engines hf vllm] [--out benchmarks/results/weight_sync.json]
+
+A standalone worker is started as in a run, with random float32 weights. A sync copies the learner's weights to where
+the worker reads them and ends when the engine has loaded them. Copies are timed in the same run between allocated
+tensors of the same sizes: one into shared memory and one into the engine. vLLM's copy on a CPU is followed by the
+packing of every matrix for its kernels, which is timed with vLLM's own function. Writes one JSON file: medians in
+milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from engines_on_ranks import create_policy
+
+ROUNDS = 15
+SIZES = {"3 M": (192, 6), "100 M": (768, 11)}
+"""Hidden size and layers of the policies."""
+WORKER = """
+import sys
+from quintet.runtime.standalone.worker import ControllerAddress, run_standalone_worker
+if __name__ == "__main__":
+    host, port, token = sys.argv[1:]
+    run_standalone_worker(ControllerAddress(host, int(port), token), 1, "benchmark")
+"""
+
+
+@contextmanager
+def standalone_worker() -> Iterator[Any]:
+    """Start a standalone worker and yield the controller's connection to it."""
+    from quintet.runtime.standalone.listener import WorkerListener
+    from quintet.runtime.standalone.worker import ControllerAddress
+
+    listener = WorkerListener("127.0.0.1", [1], "benchmark", lost_seconds=60.0)
+    address = ControllerAddress.of(listener)
+    with tempfile.TemporaryDirectory() as directory:
+        script = Path(directory) / "worker.py"
+        script.write_text(WORKER)
+        process = subprocess.Popen([sys.executable, script, address.host, str(address.port), address.token])
+        try:
+            (worker,) = listener.wait_for([1], 120.0)
+            yield worker
+            worker.stop()
+            process.wait(30)
+        finally:
+            process.kill()
+            process.wait()
+            listener.close()
+
+
+def measure(policy: Path, engine_name: str, options: list[str]) -> dict[str, Any]:
+    import torch
+
+    from quintet.config.compose import load_experiment
+    from quintet.policies.model_loading import load_model
+    from quintet.runtime.standalone.engines import StandaloneEngines
+
+    words = ["policy.preset=null", f"policy.path={policy}", "warm_start=null", "training.threads=1"]
+    words += ["rollout.max_concurrent=8", "rollout.max_response_tokens=64"]
+    words += ["placement.devices_per_node=2", "placement.actor.devices=[0]", "placement.rollout.devices=[1]"]
+    config = load_experiment(None, [*words, f"rollout.engine={engine_name}", *options]).experiment
+    torch.set_num_threads(1)
+    model = load_model(policy)
+    with standalone_worker() as worker:
+        group = StandaloneEngines([worker], config, policy, lambda: iter(model.named_parameters()))
+        (engine,) = group.engines()
+        tensors = [parameter.detach() for parameter in model.parameters()]
+        copied = [torch.empty_like(tensor) for tensor in tensors]
+        host = worker.host
+
+        def sync(where: str) -> None:
+            worker.host = where
+            group.stage()
+            engine.load_weights(1, ())
+            engine.current.finish()
+
+        def copy_and_pack() -> None:
+            for _ in range(2):
+                for tensor, other in zip(tensors, copied, strict=True):
+                    other.copy_(tensor)
+            if engine_name == "vllm":
+                pack(copied)
+
+        timed = {"copies": copy_and_pack, "shared_memory": lambda: sync(host), "tcp": lambda: sync("another machine")}
+        seconds: dict[str, list[float]] = {name: [] for name in timed}
+        for number in range(ROUNDS + 2):
+            for name, function in timed.items():
+                seconds[name] += [_seconds(function)] * (number >= 2)
+        group.close()
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    ratios = {name: round(medians[name] / medians["copies"], 2) for name in medians if name != "copies"}
+    return {"ms": {name: round(1000 * median, 1) for name, median in medians.items()}, "ratio": ratios}
+
+
+def pack(tensors: list[Any]) -> None:
+    """Pack every matrix as vLLM does on a CPU."""
+    from vllm._custom_ops import create_onednn_mm
+
+    for tensor in tensors:
+        if tensor.ndim > 1:
+            create_onednn_mm(tensor.t(), 32)
+
+
+def _seconds(function: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engines", nargs="*", default=["hf", "vllm"])
+    parser.add_argument("--sizes", nargs="*", default=list(SIZES))
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    result: dict[str, Any] = {"machine": {"cores": os.cpu_count()}}
+    for size in options.sizes:
+        with tempfile.TemporaryDirectory() as directory:
+            create_policy(Path(directory), *SIZES[size])
+            for name in options.engines:
+                separate = [True] if name == "vllm" else []
+                for is_separate in [False, *separate]:
+                    words = [f"rollout.engine_options.separate_process={str(is_separate).lower()}"]
+                    row = f"{size}, {name}" + ", separate process" * is_separate
+                    result[row] = measure(Path(directory), name, words if name == "vllm" else [])
+                    print(row, json.dumps(result[row]), flush=True)
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
