@@ -6,6 +6,7 @@ import os
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from selectors import EVENT_READ, DefaultSelector
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -222,11 +223,19 @@ class FreeRunningEngines(RoutedEngines):
         return aborted
 
     def sync_weights(self, version: int, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
-        """See `EngineGroup.sync_weights`: one engine after the other, those that are dead last."""
+        """See `EngineGroup.sync_weights`: first the engines whose step is complete, the dead ones last."""
         self.weight_version = version
         self._router.forget_prompts()
-        for index in sorted(range(len(self._engines)), key=self._dead.__contains__):
-            self._load_weights(index, weights)
+        pending = sorted(range(len(self._engines)), key=self._dead.__contains__)
+        while pending:
+            for index in [each for each in pending if self._is_between_steps(each)] or pending[:1]:
+                self._load_weights(index, weights)
+                pending.remove(index)
+
+    def _is_between_steps(self, index: int) -> bool:
+        """Return whether the engine can be interrupted without waiting for the end of its step."""
+        descriptor = self._watched.get(index)
+        return index not in self._stepping or (descriptor is not None and bool(wait([descriptor], 0)))
 
     def load_missing_weights(self, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
         """Rebuild dead engines with `weights`, the ones that the others have."""
