@@ -15,6 +15,7 @@ from quintet.runtime import components
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.runtime.engines import engine_setup
 from quintet.runtime.free_running_engines import FreeRunningEngines
+from quintet.runtime.weight_sync import WeightSync
 
 Wrap = Callable[[Engine], Engine]
 
@@ -38,9 +39,10 @@ def use_separate_engines(
 
         remote = controller.build_remote_engines(config, policy)
         remote.engines()
-        group = FreeRunningEngines if overlap else RoutedEngines
         weights = None if overlap else learners.actor.weights
-        return group([RestartingEngine(build, weights) for _ in range(count)]), remote.weights
+        engines = [RestartingEngine(build, weights) for _ in range(count)]
+        group = FreeRunningEngines(engines) if overlap else RoutedEngines(engines)
+        return group, WeightSync(remote.weights, group, config)
 
     monkeypatch.setattr(components, "_build_engines", build_engines)
     monkeypatch.setattr(components, "overlaps_training", lambda config: overlap)
