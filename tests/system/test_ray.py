@@ -8,13 +8,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-import psutil
 import pytest
+from network_namespaces import INTERFACE, Network, can_create
 from test_ranks import TINY, metrics, wait_for
 
 from quintet.tracking.run_status import read_status
@@ -36,10 +36,12 @@ def start(
     *words: str,
     command: str = "train",
     environment: Mapping[str, str] = MappingProxyType({}),
+    prefix: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
+    """`prefix` comes before the command, to run it elsewhere."""
     with (place / f"{name}.log").open("a") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "quintet", command, "tiny.yaml", f"name={name}", *words],
+            [*prefix, sys.executable, "-m", "quintet", command, "tiny.yaml", f"name={name}", *words],
             cwd=place,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
             stdout=log,
@@ -184,31 +186,39 @@ def test_a_frozen_rank_is_named_and_the_run_can_be_continued(place: Path) -> Non
 
 
 class Cluster:
-    """A head and further nodes of Ray on this machine, each behind a loopback address of its own."""
+    """A head and further nodes of Ray on this machine, in network namespaces or behind the loopback address."""
 
-    def __init__(self, directory: Path, *head_options: str) -> None:
+    def __init__(self, directory: Path, *head_options: str, network: Network | None = None, cpus: int = 1) -> None:
         self.directory = directory
+        self.network = network
+        self._cpus = cpus
         port = free_port()
-        self.address = f"127.0.0.1:{port}"
+        head = network.hosts[0] if network else "127.0.0.1"
+        self.address = f"{head}:{port}"
         quick = {"initial_delay_ms": 1000, "period_ms": 500, "timeout_ms": 500, "failure_threshold": 3}
         self.environment = {f"RAY_health_check_{name}": str(value) for name, value in quick.items()}
-        self.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "7" * 64, "GLOO_SOCKET_IFNAME": "lo"}
-        self.nodes = {"127.0.0.1": self._start("127.0.0.1", "--head", f"--port={port}", *head_options)}
-        wait_for_port(self.address)
+        self.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "7" * 64}
+        self.environment["GLOO_SOCKET_IFNAME"] = INTERFACE if network else "lo"
+        self.nodes = {head: self._start(head, "--head", f"--port={port}", *head_options)}
+        end = time.monotonic() + 60
+        while "Ray runtime started" not in (directory / f"ray_{head}.log").read_text():
+            assert time.monotonic() < end, (directory / f"ray_{head}.log").read_text()
+            time.sleep(0.1)
+
+    def command(self, host: str, *words: str) -> list[str]:
+        """A command that runs on the node."""
+        return self.network.command(host, *words) if self.network else list(words)
 
     def add(self, host: str) -> None:
         self.nodes[host] = self._start(host, f"--address={self.address}")
 
     def _start(self, host: str, *words: str) -> subprocess.Popen[bytes]:
-        options = ["--num-cpus=1", "--object-store-memory=100000000", "--disable-usage-stats", "--block"]
+        options = [f"--num-cpus={self._cpus}", "--object-store-memory=100000000", "--disable-usage-stats", "--block"]
         command = [str(Path(sys.executable).with_name("ray")), "start", *words, f"--node-ip-address={host}", *options]
         with (self.directory / f"ray_{host}.log").open("wb") as log:
-            return subprocess.Popen(command, env={**os.environ, **self.environment}, stdout=log, stderr=log)
-
-    def lose(self, host: str) -> None:
-        """Kill the node's raylet, as a crash of the machine would."""
-        children = psutil.Process(self.nodes[host].pid).children(recursive=True)
-        next(child for child in children if child.name() == "raylet").kill()
+            return subprocess.Popen(
+                self.command(host, *command), env={**os.environ, **self.environment}, stdout=log, stderr=log
+            )
 
     def close(self) -> None:
         for node in self.nodes.values():
@@ -238,24 +248,31 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     started.close()
 
 
-def test_a_run_on_two_nodes_survives_the_loss_of_one(place: Path, alone: Path, cluster: Cluster) -> None:
-    words = ("sft=null", "placement.nodes=2", "placement.devices_per_node=1", "--ray", cluster.address)
-    run = start(place, "two", *words, environment=cluster.environment)
-    cluster.add("127.0.0.2")
+@pytest.mark.skipif(not can_create(), reason="network namespaces require root and the command ip")
+def test_a_run_on_two_nodes_survives_the_loss_of_one(place: Path, alone: Path) -> None:
+    """FSDP2 spans the nodes, and each has an engine; one is cut off from the network."""
+    network = Network(3)
+    cluster = Cluster(place, "--include-dashboard=false", network=network, cpus=2)
+    head, second, third = network.hosts
+    words = ["sft=null", "placement.nodes=2", "placement.devices_per_node=2", "placement.actor.devices=[0,2]"]
+    words += ["placement.rollout.devices=[1,3]", "--ray", cluster.address]
     try:
+        cluster.add(second)
+        run = start(place, "two", *words, environment=cluster.environment, prefix=cluster.command(head))
         wait_for(place / "runs/two/checkpoints/global_step_1", run)
-        cluster.lose("127.0.0.2")
+        network.disconnect(second)
         lost = time.monotonic()
         while "restarting" not in log(place, "two"):
             assert time.monotonic() < lost + 10
             time.sleep(0.1)
-        cluster.add("127.0.0.3")
+        cluster.add(third)
         assert run.wait(timeout=240) == 0, log(place, "two")
-    finally:
         run.kill()
+    finally:
+        network.close()
     output = log(place, "two")
-    assert "the run needs 2 nodes with 1 CPU each; the cluster has 1, with 1 CPUs; waiting up to 300 seconds" in output
-    assert "node 127.0.0.2 is lost" in output
+    assert "the run needs 2 nodes with 2 CPUs each; the cluster has 1, with 2 CPUs; waiting up to 300 seconds" in output
+    assert f"node {second} is lost" in output
     for ours, theirs in zip(metrics(alone), metrics(place / "runs/two"), strict=True):
         assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-6)
 
