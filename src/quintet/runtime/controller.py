@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quintet.config.native.experiment import Experiment
+from quintet.config.plan.process_layout import process_layout
 from quintet.runtime.engines import standalone_engine_ranks
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_engines import RemoteEngines
 from quintet.runtime.remote_interface import WORKER
 from quintet.runtime.remote_learners import RemoteLearnerGroup
 from quintet.runtime.standalone.engines import StandaloneEngines
+from quintet.runtime.standalone.learners import StandaloneLearnerGroup
 from quintet.runtime.standalone.listener import StandaloneWorker, WorkerListener
+from quintet.runtime.standalone.transport import StandaloneTransport
 from quintet.runtime.torchrun_transport import TorchrunTransport
 from quintet.runtime.transport import InProcessTransport, Transport
 from quintet.runtime.worker import Worker
@@ -30,7 +33,9 @@ class Controller:
         """`listener` is where standalone workers connect, if the run has any."""
         self._transport = transport
         self._listener = listener
-        self._engine_workers: list[StandaloneWorker] = []
+        self._engine_workers: dict[int, StandaloneWorker] = {}
+        self._standalone: dict[str, StandaloneTransport] = {}
+        """Transports of standalone components besides engines, by the name of their section of `placement`."""
 
     @classmethod
     def in_process(cls) -> Controller:
@@ -55,7 +60,32 @@ class Controller:
         """Build the learners of the model at `policy` on all workers; with `sft` those of supervised fine-tuning."""
         arguments = {"config": config, "policy": policy, "sft": sft}
         self._transport.broadcast(RemoteCall(WORKER, "build_learners", arguments))
-        return RemoteLearnerGroup(self._transport)
+        self._connect(config)
+        if sft or not self._standalone:
+            return RemoteLearnerGroup(self._transport)
+        return StandaloneLearnerGroup(self._transport, self._standalone, config, policy)
+
+    def _connect(self, config: Experiment) -> None:
+        """Wait for the standalone workers, unless they have connected before.
+
+        Raises:
+            MachineError: some did not connect in time.
+        """
+        layout, seconds = process_layout(config), config.placement.join_timeout_seconds
+        if self._listener is None or self._engine_workers or self._standalone or config.sft_only is not None:
+            return
+        engines = self._listener.wait_for(layout.engine_worker_ranks, seconds)
+        self._engine_workers = {worker.rank: worker for worker in engines}
+        for learners in layout.standalone_learners:
+            workers = self._listener.wait_for(learners.ranks, seconds, "learners")
+            transport = StandaloneTransport(workers, learners.name)
+            self._standalone |= dict.fromkeys(learners.components, transport)
+
+    def shard_writers(self, config: Experiment) -> list[str]:
+        """Return the names of all ranks but the first that write shards of the run's checkpoints."""
+        standalone = process_layout(config).standalone_learners if self._listener else ()
+        names = (learners.shard_writer(rank) for learners in standalone for rank in learners.ranks)
+        return [*map(str, range(1, self.world_size)), *names]
 
     def build_remote_engines(self, config: Experiment, policy: Path) -> RemoteEngines:
         """Start to build engines of the model at `policy` on all workers but that of rank 0, after the learners."""
@@ -70,10 +100,9 @@ class Controller:
         Raises:
             MachineError: workers did not connect in time.
         """
-        if self._listener is not None and not self._engine_workers:
-            ranks = standalone_engine_ranks(config)
-            self._engine_workers = self._listener.wait_for(ranks, config.placement.join_timeout_seconds)
-        return StandaloneEngines(self._engine_workers, config, policy, weights)
+        self._connect(config)
+        ranks = standalone_engine_ranks(config) if self._engine_workers else ()
+        return StandaloneEngines([self._engine_workers[rank] for rank in ranks], config, policy, weights)
 
     def check_alive(self) -> None:
         """Check that all workers are alive.
@@ -82,11 +111,15 @@ class Controller:
             RankDiedError: a worker has died; the message names it.
         """
         self._transport.check_alive()
+        for transport in self._standalone.values():
+            transport.check_alive()
 
     def close(self) -> None:
         """Stop all workers; workers that have already ended are ignored."""
-        for worker in self._engine_workers:
+        for worker in self._engine_workers.values():
             worker.stop()
+        for transport in dict.fromkeys(self._standalone.values()):
+            transport.close()
         if self._listener is not None:
             self._listener.close()
         self._transport.close()

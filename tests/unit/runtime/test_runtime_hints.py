@@ -149,7 +149,7 @@ CASES = [
 EXEMPT = {
     f"runtime/ray_cluster/launcher.py {function}": "another machine, another run or another start is the remedy"
     for function in ("run_on_ray", "_connected", "_placed", "_start_ranks")
-}
+} | {"runtime/standalone/transport.py _translate_errors": "the hint is that of the error in the worker"}
 
 
 @pytest.fixture(autouse=True)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from quintet.config.native.experiment import Experiment
 from quintet.records import Request
 from quintet.runtime.engine_worker import EngineRunner
 from quintet.runtime.engines import load_engine_model, load_policy_tokenizer, local_engine_builder
 from quintet.runtime.process_settings import configure_process
-from quintet.runtime.remote_interface import EngineAction, EngineReport, SharedTensor
+from quintet.runtime.remote_interface import EngineAction, EngineReport, StagedTensors
 from quintet.runtime.standalone.shared_weights import SharedWeightsReader
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class LocalStandaloneEngine:
@@ -49,10 +45,7 @@ class LocalStandaloneEngine:
     def abort(self, ids: Sequence[int]) -> EngineReport | None:
         return self._engine.abort(ids)
 
-    def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> EngineReport | None:
-        return self._engine.load_weights(version, weights.items())
-
-    def load_shared_weights(self, version: int, weights: Sequence[SharedTensor]) -> EngineReport | None:
+    def load_weights(self, version: int, weights: StagedTensors) -> EngineReport | None:
         return self._engine.load_weights(version, self._shared_weights.read(weights))
 
     def control(self, action: EngineAction) -> EngineReport | None:

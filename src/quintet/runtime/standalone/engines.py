@@ -12,10 +12,9 @@ from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.remote_interface import STANDALONE_ENGINE, EngineAction, SharedTensor
+from quintet.runtime.remote_interface import STANDALONE_ENGINE, EngineAction
 from quintet.runtime.standalone.listener import StandaloneWorker
-from quintet.runtime.standalone.shared_weights import SharedWeights, SharedWeightsReader
-from quintet.training.parallel.rendezvous import process_namespace
+from quintet.runtime.standalone.staged_weights import StagedWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,17 +34,11 @@ class StandaloneEngines:
         self._config = config
         self._policy = policy
         self._weights = weights
-        self._shared = SharedWeights()
-        self._reader = SharedWeightsReader()
-        self._staged: list[SharedTensor] = []
+        self.staged = StagedWeights()
+        """Weights of the last `stage`."""
         self._engines = [StandaloneEngine(self, worker) for worker in workers]
         for engine in self._engines:
             engine.start_build()
-
-    @property
-    def staged(self) -> Sequence[SharedTensor]:
-        """Weights of the last `stage`."""
-        return self._staged
 
     def engines(self) -> list[RestartingEngine]:
         """Return the engines by rank of their worker."""
@@ -73,15 +66,11 @@ class StandaloneEngines:
             return
         for engine in self._engines:
             engine.finish()
-        self._staged = self._shared.write(self._weights())
-
-    def host_weights(self) -> dict[str, Tensor]:
-        """Return the staged weights, for engines of other machines."""
-        return dict(self._reader.read(self._staged))
+        self.staged.stage(self._weights())
 
     def close(self) -> None:
         """Release the memory of the weights."""
-        self._shared.close()
+        self.staged.close()
 
 
 class StandaloneEngine:
@@ -167,10 +156,7 @@ class StandaloneEngine:
         """See `Engine.load_weights`: the engine loads the staged weights of its group, so `weights` are not read. A
         failure is raised by the next call."""
         self.finish()
-        if self.worker.host == process_namespace():
-            self._start("load_shared_weights", version=version, weights=self._group.staged)
-        else:
-            self._start("load_weights", version=version, weights=self._group.host_weights())
+        self._start("load_weights", version=version, weights=self._group.staged.for_worker(self.worker))
         self.weight_version = version
 
     def reset_prefix_cache(self) -> None:

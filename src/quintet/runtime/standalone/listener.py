@@ -26,6 +26,9 @@ HELLO_SECONDS = 10.0
 HEARTBEAT_SECONDS = 1.0
 POLL_SECONDS = 0.05
 MAX_HELLO_BYTES = 1 << 14
+Role = Literal["engine", "learners"]
+"""What the calls of a worker are about. A process with both connects as two workers, which execute their calls at the
+same time."""
 
 
 class WorkerLostError(RuntimeError):
@@ -46,6 +49,7 @@ class WorkerHello:
     """Machine, and its namespaces; see `process_namespace`."""
     fingerprint: str
     """Hash of version and configuration."""
+    role: Role = "engine"
 
     def send(self, connected: socket.socket) -> None:
         """Introduce this process to the controller.
@@ -67,6 +71,7 @@ class StandaloneWorker:
     pid: int
     host: str
     messages: MessageSocket
+    role: Role = "engine"
     lost_reason: str | None = None
     """Why the worker cannot be called any more."""
 
@@ -114,8 +119,12 @@ class StandaloneWorker:
         self.messages.shutdown()
 
     def _lost(self, error: Exception) -> WorkerLostError:
-        reason = self.lost_reason or f"has ended ({error})"
-        return WorkerLostError(f"the standalone worker of rank {self.rank} (process {self.pid}) {reason}")
+        self.lost_reason = self.lost_reason or f"has ended ({error})"
+        return self.lost_error()
+
+    def lost_error(self) -> WorkerLostError:
+        """Return the error that says why the worker is lost."""
+        return WorkerLostError(f"the standalone worker of rank {self.rank} (process {self.pid}) {self.lost_reason}")
 
 
 @dataclass(slots=True)
@@ -152,14 +161,16 @@ class WorkerListener:
         host, port = self._server.getsockname()[:2]
         return str(host), int(port)
 
-    def take_arrived(self) -> list[StandaloneWorker]:
-        """Return the workers that have connected since the last call, by rank."""
+    def take_arrived(self, role: Role = "engine", ranks: Collection[int] | None = None) -> list[StandaloneWorker]:
+        """Return the workers of `ranks` (default: all) with this role that have connected since the last call, by
+        rank."""
         with self._lock:
-            arrived, self._arrived = self._arrived, []
+            arrived = [each for each in self._arrived if each.role == role and (ranks is None or each.rank in ranks)]
+            self._arrived = [each for each in self._arrived if each not in arrived]
         return sorted((worker for worker in arrived if worker.lost_reason is None), key=lambda worker: worker.rank)
 
-    def wait_for(self, ranks: Collection[int], timeout_seconds: float) -> list[StandaloneWorker]:
-        """Wait until the workers of all `ranks` have connected; return them by rank.
+    def wait_for(self, ranks: Collection[int], timeout_seconds: float, role: Role = "engine") -> list[StandaloneWorker]:
+        """Wait until the workers of all `ranks` with this role have connected; return them by rank.
 
         Raises:
             MachineError: some did not connect in time; the message names them.
@@ -167,7 +178,7 @@ class WorkerListener:
         workers: dict[int, StandaloneWorker] = {}
         deadline = time.monotonic() + timeout_seconds
         while missing := sorted(set(ranks) - workers.keys()):
-            workers |= {worker.rank: worker for worker in self.take_arrived()}
+            workers |= {worker.rank: worker for worker in self.take_arrived(role, ranks)}
             if time.monotonic() > deadline:
                 names = ", ".join(map(str, missing))
                 raise MachineError(
@@ -230,7 +241,7 @@ class WorkerListener:
                 connections.last_heartbeat = time.monotonic()
                 connections.heartbeats.setblocking(False)
                 messages = MessageSocket(connections.calls)
-                connections.worker = StandaloneWorker(hello.rank, hello.pid, hello.host, messages)
+                connections.worker = StandaloneWorker(hello.rank, hello.pid, hello.host, messages, hello.role)
                 self._arrived.append(connections.worker)
 
     def _watch(self) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from quintet.runtime.remote_interface import SharedTensor
+from quintet.runtime.remote_interface import SharedTensor, StagedTensors
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is created in it
 MIN_FILE_BYTES, MAX_FILE_BYTES = 16 << 20, 1 << 30
@@ -103,8 +103,11 @@ class SharedWeightsReader:
 
     _mapped: dict[str, Tensor] = field(default_factory=dict)
 
-    def read(self, tensors: Iterable[SharedTensor]) -> Iterator[tuple[str, Tensor]]:
+    def read(self, tensors: StagedTensors) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights, which are valid until the controller writes the next ones."""
+        if isinstance(tensors, Mapping):
+            yield from tensors.items()
+            return
         for tensor in tensors:
             memory = self._mapped.get(tensor.file)
             if memory is None:
