@@ -95,8 +95,9 @@ def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller |
         if is_standalone:
             return _run_standalone(rank, config, store)
         listener = None
-        if rank.rank == 0 and layout.standalone_ranks:
-            listener = _listen(address, layout.standalone_ranks, config, store)
+        others = sorted(set(range(layout.size)) - set(layout.learner_ranks))
+        if rank.rank == 0 and others:
+            listener = _listen(address, others, config, store)
         return _run_with_learners(rank, layout.learner_ranks, config, run, store, listener)
 
 
@@ -135,11 +136,24 @@ def _listen(host: str, ranks: Sequence[int], config: Experiment, store: Store) -
 
 
 def _run_standalone(rank: RankInfo, config: Experiment, store: Store) -> int:
-    from quintet.runtime.standalone.worker import ControllerAddress, run_standalone_worker
+    from quintet.config.plan.process_layout import process_layout
+    from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
+    from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
+    from quintet.training.parallel.rendezvous import rendezvous
+
+    layout, seconds = process_layout(config), config.placement.join_timeout_seconds
+    learners, fingerprint = layout.standalone_learners_of(rank.rank), _fingerprint(config)
 
     def work() -> None:
-        address = ControllerAddress.wait_for(store, config.placement.join_timeout_seconds)
-        run_standalone_worker(address, rank.rank, _fingerprint(config))
+        address = ControllerAddress.wait_for(store, seconds)
+        if learners is None:
+            StandaloneProcess(address, rank.rank, fingerprint).run()
+            return
+        with closing(rendezvous(rank, fingerprint, seconds, ranks=learners.ranks, store=store)) as ranks:
+            local = LocalStandaloneLearners(ranks.ranks, learners.shard_writer(rank.rank))
+            process = StandaloneProcess(address, rank.rank, fingerprint, ranks)
+            with ranks.watchdog(partial(_exit_at_once, rank.rank)):
+                process.run(local, has_engine=layout.has_engine(rank.rank))
 
     return _worker_status(work, rank.rank)
 

@@ -153,7 +153,7 @@ def open_run(composed: ComposedConfig, console: Console, controller: Controller 
         saver = AsyncCheckpointer(
             directory.checkpoints,
             keep=config.checkpoint.keep,
-            num_other_ranks=controller.world_size - 1 if controller else 0,
+            other_ranks=controller.shard_writers(config) if controller else (),
             publish=remote.upload if remote else None,
             check_alive=controller.check_alive if controller else None,
         )

@@ -114,7 +114,7 @@ def _build_engines(
     standalone = controller.build_standalone_engines(config, policy, learners.actor.weights)
     remote = controller.build_remote_engines(config, policy)
     engines = [*remote.engines(), *standalone.engines()]
-    if process_layout(config).has_engine(0):
+    if process_layout(config).has_engine(0) or not engines:
         builder = engine_builder_of_rank(config, policy, learners, tokenizer)
         engines.insert(0, RestartingEngine(builder, learners.actor.weights))
     group = FreeRunningEngines(engines) if overlaps_training(config) else RoutedEngines(engines)

@@ -75,6 +75,7 @@ def refused_by_torchrun(words: Sequence[str]) -> str:
 ELSEWHERE = re.compile("is not supported yet: requires|not installed here")
 """Errors that other machines or later versions do not have."""
 TWO = "placement.devices_per_node=2"
+THREE = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "algorithm.kl={apply_to: loss}")
 MEGATRON = "actor.backend=megatron"
 PARALLEL, ENGINE = "actor.parallel", "rollout.engine_options"
 BESIDE_MEGATRON = {
@@ -159,6 +160,9 @@ CASES = [
         *("placement.devices_per_node=4", "placement.actor.devices=[0,1]", "placement.reference.devices=[1,2]"),
         "algorithm.kl={coefficient: 0.1}",
     ],
+    [*THREE, "placement.reference.devices=[0,1]"],
+    [*THREE, "placement.reference.devices=[1]", "placement.critic.devices=[1,2]", "algorithm.advantage={name: gae}"],
+    [*THREE, "placement.reference.devices=[1]", FULL],
     ["placement.devices_per_node=4", f"{PARALLEL}.tensor=3"],
     ["placement.devices_per_node=4", "actor.sharding.group_size=3"],
     [f"{PARALLEL}.tensor=2"],

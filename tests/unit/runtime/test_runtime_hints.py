@@ -150,8 +150,11 @@ EXEMPT = {
     f"runtime/ray_cluster/launcher.py {function}": "another machine, another run or another start is the remedy"
     for function in ("run_on_ray", "_connected", "_placed", "_start_ranks")
 } | {
-    f"runtime/ray_cluster/job.py {function}": "another endpoint, or another command, is the remedy"
-    for function in ("_submit", "_refused", "_lost")
+    **{
+        f"runtime/ray_cluster/job.py {function}": "another endpoint, or another command, is the remedy"
+        for function in ("_submit", "_refused", "_lost")
+    },
+    "runtime/standalone/transport.py _translate_errors": "the hint is that of the error in the worker",
 }
 
 

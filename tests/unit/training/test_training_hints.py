@@ -61,7 +61,7 @@ def waited(ranks: Sequence[int]) -> None:
     status.mkdir()
     for rank in ranks:
         (status / f"{rank}.written").touch()
-    saver = AsyncCheckpointer(Path("saved"), keep=1, num_other_ranks=1, timeout_seconds=0.0)
+    saver = AsyncCheckpointer(Path("saved"), keep=1, other_ranks=["1"], timeout_seconds=0.0)
     saver._wait_for_other_ranks(status)
     saver.close()
 

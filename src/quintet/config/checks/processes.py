@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.placement import place_components
-from quintet.config.plan.process_layout import process_layout
+from quintet.config.plan.process_layout import STANDALONE_LEARNERS, process_layout
 from quintet.config.problems import ConfigProblem
 from quintet.config.torchrun import RankInfo, current_rank
 
 COUNTS = ("placement.nodes", "placement.devices_per_node")
 """Keys that set the number of devices."""
 SFT_DEVICES = "sft.devices"
-PLACEABLE = ("actor", "rollout")
+PLACEABLE = ("actor", "rollout", *STANDALONE_LEARNERS)
 """Components that may have devices without the actor."""
 
 
@@ -94,11 +94,12 @@ def devices_to_set(config: Experiment, rank: RankInfo, is_set: Callable[[str], b
 
 
 def process_problems(composed: ComposedConfig, rank: RankInfo) -> Iterator[ConfigProblem]:
-    """Yield demands that differ from the number of processes.
+    """Yield demands that differ from the number of processes, and components that cannot have the devices they have.
 
     For a single process, `COUNTS` are left to `unsupported_problems`.
     """
     config = composed.experiment
+    yield from _divergence_problems(composed)
     for demand in device_demands(config):
         if demand.devices == rank.size or (rank.size == 1 and demand.keys[0] in COUNTS):
             continue
@@ -108,6 +109,17 @@ def process_problems(composed: ComposedConfig, rank: RankInfo) -> Iterator[Confi
         start = "no torchrun, as `quintet …`" if demand.devices == 1 else launch_command(config, demand.devices)
         start += f" or `{ray_command(config)}`" if rank.size == 1 else ""
         yield ConfigProblem(key, demand.devices, composed.source(key), message, f"start it with {start}")
+
+
+def _divergence_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Yield a full divergence from a reference on other devices: its logits are not sent."""
+    config, key = composed.experiment, "placement.reference.devices"
+    kl, actor = config.algorithm.kl, place_components(config).of("actor")
+    if kl is None or kl.estimator != "full" or actor is None or not process_layout(config).has_standalone("reference"):
+        return
+    estimator = composed.describe("algorithm.kl.estimator")
+    why = f"a divergence over the whole vocabulary needs the reference on the devices of the actor: {estimator}"
+    yield composed.problem(key, why, f"{key}={list(actor.devices)}, or algorithm.kl.estimator=k3")
 
 
 def launch_command(config: Experiment, devices: int) -> str:

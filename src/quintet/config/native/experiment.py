@@ -86,6 +86,11 @@ class Experiment(Section):
         return self.algorithm.advantage.trains_critic
 
     @property
+    def reference_has_adapters(self) -> bool:
+        """Whether the reference is the policy with other adapters."""
+        return self.policy.lora is not None and self.reference.path is None and self.reference.dtype is None
+
+    @property
     def needs_reference(self) -> bool:
         return self.algorithm.kl is not None or self.algorithm.loss.needs_teacher
 

@@ -15,6 +15,8 @@ from quintet.config.plan.parallelism import Parallelism, learner_parallelism, ne
 from quintet.config.problems import ConfigProblem, raise_problems
 
 LEARNERS = ("actor", "reference", "critic")
+SECTION_TITLES = {"reward": "reward model", "envs": "environments"}
+"""Names of components in messages where they differ from their section."""
 STARTED = "several devices are started by torchrun, see docs/ranks.md"
 MAX_DEVICES = 1 << 16
 """More devices are taken for a mistake."""
@@ -185,16 +187,17 @@ def _check_cluster(composed: ComposedConfig) -> Iterator[ConfigProblem]:
 
 
 def _check_shared(composed: ComposedConfig, placement: Placement) -> Iterator[ConfigProblem]:
-    """Yield components that must share all devices of the actor or none of them, and share some."""
-    actor = placement.of("actor")
-    if actor is None:
-        return
-    for component in placement.components:
-        devices, shared = set(component.devices), set(component.devices).intersection(actor.devices)
-        if component.name not in ("rollout", "envs") and shared and shared != devices | set(actor.devices):
-            key = f"placement.{component.name}.devices"
-            problem = f"they share {format_ranges(sorted(shared))} with the actor, and must share all devices or none"
-            yield composed.problem(key, problem, f"nearest valid value: {key}={list(actor.devices)}")
+    """Yield components besides engines that share some devices with another one, and must share all or none."""
+    components = [component for component in placement.components if component.name not in ("rollout", "envs")]
+    for index, component in enumerate(components):
+        for other in components[:index]:
+            shared = set(component.devices).intersection(other.devices)
+            if shared and component.devices != other.devices:
+                key, name = f"placement.{component.name}.devices", SECTION_TITLES.get(other.name, other.name)
+                numbers = format_ranges(sorted(shared))
+                problem = f"they share {numbers} with the {name}, and must share all devices or none"
+                yield composed.problem(key, problem, f"nearest valid value: {key}={list(other.devices)}")
+                break
 
 
 def _check_missing(composed: ComposedConfig, placement: Placement, component: Component) -> Iterator[ConfigProblem]:

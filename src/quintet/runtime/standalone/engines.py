@@ -15,7 +15,7 @@ from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE, EngineAction
 from quintet.runtime.standalone.listener import StandaloneWorker, WorkerLostError
-from quintet.runtime.standalone.weight_staging import WeightStaging
+from quintet.runtime.standalone.staged_weights import StagedWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +35,10 @@ class StandaloneEngines:
         """Start to build engines with the model at `policy` on the workers; `weights` yields those of the learner, and
         `take_arrived` returns workers that were started again."""
         self._build_call = RemoteCall(STANDALONE_ENGINE, "build", {"config": config, "policy": policy})
+        self._weights = weights
         self._take_arrived = take_arrived
-        self.staging = WeightStaging(weights)
+        self.staged = StagedWeights()
+        """Weights of the last `stage`."""
         self._engines = {worker.rank: StandaloneEngine(self, worker) for worker in workers}
         for engine in self._engines.values():
             engine.start_build(self._build_call)
@@ -62,11 +64,11 @@ class StandaloneEngines:
     def stage(self) -> None:
         """Copy the learner's current weights to where the engines load them from."""
         if self._engines:
-            self.staging.stage()
+            self.staged.stage(self._weights())
 
     def close(self) -> None:
         """Release the memory of the weights."""
-        self.staging.close()
+        self.staged.close()
 
 
 class StandaloneEngine:
@@ -168,7 +170,7 @@ class StandaloneEngine:
         """See `Engine.load_weights`: the engine loads the staged weights of its group, so `weights` are not read. A
         failure is raised by the next call."""
         self.finish()
-        self._start(self._group.staging.load_call(STANDALONE_ENGINE, self.worker, version))
+        self._start_call("load_weights", version=version, weights=self._group.staged.for_worker(self.worker))
         self.weight_version = version
 
     def weights(self) -> Iterable[tuple[str, Tensor]] | None:

@@ -152,7 +152,7 @@ def rendezvous(
     rank, size = ranks.index(info.rank), len(ranks)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-        store=PrefixStore("ranks", store),
+        store=PrefixStore(f"ranks/{ranks[0]}", store),
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_SECONDS),

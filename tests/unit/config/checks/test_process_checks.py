@@ -12,6 +12,7 @@ import yaml
 from quintet.cli.configuration import load_config
 from quintet.config.checks.processes import planned_rank
 from quintet.config.compose import load_experiment
+from quintet.config.plan.placement import check_placement
 from quintet.config.plan.process_layout import process_layout
 from quintet.config.torchrun import RankInfo
 from quintet.errors import ConfigError
@@ -79,6 +80,20 @@ def test_fine_tuning_without_a_number_of_devices_takes_those_of_the_placement() 
     assert planned_rank(some) == RankInfo(0, 4, 0, 2)
     told = refusal("sft={episodes: {}}", *words)
     assert "--nnodes 2 --nproc-per-node 4 -m quintet sft …` or `quintet sft … --ray HOST:PORT`" in told
+
+
+def test_critic_reference_and_reward_model_with_devices_of_their_own_need_no_cluster(begun: Begin) -> None:
+    begun(3)
+    words = ["placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.critic.devices=[1]"]
+    words += ["placement.reference.devices=[2]", "algorithm.kl={}", "algorithm.advantage={name: gae}"]
+    layout = process_layout(load_config(None, words, None, "refuse").experiment)
+    assert {name: layout.standalone[name] for name in ("critic", "reference")} == {"critic": (1,), "reference": (2,)}
+    unequal = load_config(None, [*words, "placement.reference.devices=[1,2]"], None, "refuse")
+    with pytest.raises(ConfigError, match="they share 1 with the reference, and must share all devices or none"):
+        check_placement(unequal)
+    full = refusal(*words, "algorithm.kl={estimator: full}")
+    assert "placement.reference.devices = [2]" in full
+    assert "a divergence over the whole vocabulary needs the reference on the devices of the actor" in full
 
 
 def test_where_nobody_counts_devices_they_are_the_processes(begun: Begin) -> None:

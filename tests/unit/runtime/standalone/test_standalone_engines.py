@@ -34,9 +34,9 @@ from quintet.runtime.standalone.worker import ControllerAddress, StandaloneCompo
 
 WORKER = """
 import sys
-from quintet.runtime.standalone.worker import ControllerAddress, run_standalone_worker
+from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
 host, port, token, rank = sys.argv[1:]
-run_standalone_worker(ControllerAddress(host, int(port), token), int(rank), "the run")
+StandaloneProcess(ControllerAddress(host, int(port), token), int(rank), "the run").run()
 """
 
 
