@@ -193,13 +193,20 @@ def _serve(
         ConnectionLostError: the controller is gone.
     """
     while (call := messages.receive_call()) != STOP:
-        try:
-            result = components.execute(call)
-        except Exception as error:  # whatever it is, the controller reports it
-            logger.warning("%s.%s failed", call.target, call.method, exc_info=True)
-            messages.send_error(translated(error))
+        result = _execute(call, components)
+        if isinstance(result, Exception):
+            messages.send_error(translated(result))
         else:
             messages.send_result(result)
+
+
+def _execute(call: RemoteCall, components: StandaloneComponents) -> Any:
+    """Return the result of a call, or its error, whatever it is: the controller reports it."""
+    try:
+        return components.execute(call)
+    except Exception as error:
+        logger.warning("%s.%s failed", call.target, call.method, exc_info=True)
+        return error
 
 
 @contextmanager
