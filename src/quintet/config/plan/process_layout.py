@@ -79,15 +79,6 @@ class ProcessLayout:
         """Return those that a rank has."""
         return next((learners for learners in self.standalone_learners if rank in learners.ranks), None)
 
-    @property
-    def engine_worker_ranks(self) -> tuple[int, ...]:
-        """Ranks without the actor that can have an engine, used or not: all but those with other components alone."""
-        return tuple(
-            rank
-            for rank in range(self.size)
-            if rank not in self.learner_ranks and (self.has_engine(rank) or self.standalone_learners_of(rank) is None)
-        )
-
     def local_device(self, rank: int) -> int:
         """Return the number of the rank's device on its node."""
         return self.devices[rank] % self.devices_per_node
