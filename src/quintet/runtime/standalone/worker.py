@@ -210,15 +210,6 @@ def _outcome(components: StandaloneComponents, call: RemoteCall) -> tuple[Any, E
         return None, error
 
 
-def _execute(call: RemoteCall, components: StandaloneComponents) -> Any:
-    """Return the result of a call, or its error, whatever it is: the controller reports it."""
-    try:
-        return components.execute(call)
-    except Exception as error:
-        logger.warning("%s.%s failed", call.target, call.method, exc_info=True)
-        return error
-
-
 @contextmanager
 def _sent_heartbeats(connected: socket.socket) -> Iterator[None]:
     """Send a heartbeat every second from a thread."""
