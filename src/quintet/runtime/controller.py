@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quintet.config.native.experiment import Experiment
+from quintet.config.plan.process_layout import process_layout
 from quintet.runtime.engines import standalone_engine_ranks
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_engines import RemoteEngines
 from quintet.runtime.remote_interface import WORKER
 from quintet.runtime.remote_learners import RemoteLearnerGroup
 from quintet.runtime.standalone.engines import StandaloneEngines
+from quintet.runtime.standalone.envs import HostedVectorEnv
 from quintet.runtime.standalone.listener import WorkerListener
 from quintet.runtime.torchrun_transport import TorchrunTransport
 from quintet.runtime.transport import InProcessTransport, Transport
@@ -73,7 +76,20 @@ class Controller:
             return StandaloneEngines((), config, policy, weights)
         ranks = standalone_engine_ranks(config)
         workers = self._listener.wait_for(ranks, config.placement.join_timeout_seconds)
-        return StandaloneEngines(workers, config, policy, weights, self._listener.take_arrived)
+        return StandaloneEngines(workers, config, policy, weights, partial(self._listener.take_arrived, ranks))
+
+    def build_env_hosts(self, config: Experiment) -> HostedVectorEnv | None:
+        """Build the environments on the standalone workers that host them; None if the run has none of these.
+
+        Raises:
+            ConfigError: a custom env cannot be loaded.
+            MachineError: workers did not connect in time.
+        """
+        ranks, seconds = process_layout(config).standalone.get("envs", ()), config.placement.join_timeout_seconds
+        if self._listener is None or not ranks:
+            return None
+        take_arrived = partial(self._listener.take_arrived, ranks)
+        return HostedVectorEnv(self._listener.wait_for(ranks, seconds), config, take_arrived)
 
     def check_alive(self) -> None:
         """Check that all workers are alive.

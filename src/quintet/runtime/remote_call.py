@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import torch
@@ -22,8 +23,10 @@ from quintet.algorithms.objective import CriticObjective, CrossEntropyObjective,
 from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import CriticConfig, OptimizerConfig
+from quintet.envs.event_messages import event_from_text, event_text
+from quintet.envs.vector_env import EnvEvent
 from quintet.records import Batch, Request
-from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, SharedTensor, remote_methods
+from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, EnvRequest, SharedTensor, remote_methods
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -62,7 +65,7 @@ STOP = RemoteCall("worker", "stop")
 class _Codec:
     """Encoding of one type of argument as a JSON value."""
 
-    type: type
+    type: type | UnionType
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
 
@@ -93,6 +96,8 @@ _CODECS: Mapping[str, _Codec] = {
     "request": _record_codec(Request),
     "engine_report": _record_codec(EngineReport),
     "shared_tensor": _record_codec(SharedTensor),
+    "env_request": _record_codec(EnvRequest),
+    "env_event": _Codec(EnvEvent, event_text, event_from_text),
 }
 
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from quintet.config.native.experiment import Experiment
+from quintet.envs.vector_env import EnvEvent
 from quintet.policies.reward_model import ResponseScorer
 from quintet.records import Failure, Generation, Request
 from quintet.runtime.groups import LearnerGroup
@@ -24,6 +25,7 @@ ACTOR, WARM_START_ACTOR = f"{LEARNERS}.actor", f"{LEARNERS}.warm_start_actor"
 CRITIC, REFERENCE = f"{LEARNERS}.critic", f"{LEARNERS}.reference"
 REWARD_MODEL = f"{LEARNERS}.reward_model"
 ENGINE, STANDALONE_ENGINE = "engine", "standalone_engine"
+STANDALONE_ENVS = "standalone_envs"
 STEPS_PER_CALL = 4
 """Steps of all engines between two exchanges of requests and responses, which take about a millisecond."""
 
@@ -112,10 +114,31 @@ class StandaloneEngineWorker(Protocol):
         """Replace the engine by a new one, which has the initial weights."""
 
 
+@dataclass(frozen=True, slots=True)
+class EnvRequest:
+    """A call of `VectorEnv` for one episode: `start` with a seed, `step` with actions, `drop` with neither."""
+
+    episode: int
+    seed: int | None = None
+    actions: tuple[Any, ...] | None = None
+
+
+class StandaloneEnvWorker(Protocol):
+    """The environments of a standalone worker: an env host."""
+
+    def build(self, config: Experiment) -> None:
+        """Build the vector env of the run."""
+
+    def exchange(self, requests: Sequence[EnvRequest], wait_seconds: float) -> Sequence[EnvEvent]:
+        """Execute the requests in their order, and return the events since the last call; wait for one up to
+        `wait_seconds` if requests are in progress."""
+
+
 REMOTE_OBJECTS: Final[Mapping[str, type]] = {
     WORKER: ComponentBuilder,
     ENGINE: EngineWorker,
     STANDALONE_ENGINE: StandaloneEngineWorker,
+    STANDALONE_ENVS: StandaloneEnvWorker,
     LEARNERS: LearnerGroup,
     ACTOR: Actor,
     f"{ACTOR}.scorer": LogProbScorer,

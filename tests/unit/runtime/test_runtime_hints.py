@@ -146,13 +146,27 @@ CASES = [
         (1, 2),
     ),
 ]
-EXEMPT = {
-    f"runtime/ray_cluster/launcher.py {function}": "another machine, another run or another start is the remedy"
-    for function in ("run_on_ray", "_connected", "_placed", "_start_ranks")
-} | {
-    f"runtime/ray_cluster/job.py {function}": "another endpoint, or another command, is the remedy"
-    for function in ("_submit", "_refused", "_lost")
-}
+EXEMPT = (
+    {
+        f"runtime/ray_cluster/launcher.py {function}": "another machine, another run or another start is the remedy"
+        for function in ("run_on_ray", "_connected", "_placed", "_start_ranks")
+    }
+    | {
+        f"runtime/ray_cluster/job.py {function}": "another endpoint, or another command, is the remedy"
+        for function in ("_submit", "_refused", "_lost")
+    }
+    | {
+        f"runtime/{function}": "another start of processes is the remedy"
+        for function in (
+            "engine_group.py _revive_dead",
+            "standalone/envs.py __init__",
+            "standalone/envs.py _check_hosts",
+            "standalone/listener.py wait_for",
+            "standalone/messages.py _decode_error",
+            "standalone/worker.py wait_for",
+        )
+    }
+)
 
 
 @pytest.fixture(autouse=True)

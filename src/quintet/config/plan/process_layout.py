@@ -7,7 +7,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.plan.placement import Placement, place_components
 from quintet.config.torchrun import RankInfo
 
-RESTARTABLE = frozenset({"rollout"})
+RESTARTABLE = frozenset({"rollout", "envs"})
 """Components that lose nothing that another process does not have."""
 
 
@@ -43,7 +43,8 @@ class ProcessLayout:
 
     @property
     def restartable_ranks(self) -> frozenset[int]:
-        """Ranks whose process can be started again while the others continue: those that only have an engine."""
+        """Ranks whose process can be started again while the others continue: those that only have an
+        engine or host environments."""
         learners = {rank for name, ranks in self.standalone.items() if name not in RESTARTABLE for rank in ranks}
         return frozenset(self.standalone_ranks) - learners
 

@@ -152,10 +152,11 @@ class WorkerListener:
         host, port = self._server.getsockname()[:2]
         return str(host), int(port)
 
-    def take_arrived(self) -> list[StandaloneWorker]:
-        """Return the workers that have connected since the last call, by rank."""
+    def take_arrived(self, ranks: Collection[int]) -> list[StandaloneWorker]:
+        """Return the workers of `ranks` that have connected since the last call, by rank."""
         with self._lock:
-            arrived, self._arrived = self._arrived, []
+            arrived = [worker for worker in self._arrived if worker.rank in ranks]
+            self._arrived = [worker for worker in self._arrived if worker.rank not in ranks]
         return sorted((worker for worker in arrived if worker.lost_reason is None), key=lambda worker: worker.rank)
 
     def wait_for(self, ranks: Collection[int], timeout_seconds: float) -> list[StandaloneWorker]:

@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from quintet.errors import MachineError
 from quintet.runtime.remote_call import STOP, RemoteCall
-from quintet.runtime.remote_interface import STANDALONE_ENGINE
+from quintet.runtime.remote_interface import STANDALONE_ENGINE, STANDALONE_ENVS
 from quintet.runtime.standalone.engine_worker import LocalStandaloneEngine
+from quintet.runtime.standalone.env_worker import LocalStandaloneEnvs
 from quintet.runtime.standalone.listener import HEARTBEAT_SECONDS, WorkerHello, WorkerListener
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
 from quintet.runtime.worker import ignored_signals
@@ -70,7 +71,10 @@ class StandaloneComponents:
     """Executes calls with the components of this process."""
 
     def __init__(self) -> None:
-        self._engine = LocalStandaloneEngine()
+        self._by_target: Mapping[str, LocalStandaloneEngine | LocalStandaloneEnvs] = {
+            STANDALONE_ENGINE: LocalStandaloneEngine(),
+            STANDALONE_ENVS: LocalStandaloneEnvs(),
+        }
 
     def execute(self, call: RemoteCall) -> Any:
         """Call the method that the call names.
@@ -78,13 +82,14 @@ class StandaloneComponents:
         Raises:
             ValueError: this process does not have the target.
         """
-        if call.target != STANDALONE_ENGINE:
+        if call.target not in self._by_target:
             raise ValueError(f"a standalone worker has no {call.target}")
-        return getattr(self._engine, call.method)(**call.arguments)
+        return getattr(self._by_target[call.target], call.method)(**call.arguments)
 
     def close(self) -> None:
         """Release the components."""
-        self._engine.close()
+        for component in self._by_target.values():
+            component.close()
 
 
 def run_standalone_worker(address: ControllerAddress, rank: int, fingerprint: str) -> None:
