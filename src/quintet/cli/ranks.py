@@ -82,7 +82,8 @@ def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller |
     is_standalone = rank.rank not in layout.learner_ranks
     with output_to_log(rank, config, always=is_standalone), _reported_errors():
         address = local_address()
-        store = join_run(rank, layout.local_device(rank.rank), seconds)
+        device = None if rank.rank in layout.cpu_ranks else layout.local_device(rank.rank)
+        store = join_run(rank, device, seconds)
         if is_standalone:
             return _run_standalone(rank, config, store)
         listener = None

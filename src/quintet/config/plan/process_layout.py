@@ -48,6 +48,12 @@ class ProcessLayout:
         learners = {rank for name, ranks in self.standalone.items() if name not in RESTARTABLE for rank in ranks}
         return frozenset(self.standalone_ranks) - learners
 
+    @property
+    def cpu_ranks(self) -> frozenset[int]:
+        """Ranks that need no GPU: those that only host environments."""
+        others = {rank for name, ranks in self.standalone.items() if name != "envs" for rank in ranks}
+        return frozenset(self.standalone.get("envs", ())) - others
+
     def local_device(self, rank: int) -> int:
         """Return the number of the rank's device on its node."""
         return self.devices[rank] % self.devices_per_node

@@ -310,7 +310,7 @@ class HostedVectorEnv:
         Raises:
             MachineError: there has been no host for too long.
         """
-        if any(host.is_available for host in self._hosts.values()):
+        if any(host.worker.lost_reason is None for host in self._hosts.values()):
             self._no_host_since = None
             return
         now = time.monotonic()
