@@ -31,10 +31,10 @@ SIZES = {"3 M": (192, 6), "100 M": (768, 11)}
 """Hidden size and layers of the policies."""
 WORKER = """
 import sys
-from quintet.runtime.standalone.worker import ControllerAddress, run_standalone_worker
+from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
 if __name__ == "__main__":
     host, port, token = sys.argv[1:]
-    run_standalone_worker(ControllerAddress(host, int(port), token), 1, "benchmark")
+    StandaloneProcess(ControllerAddress(host, int(port), token), 1, "benchmark").run()
 """
 
 

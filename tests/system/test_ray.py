@@ -132,6 +132,34 @@ def test_a_killed_engine_costs_neither_the_run_nor_a_number(place: Path, alone: 
     wait_until_gone(place)
 
 
+def test_a_killed_env_host_costs_neither_the_run_nor_a_number(place: Path) -> None:
+    # with so much of a warm start, most responses are actions
+    warm_start = ("warm_start.updates=12", "warm_start.episodes=60", "rollout.think=false")
+    words = ("sft=null", *warm_start, "rollout.max_response_tokens=8", "rollout.max_turns=4", "training.steps=6")
+    alone = start(place, "one", *words)
+    run = start(
+        place, "three", *words, "placement.devices_per_node=3", "placement.envs.devices=[1,2]", "--ray", "local"
+    )
+    try:
+        wait_for(place / "runs/three/checkpoints/global_step_1", run)
+        os.kill(rank(place, "three", 2), signal.SIGKILL)
+        assert run.wait(timeout=240) == 0, log(place, "three")
+        assert alone.wait(timeout=240) == 0, log(place, "one")
+    finally:
+        run.kill()
+        alone.kill()
+    output = log(place, "three")
+    assert "quintet: rank 2 on " in output
+    assert "restarting it (1 of 3)" in output
+    assert "from the last checkpoint" not in output
+    ours, theirs = list(metrics(place / "runs/one")), list(metrics(place / "runs/three"))
+    assert ours[-1]["response/valid_format"] > 0.5
+    for alone_step, step in zip(ours, theirs, strict=True):
+        assert step.pop("env/episodes_reassigned") <= 8
+        assert step == alone_step
+    wait_until_gone(place)
+
+
 def test_fine_tuning_through_ray_is_fine_tuning_in_one_process(place: Path) -> None:
     words = ("sft.then_reinforce=false",)
     assert start(place, "one", *words, command="sft").wait(timeout=120) == 0, log(place, "one")

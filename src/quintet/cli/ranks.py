@@ -91,7 +91,8 @@ def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller |
     is_standalone = rank.rank not in layout.learner_ranks
     with output_to_log(rank, config, always=is_standalone), _reported_errors():
         address = local_address()
-        store = join_run(rank, layout.local_device(rank.rank), seconds)
+        device = None if rank.rank in layout.cpu_ranks else layout.local_device(rank.rank)
+        store = join_run(rank, device, seconds)
         if is_standalone:
             return _run_standalone(rank, config, store)
         listener = None
@@ -153,7 +154,8 @@ def _run_standalone(rank: RankInfo, config: Experiment, store: Store) -> int:
             local = LocalStandaloneLearners(ranks.ranks, learners.shard_writer(rank.rank))
             process = StandaloneProcess(address, rank.rank, fingerprint, ranks)
             with ranks.watchdog(partial(_exit_at_once, rank.rank)):
-                process.run(local, has_engine=layout.has_engine(rank.rank))
+                hosts_envs = rank.rank in layout.standalone.get("envs", ())
+                process.run(local, has_engine=hosts_envs or layout.has_engine(rank.rank))
 
     return _worker_status(work, rank.rank)
 

@@ -122,6 +122,9 @@ class MixedVectorEnv:
     def pending(self) -> bool:
         return any(env.pending for env in self._envs)
 
+    def pop_metrics(self) -> Mapping[str, float]:
+        return {}
+
     def close(self) -> None:
         self._env_by_episode.clear()
         for env in self._envs:

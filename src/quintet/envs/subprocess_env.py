@@ -12,7 +12,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -91,6 +91,9 @@ class SubprocessVectorEnv:
     @property
     def pending(self) -> bool:
         return bool(self._pending or self._events)
+
+    def pop_metrics(self) -> Mapping[str, float]:
+        return {}
 
     def check(self) -> None:
         """Start a process before there is an episode for it.

@@ -81,6 +81,9 @@ class VectorEnv(Protocol):
     def pending(self) -> bool:
         """Whether requests are in progress or events are waiting."""
 
+    def pop_metrics(self) -> Mapping[str, float]:
+        """Return the metrics since the last call."""
+
     def close(self) -> None:
         """End all episodes and worker processes."""
 
@@ -119,6 +122,9 @@ class LocalVectorEnv:
     @property
     def pending(self) -> bool:
         return bool(self._events)
+
+    def pop_metrics(self) -> Mapping[str, float]:
+        return {}
 
     def close(self) -> None:
         for episode in list(self._envs):

@@ -66,13 +66,13 @@ class AgentLoop:
         self._reported_seconds = {"engine": 0.0, "env": 0.0, "loop": 0.0}
 
     @classmethod
-    def from_config(cls, engine: Engine, chat: ChatFormat, config: Experiment) -> Self:
-        """Build the envs and the loop of an experiment.
+    def from_config(cls, engine: Engine, chat: ChatFormat, config: Experiment, envs: VectorEnv | None = None) -> Self:
+        """Build the loop of an experiment, and its envs unless they are given.
 
         Raises:
             ConfigError: a user-defined env cannot be loaded.
         """
-        return cls.with_rules(engine, chat, build_run_envs(config), build_episode_rules(config))
+        return cls.with_rules(engine, chat, envs or build_run_envs(config), build_episode_rules(config))
 
     @classmethod
     def with_rules(cls, engine: Engine, chat: ChatFormat, envs: VectorEnv, rules: Sequence[EpisodeRules]) -> Self:
@@ -135,12 +135,13 @@ class AgentLoop:
         return ended + self._abort(running for running in self._running.values() if running.episode.group in groups)
 
     def pop_metrics(self) -> dict[str, float]:
-        """Return the metrics since the last call: timings, and counts of changed observations."""
+        """Return the metrics since the last call: timings, counts of changed observations, and metrics of the envs."""
         seconds = {"engine": self.engine_seconds, "env": self.env_seconds, "loop": self.loop_seconds}
         elapsed = {f"timing_s/{name}": value - self._reported_seconds[name] for name, value in seconds.items()}
         changes, self._prompt_changes = self._prompt_changes, Counter()
         self._reported_seconds = seconds
-        return elapsed | {f"prompt/{change}": changes[change] for change in PromptChange}
+        prompts = {f"prompt/{change}": changes[change] for change in PromptChange}
+        return elapsed | prompts | dict(self._envs.pop_metrics())
 
     def close(self) -> None:
         """Abort running episodes and stop the processes of the envs."""

@@ -82,7 +82,7 @@ def build_components(
     chat = None if prompts else _chat(config, tokenizer, model)
     envs: AgentLoop | SingleTurnLoop
     if chat is not None:
-        envs = AgentLoop.from_config(engines, chat, config)
+        envs = AgentLoop.from_config(engines, chat, config, controller.build_env_hosts(config))
     elif prompts is not None:
         envs = _single_turn_loop(config, engines, tokenizer, learners, prompts, policy)
     start_states = prompts or build_start_states(config)

@@ -15,6 +15,7 @@ from quintet.runtime.remote_engines import RemoteEngines
 from quintet.runtime.remote_interface import WORKER
 from quintet.runtime.remote_learners import RemoteLearnerGroup
 from quintet.runtime.standalone.engines import StandaloneEngines
+from quintet.runtime.standalone.envs import HostedVectorEnv
 from quintet.runtime.standalone.learners import StandaloneLearnerGroup
 from quintet.runtime.standalone.listener import WorkerListener
 from quintet.runtime.standalone.transport import StandaloneTransport
@@ -45,7 +46,7 @@ class Controller:
     @classmethod
     def on_ranks(cls, rendezvous: Rendezvous, listener: WorkerListener | None = None) -> Controller:
         """Return a controller of all ranks; call it on rank 0 while the others are in `run_worker` or
-        `run_standalone_worker`."""
+        `StandaloneProcess.run`."""
         worker = Worker(rendezvous.ranks)
         if rendezvous.ranks.size == 1:
             return cls(InProcessTransport(worker), listener)
@@ -100,9 +101,22 @@ class Controller:
         """
         if self._listener is None:
             return StandaloneEngines((), config, policy, weights)
-        ranks, seconds = standalone_engine_ranks(config), config.placement.join_timeout_seconds
-        workers = self._listener.wait_for(ranks, seconds, "engine")
-        return StandaloneEngines(workers, config, policy, weights, partial(self._listener.take_arrived, "engine"))
+        ranks = standalone_engine_ranks(config)
+        workers = self._listener.wait_for(ranks, config.placement.join_timeout_seconds)
+        return StandaloneEngines(workers, config, policy, weights, partial(self._listener.take_arrived, ranks))
+
+    def build_env_hosts(self, config: Experiment) -> HostedVectorEnv | None:
+        """Build the environments on the standalone workers that host them; None if the run has none of these.
+
+        Raises:
+            ConfigError: a custom env cannot be loaded.
+            MachineError: workers did not connect in time.
+        """
+        ranks, seconds = process_layout(config).standalone.get("envs", ()), config.placement.join_timeout_seconds
+        if self._listener is None or not ranks:
+            return None
+        take_arrived = partial(self._listener.take_arrived, ranks)
+        return HostedVectorEnv(self._listener.wait_for(ranks, seconds), config, take_arrived)
 
     def check_alive(self) -> None:
         """Check that all workers are alive.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from operator import attrgetter
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 import torch
@@ -24,9 +25,11 @@ from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import CriticConfig, OptimizerConfig
+from quintet.envs.event_messages import event_from_text, event_text
+from quintet.envs.vector_env import EnvEvent
 from quintet.records import Batch, PromptRow, Request
 from quintet.rollout.engines.shared_weights import SharedTensor
-from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, properties_of, remote_methods
+from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, EnvRequest, properties_of, remote_methods
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -74,7 +77,7 @@ STOP = RemoteCall("worker", "stop")
 class _Codec:
     """Encoding of one type of argument as a JSON value."""
 
-    type: type
+    type: type | UnionType
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
 
@@ -112,6 +115,8 @@ _CODECS: Mapping[str, _Codec] = {
         attrgetter(*(each.name for each in fields(SharedTensor))),
         lambda v: SharedTensor(v[0], v[1], tuple(v[2]), *v[3:]),
     ),
+    "env_request": _record_codec(EnvRequest),
+    "env_event": _Codec(EnvEvent, event_text, event_from_text),
 }
 
 

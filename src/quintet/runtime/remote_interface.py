@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
+from quintet.envs.vector_env import EnvEvent
 from quintet.policies.reward_model import ResponseScorer
 from quintet.records import Failure, Generation, Request
 from quintet.rollout.engines.shared_weights import StagedTensors
@@ -26,7 +27,7 @@ ACTOR, WARM_START_ACTOR = f"{LEARNERS}.actor", f"{LEARNERS}.warm_start_actor"
 CRITIC, REFERENCE = f"{LEARNERS}.critic", f"{LEARNERS}.reference"
 REWARD_MODEL = f"{LEARNERS}.reward_model"
 ENGINE, STANDALONE_ENGINE = "engine", "standalone_engine"
-STANDALONE_LEARNERS: Final = "standalone_learners"
+STANDALONE_LEARNERS, STANDALONE_ENVS = "standalone_learners", "standalone_envs"
 STEPS_PER_CALL = 4
 """Steps of all engines between two exchanges of requests and responses, which take about a millisecond."""
 
@@ -127,11 +128,32 @@ class StandaloneLearnerWorker(Protocol):
         """Load critic and reference, which exist already; see `LearnerGroup.load`."""
 
 
+@dataclass(frozen=True, slots=True)
+class EnvRequest:
+    """A call of `VectorEnv` for one episode: `start` with a seed, `step` with actions, `drop` with neither."""
+
+    episode: int
+    seed: int | None = None
+    actions: tuple[Any, ...] | None = None
+
+
+class StandaloneEnvWorker(Protocol):
+    """The environments of a standalone worker: an env host."""
+
+    def build(self, config: Experiment) -> None:
+        """Build the vector env of the run."""
+
+    def exchange(self, requests: Sequence[EnvRequest], wait_seconds: float) -> Sequence[EnvEvent]:
+        """Execute the requests in their order, and return the events since the last call; wait for one up to
+        `wait_seconds` if requests are in progress."""
+
+
 REMOTE_OBJECTS: Final[Mapping[str, type]] = {
     WORKER: ComponentBuilder,
     ENGINE: EngineWorker,
     STANDALONE_ENGINE: StandaloneEngineWorker,
     STANDALONE_LEARNERS: StandaloneLearnerWorker,
+    STANDALONE_ENVS: StandaloneEnvWorker,
     LEARNERS: LearnerGroup,
     ACTOR: Actor,
     f"{ACTOR}.scorer": LogProbScorer,

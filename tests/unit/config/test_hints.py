@@ -153,6 +153,7 @@ CASES = [
     ["env.name=prompts", "data.train_files=rows.jsonl", "data.epochs=1", "warm_start=null"],
     # placement
     [TWO, "placement.actor.devices=[1,2,3]"],
+    [TWO, "placement.actor.devices=[0,1]", "placement.envs.devices=[1]"],
     [TWO, "placement.visible_devices=[0]"],
     ["placement.devices_per_node=4", "placement.rollout.devices_per_worker=3"],
     ["placement.devices_per_node=4", "placement.actor.devices_per_worker=3"],
@@ -163,6 +164,8 @@ CASES = [
     [*THREE, "placement.reference.devices=[0,1]"],
     [*THREE, "placement.reference.devices=[1]", "placement.critic.devices=[1,2]", "algorithm.advantage={name: gae}"],
     [*THREE, "placement.reference.devices=[1]", FULL],
+    [TWO, "placement.envs.devices=[1]", "env.name=prompts", "data.train_files=[rows.jsonl]"],
+    [TWO, "placement.actor.devices=[0]", "placement.rollout.devices=[1]", "placement.envs.devices=[1]"],
     ["placement.devices_per_node=4", f"{PARALLEL}.tensor=3"],
     ["placement.devices_per_node=4", "actor.sharding.group_size=3"],
     [f"{PARALLEL}.tensor=2"],

@@ -104,7 +104,7 @@ def on_a_cluster(nodes_and_devices: tuple[int, int]) -> None:
     nodes, devices = nodes_and_devices
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"GPU": 2.0, "CPU": 8.0}}])
-        launcher._resources_per_node(RankInfo(0, nodes * devices, 0, devices))
+        launcher._resources_per_node(launcher.RankCommand([], "", RankInfo(0, nodes * devices, 0, devices), 0))
 
 
 CASES = [
@@ -146,16 +146,28 @@ CASES = [
         (1, 2),
     ),
 ]
-EXEMPT = {
-    f"runtime/ray_cluster/launcher.py {function}": "another machine, another run or another start is the remedy"
-    for function in ("run_on_ray", "_connected", "_placed", "_start_ranks")
-} | {
-    **{
+EXEMPT = (
+    {
+        f"runtime/ray_cluster/launcher.py {function}": "another machine, another run or another start is the remedy"
+        for function in ("run_on_ray", "_connected", "_placed", "_start_ranks")
+    }
+    | {
         f"runtime/ray_cluster/job.py {function}": "another endpoint, or another command, is the remedy"
         for function in ("_submit", "_refused", "_lost")
-    },
-    "runtime/standalone/transport.py _translate_errors": "the hint is that of the error in the worker",
-}
+    }
+    | {"runtime/standalone/transport.py _translate_errors": "the hint is that of the error in the worker"}
+    | {
+        f"runtime/{function}": "another start of processes is the remedy"
+        for function in (
+            "engine_group.py _revive_dead",
+            "standalone/envs.py __init__",
+            "standalone/envs.py _check_hosts",
+            "standalone/listener.py wait_for",
+            "standalone/messages.py _decode_error",
+            "standalone/worker.py wait_for",
+        )
+    }
+)
 
 
 @pytest.fixture(autouse=True)

@@ -40,6 +40,7 @@ from quintet.runtime.remote_interface import (
     REFERENCE,
     REMOTE_OBJECTS,
     STANDALONE_ENGINE,
+    STANDALONE_ENVS,
     STANDALONE_LEARNERS,
     WORKER,
     EngineReport,
@@ -47,6 +48,7 @@ from quintet.runtime.remote_interface import (
     remote_methods,
 )
 from quintet.runtime.standalone.engine_worker import LocalStandaloneEngine
+from quintet.runtime.standalone.env_worker import LocalStandaloneEnvs
 from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
 from quintet.runtime.worker import Worker
 
@@ -213,11 +215,15 @@ def test_learners_and_engines_implement_every_remote_method(
     learners.snapshot_reference()
     learners.actor_with_optimizer(OptimizerConfig())
     assert all(hasattr(LocalEngineWorker, name) for name in remote_methods(REMOTE_OBJECTS[ENGINE]))
-    standalone = remote_methods(REMOTE_OBJECTS[STANDALONE_ENGINE])
-    assert all(hasattr(LocalStandaloneEngine, name) for name in standalone)
-    assert all(hasattr(LocalStandaloneLearners, name) for name in remote_methods(REMOTE_OBJECTS[STANDALONE_LEARNERS]))
+    standalone = {
+        STANDALONE_ENGINE: LocalStandaloneEngine,
+        STANDALONE_ENVS: LocalStandaloneEnvs,
+        STANDALONE_LEARNERS: LocalStandaloneLearners,
+    }
+    for target, component in standalone.items():
+        assert all(hasattr(component, name) for name in remote_methods(REMOTE_OBJECTS[target]))
     for target, protocol in REMOTE_OBJECTS.items():
-        if target not in (WORKER, ENGINE, STANDALONE_ENGINE, STANDALONE_LEARNERS):
+        if target not in (WORKER, ENGINE, *standalone):
             found = reduce(getattr, target.split(".")[1:], learners)
             for name in (*remote_methods(protocol), *properties_of(protocol)):
                 assert hasattr(found, name), f"{target}.{name}"

@@ -13,7 +13,7 @@ from quintet.config.torchrun import RankInfo, current_rank
 COUNTS = ("placement.nodes", "placement.devices_per_node")
 """Keys that set the number of devices."""
 SFT_DEVICES = "sft.devices"
-PLACEABLE = ("actor", "rollout", *STANDALONE_LEARNERS)
+PLACEABLE = ("actor", "rollout", "envs", *STANDALONE_LEARNERS)
 """Components that may have devices without the actor."""
 
 

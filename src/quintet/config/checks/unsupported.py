@@ -8,6 +8,7 @@ from typing import Any
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.checks.backends import backend_problems
 from quintet.config.checks.engines import engine_problems
+from quintet.config.checks.env_hosts import env_host_problems
 from quintet.config.checks.overlap import overlap_problems
 from quintet.config.checks.processes import (
     COUNTS,
@@ -65,6 +66,7 @@ def unsupported_problems(composed: ComposedConfig, rank: RankInfo | None = None)
     yield from backend_problems(composed)
     yield from sharding_problems(composed)
     yield from overlap_problems(composed)
+    yield from env_host_problems(composed)
     yield from process_problems(composed, rank)
 
 

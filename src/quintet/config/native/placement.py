@@ -37,8 +37,8 @@ class ComponentConfig(Section):
     """Devices and processes of one component."""
 
     devices: Annotated[ListOf[Count] | None, Requires(Capability.PROCESSES, ((0,), ()))] = None
-    """Global device number of each process; an empty list uses the CPU. null: all devices for `actor` and `rollout`,
-    those of the actor for other components."""
+    """Global device number of each process; an empty list uses the CPU. null: all devices for `actor` and `rollout`
+    but those that only `envs` names, those of the actor for other components."""
     devices_per_worker: Annotated[PositiveInt, REQUIRES_CLUSTER] = 1
     """Devices of one process."""
     processes_per_device: Annotated[PositiveInt, REQUIRES_CLUSTER] = 1
@@ -85,4 +85,5 @@ class PlacementConfig(Section):
     reward: ComponentConfig = ComponentConfig()
     """Reward model."""
     envs: ComponentConfig = ComponentConfig()
-    """Environments and simulators."""
+    """Environments and simulators. On devices that the actor does not use, each process hosts environments; otherwise
+    they run in the process of the controller."""

@@ -124,9 +124,11 @@ def _devices(config: Experiment, name: str) -> tuple[int, ...]:
         return tuple(sorted(set(devices)))
     actor = placement.actor.devices
     all_devices = range(min(placement.nodes * placement.devices_per_node, MAX_DEVICES))
+    env_devices = frozenset(placement.envs.devices or ()).difference(actor or ())
+    free = tuple(device for device in all_devices if device not in env_devices) or tuple(all_devices)
     if name == "rollout":
-        return tuple(device for device in all_devices if placement.colocated or device not in (actor or ()))
-    return tuple(all_devices) if actor is None else tuple(sorted(set(actor)))
+        return tuple(device for device in free if placement.colocated or device not in (actor or ()))
+    return free if actor is None else tuple(sorted(set(actor)))
 
 
 def _engine_devices(config: Experiment) -> int:

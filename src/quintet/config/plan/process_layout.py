@@ -7,7 +7,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.plan.placement import SECTION_TITLES, Placement, place_components
 from quintet.config.torchrun import RankInfo
 
-RESTARTABLE = frozenset({"rollout"})
+RESTARTABLE = frozenset({"rollout", "envs"})
 """Components that lose nothing that another process does not have."""
 STANDALONE_LEARNERS = ("reference", "critic", "reward")
 """Components besides engines that may have devices without the actor."""
@@ -62,7 +62,8 @@ class ProcessLayout:
 
     @property
     def restartable_ranks(self) -> frozenset[int]:
-        """Ranks whose process can be started again while the others continue: those that only have an engine."""
+        """Ranks whose process can be started again while the others continue: those that only have an
+        engine or host environments."""
         learners = {rank for name, ranks in self.standalone.items() if name not in RESTARTABLE for rank in ranks}
         return frozenset(self.standalone_ranks) - learners
 
@@ -78,6 +79,12 @@ class ProcessLayout:
     def standalone_learners_of(self, rank: int) -> StandaloneLearners | None:
         """Return those that a rank has."""
         return next((learners for learners in self.standalone_learners if rank in learners.ranks), None)
+
+    @property
+    def cpu_ranks(self) -> frozenset[int]:
+        """Ranks that need no GPU: those that only host environments."""
+        others = {rank for name, ranks in self.standalone.items() if name != "envs" for rank in ranks}
+        return frozenset(self.standalone.get("envs", ())) - others
 
     def local_device(self, rank: int) -> int:
         """Return the number of the rank's device on its node."""

@@ -10,6 +10,7 @@ import os
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +43,20 @@ class RankCommand:
     """Time to wait for devices."""
     restartable: frozenset[int] = frozenset()
     """Ranks that are started again alone when they fail; the failure of any other rank restarts all."""
+    cpu_ranks: frozenset[int] = frozenset()
+    """Ranks that need no GPU; a node that only has such ranks may be one without."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return self.ranks.size // self.ranks.local_size
+
+    @property
+    def cpu_nodes(self) -> frozenset[int]:
+        """Numbers of the nodes that need no GPU."""
+        per_node = self.ranks.local_size
+        nodes = {node: range(node * per_node, (node + 1) * per_node) for node in range(self.num_nodes)}
+        return frozenset(node for node, ranks in nodes.items() if self.cpu_ranks.issuperset(ranks))
 
 
 def run_on_ray(address: str, command: RankCommand, max_restarts: int, show: Callable[[str], None]) -> int:
@@ -61,7 +76,7 @@ def run_on_ray(address: str, command: RankCommand, max_restarts: int, show: Call
         wait_seconds = 0.0 if address == "local" else command.start_seconds
         while True:
             try:
-                resources = _wait_for_resources(command.ranks, wait_seconds, stop, show)
+                resources = _wait_for_resources(command, wait_seconds, stop, show)
                 with _placed(command, resources, stop) as nodes:
                     return RankWatch(nodes, stop, show, command.restartable, max_restarts).run()
             except RankFailureError as error:
@@ -114,31 +129,29 @@ def _check_reachable(address: str) -> None:
 
 
 @contextmanager
-def _placed(command: RankCommand, resources: Mapping[str, float], stop: StopRequest) -> Iterator[list[Node]]:
-    """Start the ranks on nodes with enough devices; kill those that are left in the end."""
+def _placed(command: RankCommand, resources: Sequence[Mapping[str, float]], stop: StopRequest) -> Iterator[list[Node]]:
+    """Start the ranks on nodes with the resources of each; kill those that are left in the end."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    num_nodes = command.ranks.size // command.ranks.local_size
-    group = placement_group([dict(resources)] * num_nodes, "STRICT_SPREAD" if num_nodes > 1 else "STRICT_PACK")
+    group = placement_group([*map(dict, resources)], "STRICT_SPREAD" if len(resources) > 1 else "STRICT_PACK")
     actors: list[Any] = []
     try:
         deadline = time.monotonic() + command.start_seconds
         while not group.wait(POLL_SECONDS):
             _check_stop(stop)
             if time.monotonic() >= deadline:
-                wanted = f"{num_nodes} free nodes with {_describe(resources)}"
                 raise MachineError(
-                    f"the cluster has no {wanted} after {command.start_seconds:g} seconds",
+                    f"the cluster has no {_describe_all(resources, 'free ')} after {command.start_seconds:g} seconds",
                     "wait for other runs to end, or raise placement.join_timeout_seconds",
                 )
-        options = {"num_cpus": resources["CPU"], "num_gpus": resources.get("GPU", 0), "max_restarts": 0}
         remote = ray.remote(NodeProcesses)
-        for index in range(num_nodes):
+        for index, node in enumerate(resources):
+            options = {"num_cpus": node["CPU"], "num_gpus": node.get("GPU", 0), "max_restarts": 0}
             strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
             actors.append(remote.options(**options, scheduling_strategy=strategy).remote())
-        yield _start_ranks(command, actors, _hosts(group))
+        yield _start_ranks(command, actors, _hosts(group), resources)
     finally:
         for actor in actors:
             ray.kill(actor)  # the ranks end with it
@@ -155,9 +168,9 @@ def _check_stop(stop: StopRequest) -> None:
 
 
 def _wait_for_resources(
-    ranks: RankInfo, seconds: float, stop: StopRequest, show: Callable[[str], None]
-) -> dict[str, float]:
-    """Return the resources of a node's ranks; wait for nodes that join the cluster, or replace lost ones.
+    command: RankCommand, seconds: float, stop: StopRequest, show: Callable[[str], None]
+) -> list[dict[str, float]]:
+    """Return the resources of each node's ranks; wait for nodes that join the cluster, or replace lost ones.
 
     Raises:
         ConfigError: no node of the cluster, or too few, have so many.
@@ -165,7 +178,7 @@ def _wait_for_resources(
     deadline, shown = time.monotonic() + seconds, ""
     while True:
         try:
-            return _resources_per_node(ranks)
+            return _resources_per_node(command)
         except ConfigError as error:
             if time.monotonic() >= deadline:
                 raise
@@ -176,8 +189,9 @@ def _wait_for_resources(
             time.sleep(POLL_SECONDS)
 
 
-def _resources_per_node(ranks: RankInfo) -> dict[str, float]:
-    """Return the resources of a node's ranks: a GPU each or, on a cluster without GPUs, a CPU.
+def _resources_per_node(command: RankCommand) -> list[dict[str, float]]:
+    """Return the resources of each node's ranks: a GPU each or, where no rank needs one and on a cluster without GPUs,
+    a CPU.
 
     Raises:
         ConfigError: no node of the cluster, or too few, have so many.
@@ -185,21 +199,31 @@ def _resources_per_node(ranks: RankInfo) -> dict[str, float]:
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    has_gpus = any(node.get("GPU") for node in nodes)
-    resources = {"GPU": float(ranks.local_size), "CPU": 1.0} if has_gpus else {"CPU": float(ranks.local_size)}
-    suitable = [node for node in nodes if all(node.get(name, 0) >= count for name, count in resources.items())]
-    needed = ranks.size // ranks.local_size
-    if len(suitable) < needed:
-        kind = "GPU" if has_gpus else "CPU"
+    kind = "GPU" if any(node.get("GPU") for node in nodes) else "CPU"
+    per_node = command.ranks.local_size
+    cpus = {"CPU": float(per_node)}
+    devices = {"GPU": float(per_node), "CPU": 1.0} if kind == "GPU" else cpus
+    resources = [cpus if node in command.cpu_nodes else devices for node in range(command.num_nodes)]
+    with_devices = [node for node in nodes if _has(node, devices)]
+    with_either = [node for node in nodes if _has(node, devices) or _has(node, cpus)]
+    if len(with_devices) < resources.count(devices) or len(with_either) < len(resources):
         present = ", ".join(f"{node.get(kind, 0):g}" for node in nodes)
         raise ConfigError(
-            f"the run needs {needed} nodes with {_describe(resources)}; the cluster has {len(nodes)}, with {present} "
-            f"{kind}s",
+            f"the run needs {_describe_all(resources)}; the cluster has {len(nodes)}, with {present} {kind}s",
             key="placement.devices_per_node",
-            value=ranks.local_size,
+            value=per_node,
             hint="change placement.nodes and placement.devices_per_node, or add nodes to the cluster",
         )
     return resources
+
+
+def _has(node: Mapping[str, float], resources: Mapping[str, float]) -> bool:
+    return all(node.get(name, 0) >= count for name, count in resources.items())
+
+
+def _describe_all(resources: Sequence[Mapping[str, float]], adjective: str = "") -> str:
+    counts = Counter(map(_describe, resources))
+    return " and ".join(f"{count} {adjective}nodes with {each}" for each, count in counts.items())
 
 
 def _describe(resources: Mapping[str, float]) -> str:
@@ -217,10 +241,22 @@ def _hosts(group: Any) -> list[str]:
     return [addresses[node_ids[index]] for index in range(len(node_ids))]
 
 
-def _start_ranks(command: RankCommand, actors: Sequence[Any], hosts: Sequence[str]) -> list[Node]:
-    """Start the ranks on the nodes, which are sorted by address: their order varies from start to start."""
+def _order(hosts: Sequence[str], resources: Sequence[Mapping[str, float]]) -> list[int]:
+    """Return the index of each node's bundle: of those with its resources, the one with the next address."""
+    by_address = sorted(range(len(hosts)), key=lambda index: [part.zfill(3) for part in hosts[index].split(".")])
+    order: list[int] = []
+    for wanted in resources:
+        order.append(next(each for each in by_address if each not in order and resources[each] == wanted))
+    return order
+
+
+def _start_ranks(
+    command: RankCommand, actors: Sequence[Any], hosts: Sequence[str], resources: Sequence[Mapping[str, float]]
+) -> list[Node]:
+    """Start the ranks on the nodes with their `resources`, which are sorted by address among equal ones: their order
+    varies from start to start."""
     per_node = command.ranks.local_size
-    order = sorted(range(len(hosts)), key=lambda index: [part.zfill(3) for part in hosts[index].split(".")])
+    order = _order(hosts, resources)
     nodes = [
         Node(hosts[index], actors[index], range(number * per_node, (number + 1) * per_node))
         for number, index in enumerate(order)

@@ -27,8 +27,8 @@ HEARTBEAT_SECONDS = 1.0
 POLL_SECONDS = 0.05
 MAX_HELLO_BYTES = 1 << 14
 Role = Literal["engine", "learners"]
-"""What the calls of a worker are about. A process with both connects as two workers, which execute their calls at the
-same time."""
+"""What the calls of a worker are about; `engine` stands for environments, too. A process with both connects as two
+workers, which execute their calls at the same time."""
 
 
 class WorkerLostError(RuntimeError):
@@ -161,10 +161,10 @@ class WorkerListener:
         host, port = self._server.getsockname()[:2]
         return str(host), int(port)
 
-    def take_arrived(self, role: Role = "engine") -> list[StandaloneWorker]:
-        """Return the workers with this role that have connected since the last call, by rank."""
+    def take_arrived(self, ranks: Collection[int], role: Role = "engine") -> list[StandaloneWorker]:
+        """Return the workers of `ranks` with this role that have connected since the last call, by rank."""
         with self._lock:
-            arrived = [each for each in self._arrived if each.role == role]
+            arrived = [each for each in self._arrived if each.role == role and each.rank in ranks]
             self._arrived = [each for each in self._arrived if each not in arrived]
         return sorted((worker for worker in arrived if worker.lost_reason is None), key=lambda worker: worker.rank)
 
@@ -186,7 +186,7 @@ class WorkerListener:
             time.sleep(POLL_SECONDS)
         workers = self._living(role)
         with self._lock:
-            self._arrived = [each for each in self._arrived if each.role != role or each.rank not in workers]
+            self._arrived = [each for each in self._arrived if each.role != role or each.rank not in ranks]
         return [workers[rank] for rank in sorted(ranks)]
 
     def _living(self, role: Role) -> dict[int, StandaloneWorker]:

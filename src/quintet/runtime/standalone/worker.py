@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -22,8 +22,16 @@ import torch
 
 from quintet.errors import MachineError
 from quintet.runtime.remote_call import STOP, RemoteCall
-from quintet.runtime.remote_interface import CRITIC, REFERENCE, REWARD_MODEL, STANDALONE_ENGINE, STANDALONE_LEARNERS
+from quintet.runtime.remote_interface import (
+    CRITIC,
+    REFERENCE,
+    REWARD_MODEL,
+    STANDALONE_ENGINE,
+    STANDALONE_ENVS,
+    STANDALONE_LEARNERS,
+)
 from quintet.runtime.standalone.engine_worker import LocalStandaloneEngine
+from quintet.runtime.standalone.env_worker import LocalStandaloneEnvs
 from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
 from quintet.runtime.standalone.listener import HEARTBEAT_SECONDS, Role, WorkerHello, WorkerListener
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
@@ -79,8 +87,11 @@ class StandaloneComponents:
     """Executes calls with the components of this process."""
 
     def __init__(self, learners: LocalStandaloneLearners | None = None) -> None:
-        """`learners` are the components besides an engine, if there are any."""
-        self._engine = LocalStandaloneEngine()
+        """`learners` are the components besides engine and environments, if there are any."""
+        self._by_target: Mapping[str, LocalStandaloneEngine | LocalStandaloneEnvs] = {
+            STANDALONE_ENGINE: LocalStandaloneEngine(),
+            STANDALONE_ENVS: LocalStandaloneEnvs(),
+        }
         self._learners = learners
 
     def execute(self, call: RemoteCall) -> Any:
@@ -92,8 +103,8 @@ class StandaloneComponents:
         return execute_call(call, self._resolve)
 
     def _resolve(self, target: str) -> Any:
-        if target == STANDALONE_ENGINE:
-            return self._engine
+        if target in self._by_target:
+            return self._by_target[target]
         if self._learners is None or target not in LEARNER_TARGETS:
             raise ValueError(f"a standalone worker has no {target}")
         component = getattr(self._learners, LEARNER_TARGETS[target]) if LEARNER_TARGETS[target] else self._learners
@@ -103,7 +114,8 @@ class StandaloneComponents:
 
     def close(self) -> None:
         """Release the components."""
-        self._engine.close()
+        for component in self._by_target.values():
+            component.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +197,9 @@ def _connect(address: ControllerAddress, hello: WorkerHello) -> socket.socket:
 
 
 def _serve(
-    messages: MessageSocket, components: StandaloneComponents, translated: Callable[[Exception], Exception]
+    messages: MessageSocket,
+    components: StandaloneComponents,
+    translated: Callable[[Exception], Exception] = lambda error: error,
 ) -> None:
     """Execute calls until `STOP`. An error of a call is sent to the controller as `translated`; the controller decides
     what follows from it.

@@ -161,17 +161,17 @@ def rendezvous(
     return Rendezvous(RankGroup(rank, size), control_group, peers)
 
 
-def join_run(info: RankInfo, local_device: int, timeout_seconds: float) -> Store:
+def join_run(info: RankInfo, local_device: int | None, timeout_seconds: float) -> Store:
     """Prepare this process as one of several, and return the store of all. Each uses the GPU with the number
-    `local_device` of its node. If all run on this machine, they use the loopback interface unless `GLOO_SOCKET_IFNAME`
-    is set.
+    `local_device` of its node, or none. If all run on this machine, they use the loopback interface unless
+    `GLOO_SOCKET_IFNAME` is set.
 
     Raises:
         MachineError: the store cannot be reached, or there are fewer GPUs than processes.
     """
     if info.is_single_node:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    if torch.cuda.is_available():
+    if local_device is not None and torch.cuda.is_available():
         torch.cuda.set_device(_local_gpu(info, local_device, torch.cuda.device_count()))
     store = _create_store(info, timeout_seconds)
     _remove_torchrun_variables()

@@ -72,6 +72,21 @@ def test_engines_with_devices_of_their_own_need_no_cluster(begun: Begin) -> None
     assert (layout.learner_ranks, layout.standalone["rollout"]) == ((0,), (1, 2))
 
 
+def test_env_hosts_need_no_cluster(begun: Begin) -> None:
+    begun(3)
+    words = ["placement.devices_per_node=3", "placement.envs.devices=[1,2]"]
+    assert load_config(None, words, None, "refuse").experiment.placement.envs.devices == (1, 2)
+
+
+def test_a_process_has_an_engine_or_environments_and_prompts_have_none(begun: Begin) -> None:
+    begun(2)
+    words = ["placement.devices_per_node=2", "placement.actor.devices=[0]", "placement.envs.devices=[1]"]
+    shared = refusal(*words, "placement.rollout.devices=[0,1]")
+    assert "placement.rollout.devices has 1, too; a process hosts environments alone" in shared
+    prompts = refusal(*words, "placement.rollout.devices=[0]", "env.name=prompts", "data.train_files=[rows.jsonl]")
+    assert "placement.envs.devices = [1] (command line): a run that answers prompts has no environments" in prompts
+
+
 def test_fine_tuning_without_a_number_of_devices_takes_those_of_the_placement() -> None:
     words = ["placement.nodes=2", "placement.devices_per_node=4"]
     for stage in ("sft={episodes: {}}", "sft={episodes: {}, then_reinforce: true}"):

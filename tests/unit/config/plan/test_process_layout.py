@@ -66,6 +66,17 @@ def test_components_with_the_same_devices_have_the_same_processes() -> None:
     assert both.shard_writer(2) == "2 (reference and critic)"
 
 
+def test_env_hosts_take_their_devices_from_the_actor_and_the_engines() -> None:
+    placed = layout("devices_per_node=4", "envs.devices=[0,3]")
+    assert placed.devices == (1, 2, 0, 3)
+    assert placed.standalone == {"envs": (2, 3)}
+    assert (placed.learner_ranks, placed.engine_ranks) == ((0, 1), {0, 1})
+    assert placed.restartable_ranks == {2, 3}
+    assert layout("devices_per_node=2", "envs.devices=[0,1]").standalone == {}
+    explicit = layout("devices_per_node=4", "actor.devices=[0]", "rollout.devices=[1,2]", "envs.devices=[3]")
+    assert explicit.standalone == {"rollout": (1, 2), "envs": (3,)}
+
+
 def test_idle_devices_have_no_process() -> None:
     assert layout("devices_per_node=8", "actor.devices=[0]", "rollout.devices=[3]").devices == (0, 3)
 

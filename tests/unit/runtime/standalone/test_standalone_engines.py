@@ -6,15 +6,16 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from standalone_workers import start_worker
 
 from quintet.config.compose import load_experiment
 from quintet.config.native.experiment import Experiment
@@ -32,13 +33,6 @@ from quintet.runtime.standalone.listener import StandaloneWorker, WorkerHello, W
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket, RemoteCallError
 from quintet.runtime.standalone.worker import ControllerAddress, StandaloneComponents
 
-WORKER = """
-import sys
-from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
-host, port, token, rank = sys.argv[1:]
-StandaloneProcess(ControllerAddress(host, int(port), token), int(rank), "the run").run()
-"""
-
 
 @pytest.fixture
 def listener() -> Iterator[WorkerListener]:
@@ -48,11 +42,6 @@ def listener() -> Iterator[WorkerListener]:
 
 
 Workers = dict[int, tuple[subprocess.Popen[bytes], StandaloneWorker]]
-
-
-def start_worker(address: ControllerAddress, rank: int) -> subprocess.Popen[bytes]:
-    words = [address.host, str(address.port), address.token, str(rank)]
-    return subprocess.Popen([sys.executable, "-c", WORKER, *words], env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.fixture
@@ -202,7 +191,7 @@ def test_what_is_no_worker_is_disconnected(listener: WorkerListener, sent: bytes
         stranger.sendall(sent)
         with suppress(ConnectionResetError):
             assert stranger.recv(100) == b""
-    assert listener.take_arrived() == []
+    assert listener.take_arrived([1, 2]) == []
 
 
 def test_messages_that_are_none_end_the_connection() -> None:
@@ -260,7 +249,8 @@ def test_a_killed_engine_costs_no_request_and_one_that_is_started_again_joins(
     model, config = load_model(policy_directory), experiment()
     connected = [worker for _, worker in workers.values()]
     weights = dict(model.state_dict())
-    group = StandaloneEngines(connected, config, policy_directory, lambda: iter(weights.items()), listener.take_arrived)
+    take_arrived = partial(listener.take_arrived, [1, 2])
+    group = StandaloneEngines(connected, config, policy_directory, lambda: iter(weights.items()), take_arrived)
     engines = RoutedEngines(group.engines(), max_wait_seconds=60)
     group.stage()
     engines.sync_weights(3, lambda: iter(()))

@@ -1,0 +1,60 @@
+"""Events of a vector env as text, for other processes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from quintet.envs.validation import (
+    observation_from_message,
+    observation_message,
+    step_from_message,
+    step_message,
+    validate_actions,
+    validate_instruction,
+)
+from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted
+from quintet.records import Failure
+from quintet.sandbox.json_lines import decode, encode
+
+
+def event_text(event: EnvEvent) -> str:
+    """Return an event as JSON; values in the `info` of a step that JSON cannot express become text."""
+    return encode({"episode": event.episode} | _content(event)).decode()
+
+
+def event_from_text(text: str) -> EnvEvent:
+    """Return the event of `event_text`.
+
+    Raises:
+        InvalidEnvOutputError: an observation or a step is invalid.
+        ValueError: it is no event.
+    """
+    message = decode(text.encode())
+    if not isinstance(message, Mapping) or not isinstance(message.get("episode"), int):
+        raise ValueError(f"no event of an env: {text!r:.100}")
+    episode = message["episode"]
+    if "steps" in message:
+        return ActionsExecuted(episode, tuple(step_from_message(step) for step in message["steps"]))
+    if "failure" in message:
+        return EpisodeFailed(episode, Failure(*map(str, message["failure"])))
+    instruction, actions = validate_instruction(message["instruction"]), validate_actions(message["actions"])
+    return EpisodeStarted(episode, instruction, actions, observation_from_message(message["observation"]))
+
+
+def event_digest(event: EnvEvent) -> bytes:
+    """Return a hash of what the policy sees of an event, and of its rewards; `info` may differ between two runs."""
+    content = _content(event)
+    steps = [{**step, "info": None} for step in content.get("steps", ())]
+    return hashlib.sha256(encode({**content, "steps": steps})).digest()
+
+
+def _content(event: EnvEvent) -> dict[str, Any]:
+    if isinstance(event, EpisodeStarted):
+        observation = observation_message(event.observation)
+        return {"instruction": event.instruction, "actions": event.actions, "observation": observation}
+    if isinstance(event, ActionsExecuted):
+        return {"steps": [step_message(step) for step in event.steps]}
+    failure = event.failure
+    return {"failure": [failure.where, failure.error_type, failure.message]}
