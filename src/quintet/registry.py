@@ -17,6 +17,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ from quintet import hardware
 from quintet.errors import ConfigError, UserError, nearest
 
 T = TypeVar("T")
+_IMPORT_LOCK = threading.RLock()
+"""Held while a user's file is imported: another thread must not see half of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +273,11 @@ def _import(location: str, key: str, reference: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
+    with _IMPORT_LOCK:
+        return _import_file_once(path)
+
+
+def _import_file_once(path: Path) -> ModuleType:
     name = f"quintet_outside_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -94,12 +94,12 @@ def met(other: dict[str, object] | None) -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
     if other is not None:
         store.set("card/1", json.dumps({"host": "", "process": 1, "gpu": None, **other}))
-    rendezvous._exchange_peers(store, RankInfo(0, 2, 0, 2), "same", 0.05)
+    rendezvous._exchange_peers(store, RankInfo(0, 2, 0, 2), range(2), "same", 0.05)
 
 
 def placed(gpus: Sequence[str | None]) -> None:
     """Ranks with these GPUs."""
-    rendezvous._check_no_shared_gpus([{"gpu": gpu} for gpu in gpus])
+    rendezvous._check_no_shared_gpus({rank: {"gpu": gpu} for rank, gpu in enumerate(gpus)})
 
 
 SMALL, LARGE, BARE = nn.Linear(2, 2), nn.Linear(3, 2), nn.Linear(2, 2, bias=False)
