@@ -26,6 +26,7 @@ from quintet.config.native.learners import CriticConfig, OptimizerConfig
 from quintet.records import Batch, Request
 from quintet.rollout.engines.shared_weights import SharedTensor
 from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, remote_methods
+from quintet.training.parallel.broadcast_group import GroupAddress
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -103,6 +104,7 @@ _CODECS: Mapping[str, _Codec] = {
     "experiment": _config_codec(Experiment),
     "request": _record_codec(Request),
     "engine_report": _record_codec(EngineReport),
+    "group_address": _record_codec(GroupAddress),
     # one per weight in every weight sync, so without the generic code of a record
     "shared_tensor": _Codec(
         SharedTensor,

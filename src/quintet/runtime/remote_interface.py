@@ -14,6 +14,7 @@ from quintet.policies.reward_model import ResponseScorer
 from quintet.records import Failure, Generation, Request
 from quintet.rollout.engines.shared_weights import SharedTensor
 from quintet.runtime.groups import LearnerGroup
+from quintet.training.parallel.broadcast_group import GroupAddress
 from quintet.training.protocols import Actor, Critic, DivergenceReference, LogProbScorer
 
 if TYPE_CHECKING:
@@ -91,6 +92,12 @@ class StandaloneEngineWorker(Protocol):
 
     def load_shared_weights(self, version: int, weights: Sequence[SharedTensor]) -> EngineReport | None:
         """Load weights that are in shared memory as `version`."""
+
+    def join_broadcast_group(self, address: GroupAddress, rank: int) -> None:
+        """Join the process group over which weights are broadcast."""
+
+    def load_broadcast_weights(self, version: int, weights: Sequence[SharedTensor]) -> EngineReport | None:
+        """Receive the memory with these weights over the process group, and load them as `version`."""
 
     def weights(self) -> Mapping[str, Tensor] | None:
         """Return the engine's weights under Hugging Face names; None if they cannot be read."""

@@ -33,7 +33,7 @@ class StandaloneEngines:
         """Start to build engines with the model at `policy` on the workers; `weights` yields those of the learner."""
         self._config = config
         self._policy = policy
-        self.staging = WeightStaging(weights)
+        self.staging = WeightStaging(config, weights)
         self._engines = [StandaloneEngine(self, worker) for worker in workers]
         for engine in self._engines:
             engine.start_build()
@@ -42,6 +42,7 @@ class StandaloneEngines:
         """Return the engines by rank of their worker."""
         for engine in self._engines:
             engine.finish_build()
+        self.staging.connect(STANDALONE_ENGINE, [engine.worker for engine in self._engines])
         return [RestartingEngine(partial(self._rebuild, engine), tuple) for engine in self._engines]
 
     def build_call(self) -> RemoteCall:
