@@ -33,10 +33,10 @@ SIZES = {"3 M": (192, 6), "100 M": (768, 11)}
 """Hidden size and layers of the policies."""
 WORKER = """
 import sys
-from quintet.runtime.standalone.worker import ControllerAddress, run_standalone_worker
+from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
 if __name__ == "__main__":
     host, port, token = sys.argv[1:]
-    run_standalone_worker(ControllerAddress(host, int(port), token), 1, "benchmark")
+    StandaloneProcess(ControllerAddress(host, int(port), token), 1, "benchmark").run()
 """
 
 
@@ -68,9 +68,8 @@ def measure(policy: Path, engine_name: str, options: list[str]) -> dict[str, Any
 
     from quintet.config.compose import load_experiment
     from quintet.policies.model_loading import load_model
-    from quintet.runtime.remote_interface import STANDALONE_ENGINE
+    from quintet.runtime.standalone.engine_weights import EngineWeights
     from quintet.runtime.standalone.engines import StandaloneEngines
-    from quintet.runtime.standalone.weight_staging import WeightStaging
 
     words = ["policy.preset=null", f"policy.path={policy}", "warm_start=null", "training.threads=1"]
     words += ["rollout.max_concurrent=8", "rollout.max_response_tokens=64"]
@@ -84,17 +83,17 @@ def measure(policy: Path, engine_name: str, options: list[str]) -> dict[str, Any
     with standalone_worker() as worker:
         group = StandaloneEngines([worker], configs["shared_memory"], policy, model.named_parameters)
         (engine,) = group.engines()
-        staging = {name: WeightStaging(config, model.named_parameters) for name, config in configs.items()}
-        for each in staging.values():
-            each.connect(STANDALONE_ENGINE, [worker])
+        staged = {name: EngineWeights(config) for name, config in configs.items()}
+        for each in staged.values():
+            each.connect([worker])
         tensors = [parameter.detach() for parameter in model.parameters()]
         copied = [torch.empty_like(tensor) for tensor in tensors]
 
         def sync(transfer: str) -> None:
-            group.staging = staging[transfer]
+            group.staged = staged[transfer]
             group.stage()
             engine.load_weights(1, ())
-            group.finish()
+            engine.current.finish()
 
         def copy_and_pack() -> None:
             for _ in range(2):
@@ -108,7 +107,7 @@ def measure(policy: Path, engine_name: str, options: list[str]) -> dict[str, Any
         for number in range(ROUNDS + 2):
             for name, function in timed.items():
                 seconds[name] += [_seconds(function)] * (number >= 2)
-        for each in staging.values():
+        for each in staged.values():
             each.close()
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     ratios = {name: round(medians[name] / medians["copies"], 2) for name in medians if name != "copies"}

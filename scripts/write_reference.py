@@ -82,7 +82,7 @@ def metrics() -> str:
 def dialect_page(dialect: Dialect) -> str:
     """Return the page of a dialect: every documented key with its type, default, effect and state."""
     specs = [spec for reference in dialect.references for spec in reference.load()]
-    honoured = sum(spec.requires is None for spec in specs)
+    honoured = sum(spec.state == "honoured" for spec in specs)
     lines = [
         f"# The {dialect.name} dialect",
         "",
@@ -100,7 +100,7 @@ def dialect_page(dialect: Dialect) -> str:
 def _ledger_row(spec: KeySpec) -> str:
     also = f" Also `{'`, `'.join(spec.aliases)}`." if spec.aliases else ""
     without = f" [{', '.join(f'`{describe_value(value)}`' for value in spec.noop)}]" if spec.noop else ""
-    state = "honoured" if spec.requires is None else f"pending: {spec.requires}{without}"
+    state = f"pending: {spec.requires}{without}" if spec.state == "pending" else "honoured"
     native = ", ".join(f"`{name}`" for name in spec.native)
     where = f" Only where `{spec.only_if[0]}` is `{describe_value(spec.only_if[1])}`." if spec.only_if else ""
     effect = f"{spec.effect}{where}{also}"

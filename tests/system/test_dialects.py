@@ -124,6 +124,6 @@ def test_what_waits_is_told_before_anything_begins(quintet: Command, tmp_path: P
     done = quintet("train", "verl.yaml", check=False)
     assert done.returncode == 2
     assert "did you mean actor_rollout_ref.actor.strategy?" in done.stderr
-    assert "trainer.nnodes = 2 (verl.yaml:1) is not supported yet: requires" in done.stderr
+    assert "trainer.nnodes = 2 (verl.yaml:1) requires one process per device" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()

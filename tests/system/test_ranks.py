@@ -27,6 +27,7 @@ sft: {episodes: {episodes: 12, validation_episodes: 4}, batch: 8, max_tokens: 40
 """
 ONE = [sys.executable, "-m", "quintet"]
 TWO = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "quintet"]
+THREE = [*TWO[:4], "3", *TWO[5:]]
 ROUNDING = ("ppo_kl", "rollout_probs_diff", "rollout_corr")
 """Of metrics that are rounding alone."""
 
@@ -124,7 +125,7 @@ def test_two_processes_continue_a_stopped_warm_start(place: Path) -> None:
     run = start(place, "stopped", TWO, *words)
     try:
         wait_for(stopped / "warm_start/global_step_3", run)
-        run.send_signal(signal.SIGTERM)
+        subprocess.run([*ONE, "stop", "stopped"], cwd=place, check=True, timeout=60)
         run.wait(timeout=60)
     finally:
         run.kill()
@@ -181,6 +182,32 @@ def test_a_killed_process_ends_the_run_with_its_rank(place: Path) -> None:
     assert "To continue from the last checkpoint: torchrun --nproc-per-node 2 -m quintet train" in end
     assert (place / "runs/killed/logs/rank_1.log").exists()
     assert (place / "runs/killed/checkpoints/global_step_1").exists()
+
+
+def test_critic_reference_and_engine_on_other_devices_are_the_run_of_one_process(place: Path) -> None:
+    """Also when a process is killed, and when the run goes on with all components on one device."""
+    words = ("sft=null", "algorithm.advantage={name: gae}", "algorithm.kl={apply_to: loss}")
+    devices = {"actor": 0, "reference": 1, "critic": 1, "rollout": 2}
+    apart = [f"placement.{name}.devices=[{device}]" for name, device in devices.items()]
+    apart.append("placement.devices_per_node=3")
+    assert start(place, "one", ONE, *words, "training.steps=4").wait(timeout=240) == 0, log(place, "one")
+    run = start(place, "apart", THREE, *words, *apart)
+    try:
+        wait_for(place / "runs/apart/checkpoints/global_step_1", run)
+        os.kill(ranks(run)["1"], signal.SIGKILL)
+        assert run.wait(timeout=60) != 0
+    finally:
+        run.kill()
+    assert "rank 1 " in log(place, "apart")
+    for command, more in ((THREE, apart), (ONE, ["training.steps=4"])):
+        assert start(place, "apart", command, *words, *more).wait(timeout=240) == 0, log(place, "apart")
+    assert log(place, "apart").count("resuming from") == 2
+    assert list(metrics(place / "runs/apart")) == list(metrics(place / "runs/one"))
+    end = "checkpoints/global_step_4"
+    shards = list((place / "runs/one" / end).rglob("*.safetensors"))
+    assert len(shards) > 3
+    for path in shards:
+        assert path.read_bytes() == (place / "runs/apart" / path.relative_to(place / "runs/one")).read_bytes(), path
 
 
 def test_what_all_find_is_said_once(place: Path) -> None:

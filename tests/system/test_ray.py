@@ -8,14 +8,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-import psutil
 import pytest
+from network_namespaces import INTERFACE, Network, can_create
 from test_ranks import TINY, metrics, wait_for
+
+from quintet.tracking.run_status import read_status
 
 pytest.importorskip("ray", reason="pip install 'quintet[ray]'")
 
@@ -29,11 +31,17 @@ def place(tmp_path: Path) -> Path:
 
 
 def start(
-    place: Path, name: str, *words: str, environment: Mapping[str, str] = MappingProxyType({})
+    place: Path,
+    name: str,
+    *words: str,
+    command: str = "train",
+    environment: Mapping[str, str] = MappingProxyType({}),
+    prefix: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
+    """`prefix` comes before the command, to run it elsewhere."""
     with (place / f"{name}.log").open("a") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "quintet", "train", "tiny.yaml", f"name={name}", *words],
+            [*prefix, sys.executable, "-m", "quintet", command, "tiny.yaml", f"name={name}", *words],
             cwd=place,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
             stdout=log,
@@ -66,14 +74,23 @@ def processes(place: Path) -> Iterator[tuple[int, dict[str, str]]]:
             continue
 
 
-def rank(place: Path, number: int) -> int:
-    """The rank's process: torch's workers have its environment, too, and were started later."""
-    return min(pid for pid, environment in processes(place) if environment.get("RANK") == str(number))
+def quintet(place: Path, *words: str) -> str:
+    """Output of a command that ends."""
+    command = [sys.executable, "-m", "quintet", *words]
+    return subprocess.run(command, cwd=place, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
-def wait_until_gone(place: Path) -> None:
+def rank(place: Path, name: str, number: int) -> int:
+    """Process of a rank, as `quintet status` shows it."""
+    pid = read_status(place / "runs" / name).ranks[number].process.pid
+    assert dict(processes(place))[pid]["RANK"] == str(number)
+    return pid
+
+
+def wait_until_gone(place: Path, variable: str = "") -> None:
+    """Wait until no process is left, or none with this environment variable."""
     end = time.monotonic() + 20
-    while left := list(processes(place)):
+    while left := [pid for pid, environment in processes(place) if not variable or variable in environment]:
         assert time.monotonic() < end, left
         time.sleep(0.1)
 
@@ -82,7 +99,7 @@ def test_a_killed_rank_costs_only_what_came_after_the_last_checkpoint(place: Pat
     run = start(place, "two", *WORDS, "--ray", "local")
     try:
         wait_for(place / "runs/two/checkpoints/global_step_1", run)
-        os.kill(rank(place, 1), signal.SIGKILL)
+        os.kill(rank(place, "two", 1), signal.SIGKILL)
         assert run.wait(timeout=240) == 0, log(place, "two")
     finally:
         run.kill()
@@ -96,23 +113,68 @@ def test_a_killed_rank_costs_only_what_came_after_the_last_checkpoint(place: Pat
     wait_until_gone(place)
 
 
-def test_a_stopped_run_continues_and_leaves_no_process(place: Path) -> None:
-    run = start(place, "stopped", *WORDS, "--ray", "local")
+def test_a_killed_engine_costs_neither_the_run_nor_a_number(place: Path, alone: Path) -> None:
+    devices = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.rollout.devices=[1,2]")
+    run = start(place, "three", "sft=null", *devices, "--ray", "local")
+    try:
+        wait_for(place / "runs/three/checkpoints/global_step_1", run)
+        os.kill(rank(place, "three", 2), signal.SIGKILL)
+        assert run.wait(timeout=240) == 0, log(place, "three")
+    finally:
+        run.kill()
+    output = log(place, "three")
+    assert "quintet: rank 2 on " in output
+    assert "was killed by SIGKILL, probably because the node ran out of memory; restarting it (1 of 3)" in output
+    assert "from the last checkpoint" not in output
+    faults = {"engine/requests_reassigned": 0.0, "engine/restarts": 0.0}
+    for ours, theirs in zip(metrics(alone), metrics(place / "runs/three"), strict=True):
+        assert theirs | faults == pytest.approx(ours | faults, rel=1e-5, abs=1e-6)
+    wait_until_gone(place)
+
+
+def test_fine_tuning_through_ray_is_fine_tuning_in_one_process(place: Path) -> None:
+    words = ("sft.then_reinforce=false",)
+    assert start(place, "one", *words, command="sft").wait(timeout=120) == 0, log(place, "one")
+    two = ("placement.devices_per_node=2", "--ray", "local")
+    assert start(place, "two", *words, *two, command="sft").wait(timeout=120) == 0, log(place, "two")
+    assert (place / "runs/two/logs/rank_1.log").exists()
+    for ours, theirs in zip(metrics(place / "runs/one"), metrics(place / "runs/two"), strict=True):
+        assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-6)
+
+
+def test_a_run_whose_launcher_is_killed_or_stopped_continues_and_leaves_no_process(place: Path) -> None:
+    words = (*WORDS, "training.steps=200", "--ray", "local")
+    run = start(place, "stopped", *words)
     try:
         wait_for(place / "runs/stopped/checkpoints/global_step_1", run)
+        launcher = read_status(place / "runs/stopped").launcher
+        assert launcher is not None
+        assert (launcher.process.role, launcher.process.pid, launcher.state) == ("Ray launcher", run.pid, "running")
+    finally:
+        run.kill()
+        run.wait()
+    wait_until_gone(place, "RANK")  # agents of Ray look for their head for a minute
+    killed = read_status(place / "runs/stopped")
+    assert (killed.state, {record.state for record in killed.ranks}) == ("died", {"ended"})
+    run = start(place, "stopped", *words)
+    try:
+        while "resuming from runs/stopped/checkpoints/global_step_" not in log(place, "stopped"):
+            assert run.poll() is None, log(place, "stopped")
+            time.sleep(0.1)
         run.send_signal(signal.SIGINT)
         assert run.wait(timeout=60) == 130, log(place, "stopped")
     finally:
         run.kill()
     assert "stopped by SIGINT after step" in log(place, "stopped")
-    wait_until_gone(place)
+    assert read_status(place / "runs/stopped").state == "stopped"
+    wait_until_gone(place, "RANK")
 
 
 def test_a_frozen_rank_is_named_and_the_run_can_be_continued(place: Path) -> None:
     run = start(place, "frozen", *WORDS, "training.steps=200", "--ray", "local", "--max-restarts", "0")
     try:
         wait_for(place / "runs/frozen/checkpoints/global_step_1", run)
-        frozen = rank(place, 1)
+        frozen = rank(place, "frozen", 1)
         os.kill(frozen, signal.SIGSTOP)
         assert run.wait(timeout=40) == 2, log(place, "frozen")
     finally:
@@ -124,30 +186,39 @@ def test_a_frozen_rank_is_named_and_the_run_can_be_continued(place: Path) -> Non
 
 
 class Cluster:
-    """A head and further nodes of Ray on this machine, each behind a loopback address of its own."""
+    """A head and further nodes of Ray on this machine, in network namespaces or behind the loopback address."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *head_options: str, network: Network | None = None, cpus: int = 1) -> None:
         self.directory = directory
-        self.address = f"127.0.0.1:{free_port()}"
+        self.network = network
+        self._cpus = cpus
+        port = free_port()
+        head = network.hosts[0] if network else "127.0.0.1"
+        self.address = f"{head}:{port}"
         quick = {"initial_delay_ms": 1000, "period_ms": 500, "timeout_ms": 500, "failure_threshold": 3}
         self.environment = {f"RAY_health_check_{name}": str(value) for name, value in quick.items()}
-        self.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "7" * 64, "GLOO_SOCKET_IFNAME": "lo"}
-        self.nodes = {"127.0.0.1": self._start("127.0.0.1", "--head", f"--port={self.address.rpartition(':')[2]}")}
-        wait_for_port(self.address)
+        self.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "7" * 64}
+        self.environment["GLOO_SOCKET_IFNAME"] = INTERFACE if network else "lo"
+        self.nodes = {head: self._start(head, "--head", f"--port={port}", *head_options)}
+        end = time.monotonic() + 60
+        while "Ray runtime started" not in (directory / f"ray_{head}.log").read_text():
+            assert time.monotonic() < end, (directory / f"ray_{head}.log").read_text()
+            time.sleep(0.1)
+
+    def command(self, host: str, *words: str) -> list[str]:
+        """A command that runs on the node."""
+        return self.network.command(host, *words) if self.network else list(words)
 
     def add(self, host: str) -> None:
         self.nodes[host] = self._start(host, f"--address={self.address}")
 
     def _start(self, host: str, *words: str) -> subprocess.Popen[bytes]:
-        options = ["--num-cpus=1", "--object-store-memory=100000000", "--disable-usage-stats", "--block"]
+        options = [f"--num-cpus={self._cpus}", "--object-store-memory=100000000", "--disable-usage-stats", "--block"]
         command = [str(Path(sys.executable).with_name("ray")), "start", *words, f"--node-ip-address={host}", *options]
         with (self.directory / f"ray_{host}.log").open("wb") as log:
-            return subprocess.Popen(command, env={**os.environ, **self.environment}, stdout=log, stderr=log)
-
-    def lose(self, host: str) -> None:
-        """Kill the node's raylet, as a crash of the machine would."""
-        children = psutil.Process(self.nodes[host].pid).children(recursive=True)
-        next(child for child in children if child.name() == "raylet").kill()
+            return subprocess.Popen(
+                self.command(host, *command), env={**os.environ, **self.environment}, stdout=log, stderr=log
+            )
 
     def close(self) -> None:
         for node in self.nodes.values():
@@ -172,29 +243,36 @@ def wait_for_port(address: str) -> None:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    started = Cluster(tmp_path)
+    started = Cluster(tmp_path, "--include-dashboard=false")
     yield started
     started.close()
 
 
-def test_a_run_on_two_nodes_survives_the_loss_of_one(place: Path, alone: Path, cluster: Cluster) -> None:
-    words = ("sft=null", "placement.nodes=2", "placement.devices_per_node=1", "--ray", cluster.address)
-    run = start(place, "two", *words, environment=cluster.environment)
-    cluster.add("127.0.0.2")
+@pytest.mark.skipif(not can_create(), reason="network namespaces require root and the command ip")
+def test_a_run_on_two_nodes_survives_the_loss_of_one(place: Path, alone: Path) -> None:
+    """FSDP2 spans the nodes, and each has an engine; one is cut off from the network."""
+    network = Network(3)
+    cluster = Cluster(place, "--include-dashboard=false", network=network, cpus=2)
+    head, second, third = network.hosts
+    words = ["sft=null", "placement.nodes=2", "placement.devices_per_node=2", "placement.actor.devices=[0,2]"]
+    words += ["placement.rollout.devices=[1,3]", "--ray", cluster.address]
     try:
+        cluster.add(second)
+        run = start(place, "two", *words, environment=cluster.environment, prefix=cluster.command(head))
         wait_for(place / "runs/two/checkpoints/global_step_1", run)
-        cluster.lose("127.0.0.2")
+        network.disconnect(second)
         lost = time.monotonic()
         while "restarting" not in log(place, "two"):
             assert time.monotonic() < lost + 10
             time.sleep(0.1)
-        cluster.add("127.0.0.3")
+        cluster.add(third)
         assert run.wait(timeout=240) == 0, log(place, "two")
-    finally:
         run.kill()
+    finally:
+        network.close()
     output = log(place, "two")
-    assert "the run needs 2 nodes with 1 CPU each; the cluster has 1, with 1 CPUs; waiting up to 300 seconds" in output
-    assert "node 127.0.0.2 is lost" in output
+    assert "the run needs 2 nodes with 2 CPUs each; the cluster has 1, with 2 CPUs; waiting up to 300 seconds" in output
+    assert f"node {second} is lost" in output
     for ours, theirs in zip(metrics(alone), metrics(place / "runs/two"), strict=True):
         assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-6)
 
@@ -206,10 +284,37 @@ def test_a_run_that_waits_for_devices_can_be_stopped(place: Path, cluster: Clust
         while "waiting up to 300 seconds" not in log(place, "waiting"):
             assert run.poll() is None, log(place, "waiting")
             time.sleep(0.1)
-        run.send_signal(signal.SIGTERM)
+        assert "runs/waiting: stopped" in quintet(place, "stop", "waiting")
         assert run.wait(timeout=20) == 143
     finally:
         run.kill()
+
+
+def test_a_submitted_job_is_followed_stopped_and_continued(place: Path, tmp_path: Path) -> None:
+    for module in ("aiohttp_cors", "colorful"):
+        pytest.importorskip(module, reason="pip install 'ray[default]'")
+    endpoint = f"127.0.0.1:{free_port()}"
+    cluster = Cluster(tmp_path, "--include-dashboard=true", f"--dashboard-port={endpoint.rpartition(':')[2]}")
+    words = ("sft=null", "training.steps=200", "--ray", f"http://{endpoint}")
+    try:
+        wait_for_port(endpoint)
+        run = start(place, "job", *words, environment=cluster.environment)
+        wait_for(place / "runs/job/checkpoints/global_step_1", run)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(timeout=60) == 130, log(place, "job")
+        stopped = read_status(place / "runs/job")
+        assert (stopped.state, stopped.message.partition(" after")[0]) == ("stopped", "stopped by SIGTERM")
+        assert stopped.progress is not None
+        steps = f"training.steps={stopped.progress.done + 1}"
+        again = start(place, "job", *words, steps, environment=cluster.environment)
+        assert again.wait(timeout=120) == 0, log(place, "job")
+        assert "resuming from runs/job/checkpoints/global_step_" in log(place, "job")
+        unknown = start(place, "job", *words, environment={**cluster.environment, "RAY_AUTH_TOKEN": "8" * 64})
+        assert unknown.wait(timeout=60) == 2
+        assert f"quintet: --ray http://{endpoint}: cannot submit a job: " in log(place, "job")
+    finally:
+        cluster.close()
+    wait_until_gone(place)
 
 
 def test_a_run_that_needs_more_than_the_cluster_has_is_refused(place: Path) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quintet.cli.options import Config, DialectName, Overrides, UnknownKeys, split
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -36,20 +38,10 @@ def check() -> None:
 
 @app.command()
 def drift(
-    config: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="CONFIG", help="YAML file, run script or file of key=value lines (default: built-in configuration)."
-        ),
-    ] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Configuration overrides.")] = None,
-    dialect: Annotated[
-        str | None, typer.Option("--dialect", help="Source framework of CONFIG (default: detected).")
-    ] = None,
-    unknown_keys: Annotated[
-        str,
-        typer.Option(help="Unknown keys of another framework's configuration: `refuse`, or `warn` and ignore them."),
-    ] = "refuse",
+    config: Config = None,
+    overrides: Overrides = None,
+    dialect: DialectName = None,
+    unknown_keys: UnknownKeys = "refuse",
     episodes: Annotated[int, typer.Option(help="Episodes to generate, or prompts to answer.", min=1)] = 16,
     updates: Annotated[
         int, typer.Option(help="Learner updates and weight syncs, each followed by another measurement.", min=0)
@@ -76,8 +68,7 @@ def drift(
     from quintet.cli.messages import warn
     from quintet.cli.transformers_setup import silence_transformers
 
-    path, words = (None, [config, *(overrides or [])]) if config and "=" in config else (config, list(overrides or []))
-    composed = load_config(path, words, dialect, unknown_keys)
+    composed = load_config(*split(config, overrides), dialect, unknown_keys)
     check_choices(composed)
     silence_transformers()
     from quintet.pipelines.drift_check import DriftCheckOptions, check_drift

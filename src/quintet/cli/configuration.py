@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from quintet.cli.config_source import NATIVE, ConfigSource, read_config_source
 from quintet.cli.messages import warn
@@ -26,11 +27,23 @@ LEARNER_DEFAULTS: Mapping[str, object] = {
     "megatron": None,
     "memory": {},
 }
-SINGLE_PROCESS_DEFAULTS: Mapping[str, object] = {
-    "placement": {},
-    **{f"{name}.{key}": value for name in ("actor", "critic", "reference") for key, value in LEARNER_DEFAULTS.items()},
-}
-"""Values for commands that only generate with a trained policy in one process: how it was trained does not matter."""
+DEFAULT_MEMORY_SHARE = 0.5
+"""Share of the machine's memory for model and KV cache, if no configuration sets it."""
+
+
+def generation_settings(model: str, *, has_run: bool) -> dict[str, Any]:
+    """Return the settings of commands that only generate with a model in one process: how it was trained does not
+    matter. `has_run` tells whether they change the configuration of a run."""
+    settings: dict[str, Any] = {"policy.preset": None, "policy.path": model, "resume": "never", "placement": {}}
+    settings |= dict.fromkeys(("warm_start", "sft", "evaluation"))
+    for learner in ("actor", "critic", "reference"):
+        settings |= {f"{learner}.{key}": value for key, value in LEARNER_DEFAULTS.items()}
+    return settings if has_run else settings | {"rollout.engine_options.memory_share": DEFAULT_MEMORY_SHARE}
+
+
+def as_overrides(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield settings as `KEY=VALUE`."""
+    yield from (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items())
 
 
 @dataclass(frozen=True, slots=True)

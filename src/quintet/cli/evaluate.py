@@ -6,13 +6,14 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.cli.config_source import NATIVE
-from quintet.cli.configuration import SINGLE_PROCESS_DEFAULTS, load_config
+from quintet.cli.configuration import as_overrides, generation_settings, load_config
 from quintet.cli.messages import warn
+from quintet.cli.options import EvalOptions
 from quintet.cli.transformers_setup import silence_transformers
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.data import DataConfig
@@ -33,75 +34,6 @@ CONVERSATION_KEYS = ("kind", "prompt_key", "messages_key", "response_key", "trut
 ENDPOINT_OPTIONS = ("endpoint_model", "endpoint_key", "endpoint_concurrent", "endpoint_retries", "endpoint_timeout")
 """Options that are valid only with `--endpoint`."""
 PROMPT_LIMIT_KEY = "rollout.max_prompt_tokens"
-DEFAULT_MEMORY_SHARE = 0.5
-"""Share of the machine's memory for model and KV cache, if no configuration sets it."""
-
-
-@dataclass(frozen=True, slots=True)
-class EvalOptions:
-    """Command-line options of `quintet eval`. An option with its default value counts as not given."""
-
-    data: str | None = None
-    """Data file with prompts."""
-    env: str | None = None
-    samples: int = 1
-    """Responses per prompt, or episodes per start state."""
-    temperature: float | None = None
-    """None is greedy for one sample and 1 for several."""
-    max_tokens: int | None = None
-    limit: int | None = None
-    """Maximum number of prompts."""
-    episodes: int = 256
-    """Number of start states."""
-    confidence: float = 0.95
-    """Confidence level of the intervals."""
-    name: str | None = None
-    output_dir: str = "runs"
-    endpoint: str | None = None
-    """URL of an endpoint to evaluate instead of a model."""
-    endpoint_model: str | None = None
-    """Model name at the endpoint."""
-    endpoint_key: str = "OPENAI_API_KEY"
-    """Environment variable with the API key."""
-    endpoint_concurrent: int = 16
-    """Maximum concurrent requests."""
-    endpoint_retries: int = 2
-    endpoint_timeout: float = 300.0
-    """Timeout of a request in seconds."""
-
-    def endpoint_settings(self) -> EndpointSettings | None:
-        """Return the settings of the endpoint, None without `--endpoint`.
-
-        Raises:
-            ConfigError: The model name is missing, or endpoint options are given without an endpoint.
-        """
-        if self.endpoint is None:
-            for option in self.explicit(*ENDPOINT_OPTIONS):
-                raise ConfigError(
-                    f"{option} is only valid with --endpoint", key=option, hint="add --endpoint http://…/v1"
-                )
-            return None
-        if self.endpoint_model is None:
-            raise ConfigError(
-                "--endpoint requires a model name", key="--endpoint-model", hint="add --endpoint-model NAME"
-            )
-        from quintet.rollout.engines.openai_endpoint import EndpointSettings
-
-        settings = EndpointSettings(
-            self.endpoint,
-            self.endpoint_model,
-            self.endpoint_key,
-            self.endpoint_concurrent,
-            self.endpoint_retries,
-            self.endpoint_timeout,
-        )
-        settings.check()
-        return settings
-
-    def explicit(self, *names: str) -> Iterator[str]:
-        """Yield the options among `names` that differ from their defaults, as spelled on the command line."""
-        defaults = {field.name: field.default for field in fields(self)}
-        yield from (f"--{name.replace('_', '-')}" for name in names if getattr(self, name) != defaults[name])
 
 
 def run(
@@ -124,7 +56,7 @@ def run(
 
     # with --json, stdout holds nothing but JSON
     console = Console(stderr=as_json)
-    options.endpoint_settings()
+    _endpoint_settings(options)
     has_data_files = _has_data_files(target) if options.data is None and options.env is None else None
     if options.data is None and options.env is None and has_data_files is None:
         _check_config_options(target, options)
@@ -145,6 +77,32 @@ def run(
         print(f"results: {evaluation.directory / 'results.json'}")
     _print_failures(evaluation)
     return int(evaluation.failed * 2 > evaluation.answers)
+
+
+def _endpoint_settings(options: EvalOptions) -> EndpointSettings | None:
+    """Return the settings of the endpoint, None without `--endpoint`.
+
+    Raises:
+        ConfigError: The model name is missing, or endpoint options are given without an endpoint.
+    """
+    if options.endpoint is None:
+        for option in options.explicit(*ENDPOINT_OPTIONS):
+            raise ConfigError(f"{option} is only valid with --endpoint", key=option, hint="add --endpoint http://…/v1")
+        return None
+    if options.endpoint_model is None:
+        raise ConfigError("--endpoint requires a model name", key="--endpoint-model", hint="add --endpoint-model NAME")
+    from quintet.rollout.engines.openai_endpoint import EndpointSettings
+
+    settings = EndpointSettings(
+        options.endpoint,
+        options.endpoint_model,
+        options.endpoint_key,
+        options.endpoint_concurrent,
+        options.endpoint_retries,
+        options.endpoint_timeout,
+    )
+    settings.check()
+    return settings
 
 
 def _has_data_files(target: str | None) -> bool | None:
@@ -183,17 +141,17 @@ def _evaluate_config(composed: ComposedConfig, options: EvalOptions, console: Co
         return _evaluate_endpoint(composed, options, console)
     if config.evaluation is None and config.validation.only:
         return _evaluate_config_model(composed, options, console)
-    return _evaluate_stored(_with_options(composed, options), console)
+    from quintet.pipelines.evaluate import evaluate_stored
+
+    return evaluate_stored(_with_options(composed, options), console)
 
 
 def _evaluate_config_model(composed: ComposedConfig, options: EvalOptions, console: Console) -> Evaluation:
     """Evaluate the configuration's model on its held-out prompts or environment with `validation.sampling`."""
     from quintet.pipelines.evaluate import evaluate_model
     from quintet.pipelines.model_lookup import find_configured_model
-    from quintet.policies.reward_model import import_libraries
 
     config, sources = composed.experiment, dict(composed.provenance)
-    import_libraries(config.external_libs, "external_libs")
     path = find_configured_model(config, warn)
     if config.policy.path is None or path != Path(config.policy.path):
         sources |= {"policy.path": "checkpoint", "policy.preset": "checkpoint"}
@@ -201,20 +159,15 @@ def _evaluate_config_model(composed: ComposedConfig, options: EvalOptions, conso
     lora = config.policy.lora if config.policy.path is not None and path == Path(config.policy.path) else None
     policy = config.policy.model_copy(update={"path": str(path), "preset": None, "lora": lora})
     with_model = replace(composed, experiment=config.model_copy(update={"policy": policy}), provenance=sources)
-    measured = _statistics_config(config.validation.sampling.samples, options)
-    return evaluate_model(_with_options(with_model, options), measured, console)
+    return evaluate_model(_with_options(with_model, options), _statistics(composed, options), console)
 
 
 def _evaluate_endpoint(composed: ComposedConfig, options: EvalOptions, console: Console) -> Evaluation:
     """Evaluate an endpoint on the configuration's held-out prompts or environment."""
     from quintet.pipelines.evaluate import evaluate_model
-    from quintet.policies.reward_model import import_libraries
 
-    import_libraries(composed.experiment.external_libs, "external_libs")
-    measured = _statistics_config(composed.experiment.validation.sampling.samples, options)
-    return evaluate_model(
-        _without_prompt_limit(_with_options(composed, options)), measured, console, options.endpoint_settings()
-    )
+    limitless, measured = _without_prompt_limit(_with_options(composed, options)), _statistics(composed, options)
+    return evaluate_model(limitless, measured, console, _endpoint_settings(options))
 
 
 def _without_prompt_limit(composed: ComposedConfig) -> ComposedConfig:
@@ -242,10 +195,11 @@ def _check_limits(overrides: Sequence[str], options: EvalOptions) -> None:
             raise ConfigError(message, key=PROMPT_LIMIT_KEY, value=override, hint=hint)
 
 
-def _statistics_config(samples: int, options: EvalOptions) -> Statistics:
-    """Return which pass@k to compute: powers of two below `samples`, and `samples`."""
+def _statistics(composed: ComposedConfig, options: EvalOptions) -> Statistics:
+    """Return which pass@k to compute: powers of two below the number of samples, and that number."""
     from quintet.pipelines.evaluate import Statistics
 
+    samples = composed.experiment.validation.sampling.samples
     ks = (*(k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < samples), samples)
     return Statistics(ks, confidence=options.confidence)
 
@@ -266,14 +220,6 @@ def _with_options(composed: ComposedConfig, options: EvalOptions) -> ComposedCon
         changes["evaluation"] = config.evaluation.model_copy(update={"confidence": options.confidence})
         sources["evaluation.confidence"] = COMMAND_LINE
     return replace(composed, experiment=config.model_copy(update=changes), provenance=sources)
-
-
-def _evaluate_stored(composed: ComposedConfig, console: Console) -> Evaluation:
-    from quintet.pipelines.evaluate import evaluate_stored
-    from quintet.policies.reward_model import import_libraries
-
-    import_libraries(composed.experiment.external_libs, "external_libs")
-    return evaluate_stored(composed, console)
 
 
 def _valid_name(name: str) -> str:
@@ -326,7 +272,6 @@ def _check_model_options(target: str | None, dialect: str | None, options: EvalO
 def _evaluate_model(target: str | None, overrides: list[str], options: EvalOptions, console: Console) -> Evaluation:
     from quintet.pipelines.evaluate import evaluate_model
     from quintet.pipelines.model_lookup import find_model
-    from quintet.policies.reward_model import import_libraries
 
     if options.endpoint is not None and target is None:
         arguments = [*_model_overrides("", None, options), *_env_overrides(overrides, options)]
@@ -341,10 +286,7 @@ def _evaluate_model(target: str | None, overrides: list[str], options: EvalOptio
     composed = load_config(None if source.config is None else str(source.config), arguments, NATIVE, "refuse")
     if options.endpoint is not None:
         return _evaluate_endpoint(composed, options, console)
-    import_libraries(composed.experiment.external_libs, "external_libs")
-    return evaluate_model(
-        composed, _statistics_config(composed.experiment.validation.sampling.samples, options), console
-    )
+    return evaluate_model(composed, _statistics(composed, options), console)
 
 
 def _model_overrides(target: str, source: StoredModel | None, options: EvalOptions) -> Iterator[str]:
@@ -352,29 +294,24 @@ def _model_overrides(target: str, source: StoredModel | None, options: EvalOptio
 
     `source` is None for an endpoint."""
     temperature = options.temperature if options.temperature is not None else float(options.samples > 1)
+    config = None if source is None else source.config
     settings: dict[str, Any] = {
         "name": options.name or _name(Path(target).resolve().name, options),
         "output_dir": options.output_dir,
-        "resume": "never",
-        "warm_start": None,
-        "sft": None,
-        "evaluation": None,
-        **SINGLE_PROCESS_DEFAULTS,
+        **generation_settings(
+            str(options.endpoint if source is None else source.policy), has_run=source is None or config is not None
+        ),
         "validation.sampling.samples": options.samples,
         "validation.sampling.do_sample": temperature > 0,
         "validation.sampling.temperature": temperature,
     }
-    settings |= {"policy.preset": None, "policy.path": options.endpoint if source is None else str(source.policy)}
-    if source is not None and source.config is None:
-        settings |= {"rollout.engine_options.memory_share": DEFAULT_MEMORY_SHARE}
-    config = None if source is None else source.config
     if options.data is not None:
         settings |= _data_settings(options, config)
     else:
         settings |= _env_settings(options) if options.env is not None else _size_settings(options)
     if options.max_tokens is not None:
         settings["rollout.max_response_tokens"] = options.max_tokens
-    yield from (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items())
+    yield from as_overrides(settings)
 
 
 def _data_settings(options: EvalOptions, config: Path | None) -> dict[str, Any]:

@@ -236,7 +236,7 @@ def _print_spec(dialect: str, reference: str, spec: KeySpec) -> None:
         print(f"  native   {', '.join(spec.native)}")
     if spec.aliases:
         print(f"  aliases  {', '.join(spec.aliases)}")
-    print(f"  state    {spec.state if spec.requires is None else f'not supported yet: requires {spec.requires}'}")
+    print(f"  state    {'honoured' if spec.requires is None else spec.requires.refusal().removeprefix('is ')}")
     _print_synonyms([entry for native in spec.native for entry in _specs_for(native)], but=f"{dialect}: {spec.key}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 
@@ -10,7 +11,9 @@ def main() -> None:
     from quintet.cli.main import main as run_command
     from quintet.runtime.signals import STOP_SIGNALS
     from quintet.sandbox.seccomp import die_with_parent
+    from quintet.tracking.run_processes import LAUNCHED_BY_RAY
 
+    os.environ[LAUNCHED_BY_RAY] = "1"
     die_with_parent()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     run_command()

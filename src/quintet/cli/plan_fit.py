@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from quintet import hardware
 from quintet.cli.configuration import inspect_config, reread_config
+from quintet.cli.options import FitOptions
 from quintet.cli.plan_table import describe_parallelism, page, plain_table, section
 from quintet.cli.translate import check_new_file, write_text
 from quintet.config.composed import ComposedConfig
@@ -29,22 +29,6 @@ from quintet.errors import ConfigError
 
 DEVICES_PER_NODE = 8
 """Devices of a node if neither the options nor the configuration say it, as in the vendors' reference systems."""
-
-
-@dataclass(frozen=True, slots=True)
-class FitOptions:
-    """Options of `quintet plan --fit`; None uses the configuration or this machine."""
-
-    devices: int | None = None
-    """Devices of all nodes."""
-    nodes: int | None = None
-    device: str | None = None
-    """Name in `devices.yaml`."""
-    device_memory: float | None = None
-    """GiB per device."""
-    write: int | None = None
-    """Number of the proposal that is written to `output`."""
-    output: str | None = None
 
 
 def refuse_without_fit(options: FitOptions) -> None:

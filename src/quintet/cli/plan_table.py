@@ -214,6 +214,8 @@ def _print_placement(out: Console, placement: Placement) -> None:
         table.add_row(title, *cells, f"{component.copies:,}", describe_parallelism(component))
     out.print(Padding(table, (0, 0, 0, 2)))
     turns = "take turns on shared devices" if placement.colocated else "use shared devices at the same time"
+    if all(len(names) == 1 for names in placement.groups()):
+        turns = "share no device"
     if len(placement.components) > 1:
         out.print(f"  Device numbers are global; components {turns}.", style="dim")
 

@@ -62,16 +62,16 @@ def rank_log(rank: int, config: Experiment) -> Path:
     """Return the file with the output of a rank that does not print."""
     from quintet.tracking.run_directory import RunDirectory
 
-    return RunDirectory.from_config(config).path / "logs" / f"rank_{rank}.log"
+    return RunDirectory.from_config(config).logs / f"rank_{rank}.log"
 
 
 @contextmanager
-def output_to_log(rank: RankInfo, config: Experiment) -> Iterator[None]:
-    """Write the output of all but the first rank of a machine to its log."""
-    if rank.local_rank == 0:
+def output_to_log(rank: RankInfo, config: Experiment, *, always: bool = False) -> Iterator[None]:
+    """Write the output of all but the first rank of a machine to its log, `always` also that of the first one."""
+    if rank.local_rank == 0 and not always:
         yield
         return
     path = rank_log(rank.rank, config)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
+    with path.open("a" if always else "w", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
         yield

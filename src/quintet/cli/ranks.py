@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from quintet import __version__
 from quintet.cli.rank_report import output_to_log, sudden_death_report, write_rank_report
-from quintet.config.plan.process_layout import process_layout
 from quintet.config.torchrun import RankInfo, current_rank
 from quintet.errors import MachineError, UserError
+from quintet.tracking.run_processes import LAUNCHED_BY_RAY
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -61,34 +61,49 @@ def run_on_all_ranks(composed: ComposedConfig, run: Callable[[Controller | None]
     exit status. On the other ranks, work for that controller until it ends.
 
     Raises:
-        MachineError: the rendezvous failed.
+        MachineError: the rendezvous failed, or the run is in use by another process.
     """
+    from quintet.runtime.run_registration import registered_rank
+    from quintet.tracking.run_directory import RunDirectory
+
     rank = current_rank()
-    if rank.size == 1:
-        return run(None)
-    return _run_as_rank(rank, composed.experiment, run)
+    hide_other_gpus(composed.experiment)
+    with registered_rank(RunDirectory.from_config(composed.experiment), rank):
+        if rank.size == 1:
+            return run(None)
+        return _run_as_rank(rank, composed.experiment, run)
+
+
+def hide_other_gpus(config: Experiment) -> None:
+    """Show only the GPUs of `placement.visible_devices` to this process, in which CUDA must not be initialised yet, and
+    to those that it starts. Ray has already chosen the GPUs of the ranks that it starts."""
+    if config.placement.visible_devices is not None and LAUNCHED_BY_RAY not in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, config.placement.visible_devices))
 
 
 def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller | None], int]) -> int:
+    from quintet.config.plan.process_layout import process_layout
     from quintet.training.parallel.rendezvous import join_run, local_address
 
     # torchrun ends rank 0 because of the others
     write_rank_report(sudden_death_report(rank, config), delay=0 if rank.rank else START_SECONDS)
     layout, seconds = process_layout(config), config.placement.join_timeout_seconds
     is_standalone = rank.rank not in layout.learner_ranks
-    with output_to_log(rank, config), _reported_errors():
+    with output_to_log(rank, config, always=is_standalone), _reported_errors():
         address = local_address()
         store = join_run(rank, layout.local_device(rank.rank), seconds)
         if is_standalone:
             return _run_standalone(rank, config, store)
         listener = None
-        if rank.rank == 0 and layout.standalone_ranks:
-            listener = _listen(address, layout.standalone_ranks, config, store)
-        return _run_with_learners(rank, config, run, store, listener)
+        others = sorted(set(range(layout.size)) - set(layout.learner_ranks))
+        if rank.rank == 0 and others:
+            listener = _listen(address, others, config, store)
+        return _run_with_learners(rank, layout.learner_ranks, config, run, store, listener)
 
 
 def _run_with_learners(
     rank: RankInfo,
+    learner_ranks: Sequence[int],
     config: Experiment,
     run: Callable[[Controller | None], int],
     store: Store,
@@ -98,8 +113,8 @@ def _run_with_learners(
     from quintet.runtime.worker import run_worker
     from quintet.training.parallel.rendezvous import rendezvous
 
-    layout, seconds = process_layout(config), config.placement.join_timeout_seconds
-    ranks = rendezvous(rank, _fingerprint(config), seconds, ranks=layout.learner_ranks, store=store)
+    seconds = config.placement.join_timeout_seconds
+    ranks = rendezvous(rank, _fingerprint(config), seconds, ranks=learner_ranks, store=store)
     try:
         with ranks.watchdog(partial(_exit_at_once, rank.rank)):
             if rank.rank:
@@ -121,11 +136,24 @@ def _listen(host: str, ranks: Sequence[int], config: Experiment, store: Store) -
 
 
 def _run_standalone(rank: RankInfo, config: Experiment, store: Store) -> int:
-    from quintet.runtime.standalone.worker import ControllerAddress, run_standalone_worker
+    from quintet.config.plan.process_layout import process_layout
+    from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
+    from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
+    from quintet.training.parallel.rendezvous import rendezvous
+
+    layout, seconds = process_layout(config), config.placement.join_timeout_seconds
+    learners, fingerprint = layout.standalone_learners_of(rank.rank), _fingerprint(config)
 
     def work() -> None:
-        address = ControllerAddress.wait_for(store, config.placement.join_timeout_seconds)
-        run_standalone_worker(address, rank.rank, _fingerprint(config))
+        address = ControllerAddress.wait_for(store, seconds)
+        if learners is None:
+            StandaloneProcess(address, rank.rank, fingerprint).run()
+            return
+        with closing(rendezvous(rank, fingerprint, seconds, ranks=learners.ranks, store=store)) as ranks:
+            local = LocalStandaloneLearners(ranks.ranks, learners.shard_writer(rank.rank))
+            process = StandaloneProcess(address, rank.rank, fingerprint, ranks)
+            with ranks.watchdog(partial(_exit_at_once, rank.rank)):
+                process.run(local, has_engine=layout.has_engine(rank.rank))
 
     return _worker_status(work, rank.rank)
 

@@ -1,19 +1,28 @@
-"""`quintet train --ray`: start the ranks of a run through Ray."""
+"""`quintet train --ray` and `quintet sft --ray`: start the ranks of a run through Ray."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Sequence
+from typing import Literal
 
 from quintet.cli.configuration import inspect_config
+from quintet.cli.ranks import hide_other_gpus
+from quintet.cli.sft import check_sft
 from quintet.config.checks.processes import planned_rank
+from quintet.config.composed import ComposedConfig
 from quintet.config.plan.placement import check_placement
+from quintet.config.plan.process_layout import process_layout
 from quintet.config.torchrun import current_rank
 from quintet.errors import ConfigError
 
+JOB_ENDPOINTS = ("http://", "https://")
+"""Beginnings of addresses to which the run is submitted as a job."""
+
 
 def run(
+    command: Literal["train", "sft"],
     address: str,
     config: str | None,
     overrides: Sequence[str],
@@ -21,7 +30,7 @@ def run(
     unknown_keys: str,
     max_restarts: int,
 ) -> int:
-    """Start `quintet train` once per device of the configuration; return the exit status.
+    """Start the command once per device of the configuration, or submit it as a job; return the exit status.
 
     Raises:
         ConfigError: the configuration is invalid, or the cluster does not have the devices.
@@ -32,19 +41,35 @@ def run(
             "--ray starts the processes itself, and torchrun has started this one", key="--ray", hint="omit torchrun"
         )
     composed = inspect_config(config, list(overrides), dialect, unknown_keys).composed
+    if command == "sft":
+        check_sft(composed)
     check_placement(composed)
-    from quintet.runtime.ray_cluster.launcher import RankCommand, run_on_ray
-
     options = ["--unknown-keys", unknown_keys, *(["--dialect", dialect] if dialect else [])]
-    words = [word for word in (config, *overrides) if word is not None]
-    module = [sys.executable, "-m", "quintet.cli.launched_rank"]
-    command = RankCommand(
-        [*module, "train", *words, *options],
+    words = [command, *(word for word in (config, *overrides) if word is not None), *options]
+    if address.startswith(JOB_ENDPOINTS):
+        from quintet.runtime.ray_cluster.job import submit_job
+
+        job = [sys.executable, "-m", "quintet", *words, "--ray", "auto", "--max-restarts", str(max_restarts)]
+        return submit_job(address, job, os.getcwd(), _show)
+    return _launch(address, composed, words, max_restarts)
+
+
+def _launch(address: str, composed: ComposedConfig, words: Sequence[str], max_restarts: int) -> int:
+    """Start the ranks from this process."""
+    from quintet.runtime.ray_cluster.launcher import RankCommand, run_on_ray
+    from quintet.runtime.run_registration import registered_launcher
+    from quintet.tracking.run_directory import RunDirectory
+
+    hide_other_gpus(composed.experiment)
+    rank_command = RankCommand(
+        [sys.executable, "-m", "quintet.cli.launched_rank", *words],
         os.getcwd(),
         planned_rank(composed.experiment),
         composed.experiment.placement.join_timeout_seconds,
+        process_layout(composed.experiment).restartable_ranks,
     )
-    return run_on_ray(address, command, max_restarts, _show)
+    with registered_launcher(RunDirectory.create_for(composed), rank_command.ranks):
+        return run_on_ray(address, rank_command, max_restarts, _show)
 
 
 def _show(text: str) -> None:

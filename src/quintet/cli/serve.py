@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quintet.cli.choices import check_choices
 from quintet.cli.config_source import NATIVE
-from quintet.cli.configuration import SINGLE_PROCESS_DEFAULTS, load_config
+from quintet.cli.configuration import as_overrides, generation_settings, load_config
 from quintet.cli.messages import warn
+from quintet.cli.options import ServeOptions
 from quintet.cli.transformers_setup import silence_transformers
 from quintet.errors import SIGNALLED, MachineError
 
@@ -26,27 +25,8 @@ if TYPE_CHECKING:
     from quintet.runtime.serving.address import Address
     from quintet.runtime.serving.build import ServedModel
 
-DEFAULT_MEMORY_SHARE = 0.5
-"""Share of the machine's memory for model and KV cache, if no configuration sets it."""
 POLL_SECONDS = 0.2
 """Interval at which stop requests and engine failures are checked."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """Command-line options of `quintet serve`; None takes the value of the run's configuration or the default."""
-
-    engine: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 8000
-    """0 selects a free port."""
-    token: str | None = None
-    name: str | None = None
-    max_concurrent: int | None = None
-    context: int | None = None
-    """Maximum tokens of prompt and completion."""
-    dtype: str | None = None
-    trust_remote_code: bool = False
 
 
 def run(model: str, overrides: list[str], options: ServeOptions) -> int:
@@ -78,28 +58,16 @@ def run(model: str, overrides: list[str], options: ServeOptions) -> int:
 
 def _overrides(source: StoredModel, options: ServeOptions) -> Iterator[str]:
     """Yield the overrides that turn the configuration of the model's run into one for serving."""
-    settings = {
-        "policy.preset": None,
-        "policy.path": str(source.policy),
-        "warm_start": None,
-        "sft": None,
-        "evaluation": None,
-        "resume": "never",
-        **SINGLE_PROCESS_DEFAULTS,
+    chosen = {
         "rollout.engine": options.engine,
         "rollout.max_concurrent": options.max_concurrent,
         "policy.dtype": options.dtype,
-        "rollout.engine_options.memory_share": DEFAULT_MEMORY_SHARE if source.config is None else None,
         "policy.trust_remote_code": options.trust_remote_code or None,
         # vLLM and SGLang support structured outputs only with their tokenizer
         "rollout.engine_options.detokenize": True,
     }
-    nullable = ("policy.preset", "warm_start", "sft", "evaluation", *SINGLE_PROCESS_DEFAULTS)
-    yield from (
-        f"{key}={json.dumps(value, ensure_ascii=False)}"
-        for key, value in settings.items()
-        if value is not None or key in nullable
-    )
+    settings = generation_settings(str(source.policy), has_run=source.config is not None)
+    yield from as_overrides(settings | {key: value for key, value in chosen.items() if value is not None})
 
 
 def _serve(composed: ComposedConfig, policy: Path, name: str, context: int | None, address: Address) -> int:

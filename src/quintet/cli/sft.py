@@ -23,7 +23,7 @@ def run(config: str | None, overrides: list[str], dialect: str | None, unknown_k
 
 def run_composed(composed: ComposedConfig) -> int:
     """Check and fine-tune a composed configuration."""
-    _check(composed)
+    check_sft(composed)
     check_choices(composed)
     check_placement(composed)
     from quintet.tracking.run_directory import RunDirectory
@@ -38,7 +38,7 @@ def run_composed(composed: ComposedConfig) -> int:
     return run_on_all_ranks(composed, lambda conductor: fine_tune(composed, Console(), conductor))
 
 
-def _check(composed: ComposedConfig) -> None:
+def check_sft(composed: ComposedConfig) -> None:
     """Check the `sft` section before heavy imports.
 
     Raises:

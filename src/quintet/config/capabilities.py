@@ -1,4 +1,4 @@
-"""Capabilities that this version does not have yet, and marks for the fields that require them."""
+"""Capabilities that this version, or a single process, does not have, and marks for the fields that require them."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,12 +8,26 @@ from typing import Any
 class Capability(StrEnum):
     """Missing capability that unsupported keys wait for; the value is its name in messages."""
 
+    PROCESSES = "one process per device"
+    """Not missing: `torchrun` or `--ray` starts them."""
+
     ENGINES = "an engine of TensorRT-LLM"
-    CLUSTER = "Ray, several processes and placement on devices"
+    CLUSTER = "several processes per device and named worker groups"
     LOGGERS = "further loggers and stored pictures"
     VISION = "images in turns and vision-language policies"
     EMBODIED = "vision-language-action policies and simulators"
     ENVS = "the environment service and further envs"
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether this version lacks it."""
+        return self is not Capability.PROCESSES
+
+    def refusal(self, *, plural: bool = False) -> str:
+        """Return the end of a message about a setting, or several ones, that require it."""
+        if self.is_missing:
+            return f"{'are' if plural else 'is'} not supported yet: requires {self}"
+        return f"{'require' if plural else 'requires'} {self}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,5 +53,7 @@ class Requires:
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
         schema: dict[str, Any] = dict(handler(core_schema))
+        if not self.capability.is_missing:
+            return schema
         unsupported = {} if self.unsupported is None else {"unsupported": list(self.unsupported)}
         return schema | {"requires": str(self.capability)} | unsupported

@@ -6,7 +6,7 @@ from typing import Any
 
 from quintet.config.composed import ComposedConfig
 from quintet.config.dialects.composition.foreign_config import config_from_tree
-from quintet.config.dialects.conversion import ForeignBuilder, converter_of
+from quintet.config.dialects.conversion import converter_of, exported_values
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.ledger import is_effective
 from quintet.config.dialects.loader import convert
@@ -46,19 +46,10 @@ def translate(composed: ComposedConfig, dialect: Dialect) -> Translation:
     Raises:
         ConfigError: the framework has no such runs.
     """
-    converter = converter_of(dialect)
-    base_tree = converter.base_tree(composed.experiment)
+    base_tree = converter_of(dialect).base_tree(composed.experiment)
     narrowed = dialect.narrowed(base_tree)
-    specs = narrowed.specs()
-    foreign = ForeignBuilder(composed.experiment, narrowed)
-    for spec in specs.values():
-        if spec.direct:
-            foreign.set_native(spec.key, foreign.native_value(spec.native[0]))
-    converter.from_native(foreign)
-    legal = {
-        key: value for key, value in foreign.values.items() if key not in specs or specs[key].value_type.accepts(value)
-    }
-    tree, converted = _convertible(_differing(legal, base_tree, narrowed), base_tree, dialect)
+    values = exported_values(composed.experiment, narrowed)
+    tree, converted = _convertible(_differing(values, base_tree, narrowed), base_tree, dialect)
     return Translation(narrowed, tree, _lost(composed.experiment, converted))
 
 

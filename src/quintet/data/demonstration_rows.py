@@ -9,26 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 from pydantic import TypeAdapter
 
 from quintet.config.native.envs import ENVS, EnvConfig
 from quintet.config.native.section import Section
 from quintet.config.native.training import SolvedEpisodesConfig
-from quintet.data.demonstrations import Expert
+from quintet.data.demonstrations import Expert, run_episode
 from quintet.data.tasks.generation import SPLITS, check_directory, write_rows
 from quintet.data.tasks.task import parse_options
-from quintet.data.worker_pool import WorkerPool, serve
-from quintet.envs.env import UnsolvableError
+from quintet.data.worker_pool import WorkerPool
 from quintet.envs.factory import build_env
 from quintet.envs.start_states import Split, split_seed
 from quintet.errors import ConfigError, nearest
 
-if TYPE_CHECKING:
-    from quintet.records import Observation
-
-MODULE: Final = "quintet.data.demonstration_rows"
 MAX_TRIES_PER_EPISODE: Final = 50
 """Tried episodes per solved one, after which the environment is considered too hard."""
 EPISODES_PER_REQUEST: Final = 8
@@ -110,7 +105,7 @@ def _iter_episodes(env: EnvConfig, episodes: SolvedEpisodesConfig) -> Iterator[t
         while True:
             yield from zip(_block_seeds(number), handle({"first": number}), strict=True)
             number += EPISODES_PER_REQUEST
-    with WorkerPool(MODULE, setup, episodes.processes) as workers:
+    with WorkerPool(_create_handler, setup, episodes.processes) as workers:
         requests = ({"first": number} for number in _iter_block_starts(episodes.seed))
         for number, episodes_of_block in zip(_iter_block_starts(episodes.seed), workers.map(requests), strict=False):
             yield from zip(_block_seeds(number), episodes_of_block, strict=True)
@@ -129,18 +124,8 @@ def _block_seeds(first: int) -> list[int]:
 
 def _solve(env: Expert, seed: int, max_depth: int) -> Turns | None:
     """Return the turns of the expert's episode, or None if it does not succeed in `max_depth` moves."""
-    observation: Observation = env.reset(seed)
-    turns: Turns = []
-    while len(turns) < max_depth:
-        try:
-            turns.append((observation.text, env.expert_thought(), env.expert_action()))
-        except UnsolvableError:
-            return None
-        step = env.step(turns[-1][2])
-        observation = step.observation
-        if step.terminated or step.truncated:
-            return turns if step.info.get("success") else None
-    return None
+    episode = run_episode(env, seed, max_depth)
+    return None if episode is None else [(turn.observation, turn.thought, turn.actions[0]) for turn in episode.turns]
 
 
 def _build_rows(
@@ -182,7 +167,3 @@ def _create_handler(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], A
         return [_solve(expert, seed, max_depth) for seed in _block_seeds(request["first"])]
 
     return handle
-
-
-if __name__ == "__main__":
-    serve(_create_handler)

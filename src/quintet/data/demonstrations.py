@@ -107,13 +107,13 @@ def _collect(
 def _try_episode(env: Expert, seed: int, max_turns: int, max_actions: int) -> Demonstration | Exception | None:
     """Run an episode and return its demonstration, or the exception that the environment raised."""
     try:
-        return _run_episode(env, seed, max_turns, max_actions)
+        return run_episode(env, seed, max_turns, max_actions)
     except Exception as error:  # noqa: BLE001 - a user-defined environment may raise anything
         return error
 
 
-def _run_episode(env: Expert, seed: int, max_turns: int, max_actions: int) -> Demonstration | None:
-    """Run an episode by the expert; None unless it succeeds."""
+def run_episode(env: Expert, seed: int, max_turns: int, max_actions: int = 1) -> Demonstration | None:
+    """Run an episode by the expert, of turns with up to `max_actions` actions; None unless it succeeds."""
     observation, done, success = env.reset(seed), False, False
     turns: list[DemonstratedTurn] = []
     while not done and len(turns) < max_turns:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from quintet.config.native.data import DataConfig
 from quintet.data.prompt_source import PromptRows, SplitName
-from quintet.data.worker_pool import WorkerPool, serve
+from quintet.data.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-MODULE: Final = "quintet.data.prompt_workers"
 ROWS_PER_REQUEST: Final = 256
 """Rows per request for prompt lengths."""
 
@@ -38,7 +37,7 @@ class PromptWorkers(WorkerPool):
             "max_prompt_tokens": max_prompt_tokens,
             "split": split,
         }
-        super().__init__(MODULE, setup, count, tokenizer)
+        super().__init__(_create_handler, setup, count, tokenizer)
         self.count = count
         self._pending_rows: deque[tuple[int, ...]] = deque()
 
@@ -95,7 +94,3 @@ def _create_handler(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], A
         return [source.tokens(source[number]) for number in request["tokens"]]
 
     return handle
-
-
-if __name__ == "__main__":
-    serve(_create_handler)

@@ -128,10 +128,6 @@ class RowSampler:
         """Completed epochs; with weights, counted in rows of all files."""
         return self._position // self.rows
 
-    def batches_per_epoch(self, batch: int) -> int:
-        """Return the number of complete batches per epoch."""
-        return self.rows // batch
-
     def take(self, batch: int) -> list[int]:
         """Return the next batch of rows and advance.
 

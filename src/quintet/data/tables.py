@@ -142,12 +142,8 @@ class _ArrowTable:
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, number: int) -> Row:
-        if not 0 <= number < len(self):
-            raise IndexError(number)
-        index = bisect_right(self._ends, number)
-        batch = self._batch(index)
-        offset = number - (self._ends[index] - batch.num_rows)
-        row: Row = batch.slice(offset, 1).to_pylist()[0]
+        index, offset = _locate(number, self._ends)
+        row: Row = self._batch(index).slice(offset, 1).to_pylist()[0]
         return row
 
 
@@ -221,17 +217,18 @@ class ConcatenatedRows:
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, number: int) -> Row:
-        table, offset = self._locate(number)
-        return table[offset]
+        index, offset = _locate(number, self._ends)
+        return self._tables[index][offset]
 
     def describe_row(self, number: int) -> str:
         """Describe a row for messages: `train.parquet, row 7`, counted from 0."""
-        table, offset = self._locate(number)
-        return f"{table.path}, row {offset}"
+        index, offset = _locate(number, self._ends)
+        return f"{self._tables[index].path}, row {offset}"
 
-    def _locate(self, number: int) -> tuple[Table, int]:
-        if not 0 <= number < len(self):
-            raise IndexError(number)
-        index = bisect_right(self._ends, number)
-        table = self._tables[index]
-        return table, number - (self._ends[index] - len(table))
+
+def _locate(number: int, ends: Sequence[int]) -> tuple[int, int]:
+    """Return the index of the part that has a row, and the row's number in it; `ends` are the ends of the parts."""
+    if not 0 <= number < (ends[-1] if ends else 0):
+        raise IndexError(number)
+    index = bisect_right(ends, number)
+    return index, number - (ends[index - 1] if index else 0)

@@ -66,18 +66,6 @@ class Level:
         return "_" if self.floor & bit else "#"
 
 
-def parse_level(text: str) -> Level:
-    """Parse the level of an observation."""
-    rows = [row.split() for row in text.splitlines() if row.startswith(" ")]
-    cells = [symbol for row in rows for symbol in row]
-
-    def where(symbols: str) -> int:
-        return sum(1 << i for i, symbol in enumerate(cells) if symbol in symbols)
-
-    player = next(i for i, symbol in enumerate(cells) if symbol in "PS")
-    return Level(len(rows[0]), where("_OX√PS"), where("O√S"), where("X√"), player, len(rows))
-
-
 def _moved(boxes: int, player: int, delta: int, floor: int) -> tuple[int, int]:
     """Return boxes and player after a move; unchanged if a wall or a second box blocks it."""
     ahead = 1 << (player + delta)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 import os
-import selectors
-import signal
 import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from quintet.config.native.envs import ENVS, CustomEnvConfig, EnvProcessesConfig, InteractiveEnvSection
@@ -22,7 +21,8 @@ from quintet.envs.env_process import EnvProcess
 from quintet.envs.vector_env import EnvEvent, EpisodeFailed
 from quintet.errors import ConfigError, MachineError
 from quintet.records import Failure
-from quintet.sandbox.sandboxed_process import ForkServer, describe_exit
+from quintet.sandbox.sandboxed_process import describe_exit
+from quintet.sandbox.worker_processes import WorkerProcesses, close_fork_servers
 
 WORKER = "quintet.envs.env_worker"
 MAX_FORK_SERVER_FAILURES = 3
@@ -37,19 +37,16 @@ class SubprocessVectorEnv:
         self._config, self._limits = config, limits
         memory = None if limits.memory_gib is None else int(limits.memory_gib * (1 << 30))
         self._setup = {"env": config.model_dump(mode="json"), "memory_bytes": memory}
-        self._selector = selectors.DefaultSelector()
-        self._fork_servers: list[ForkServer] = []
-        self._processes: dict[int, EnvProcess] = {}
+        self._processes = WorkerProcesses(f"{WORKER}:work", self._receive, self._process_died, self._restart)
         self._process_by_episode: dict[int, EnvProcess] = {}
         self._queue: deque[tuple[int, int]] = deque()
         self._events: list[EnvEvent] = []
         self._pending: set[int] = set()
         self._failures: dict[int, Failure] = {}
-        self._num_forked = 0
         self._num_fork_server_failures = 0
         self._start_failure: Failure | None = None
         # a forked child of the run has this object, but not the processes
-        self._finalizer = weakref.finalize(self, _close, self._fork_servers, os.getpid())
+        self._finalizer = weakref.finalize(self, close_fork_servers, self._processes.fork_servers, os.getpid())
 
     def start(self, episode: int, seed: int) -> None:
         self._pending.add(episode)
@@ -77,7 +74,7 @@ class SubprocessVectorEnv:
         elif process.waits_for_policy:
             process.close_episode()
         else:
-            self._kill(process)
+            self._processes.kill(process)
         self.seconds += time.perf_counter() - started
 
     def poll(self, *, wait: bool = False, seconds: float | None = None) -> list[EnvEvent]:
@@ -102,7 +99,7 @@ class SubprocessVectorEnv:
             ConfigError: the process fails because the user's env cannot be loaded.
             MachineError: no process can be started.
         """
-        while self._start_failure is None and not any(process.ready for process in self._processes.values()):
+        while self._start_failure is None and not any(process.ready for process in self._processes):
             if not self._processes:
                 self._fork()
             self._process_io(math.inf)
@@ -114,74 +111,47 @@ class SubprocessVectorEnv:
             raise ConfigError(message, key="env.path", value=getattr(self._config, "path", None))
 
     def close(self) -> None:
-        for process in list(self._processes.values()):
-            self._kill(process)
+        self._processes.close()
         for episodes in (self._process_by_episode, self._queue, self._pending, self._events, self._failures):
             episodes.clear()
-        for server in self._fork_servers:
-            self._selector.unregister(server.connection)
-        _close(self._fork_servers, os.getpid())
 
     # ---- receiving
 
     def _process_io(self, seconds: float) -> None:
         """Handle what has arrived, waiting up to `seconds`; then kill late processes and start queued episodes."""
         self._assign_queued()
-        deadline = min((process.deadline for process in self._processes.values()), default=math.inf)
+        deadline = min((process.deadline for process in self._processes), default=math.inf)
         seconds = min(seconds, max(deadline - time.monotonic(), 0.0))
-        for key, _ in self._selector.select(None if seconds == math.inf else seconds):
-            key.data()
+        self._processes.wait(None if seconds == math.inf else seconds)
         if time.monotonic() >= deadline:
             self._kill_timed_out()
         self._assign_queued()
 
-    def _receive(self, process: EnvProcess) -> bool:
-        """Handle the events of a process; return whether more may follow."""
-        received = False
-        if process.number not in self._processes:
-            return False
+    def _receive(self, process: EnvProcess) -> None:
         for event in process.receive():
-            received = True
             if isinstance(event, Failure):
                 self._fail(process, event)
-                return False
+                return
             self._pending.discard(event.episode)
             self._events.append(event)
         if process.ready:
             self._num_fork_server_failures = 0
-        if process.ended:
-            # the fork server reports how it ended; until then the closed connection would wake us repeatedly
-            self._unregister(process)
-        return received and not process.ended
-
-    def _receive_exits(self) -> None:
-        try:
-            for message in self._fork_servers[0].exits():
-                process = self._processes.get(message["died"])
-                if process is not None:
-                    self._process_died(process, message["status"])
-        except OSError:
-            self._replace_fork_server()
 
     def _process_died(self, process: EnvProcess, status: int) -> None:
-        # its last messages may still be in the connection
-        while self._receive(process):
-            pass
-        if process.number in self._processes:
-            self._fail(process, Failure(process.where, "ProcessDied", describe_exit(status)))
+        self._fail(process, Failure(process.where, "ProcessDied", describe_exit(status)))
 
     def _kill_timed_out(self) -> None:
-        for process in [process for process in self._processes.values() if time.monotonic() >= process.deadline]:
+        for process in [process for process in self._processes if time.monotonic() >= process.deadline]:
             # this process may not have polled for longer than the time limit
             self._receive(process)
-            if process.number in self._processes and time.monotonic() >= process.deadline:
+            if process in self._processes and time.monotonic() >= process.deadline:
                 self._fail(process, process.timeout_failure())
 
     # ---- starting
 
     def _assign_queued(self) -> None:
         """Start queued episodes as far as there are processes."""
-        idle = [p for p in self._processes.values() if p.idle and not self._is_used_up(p)] if self._queue else []
+        idle = [p for p in self._processes if p.idle and not self._is_used_up(p)] if self._queue else []
         while self._queue:
             process = idle.pop() if idle else self._fork()
             if process is None:
@@ -197,25 +167,18 @@ class SubprocessVectorEnv:
     def _fork(self) -> EnvProcess | None:
         """Fork a process if the limit allows one more, if need be in place of a used-up one."""
         if len(self._processes) >= self._limits.max_processes:
-            used_up = next((p for p in self._processes.values() if p.idle and self._is_used_up(p)), None)
+            used_up = next((p for p in self._processes if p.idle and self._is_used_up(p)), None)
             if used_up is None:
                 return None
-            self._kill(used_up)
-        self._num_forked += 1
-        try:
-            connection = self._fork_server().fork(self._num_forked, self._setup)
-        except OSError:
-            # its end is noticed in `_receive_exits`, which starts another fork server
-            return None
-        process = self._processes[self._num_forked] = EnvProcess(self._num_forked, connection, self._limits)
-        self._selector.register(connection, selectors.EVENT_READ, lambda: self._receive(process))
-        return process
+            self._processes.kill(used_up)
+        modules = (WORKER, _env_module(self._config))
+        return self._processes.fork(partial(EnvProcess, limits=self._limits), self._setup, modules)
 
     # ---- ending
 
     def _fail(self, process: EnvProcess, failure: Failure) -> None:
         """Kill a failed process and record the failure of its episode."""
-        self._kill(process)
+        self._processes.kill(process)
         failed = process.episode_failed(failure)
         if failed is None:
             self._start_failure = self._start_failure or (None if process.ready else failure)
@@ -227,52 +190,21 @@ class SubprocessVectorEnv:
             self._failures[failed.episode] = failure
         self._process_by_episode.pop(-1 if process.episode is None else process.episode, None)
 
-    def _kill(self, process: EnvProcess) -> None:
-        del self._processes[process.number]
-        self._unregister(process)
-        process.connection.close()
-        try:
-            self._fork_servers[0].signal(process.number, signal.SIGKILL)
-        except OSError:
-            # it ended with the fork server
-            return
-
-    def _unregister(self, process: EnvProcess) -> None:
-        if process.connection in self._selector.get_map():
-            self._selector.unregister(process.connection)
-
-    # ---- the fork server
-
-    def _fork_server(self) -> ForkServer:
-        """Return the fork server, which has imported the env.
-
-        Raises:
-            OSError: it has died.
-        """
-        if not self._fork_servers:
-            server = ForkServer(f"{WORKER}:work")
-            self._fork_servers.append(server)
-            self._selector.register(server.connection, selectors.EVENT_READ, self._receive_exits)
-            server.load([WORKER, _env_module(self._config)])
-        return self._fork_servers[0]
-
-    def _replace_fork_server(self) -> None:
+    def _restart(self) -> None:
         """Fail the running episodes of a dead fork server and queue those that had not begun.
 
         Raises:
             MachineError: the last fork servers died, too, before any worker was ready.
         """
         self._num_fork_server_failures += 1
-        self._selector.unregister(self._fork_servers[0].connection)
-        for process in list(self._processes.values()):
+        for process in self._processes:
             if process.ready or process.episode is None:
                 problem = "the fork server of env processes has died"
                 self._fail(process, Failure(process.where, "ProcessDied", problem))
             else:
-                self._kill(process)
+                self._processes.kill(process)
                 self._queue.append((process.episode, process.seed))
                 self._process_by_episode.pop(process.episode)
-        self._fork_servers.pop().close()
         if self._num_fork_server_failures >= MAX_FORK_SERVER_FAILURES:
             raise MachineError("cannot start processes for envs", "see their output above")
 
@@ -283,8 +215,3 @@ def _env_module(config: InteractiveEnvSection) -> str:
         return config.path
     target = ENVS.get(config.name).target
     return target.partition(":")[0] if isinstance(target, str) else target.__module__
-
-
-def _close(fork_servers: list[ForkServer], owner_pid: int) -> None:
-    while fork_servers and os.getpid() == owner_pid:
-        fork_servers.pop().close()

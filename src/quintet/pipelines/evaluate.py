@@ -21,6 +21,7 @@ from quintet.errors import ConfigError
 from quintet.pipelines.stored_responses import StoredResponses
 from quintet.policies.lora import add_lora, merge_adapters
 from quintet.policies.model_loading import load_model, load_tokenizer
+from quintet.policies.reward_model import import_libraries
 from quintet.records import Failure, Response, RewardResult, Trajectory
 from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.chat.chat_format import ChatFormat
@@ -191,6 +192,7 @@ def evaluate_stored(composed: ComposedConfig, console: Console) -> Evaluation:
         MachineError: a file cannot be read or written.
     """
     config = composed.experiment
+    import_libraries(config.external_libs, "external_libs")
     stored = config.evaluation
     if stored is None:
         raise ConfigError(
@@ -255,6 +257,7 @@ def evaluate_model(
         MachineError: the model cannot be read, or a file cannot be written.
     """
     config = composed.experiment
+    import_libraries(config.external_libs, "external_libs")
     if endpoint is not None:
         check_for_endpoint(config)
     with _open_results(composed) as (directory, writer):

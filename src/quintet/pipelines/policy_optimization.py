@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -15,6 +15,7 @@ from quintet.records import Batch
 from quintet.runtime.components import Components
 from quintet.seeds import derive_seed
 from quintet.training.packing import mini_batches
+from quintet.training.protocols import Critic
 
 LOG_PROB_GAP = {
     "probs_diff_max": "training/rollout_probs_diff_max",
@@ -52,55 +53,85 @@ class UpdateMetrics:
         }
 
 
-def update_critic_and_actor(components: Components, batch: Batch, step: int, timings: Timings) -> dict[str, float]:
-    """Make all optimizer steps of one training step and return their metrics; none if no token is trained."""
-    if not bool(batch.loss_mask.any()):
-        return {}
-    config, learners = components.config, components.learners
-    aggregation = Aggregation.from_config(config.algorithm, config.max_episode_tokens)
-    actor_values, critic_values = components.schedules.actor(step), components.schedules.critic(step)
-    actor_objective, critic_objective = PolicyObjective(config.algorithm), CriticObjective(config.critic)
-    critic, actor_is_trained = learners.critic, learners.critic is None or step > config.critic.warmup_steps
-    reference = learners.reference if actor_objective.full_divergence else None
-    metrics, is_first = UpdateMetrics(), True
-    for mini_batch, seed in _mini_batches(config, batch, step):
-        if critic is not None:
-            with timings.phase("update_critic"):
-                update = critic.update(
-                    mini_batch,
-                    critic_objective,
-                    aggregation,
-                    critic_values.learning_rate,
-                    critic_mask(mini_batch, config.algorithm.advantage),
-                    weight_decay=critic_values.weight_decay,
-                )
-            metrics.add("critic", update)
-        if actor_is_trained:
-            with timings.phase("update_actor"):
-                update = learners.actor.update(
-                    mini_batch,
-                    actor_objective,
-                    aggregation,
-                    actor_values.learning_rate,
-                    reference=reference,
-                    seed=seed,
-                    weight_decay=actor_values.weight_decay,
-                )
-            # the log-prob gap is measured before the first update moves the weights
-            metrics.add("actor", update, names=LOG_PROB_GAP if is_first else None)
-            is_first = False
-    return metrics.result()
+def mean_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric over the batches of a step, of maxima the maximum."""
+    values: dict[str, list[float]] = {}
+    for name, value in (item for batch in metrics for item in batch.items()):
+        values.setdefault(name, []).append(value)
+    return {
+        name: max(each) if name.endswith(("/max", "_max")) else sum(each) / len(each) for name, each in values.items()
+    }
 
 
-def _mini_batches(config: Experiment, batch: Batch, step: int) -> Iterator[tuple[Batch, int]]:
-    """Yield the mini-batches of all epochs, each with the seed of its update."""
+class PolicyUpdates:
+    """Makes the optimizer steps of one training step."""
+
+    def __init__(self, components: Components, step: int, timings: Timings) -> None:
+        config, self._learners = components.config, components.learners
+        self._config, self._step, self._timings = config, step, timings
+        self._aggregation = Aggregation.from_config(config.algorithm, config.max_episode_tokens)
+        self._actor_values, self._critic_values = components.schedules.actor(step), components.schedules.critic(step)
+        self._actor_objective, self._critic_objective = (
+            PolicyObjective(config.algorithm),
+            CriticObjective(config.critic),
+        )
+        self._trains_actor = self._learners.critic is None or step > config.critic.warmup_steps
+        self._metrics, self._is_first, self._num_batches = UpdateMetrics(), True, 0
+
+    def update_critic_and_actor(self, batch: Batch) -> None:
+        """Make the optimizer steps on a batch, the episodes of the step or, with `training.pipelined`, of one
+        mini-batch; none if no token is trained."""
+        if not bool(batch.loss_mask.any()):
+            return
+        for mini_batch, seed in _mini_batches(self._config, batch, self._step, self._num_batches):
+            if self._learners.critic is not None:
+                self._update_critic(self._learners.critic, mini_batch)
+            if self._trains_actor:
+                self._update_actor(mini_batch, seed)
+        self._num_batches += 1
+
+    def _update_critic(self, critic: Critic, mini_batch: Batch) -> None:
+        with self._timings.phase("update_critic"):
+            update = critic.update(
+                mini_batch,
+                self._critic_objective,
+                self._aggregation,
+                self._critic_values.learning_rate,
+                critic_mask(mini_batch, self._config.algorithm.advantage),
+                weight_decay=self._critic_values.weight_decay,
+            )
+        self._metrics.add("critic", update)
+
+    def _update_actor(self, mini_batch: Batch, seed: int) -> None:
+        with self._timings.phase("update_actor"):
+            update = self._learners.actor.update(
+                mini_batch,
+                self._actor_objective,
+                self._aggregation,
+                self._actor_values.learning_rate,
+                reference=self._learners.reference if self._actor_objective.full_divergence else None,
+                seed=seed,
+                weight_decay=self._actor_values.weight_decay,
+            )
+        # the log-prob gap is measured before the first update moves the weights
+        self._metrics.add("actor", update, names=LOG_PROB_GAP if self._is_first else None)
+        self._is_first = False
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of all updates."""
+        return self._metrics.result()
+
+
+def _mini_batches(config: Experiment, batch: Batch, step: int, first: int) -> Iterator[tuple[Batch, int]]:
+    """Yield the mini-batches of all epochs, each with the seed of its update; `first` is the number of the batch's
+    first one in the step."""
     training = config.training
     size, remainder = divmod(training.groups_per_step, training.mini_batches)
     if remainder:
         size = training.groups_per_step * training.samples_per_group // training.mini_batches
     for epoch in range(training.epochs):
         order = shuffle_generator(config, step, epoch)
-        for index, part in enumerate(mini_batches(batch, size, order, full_groups=not remainder)):
+        for index, part in enumerate(mini_batches(batch, size, order, full_groups=not remainder), first):
             yield part, derive_seed(config.seed, "update", step, epoch, index)
 
 

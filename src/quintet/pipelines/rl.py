@@ -8,6 +8,7 @@ A step runs these phases one after another; learners, engines and environments a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,8 @@ from quintet.pipelines.experience import (
     add_values,
     collate_rollout,
 )
-from quintet.pipelines.policy_optimization import update_critic_and_actor
-from quintet.pipelines.rollout_step import Rollout, collect_rollouts, show_rollout, validate
+from quintet.pipelines.policy_optimization import PolicyUpdates, mean_metrics
+from quintet.pipelines.rollout_step import Rollout, iter_rollouts, merge_rollouts, show_rollout, validate
 from quintet.pipelines.run import Run, interrupted, is_due, open_run
 from quintet.pipelines.setup import build_prompts, set_up
 from quintet.pipelines.sft.fine_tuning import with_fine_tuned_policy
@@ -31,7 +32,7 @@ from quintet.records import Batch
 from quintet.runtime.components import Components
 from quintet.runtime.controller import Controller
 from quintet.runtime.signals import StopRequest, stop_on_signals
-from quintet.tracking.summaries import summarize_batch, summarize_envs, summarize_episodes
+from quintet.tracking.summaries import summarize_batches, summarize_envs, summarize_episodes
 from quintet.training.flops import training_flops, utilization
 
 if TYPE_CHECKING:
@@ -88,8 +89,8 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
                 run.progress.note(warning)
             run.log(step, {**metrics, **timings.metrics, **saving.metrics, "training/global_step": step})
             saving = Timings()
-            # a checkpoint aborts running episodes: an additional one would change the steps after it
-            stops_now = bool(stop) and components.async_rollout is None
+            # a checkpoint may abort running episodes: an additional one would change the steps after it
+            stops_now = bool(stop) and (components.async_rollout is None or components.async_rollout.overlaps)
             if is_due(step, config.checkpoint.every_steps) or step == steps or stops_now:
                 with saving.phase("save_checkpoint"):
                     run.save(step, components.checkpoint.save, **components.checkpoint.extra_state())
@@ -101,37 +102,42 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
 
 
 def train_step(components: Components, step: int, timings: Timings) -> tuple[Rollout, dict[str, float]]:
-    """Run one step of the algorithm; return its episodes and metrics."""
-    config = components.config
+    """Run one step of the algorithm; return its episodes and metrics. With `training.pipelined` the phases until the
+    weight sync run for each mini-batch, otherwise for all episodes of the step."""
+    config, updates = components.config, PolicyUpdates(components, step, timings)
+    rollouts, batches, experience_metrics = [], [], []
     with timings.phase("step"):
-        with timings.phase("gen"):
-            rollout = collect_rollouts(components, step)
-            components.weight_sync.sleep()
-        batch = collate_rollout(rollout, config)
-        with timings.phase("old_log_prob"):
-            batch, log_prob_metrics = add_log_probs(components, batch)
-        with timings.phase("values"):
-            batch = add_values(components, batch)
-        with timings.phase("ref"):
-            batch = add_reference_log_probs(components, batch, step)
-        with timings.phase("adv"):
-            batch, advantage_metrics = add_advantages(batch, config, components.kl)
-        metrics = summarize_episodes(rollout.trajectories) | summarize_batch(batch)
-        metrics |= rollout.metrics | advantage_metrics
-        metrics |= summarize_envs(rollout.trajectories) if config.envs else {}
-        metrics |= update_critic_and_actor(components, batch, step, timings) | log_prob_metrics
+        for rollout in iter_rollouts(components, step, timings):
+            batch = collate_rollout(rollout, config)
+            with timings.phase("old_log_prob"):
+                batch, log_prob_metrics = add_log_probs(components, batch)
+            with timings.phase("values"):
+                batch = add_values(components, batch)
+            with timings.phase("ref"):
+                batch = add_reference_log_probs(components, batch, step)
+            with timings.phase("adv"):
+                batch, advantage_metrics = add_advantages(batch, config, components.kl)
+            updates.update_critic_and_actor(batch)
+            rollouts.append(rollout)
+            batches.append(batch)
+            experience_metrics.append(advantage_metrics | log_prob_metrics)
         with timings.phase("sync_weights"):
             components.weight_sync.sync(step)
-    metrics |= throughput(timings, len(batch.tokens)) | _utilization(components, batch, timings)
-    return rollout, metrics
+    rollout = merge_rollouts(rollouts)
+    metrics = summarize_episodes(rollout.trajectories) | summarize_batches(batches)
+    metrics |= summarize_envs(rollout.trajectories) if config.envs else {}
+    metrics |= rollout.metrics | updates.metrics() | mean_metrics(experience_metrics)
+    metrics |= throughput(timings, sum(len(batch.tokens) for batch in batches))
+    return rollout, metrics | _utilization(components, batches, timings)
 
 
-def _utilization(components: Components, batch: Batch, timings: Timings) -> dict[str, float]:
+def _utilization(components: Components, batches: Sequence[Batch], timings: Timings) -> dict[str, float]:
     """Return the MFU of the policy updates, if `tracking.flops` is set."""
     config, seconds = components.config, timings.metrics.get("timing_s/update_actor")
     if not config.tracking.flops or not seconds:
         return {}
-    per_epoch = training_flops(components.learners.actor.model.config, batch.lengths, int(batch.loss_mask.sum()))
+    model = components.learners.actor.model.config
+    per_epoch = sum(training_flops(model, batch.lengths, int(batch.loss_mask.sum())) for batch in batches)
     return utilization(config.training.epochs * per_epoch, seconds, components.learners.world_size)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,8 +12,10 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.native.mixed_envs import ALL_ENVS
 from quintet.envs.start_states import env_start
 from quintet.pipelines.run import Run, is_due
+from quintet.pipelines.timings import Timings
 from quintet.records import Trajectory
 from quintet.rollout.async_rollout import groups_with_signal
+from quintet.rollout.background_rollout import BackgroundRollout
 from quintet.rollout.episode import Episode
 from quintet.rollout.response_log import response_lines
 from quintet.rollout.sampling_params import greedy_sampling, training_sampling, validation_prompts, validation_sampling
@@ -35,6 +38,36 @@ class Rollout:
     """Reward of a greedy episode from each group's start state, for ReMax."""
 
 
+def iter_rollouts(components: Components, step: int, timings: Timings) -> Iterator[Rollout]:
+    """Yield the episodes of a step: all together or, with `training.pipelined`, those of each mini-batch as soon as its
+    groups are complete."""
+    config = components.config
+    if not config.training.pipelined:
+        with timings.phase("gen"):
+            rollout = collect_rollouts(components, step)
+            components.weight_sync.sleep()
+        yield rollout
+        return
+    if not isinstance(components.async_rollout, BackgroundRollout):
+        raise AssertionError("pipelined training has a background rollout")
+    sampling = training_sampling(config, derive_seed(config.seed, "train", step))
+    groups = config.training.groups_per_step // config.training.mini_batches
+    parts = components.async_rollout.iter_parts(step, sampling, groups)
+    for _ in range(config.training.mini_batches):
+        with timings.phase("gen"):
+            episodes, metrics = next(parts)
+        yield _as_rollout(components, episodes, metrics)
+
+
+def merge_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
+    """Return all episodes of a step, with the sum of environments' and engines' metrics; those of a step come with its
+    last rollout."""
+    trajectories = [trajectory for rollout in rollouts for trajectory in rollout.trajectories]
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.metrics)
+    totals = {name: sum(rollout.metrics.get(name, 0.0) for rollout in rollouts) for name in names}
+    return Rollout(trajectories, totals)
+
+
 def collect_rollouts(components: Components, step: int) -> Rollout:
     """Collect `samples_per_group` episodes from each of `groups_per_step` start states.
 
@@ -42,7 +75,8 @@ def collect_rollouts(components: Components, step: int) -> Rollout:
     (arXiv:2503.14476). If groups are still missing then, the earliest of those without signal fill the step.
     """
     config = components.config
-    _new_metrics(components)  # drop those of a validation since the last step
+    if components.async_rollout is None or not components.async_rollout.overlaps:
+        _new_metrics(components)  # drop those of a validation since the last step
     if components.async_rollout is not None:
         sampling = training_sampling(config, derive_seed(config.seed, "train", step))
         return _as_rollout(components, *components.async_rollout.take(step, sampling))
@@ -72,7 +106,7 @@ def _as_rollout(components: Components, episodes: list[Trajectory], metrics: dic
 
 def _new_metrics(components: Components) -> dict[str, float]:
     """Return the metrics of environments and engines since the last call."""
-    return components.envs.pop_metrics() | components.engines.pop_metrics()
+    return {**components.envs.pop_metrics(), **components.engines.pop_metrics()}
 
 
 def _collect_groups(

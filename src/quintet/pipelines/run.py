@@ -23,6 +23,7 @@ from quintet.tracking.atomic_files import translate_os_errors, write_atomic
 from quintet.tracking.logger import LoggerContext
 from quintet.tracking.loggers import MetricLogger, build_loggers, truncate
 from quintet.tracking.progress import Progress, build_progress
+from quintet.tracking.progress_file import RecordedProgress
 from quintet.tracking.run_directory import RunDirectory
 from quintet.training.checkpoint.async_save import AsyncCheckpointer, WriteFiles
 from quintet.training.checkpoint.checkpoint import Checkpoint
@@ -148,11 +149,11 @@ def open_run(composed: ComposedConfig, console: Console, controller: Controller 
     directory.create(_needed_bytes(composed, directory))
     remote = _build_remote_store(config, directory)
     with directory.lock():
-        progress = build_progress(console)
+        progress = RecordedProgress(build_progress(console), directory.progress)
         saver = AsyncCheckpointer(
             directory.checkpoints,
             keep=config.checkpoint.keep,
-            num_other_ranks=controller.world_size - 1 if controller else 0,
+            other_ranks=controller.shard_writers(config) if controller else (),
             publish=remote.upload if remote else None,
             check_alive=controller.check_alive if controller else None,
         )

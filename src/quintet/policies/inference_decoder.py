@@ -18,6 +18,7 @@ from quintet.kernels.decode import decode_kernels
 from quintet.policies.attention import AttentionLayout, PackedLayout
 from quintet.policies.hidden_states import compute_hidden_states
 from quintet.policies.lora import adapter_parameters, has_adapters
+from quintet.policies.training_decoder import has_sliding_window
 
 SUPPORTED_LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
 MAX_CACHED_TOKENS = 2048
@@ -383,20 +384,12 @@ def _is_supported(body: nn.Module) -> bool:
     layers = getattr(body, "layers", None)
     if not isinstance(layers, nn.ModuleList) or body.config.get_text_config().hidden_act != "silu":  # type: ignore[union-attr, operator]
         return False
-    if any(type(layer).__name__ not in SUPPORTED_LAYERS or _has_sliding_window(layer) for layer in layers):
+    if any(type(layer).__name__ not in SUPPORTED_LAYERS or has_sliding_window(layer) for layer in layers):
         return False
     if any(_is_modified(module) for module in body.modules()):
         return False
     linear = [module for module in layers.modules() if hasattr(module, "in_features") or hasattr(module, "base_layer")]
     return all(type(module) is nn.Linear or has_adapters(module) for module in linear)
-
-
-def _has_sliding_window(layer: nn.Module) -> bool:
-    attention: nn.Module = layer.self_attn  # type: ignore[assignment]
-    window = getattr(attention, "sliding_window", None)
-    if type(layer).__name__ == "MistralDecoderLayer":
-        window = getattr(attention.config, "sliding_window", None)
-    return window is not None
 
 
 def _is_modified(module: nn.Module) -> bool:

@@ -235,23 +235,6 @@ def _peft_name(name: str) -> str:
 
 
 @torch.no_grad()
-def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the state dict with adapters merged, W + (alpha / rank) B A, under the names of the base model.
-
-    The model is not changed: merging and unmerging would round its weights.
-    """
-    layers = dict(_iter_lora_layers(model))
-    weights: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        if is_adapter_name(name):
-            continue
-        layer, matched, suffix = name.partition(".base_layer.")
-        merged = tensor + layers[layer].get_delta_weight(ADAPTER_NAME) if matched and suffix == "weight" else tensor
-        weights[f"{layer}.{suffix}" if matched else name] = merged
-    return weights
-
-
-@torch.no_grad()
 def merge_adapters(model: nn.Module) -> None:
     """Merge the adapters into the weights and remove them; all weights become trainable."""
     for name, layer in list(_iter_lora_layers(model)):

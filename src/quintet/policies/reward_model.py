@@ -19,8 +19,7 @@ from quintet.data.template_rendering import TemplateInput, render_chat_templates
 from quintet.errors import ConfigError, MachineError, UserError
 from quintet.policies.model_loading import load_tokenizer
 from quintet.records import Failure, PromptRow, Response, RewardResult
-from quintet.rewards.format_check import has_format
-from quintet.rewards.reward_computation import overlong_penalty
+from quintet.rewards.reward_computation import RewardComputation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -278,8 +277,7 @@ class RewardModelScorer:
 
     def __init__(self, model: ResponseScorer, config: RewardConfig, max_response_tokens: int) -> None:
         self._model = model
-        self._config = config
-        self._max_response_tokens = max_response_tokens
+        self._terms = RewardComputation(config, max_response_tokens)
         self._pending: list[Response] = []
 
     def submit(self, response: Response) -> None:
@@ -320,22 +318,7 @@ class RewardModelScorer:
     def _result(self, response: Response, score: float | Failure) -> RewardResult:
         if not isinstance(score, Failure) and not math.isfinite(score):
             score = Failure("reward", "NotFinite", f"the reward model returned {score}")
-        terms = self._format_and_length_terms(response)
-        bonus = self._config.format_reward * terms.get("format", 0.0) + terms.get("overlong", 0.0)
-        if isinstance(score, Failure):
-            return RewardResult(
-                response.id, self._config.wrong_reward * self._config.scale + bonus, terms, failure=score
-            )
-        return RewardResult(response.id, score * self._config.scale + bonus, {"model_score": score, **terms})
-
-    def _format_and_length_terms(self, response: Response) -> dict[str, float]:
-        """Return `format`, 1 if the response has the required format, and `overlong`, the length penalty ≤ 0."""
-        config, results = self._config, {}
-        if config.format is not None:
-            results["format"] = float(has_format(config.format, response.text))
-        if config.overlong is not None:
-            results["overlong"] = overlong_penalty(response.tokens, self._max_response_tokens, config.overlong)
-        return results
+        return self._terms.raw_reward(response, score)
 
 
 def _single_score(scores: list[float] | Failure) -> float | Failure:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from quintet.policies.fused_log_probs import MAX_LOGITS_IN_MEMORY, fused_token_statistics
 from quintet.policies.hidden_states import compute_hidden_states
 from quintet.policies.packed_batch import PackedBatch
-from quintet.policies.parallel.vocab_parallel import vocab_parallel_statistics
+from quintet.policies.parallel.vocab_parallel import VocabShard, vocab_parallel_statistics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,8 +28,8 @@ class LazyLogits(NamedTuple):
 
     hidden_states: Tensor
     """[M, hidden]."""
-    head: Callable[[Tensor], Tensor]
-    """[m, hidden] to [m, vocabulary]."""
+    head: Callable[[Tensor], Tensor | VocabShard]
+    """[m, hidden] to [m, vocabulary], or to this rank's columns of it."""
 
 
 def compute_lazy_logits(model: PreTrainedModel, packed: PackedBatch) -> LazyLogits:
@@ -73,33 +73,64 @@ def compute_token_statistics(
 
     With `other`, `divergence` is KL(model ‖ other), or KL(other ‖ model) if `swapped`; no gradient flows into `other`.
 
-    Logits are computed only for the M predicted tokens and divided by `temperature`, as in sampling. If M × vocabulary
-    exceeds `MAX_LOGITS_IN_MEMORY`, they are computed in chunks, and again in the backward pass. `statistics_fn`
-    replaces `_statistics_from_logits`, for example by its compiled version.
+    Logits are computed only for the M predicted tokens, see `statistics_from_hidden_states`.
     """
-    hidden_states, head = compute_lazy_logits(model, packed)
-    fused = fused_token_statistics(head, hidden_states, packed.targets, temperature) if other is None else None
+    logits = compute_lazy_logits(model, packed)
+    fused = None
+    if other is None:
+        fused = fused_token_statistics(logits.head, logits.hidden_states, packed.targets, temperature)
     if fused is not None:
         zeros = torch.zeros_like(fused[0])
         return TokenStatistics(fused[0], fused[1], zeros, fused[2] if with_sum_squared_probs else zeros)
-    num_positions = max(1, MAX_LOGITS_IN_MEMORY // model.lm_head.weight.shape[0])
+    return statistics_from_hidden_states(
+        logits,
+        packed.targets,
+        temperature,
+        other,
+        vocabulary=model.lm_head.weight.shape[0],
+        swapped=swapped,
+        with_sum_squared_probs=with_sum_squared_probs,
+        statistics_fn=statistics_fn,
+    )
+
+
+def statistics_from_hidden_states(
+    logits: LazyLogits,
+    targets: Tensor,
+    temperature: float,
+    other: LazyLogits | None = None,
+    *,
+    vocabulary: int,
+    swapped: bool = False,
+    with_sum_squared_probs: bool = False,
+    statistics_fn: StatisticsFn | None = None,
+) -> TokenStatistics:
+    """Return the statistics of [M, hidden]; see `compute_token_statistics`.
+
+    Logits are divided by `temperature`, as in sampling. If M × `vocabulary`, the number of columns of the head, exceeds
+    `MAX_LOGITS_IN_MEMORY`, they are computed in chunks, and again in the backward pass. `statistics_fn` replaces
+    `_statistics_from_logits`, for example by its compiled version.
+    """
+    num_positions = max(1, MAX_LOGITS_IN_MEMORY // max(1, vocabulary))
 
     def compute_chunk(start: int) -> tuple[Tensor, ...]:
         part = slice(start, start + num_positions)
-        logits, other_logits = head(hidden_states[part]), None
+        chunk, other_chunk = logits.head(logits.hidden_states[part]), None
         if other is not None:
             with torch.no_grad():
-                other_logits = other.head(other.hidden_states[part])
-        arguments = (packed.targets[part], temperature, other_logits)
-        if isinstance(logits, DTensor):
-            return vocab_parallel_statistics(
-                logits, *arguments, swapped=swapped, with_sum_squared_probs=with_sum_squared_probs
-            )
-        return (statistics_fn or _statistics_from_logits)(
-            logits, *arguments, swapped=swapped, with_sum_squared_probs=with_sum_squared_probs
+                other_chunk = other.head(other.hidden_states[part])
+        is_sharded = isinstance(chunk, DTensor | VocabShard)
+        compute: StatisticsFn = vocab_parallel_statistics if is_sharded else statistics_fn or _statistics_from_logits
+        return compute(
+            chunk,
+            targets[part],
+            temperature,
+            other_chunk,
+            swapped=swapped,
+            with_sum_squared_probs=with_sum_squared_probs,
         )
 
-    starts = range(0, len(hidden_states), num_positions)
+    starts = range(0, len(logits.hidden_states), num_positions)
     if len(starts) <= 1:
         return TokenStatistics(*compute_chunk(0))
     if torch.is_grad_enabled():

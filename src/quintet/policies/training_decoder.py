@@ -233,10 +233,11 @@ def _is_supported_layer(layer: Any) -> bool:
     rope = getattr(attention.config, "rope_parameters", None) or {}
     if has_dropout or rope.get("partial_rotary_factor", 1.0) != 1.0:
         return False
-    return bool(attention.head_dim % VECTOR_LANES == 0) and not _has_sliding_window(layer)
+    return bool(attention.head_dim % VECTOR_LANES == 0) and not has_sliding_window(layer)
 
 
-def _has_sliding_window(layer: Any) -> bool:
+def has_sliding_window(layer: Any) -> bool:
+    """Return whether the attention of a decoder layer is limited to a window."""
     window = getattr(layer.self_attn, "sliding_window", None)
     if type(layer).__name__ == "MistralDecoderLayer":
         window = getattr(layer.self_attn.config, "sliding_window", None)

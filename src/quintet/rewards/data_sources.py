@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -49,17 +49,6 @@ SOURCES: Mapping[str, str] = {
 }
 """Verifier by data source; `*` matches any text."""
 
-ROLL_WORKERS: Mapping[str, str] = {
-    "MathRuleRewardWorker": "math",
-    "GSM8KMathRewardWorker": "math",
-    "CodeSandboxRewardWorker": "code",
-    "MultipleChoiceBoxedRuleRewardWorker": "choice",
-    "CrossThinkQARuleRewardWorker": "choice",
-    "CrossthinkQARuleRewardWorker": "choice",
-    "GeneralValRuleRewardWorker": "exact",
-}
-"""Equivalent verifier of each reward worker of ROLL (last part of `worker_cls`)."""
-
 BUILT_IN = "quintet.rewards.verifiers."
 UNCONFINED = frozenset({"code"})
 """Built-in verifiers that start processes."""
@@ -85,16 +74,6 @@ def route(source: str, kind: str = "rules") -> Route:
     entry = _entry(name) if kind != "rules" else VERIFIERS.get(name)
     entry.load()
     return Route(name, _process_kind(entry), {"generator": source.removeprefix(GYM)} if source.startswith(GYM) else {})
-
-
-def check_sources(sources: Iterable[str], kind: str = "rules") -> None:
-    """Check that rows of all these sources can be verified.
-
-    Raises:
-        ConfigError: a source has no verifier.
-    """
-    for source in dict.fromkeys(sources):
-        route(source, kind)
 
 
 def _entry(name: str) -> Entry[Score]:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import selectors
+import signal
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from quintet.errors import ConfigError, MachineError, UserError
 from quintet.records import Failure
 from quintet.rewards.verifier_process import ProcessKind, VerifierJob, VerifierProcess
-from quintet.rewards.verifier_processes import VerifierProcesses
 from quintet.rewards.verifier_worker import Setup
 from quintet.sandbox.sandboxed_process import describe_exit
+from quintet.sandbox.worker_processes import WorkerProcesses
 
+WORKER = "quintet.rewards.verifier_worker:work"
 SLOW_SECONDS = 0.08
 """Jobs that take longer no longer delay the jobs behind them, if further processes are allowed."""
 MAX_STOP_SECONDS, MAX_STOP_SHARE = 1.0, 0.2
@@ -70,12 +73,12 @@ class Dispatcher:
         self._next_start = 0.0
         self._seconds_per_job: dict[ProcessKind, float] = {}
         self._stopping = False
-        self._selector = selectors.DefaultSelector()
+        self._processes = WorkerProcesses(WORKER, self._receive, self._process_died, self._restart)
+        self._processes.start_fork_server()
         self._wakeup, self._wakeup_writer = socket.socketpair()
         for end in (self._wakeup, self._wakeup_writer):
             end.setblocking(False)
-        self._selector.register(self._wakeup, selectors.EVENT_READ, self._drain_wakeup)
-        self._processes = VerifierProcesses(config.setup, self._selector, self._receive, self._receive_exits)
+        self._processes.selector.register(self._wakeup, selectors.EVENT_READ, self._drain_wakeup)
         self._thread = threading.Thread(target=self._run, name="quintet-rewards", daemon=True)
         self._thread.start()
 
@@ -117,11 +120,10 @@ class Dispatcher:
             self._processes.close()
             for end in (self._wakeup, self._wakeup_writer):
                 end.close()
-            self._selector.close()
+            self._processes.selector.close()
 
     def _iterate(self) -> None:
-        for key, _ in self._selector.select(self._select_timeout()):
-            key.data()
+        self._processes.wait(self._select_timeout())
         self._read_inbox()
         now = time.monotonic()
         self._kill_timed_out(now)
@@ -152,7 +154,7 @@ class Dispatcher:
             item = self._inbox.popleft()
             if isinstance(item, ProcessKind):
                 for _ in range(self._config.workers - len(self._processes)):
-                    self._processes.fork(item)
+                    self._fork(item)
             else:
                 self._queues.setdefault(item.process_kind, deque()).append(item)
 
@@ -160,8 +162,8 @@ class Dispatcher:
 
     def _assign(self, now: float) -> None:
         for process_kind, queue in self._queues.items():
-            while queue and self._may_start(now) and (process := self._processes.idle(process_kind)) is not None:
-                self._send(process, queue, now)
+            while queue and self._may_start(now) and (idle := self._idle(process_kind)):
+                self._send(idle[0], queue, now)
             if queue and self._may_start(now):
                 self._add_processes(process_kind, len(queue))
         if not any(self._queues.values()):
@@ -170,7 +172,14 @@ class Dispatcher:
                 self._processes.kill(process)
 
     def _may_start(self, now: float) -> bool:
-        return self._processes.num_working() < self._config.workers and now >= self._next_start
+        return self._num_working() < self._config.workers and now >= self._next_start
+
+    def _num_working(self) -> int:
+        """Return the number of processes with jobs that are not slow."""
+        return sum(bool(process.jobs) and not process.slow for process in self._processes)
+
+    def _idle(self, process_kind: ProcessKind) -> list[VerifierProcess]:
+        return [process for process in self._processes if process.idle and process.process_kind == process_kind]
 
     def _send(self, process: VerifierProcess, queue: deque[VerifierJob], now: float) -> None:
         pace = self._seconds_per_job.get(process.process_kind, TARGET_MESSAGE_SECONDS)
@@ -189,24 +198,26 @@ class Dispatcher:
     def _add_processes(self, process_kind: ProcessKind, num_waiting: int) -> None:
         """Fork processes for waiting jobs, in place of idle ones of other kinds if the limit is reached."""
         starting = sum(not process.ready for process in self._processes)
-        for _ in range(min(num_waiting, self._config.workers - self._processes.num_working()) - starting):
+        for _ in range(min(num_waiting, self._config.workers - self._num_working()) - starting):
             is_full = len(self._processes) >= self._config.workers + self._config.overflow
-            if is_full and not self._processes.kill_idle_of_other_kind(process_kind):
+            others = [process for process in self._processes if process.idle and process.process_kind != process_kind]
+            if is_full and not others:
                 return
-            self._processes.fork(process_kind)
+            if is_full:
+                self._processes.kill(others[0])
+            self._fork(process_kind)
+
+    def _fork(self, process_kind: ProcessKind) -> None:
+        setup = {**asdict(self._config.setup), "confined": process_kind.confined}
+        self._processes.fork(partial(VerifierProcess, process_kind=process_kind), setup, process_kind.modules)
 
     # ---- receiving
 
     def _receive(self, process: VerifierProcess) -> None:
-        if process not in self._processes:
-            return
         for reply in process.replies():
             self._handle(process, reply)
             if process not in self._processes:
                 return
-        if process.ended:
-            # the fork server reports how it ended; until then the closed connection would wake us repeatedly
-            self._processes.unregister(process)
 
     def _handle(self, process: VerifierProcess, reply: Mapping[str, Any]) -> None:
         if "broken" in reply:
@@ -225,7 +236,7 @@ class Dispatcher:
         job = process.jobs.popleft()
         process.job_started, process.slow = time.monotonic(), False
         # it may have been suspended as it replied
-        self._processes.resume(process)
+        self._resume(process)
         error = reply.get("failure")
         failure = None if error is None else Failure("reward", error["kind"], error["message"])
         self._deliver(VerifierResult(job.key, None if failure else reply, failure))
@@ -237,20 +248,7 @@ class Dispatcher:
                 self._seconds_per_job.get(process.process_kind, seconds) + seconds
             ) / 2
 
-    def _receive_exits(self) -> None:
-        try:
-            for message in self._processes.fork_server.exits():
-                process = self._processes.get(message["died"])
-                if process is not None:
-                    self._process_died(process, message["status"])
-        except OSError:
-            self._replace_fork_server()
-
     def _process_died(self, process: VerifierProcess, status: int) -> None:
-        # its last replies may still be in the connection
-        self._receive(process)
-        if process not in self._processes:
-            return
         failure = Failure("reward", "ProcessDied", describe_exit(status))
         if process.ready:
             self._fail_job(process, failure)
@@ -286,13 +284,20 @@ class Dispatcher:
                 process.jobs, process.retire = deque([running]), process.retire or bool(others)
                 self._requeue(process.process_kind, others)
                 if process.process_kind.confined and any(self._queues.values()):
-                    self._processes.stop_until(process, now + min(MAX_STOP_SECONDS, MAX_STOP_SHARE * running.seconds))
+                    process.resume_at = now + min(MAX_STOP_SECONDS, MAX_STOP_SHARE * running.seconds)
+                    self._processes.signal(process, signal.SIGSTOP)
 
     def _resume_stopped(self, now: float) -> None:
         is_waiting = any(self._queues.values())
         for process in self._processes:
             if process.resume_at is not None and (now >= process.resume_at or not is_waiting):
-                self._processes.resume(process)
+                self._resume(process)
+
+    def _resume(self, process: VerifierProcess) -> None:
+        """Continue a process if it is suspended."""
+        if process.resume_at is not None:
+            process.resume_at = None
+            self._processes.signal(process, signal.SIGCONT)
 
     def _start_failed(
         self, process_kind: ProcessKind, failure: Failure, hint: str | None = None, *, is_final: bool = False
@@ -315,10 +320,9 @@ class Dispatcher:
         while queue:
             self._deliver(VerifierResult(queue.popleft().key, None, failure))
 
-    def _replace_fork_server(self) -> None:
+    def _restart(self) -> None:
         """Fail the running jobs after the fork server and all its processes have died, and start another."""
         self._num_failed_fork_servers += 1
-        self._processes.close_fork_server()
         failure = Failure("reward", "ProcessDied", "the fork server of the verifier processes has died")
         for process in self._processes:
             self._fail_job(process, failure)

@@ -50,6 +50,14 @@ class RewardComputation:
         base = wrong + score * (1.0 - wrong) if self.config.function is None else score
         return RewardResult(response.id, self._total(base, components), components, outcome.get("extracted_answer"))
 
+    def raw_reward(self, response: Response, score: float | Failure) -> RewardResult:
+        """Return the reward of a response from a score of any range, reported as `model_score`, or from its failure."""
+        components = self._extra_components(response)
+        if isinstance(score, Failure):
+            total = self._total(self.config.wrong_reward, components)
+            return RewardResult(response.id, total, components, failure=score)
+        return RewardResult(response.id, self._total(score, components), {"model_score": score, **components})
+
     def _failed(self, response: Response, failure: Failure) -> RewardResult:
         components = {"acc": 0.0, **self._extra_components(response)}
         return RewardResult(response.id, self._total(self.config.wrong_reward, components), components, None, failure)

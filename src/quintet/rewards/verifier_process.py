@@ -35,8 +35,8 @@ class VerifierProcess:
     """Worker process and its jobs, of which the first is running and the others are queued."""
 
     number: int
-    process_kind: ProcessKind
     connection: socket.socket
+    process_kind: ProcessKind
     jobs: deque[VerifierJob] = field(default_factory=deque)
     ready: bool = False
     job_started: float = 0.0

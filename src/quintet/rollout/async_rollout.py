@@ -7,9 +7,10 @@ and groups that have missed too many weight syncs are restarted.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -35,18 +36,23 @@ class RolloutLoop(Protocol):
 
 
 @dataclass(slots=True)
-class _Group:
+class Group:
     """Episodes from one start state."""
 
     number: int
     start_state: int
     first_step: int
     """Training step in which its oldest episode started."""
+    replay: int
+    """See `Episode.replay`."""
     finished: list[Trajectory] = field(default_factory=list)
 
 
 class AsyncRollout:
     """Keeps `1 + async_ratio` times the groups of a step in flight; each step takes `groups_per_step` complete ones."""
+
+    overlaps: ClassVar[bool] = False
+    """Whether episodes are generated while the policy is trained, so that results depend on timing."""
 
     def __init__(self, loop: RolloutLoop, start_states: StartStates, config: Experiment) -> None:
         self._loop = loop
@@ -58,8 +64,10 @@ class AsyncRollout:
         self._max_staleness = math.inf if config.rollout.max_staleness is None else config.rollout.max_staleness
         self._max_dropped = config.algorithm.filter.refill_rounds * self._groups_per_step
         self._signal_threshold = config.algorithm.signal_threshold
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[int, Group] = {}
         self._pending_starts: list[int] = []
+        self._num_visits: Counter[int] = Counter()
+        """How often the step has used each start state."""
         self._next_number = 0
         self._num_restarted = 0
 
@@ -68,28 +76,40 @@ class AsyncRollout:
         self._num_restarted = 0
         self._restart_groups(step, sampling)
         self._fill(step, sampling)
-        selected: list[_Group] = []
+        selected: list[Group] = []
         num_dropped = 0
         while len(selected) < self._groups_per_step:
             for group in self._complete_groups()[: self._groups_per_step - len(selected)]:
                 del self._groups[group.number]
-                if num_dropped < self._max_dropped and not groups_with_signal(group.finished, self._signal_threshold):
+                if self._is_dropped(group, num_dropped):
                     num_dropped += 1
                 else:
                     selected.append(group)
             if len(selected) < self._groups_per_step:
                 self._fill(step, sampling, len(selected))
                 self._record(self._loop.step())
-        episodes = [replace(episode, group=index) for index, group in enumerate(selected) for episode in group.finished]
-        return episodes, self._metrics(step, selected, num_dropped)
+        return self._episodes_of(selected), self._metrics(step, selected, num_dropped)
+
+    def _is_dropped(self, group: Group, num_dropped: int) -> bool:
+        """Return whether another group replaces this one, because its rewards do not differ."""
+        return num_dropped < self._max_dropped and not groups_with_signal(group.finished, self._signal_threshold)
+
+    def _episodes_of(self, groups: Sequence[Group]) -> list[Trajectory]:
+        return [replace(episode, group=index) for index, group in enumerate(groups) for episode in group.finished]
 
     def suspend(self) -> dict[str, Any]:
-        """Abort all groups and return the state for a checkpoint (JSON). Their start states are used again, so that a
-        run that continues and a run that resumes from the checkpoint do the same."""
+        """Abort all groups and return the state for a checkpoint (JSON), that of the start states included. Their start
+        states are used again, so that a run that continues and a run that resumes from the checkpoint do the same."""
         self._pending_starts = [group.start_state for group in self._groups.values()] + self._pending_starts
         self._loop.abort(list(self._groups))
         self._groups.clear()
-        return {"in_flight": self._pending_starts, "groups_begun": self._next_number}
+        return self._state(self._pending_starts)
+
+    def _state(self, in_flight: Sequence[int]) -> dict[str, Any]:
+        return {**self._start_states.state(), "in_flight": list(in_flight), "groups_begun": self._next_number}
+
+    def close(self) -> None:
+        """Release what the rollout holds beside its loop: nothing."""
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the result of `suspend`."""
@@ -98,25 +118,35 @@ class AsyncRollout:
 
     def _fill(self, step: int, sampling: SamplingParams, num_selected: int = 0) -> None:
         """Start groups until enough are in flight."""
-        missing = self._num_in_flight - num_selected - len(self._groups)
+        missing = self._num_missing(num_selected)
         if missing <= 0:
             return
         reused, self._pending_starts = self._pending_starts[:missing], self._pending_starts[missing:]
         for start in [*reused, *self._start_states.take(missing - len(reused))]:
-            self._groups[self._next_number] = group = _Group(self._next_number, start, step)
+            self._groups[self._next_number] = group = Group(self._next_number, start, step, self._replay(start))
             self._next_number += 1
             self._loop.start(self._episodes(group), sampling)
 
-    def _episodes(self, group: _Group) -> list[Episode]:
-        """Episodes of a group; `Episode.replay` is its number, because several groups may share a start state."""
+    def _num_missing(self, num_selected: int) -> int:
+        return self._num_in_flight - num_selected - len(self._groups)
+
+    def _replay(self, start: int) -> int:
+        """Return what makes a new group differ from others with the same start state: its number if they may be from
+        several steps, otherwise how often the step has used the start state, as in synchronous runs."""
+        if self._num_in_flight > self._groups_per_step:
+            return self._next_number
+        self._num_visits[start] += 1
+        return self._num_visits[start] - 1
+
+    def _episodes(self, group: Group) -> list[Episode]:
         samples = range(self._samples_per_group)
-        return [Episode(group.start_state, group.number, sample, group.number) for sample in samples]
+        return [Episode(group.start_state, group.number, sample, group.replay) for sample in samples]
 
     def _restart_groups(self, step: int, sampling: SamplingParams) -> None:
         """Restart stale groups, and without partial rollouts also episodes that are running."""
         for group in list(self._groups.values()):
-            stale = step - group.first_step > self._max_staleness
-            if not stale and (self._partial or len(group.finished) == self._samples_per_group):
+            stale = self._is_stale(group, step)
+            if not stale and (self._partial or self._is_complete(group)):
                 continue
             self._record(self._loop.abort([group.number]))
             if stale:
@@ -127,16 +157,25 @@ class AsyncRollout:
             self._num_restarted += len(episodes)
             self._loop.start(episodes, sampling)
 
-    def _record(self, episodes: Iterable[Trajectory]) -> None:
-        for episode in episodes:
-            if episode.outcome is not Outcome.ABORTED:
-                self._groups[episode.group].finished.append(episode)
+    def _is_stale(self, group: Group, step: int) -> bool:
+        return step - group.first_step > self._max_staleness
 
-    def _complete_groups(self) -> list[_Group]:
+    def _is_complete(self, group: Group) -> bool:
+        return len(group.finished) == self._samples_per_group
+
+    def _record(self, episodes: Iterable[Trajectory]) -> list[Group]:
+        """Add ended episodes to their groups; return these groups."""
+        ended = [episode for episode in episodes if episode.outcome is not Outcome.ABORTED]
+        groups = [self._groups[episode.group] for episode in ended]
+        for group, episode in zip(groups, ended, strict=True):
+            group.finished.append(episode)
+        return groups
+
+    def _complete_groups(self) -> list[Group]:
         """Groups whose episodes have all ended, oldest first."""
-        return [group for group in self._groups.values() if len(group.finished) == self._samples_per_group]
+        return [group for group in self._groups.values() if self._is_complete(group)]
 
-    def _metrics(self, step: int, selected: Sequence[_Group], num_dropped: int) -> dict[str, float]:
+    def _metrics(self, step: int, selected: Sequence[Group], num_dropped: int) -> dict[str, float]:
         staleness = [step - group.first_step for group in selected]
         older, tokens = 0, 0
         for turn in (turn for group in selected for episode in group.finished for turn in episode.turns):

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from quintet.algorithms.kl import KlControl
 from quintet.config.native.data import RewardConfig
 from quintet.config.native.experiment import Experiment
+from quintet.config.plan.overlap import overlaps_training
 from quintet.config.plan.process_layout import process_layout
 from quintet.data.prompt_dataset import PromptDataset
 from quintet.envs.mixed_env import build_start_states
 from quintet.envs.start_states import StartStates
 from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.async_rollout import AsyncRollout
+from quintet.rollout.background_rollout import BackgroundRollout, PausingEnvs
 from quintet.rollout.chat.chat_format import ChatFormat
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.rollout.sampling_params import check_tokens
@@ -22,6 +24,7 @@ from quintet.rollout.single_turn_loop import SingleTurnLoop
 from quintet.runtime.controller import Controller
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.runtime.engines import engine_builder_of_rank, load_policy_tokenizer
+from quintet.runtime.free_running_engines import FreeRunningEngines
 from quintet.runtime.groups import EngineGroup, EnvGroup, LearnerGroup
 from quintet.runtime.optimizer_schedules import OptimizerSchedules
 from quintet.runtime.reward_scorer import build_reward_scorer
@@ -53,7 +56,9 @@ class Components:
     """Collects episodes that may outlast their step; None if every step waits for its own."""
 
     def close(self) -> None:
-        """Stop the processes of environments and engines."""
+        """Stop the rollout and the processes of environments and engines."""
+        if self.async_rollout is not None:
+            self.async_rollout.close()
         self.envs.close()
         self.engines.close()
 
@@ -83,14 +88,14 @@ def build_components(
     start_states = prompts or build_start_states(config)
     schedules = OptimizerSchedules(config)
     kl = KlControl.from_config(config.algorithm.kl) if config.algorithm.kl else None
-    async_rollout = AsyncRollout(envs, start_states, config) if config.rollout.async_ratio else None
+    async_rollout = _build_async_rollout(config, envs, start_states, weight_sync)
     tokenizer_files = TokenizerFiles(tokenizer)
     return Components(
         config=config,
         tokenizer=tokenizer,
         learners=learners,
         engines=engines,
-        envs=envs,
+        envs=PausingEnvs(envs, async_rollout) if isinstance(async_rollout, BackgroundRollout) else envs,
         start_states=start_states,
         weight_sync=weight_sync,
         schedules=schedules,
@@ -109,11 +114,21 @@ def _build_engines(
     standalone = controller.build_standalone_engines(config, policy, learners.actor.weights)
     remote = controller.build_remote_engines(config, policy)
     engines = [*remote.engines(), *standalone.engines()]
-    if process_layout(config).has_engine(0):
+    if process_layout(config).has_engine(0) or not engines:
         builder = engine_builder_of_rank(config, policy, learners, tokenizer)
         engines.insert(0, RestartingEngine(builder, learners.actor.weights))
-    routed = RoutedEngines(engines)
-    return routed, WeightSync(remote.weights, routed, config, standalone.stage)
+    group = FreeRunningEngines(engines) if overlaps_training(config) else RoutedEngines(engines)
+    return group, WeightSync(remote.weights, group, config, standalone.stage)
+
+
+def _build_async_rollout(
+    config: Experiment, envs: AgentLoop | SingleTurnLoop, start_states: StartStates, weight_sync: WeightSync
+) -> AsyncRollout | None:
+    """Return what runs episodes across steps: in a thread if engines have devices of their own, between updates
+    otherwise."""
+    if overlaps_training(config):
+        return BackgroundRollout(envs, start_states, config, weight_sync.load_missing)
+    return AsyncRollout(envs, start_states, config) if config.rollout.async_ratio else None
 
 
 def _single_turn_loop(

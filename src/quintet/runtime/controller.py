@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quintet.config.native.experiment import Experiment
+from quintet.config.plan.process_layout import process_layout
 from quintet.runtime.engines import standalone_engine_ranks
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_engines import RemoteEngines
 from quintet.runtime.remote_interface import WORKER
 from quintet.runtime.remote_learners import RemoteLearnerGroup
 from quintet.runtime.standalone.engines import StandaloneEngines
-from quintet.runtime.standalone.listener import StandaloneWorker, WorkerListener
+from quintet.runtime.standalone.learners import StandaloneLearnerGroup
+from quintet.runtime.standalone.listener import WorkerListener
+from quintet.runtime.standalone.transport import StandaloneTransport
 from quintet.runtime.torchrun_transport import TorchrunTransport
 from quintet.runtime.transport import InProcessTransport, Transport
 from quintet.runtime.worker import Worker
@@ -30,7 +34,8 @@ class Controller:
         """`listener` is where standalone workers connect, if the run has any."""
         self._transport = transport
         self._listener = listener
-        self._engine_workers: list[StandaloneWorker] = []
+        self._standalone: dict[str, StandaloneTransport] = {}
+        """Transports of standalone components besides engines, by the name of their section of `placement`."""
 
     @classmethod
     def in_process(cls) -> Controller:
@@ -55,7 +60,30 @@ class Controller:
         """Build the learners of the model at `policy` on all workers; with `sft` those of supervised fine-tuning."""
         arguments = {"config": config, "policy": policy, "sft": sft}
         self._transport.broadcast(RemoteCall(WORKER, "build_learners", arguments))
-        return RemoteLearnerGroup(self._transport)
+        self._connect(config)
+        if sft or not self._standalone:
+            return RemoteLearnerGroup(self._transport)
+        return StandaloneLearnerGroup(self._transport, self._standalone, config, policy)
+
+    def _connect(self, config: Experiment) -> None:
+        """Wait for the standalone workers, unless they have connected before.
+
+        Raises:
+            MachineError: some did not connect in time.
+        """
+        if self._listener is None or self._standalone or config.sft_only is not None:
+            return
+        for learners in process_layout(config).standalone_learners:
+            seconds = config.placement.join_timeout_seconds
+            workers = self._listener.wait_for(learners.ranks, seconds, "learners")
+            transport = StandaloneTransport(workers, learners.name)
+            self._standalone |= dict.fromkeys(learners.components, transport)
+
+    def shard_writers(self, config: Experiment) -> list[str]:
+        """Return the names of all ranks but the first that write shards of the run's checkpoints."""
+        standalone = process_layout(config).standalone_learners if self._listener else ()
+        names = (learners.shard_writer(rank) for learners in standalone for rank in learners.ranks)
+        return [*map(str, range(1, self.world_size)), *names]
 
     def build_remote_engines(self, config: Experiment, policy: Path) -> RemoteEngines:
         """Start to build engines of the model at `policy` on all workers but that of rank 0, after the learners."""
@@ -70,10 +98,11 @@ class Controller:
         Raises:
             MachineError: workers did not connect in time.
         """
-        if self._listener is not None and not self._engine_workers:
-            ranks = standalone_engine_ranks(config)
-            self._engine_workers = self._listener.wait_for(ranks, config.placement.join_timeout_seconds)
-        return StandaloneEngines(self._engine_workers, config, policy, weights)
+        if self._listener is None:
+            return StandaloneEngines((), config, policy, weights)
+        ranks, seconds = standalone_engine_ranks(config), config.placement.join_timeout_seconds
+        workers = self._listener.wait_for(ranks, seconds, "engine")
+        return StandaloneEngines(workers, config, policy, weights, partial(self._listener.take_arrived, "engine"))
 
     def check_alive(self) -> None:
         """Check that all workers are alive.
@@ -82,11 +111,11 @@ class Controller:
             RankDiedError: a worker has died; the message names it.
         """
         self._transport.check_alive()
+        for transport in self._standalone.values():
+            transport.check_alive()
 
     def close(self) -> None:
         """Stop all workers; workers that have already ended are ignored."""
-        for worker in self._engine_workers:
-            worker.stop()
         if self._listener is not None:
             self._listener.close()
         self._transport.close()

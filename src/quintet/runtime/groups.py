@@ -97,6 +97,9 @@ class EngineGroup(Engine, Protocol):
         """Load new weights into every engine; `weights` is called once per engine and yields full tensors under
         Hugging Face names."""
 
+    def load_missing_weights(self, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+        """Load the current `weights` into engines that were dead at the last sync, or have died since."""
+
     def pop_metrics(self) -> dict[str, float]:
         """Return the metrics since the last call."""
 
@@ -120,7 +123,7 @@ class EnvGroup(Protocol):
     def abort(self, groups: Collection[int]) -> list[Trajectory]:
         """Abort the episodes of the groups; return what was completed of them."""
 
-    def pop_metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> Mapping[str, float]:
         """Return the metrics since the last call."""
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from quintet.registry import Registry
 
 if TYPE_CHECKING:  # `quintet plan` reads the registry and does without torch
     from quintet.training.parallel.process_group import RankGroup
-    from quintet.training.protocols import LocalActor, LocalCritic, LogProbScorer
+    from quintet.training.protocols import Learner, LocalActor, LocalCritic, LogProbScorer
 
 
 class LearnerBackend(Protocol):
@@ -29,11 +29,12 @@ class LearnerBackend(Protocol):
     def build_sft_actor(self, config: Experiment, sft: SftConfig, base: Path, ranks: RankGroup) -> LocalActor:
         """Build the learner of supervised fine-tuning of the model at `base`; raises as `build_actor` does."""
 
-    def build_critic(self, config: Experiment, actor: LocalActor, policy: Path, ranks: RankGroup) -> LocalCritic:
-        """Build a critic from the model at `critic.path`, or from the current policy."""
+    def build_critic(self, config: Experiment, actor: Learner, policy: Path, ranks: RankGroup) -> LocalCritic:
+        """Build a critic from the model at `critic.path`, or from the current policy. `actor` is the learner of the
+        policy or, in another process, has its weights alone."""
 
-    def build_reference(self, config: Experiment, actor: LocalActor, policy: Path, ranks: RankGroup) -> LogProbScorer:
-        """Build the reference from the model at `reference.path`, or from the current policy."""
+    def build_reference(self, config: Experiment, actor: Learner, policy: Path, ranks: RankGroup) -> LogProbScorer:
+        """Build the reference from the model at `reference.path`, or from the current policy; see `build_critic`."""
 
 
 LEARNER_BACKENDS: Registry[LearnerBackend] = Registry("learner backend", entry_points="quintet.learner_backends")

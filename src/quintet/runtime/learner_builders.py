@@ -38,7 +38,7 @@ from quintet.training.packing import MicroBatchBudget
 from quintet.training.parallel.device_mesh import LearnerMesh
 from quintet.training.parallel.process_group import RankGroup
 from quintet.training.parallel.strategy import DTYPES_BY_NAME, ParallelStrategy, ReplicatedStrategy, load_full_weights
-from quintet.training.protocols import LocalActor
+from quintet.training.protocols import Learner
 from quintet.training.reference_snapshot import ReferenceSnapshot
 from quintet.training.scorer import PolicyScorer
 
@@ -178,7 +178,7 @@ def build_sft_actor(
     )
 
 
-def build_critic(config: Experiment, actor: LocalActor, policy: Path, ranks: RankGroup = SINGLE_RANK) -> CriticLearner:
+def build_critic(config: Experiment, actor: Learner, policy: Path, ranks: RankGroup = SINGLE_RANK) -> CriticLearner:
     """Build a critic from the model at `critic.path`, or from the current policy, whose initial model is at `policy`.
     Adapters are merged, and all weights are trained."""
     path, trusted = config.critic.path, config.policy.trust_remote_code
@@ -207,9 +207,7 @@ def build_critic(config: Experiment, actor: LocalActor, policy: Path, ranks: Ran
     )
 
 
-def build_reference(
-    config: Experiment, actor: LocalActor, policy: Path, ranks: RankGroup = SINGLE_RANK
-) -> PolicyScorer:
+def build_reference(config: Experiment, actor: Learner, policy: Path, ranks: RankGroup = SINGLE_RANK) -> PolicyScorer:
     """Build the reference from the model at `reference.path`, or from the current policy, whose initial model is at
     `policy`. If only adapters are trained, it shares the policy's model and has a snapshot of the adapters, unless its
     dtype is another one."""
@@ -227,7 +225,7 @@ def build_reference(
     model = (
         load_model(reference.path, trust_remote_code=trusted) if reference.path else _full_model(config, actor, policy)
     )
-    if model is actor.model:
+    if isinstance(actor, ActorLearner) and model is actor.model:
         model = copy.deepcopy(model)
     if reference.dtype is not None:
         cast_weights(model, _learner_dtype(config, "reference"))
@@ -246,7 +244,7 @@ def build_reference(
     )
 
 
-def _full_model(config: Experiment, actor: LocalActor, policy: Path) -> PreTrainedModel:
+def _full_model(config: Experiment, actor: Learner, policy: Path) -> PreTrainedModel:
     """Return the current policy as a model with full weights: itself if its weights are not sharded, or else a copy."""
     if isinstance(actor, ActorLearner) and isinstance(actor.strategy, ReplicatedStrategy):
         return actor.model
@@ -286,8 +284,8 @@ class TorchBackend:
             apply_liger_kernels(model, "sft.liger")
         return build_sft_actor(config, sft, model, ranks)
 
-    def build_critic(self, config: Experiment, actor: LocalActor, policy: Path, ranks: RankGroup) -> CriticLearner:
+    def build_critic(self, config: Experiment, actor: Learner, policy: Path, ranks: RankGroup) -> CriticLearner:
         return build_critic(config, actor, policy, ranks)
 
-    def build_reference(self, config: Experiment, actor: LocalActor, policy: Path, ranks: RankGroup) -> PolicyScorer:
+    def build_reference(self, config: Experiment, actor: Learner, policy: Path, ranks: RankGroup) -> PolicyScorer:
         return build_reference(config, actor, policy, ranks)

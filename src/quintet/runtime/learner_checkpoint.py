@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -82,12 +82,7 @@ class LearnerSnapshots:
         adapters_only = source.sft and has_lora(source.actor.model)
         actor_contents = [content for content in contents if content != MODEL_STEM or not adapters_only]
         actor = self._learner(source.actor, ACTOR, actor_contents, assignment)
-        snapshots = [actor]
-        # unlike the actor, critic and reference are not in `hf/`: their weights are always copied
-        if source.critic is not None:
-            snapshots.append(self._learner(source.critic, CRITIC, {*contents, MODEL_STEM}, assignment))
-        if source.reference is not None and source.experiment.reference.path is None:
-            snapshots.append(self._reference(source.reference, assignment))
+        snapshots = [actor, *self._others(source.experiment, source.critic, source.reference, assignment)]
         write_model = self.model(source.actor, actor, ranks)
         adapters = _adapter_files(source) if MODEL_STEM in contents or not adapters_only else {}
 
@@ -100,6 +95,27 @@ class LearnerSnapshots:
                 link_as_verl(directory)
 
         return write
+
+    def copy_without_actor(
+        self, config: Experiment, critic: Critic | None, reference: LogProbScorer | None, ranks: RankGroup
+    ) -> WriteFiles:
+        """Do what `copy` does for critic and reference alone, on ranks without an actor."""
+        snapshots = list(self._others(config, critic, reference, WriteAssignment.from_config(config, ranks)))
+
+        def write(directory: Path) -> None:
+            for snapshot in snapshots:
+                snapshot.write(directory)
+
+        return write
+
+    def _others(
+        self, config: Experiment, critic: Critic | None, reference: LogProbScorer | None, assignment: WriteAssignment
+    ) -> Iterator[LearnerSnapshot]:
+        """Copy critic and reference. Unlike the actor they are not in `hf/`: their weights are always copied."""
+        if critic is not None:
+            yield self._learner(critic, CRITIC, {*config.checkpoint.contents, MODEL_STEM}, assignment)
+        if reference is not None and config.reference.path is None:
+            yield self._reference(reference, assignment)
 
     def _learner(
         self, learner: object, name: str, contents: Collection[str], assignment: WriteAssignment
@@ -216,6 +232,16 @@ def restore_learner_state(learner: object, directory: Path, name: str, contents:
         restore_learner(learner, directory, name, contents)
     else:
         restore_full_state(learner, directory, name, contents)
+
+
+def restore_critic(critic: Critic, directory: Path, contents: Collection[str]) -> None:
+    """Restore the critic: its weights if those of the actor are restored; raises as `restore_learner_state` does."""
+    restore_learner_state(critic, directory, CRITIC, {*contents, MODEL_STEM} if has_weights(contents) else contents)
+
+
+def has_weights(contents: Collection[str]) -> bool:
+    """Return whether contents of a checkpoint include weights."""
+    return MODEL_STEM in contents or HF_MODEL in contents
 
 
 def restore_reference(reference: LogProbScorer, directory: Path) -> None:

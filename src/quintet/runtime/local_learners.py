@@ -12,18 +12,20 @@ import torch
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
+from quintet.config.plan.process_layout import process_layout
 from quintet.policies.lora import ADAPTER_DIRECTORY, has_lora, read_base_model_path
 from quintet.policies.reward_model import ResponseScorer, RewardModel
 from quintet.runtime.learner_backends import load_backend
 from quintet.runtime.learner_checkpoint import (
     ACTOR,
     CRITIC,
-    HF_MODEL,
+    REFERENCE,
     LearnerSnapshots,
     SnapshotSource,
+    has_weights,
     restore_actor,
     restore_adapters,
-    restore_learner_state,
+    restore_critic,
     restore_reference,
 )
 from quintet.runtime.megatron_backend import FullStateLearner
@@ -121,7 +123,7 @@ class LocalLearners:
         write = self._snapshots.copy(self._snapshot_source())
         if self.ranks.rank == 0:
             return write
-        self._shard_writer = self._shard_writer or AsyncShardWriter(self.ranks.rank)
+        self._shard_writer = self._shard_writer or AsyncShardWriter(str(self.ranks.rank))
         self._shard_writer.save(directory, write)
         return lambda _: None
 
@@ -151,17 +153,16 @@ class LocalLearners:
                 learner.load_loss_scale_state(extra[name])
 
     def _restore_others(self, directory: Path, contents: Collection[str]) -> None:
-        """Create and restore critic and reference as far as the experiment needs them."""
+        """Create and restore critic and reference as far as the experiment needs them here."""
         if MODEL_STEM in contents and has_lora(self.actor.model):
             self._adapter_base = read_base_model_path(directory / ADAPTER_DIRECTORY)
-        has_weights = MODEL_STEM in contents or HF_MODEL in contents
-        if self.experiment.needs_critic:
-            restore_learner_state(
-                self.create_critic(), directory, CRITIC, {*contents, MODEL_STEM} if has_weights else contents
-            )
-        if self.experiment.needs_reference:
+        config, layout = self.experiment, process_layout(self.experiment)
+        if config.needs_critic and not layout.has_standalone(CRITIC):
+            restore_critic(self.create_critic(), directory, contents)
+        # a standalone reference gets its weights from the adapters here
+        if config.needs_reference and (config.reference_has_adapters or not layout.has_standalone(REFERENCE)):
             reference = self.snapshot_reference()
-            if has_weights:
+            if has_weights(contents):
                 restore_reference(reference, directory)
 
     def _scaled_learners(self) -> Iterator[tuple[str, LocalActor | LocalCritic]]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from quintet.config.native.experiment import Experiment
     from quintet.config.native.learners import OptimizerConfig
     from quintet.config.native.training import SftConfig
-    from quintet.training.protocols import LocalActor, LocalCritic, LogProbScorer
+    from quintet.training.protocols import Learner, LocalActor, LocalCritic, LogProbScorer
 
 CRITIC = "critic"
 CHECKPOINT_PREFIXES = {"model.": "body.", "value_head.": "head."}
@@ -93,7 +93,7 @@ class MegatronBackend:
         raise_problems(backend_problems(ComposedConfig(config, {})))
         return _build_actor(_with_sft_settings(config, sft), base, sft.optimizer)
 
-    def build_critic(self, config: Experiment, actor: LocalActor, policy: Path, ranks: RankGroup) -> LocalCritic:
+    def build_critic(self, config: Experiment, actor: Learner, policy: Path, ranks: RankGroup) -> LocalCritic:
         from quintet.training.megatron.build import build_megatron_critic
 
         path, config = config.critic.path, with_dtypes(config)
@@ -102,7 +102,7 @@ class MegatronBackend:
                 return build_megatron_critic(config, Path(path))
             return build_megatron_critic(config, policy, dict(actor.weights()))
 
-    def build_reference(self, config: Experiment, actor: LocalActor, policy: Path, ranks: RankGroup) -> LogProbScorer:
+    def build_reference(self, config: Experiment, actor: Learner, policy: Path, ranks: RankGroup) -> LogProbScorer:
         from quintet.training.megatron.build import build_megatron_reference
 
         path = config.reference.path

@@ -21,11 +21,12 @@ from torch import Tensor
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.objective import CriticObjective, CrossEntropyObjective, PolicyObjective
 from quintet.config.native.algorithm import AlgorithmConfig
+from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import CriticConfig, OptimizerConfig
-from quintet.records import Batch, Request
+from quintet.records import Batch, PromptRow, Request
 from quintet.rollout.engines.shared_weights import SharedTensor
-from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, remote_methods
+from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, properties_of, remote_methods
 from quintet.training.parallel.broadcast_group import GroupAddress
 
 DTYPES = {
@@ -57,7 +58,7 @@ class RemoteRef:
 
 @dataclass(frozen=True, slots=True)
 class RemoteCall:
-    """A method call on one of `REMOTE_OBJECTS`."""
+    """A method call on one of `REMOTE_OBJECTS`, or the request for one of its properties."""
 
     target: str
     method: str
@@ -102,7 +103,9 @@ _CODECS: Mapping[str, _Codec] = {
     ),
     "optimizer": _config_codec(OptimizerConfig),
     "experiment": _config_codec(Experiment),
+    "reward_model": _config_codec(RewardModelConfig),
     "request": _record_codec(Request),
+    "prompt_row": _record_codec(PromptRow),
     "engine_report": _record_codec(EngineReport),
     "group_address": _record_codec(GroupAddress),
     # one per weight in every weight sync, so without the generic code of a record
@@ -189,7 +192,7 @@ def _check_method(target: str, method: str) -> None:
     if (target, method) == (STOP.target, STOP.method):
         return
     protocol = REMOTE_OBJECTS.get(target)
-    if protocol is None or method not in remote_methods(protocol):
+    if protocol is None or method not in {**remote_methods(protocol), **properties_of(protocol)}:
         raise ValueError(f"{target}.{method} is not a remote method")
 
 

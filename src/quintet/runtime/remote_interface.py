@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
+from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
 from quintet.policies.reward_model import ResponseScorer
 from quintet.records import Failure, Generation, Request
-from quintet.rollout.engines.shared_weights import SharedTensor
+from quintet.rollout.engines.shared_weights import SharedTensor, StagedTensors
 from quintet.runtime.groups import LearnerGroup
 from quintet.training.parallel.broadcast_group import GroupAddress
 from quintet.training.protocols import Actor, Critic, DivergenceReference, LogProbScorer
@@ -26,6 +27,7 @@ ACTOR, WARM_START_ACTOR = f"{LEARNERS}.actor", f"{LEARNERS}.warm_start_actor"
 CRITIC, REFERENCE = f"{LEARNERS}.critic", f"{LEARNERS}.reference"
 REWARD_MODEL = f"{LEARNERS}.reward_model"
 ENGINE, STANDALONE_ENGINE = "engine", "standalone_engine"
+STANDALONE_LEARNERS: Final = "standalone_learners"
 STEPS_PER_CALL = 4
 """Steps of all engines between two exchanges of requests and responses, which take about a millisecond."""
 
@@ -87,11 +89,8 @@ class StandaloneEngineWorker(Protocol):
     def abort(self, ids: Sequence[int]) -> EngineReport | None:
         """Abort requests; see `Engine.abort`."""
 
-    def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> EngineReport | None:
-        """Load weights, full tensors under Hugging Face names, as `version`."""
-
-    def load_shared_weights(self, version: int, weights: Sequence[SharedTensor]) -> EngineReport | None:
-        """Load weights that are in shared memory as `version`."""
+    def load_weights(self, version: int, weights: StagedTensors) -> EngineReport | None:
+        """Load weights as `version`."""
 
     def join_broadcast_group(self, address: GroupAddress, rank: int) -> None:
         """Join the process group over which weights are broadcast."""
@@ -109,10 +108,37 @@ class StandaloneEngineWorker(Protocol):
         """Replace the engine by a new one, which has the initial weights."""
 
 
+class StandaloneLearnerWorker(Protocol):
+    """Builder of critic, reference and reward model on a standalone worker. All workers with the same components
+    execute the same calls at the same time."""
+
+    def build(self, config: Experiment, policy: Path) -> None:
+        """Prepare for learners of the policy whose initial model is at `policy`, and free earlier ones."""
+
+    def create_critic(self, weights: StagedTensors) -> None:
+        """Create the critic from the current policy, which has these weights, or from `critic.path`."""
+
+    def snapshot_reference(self, weights: StagedTensors) -> None:
+        """Make the current policy, which has these weights, or the model at `reference.path`, the reference."""
+
+    def load_reward_model(self, config: RewardModelConfig, max_length: int) -> None:
+        """See `LearnerGroup.load_reward_model`."""
+
+    def save(self, directory: Path) -> None:
+        """Write copies of critic and reference into the checkpoint at `directory` in the background."""
+
+    def extra_state(self) -> dict[str, Any]:
+        """See `LearnerGroup.extra_state`."""
+
+    def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
+        """Load critic and reference, which exist already; see `LearnerGroup.load`."""
+
+
 REMOTE_OBJECTS: Final[Mapping[str, type]] = {
     WORKER: ComponentBuilder,
     ENGINE: EngineWorker,
     STANDALONE_ENGINE: StandaloneEngineWorker,
+    STANDALONE_LEARNERS: StandaloneLearnerWorker,
     LEARNERS: LearnerGroup,
     ACTOR: Actor,
     f"{ACTOR}.scorer": LogProbScorer,

@@ -60,11 +60,12 @@ class RunCheckpoint:
         return self.tokenizer_files.add_to(self.learners.save(directory), HF)
 
     def extra_state(self) -> dict[str, Any]:
-        """Return the state besides tensors, as JSON values. Aborts running episodes: a resumed run restarts them."""
+        """Return the state besides tensors, as JSON values. A resumed run restarts running episodes, which are aborted
+        unless the rollout overlaps with training."""
         if "extra" not in self.config.checkpoint.contents:
             return {}
         kl = {} if self.kl is None else {"kl_coefficient": self.kl.coefficient}
-        starts = self.start_states.state() | (self.async_rollout.suspend() if self.async_rollout else {})
+        starts = self.async_rollout.suspend() if self.async_rollout else self.start_states.state()
         return {"starts": starts, **self.schedules.state(), **kl, **self.learners.extra_state()}
 
     def load(self, checkpoint: Checkpoint) -> None:

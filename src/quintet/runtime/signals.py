@@ -74,12 +74,12 @@ def _watch(reader: int) -> None:
             now = time.monotonic()
             first = now if first is None else first
             if now - first > SAME_REQUEST_SECONDS:
-                _exit_now(number[0])
+                exit_at_once(f"stopped at once by a second signal, {signal.Signals(number[0]).name}", number[0])
     os.close(reader)
 
 
-def _exit_now(number: int) -> None:
-    """End the process without cleaning up; child processes end with their parent."""
-    message = f"quintet: stopped at once by a second signal, {signal.Signals(number).name}\n".encode()
-    os.write(2, (SHOW_CURSOR if sys.__stderr__ and sys.__stderr__.isatty() else b"") + message)
+def exit_at_once(message: str, number: int) -> None:
+    """End the process without cleaning up, as by the signal; child processes end with their parent."""
+    cursor = SHOW_CURSOR if sys.__stderr__ and sys.__stderr__.isatty() else b""
+    os.write(2, cursor + f"quintet: {message}\n".encode())
     os._exit(SIGNALLED + number)

@@ -30,6 +30,7 @@ class WeightSync:
         options = config.rollout.engine_options
         self._should_sleep = options.sleep_between_steps or options.offload
         self._is_asleep = False
+        self._version = 0
 
     def sleep(self) -> None:
         """If configured, free the engines' caches and weights until the next `sync`."""
@@ -43,4 +44,10 @@ class WeightSync:
         if self._is_asleep:
             self._engines.wake_up()
             self._is_asleep = False
+        self._version = version
         self._engines.sync_weights(version, lambda: self._weights(version))
+
+    def load_missing(self) -> None:
+        """Load the weights of the last sync into engines that have none since they were rebuilt. The learner must not
+        have been updated since."""
+        self._engines.load_missing_weights(lambda: self._weights(self._version))

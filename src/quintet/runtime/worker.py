@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import reduce
 from pathlib import Path
@@ -63,15 +63,7 @@ class Worker:
         Raises:
             ValueError: the call's target does not exist yet.
         """
-        member = getattr(self._resolve(call.target), call.method)
-        is_method = call.method in remote_methods(REMOTE_OBJECTS[call.target])
-        return member(**self._with_local_objects(call.arguments)) if is_method else member
-
-    def _with_local_objects(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            name: self._resolve(value.target) if isinstance(value, RemoteRef) else value
-            for name, value in arguments.items()
-        }
+        return execute_call(call, self._resolve)
 
     def _resolve(self, target: str) -> Any:
         if target == WORKER:
@@ -85,6 +77,17 @@ class Worker:
         if result is None:
             raise ValueError(f"{target} was called before it was created")
         return result
+
+
+def execute_call(call: RemoteCall, resolve: Callable[[str], Any]) -> Any:
+    """Call the method, or return the property, that the call names; `resolve` returns the object of a target."""
+    member = getattr(resolve(call.target), call.method)
+    if call.method not in remote_methods(REMOTE_OBJECTS[call.target]):
+        return member
+    arguments = {
+        name: resolve(value.target) if isinstance(value, RemoteRef) else value for name, value in call.arguments.items()
+    }
+    return member(**arguments)
 
 
 def run_worker(rendezvous: Rendezvous) -> None:

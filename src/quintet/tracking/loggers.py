@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -134,17 +134,18 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
     Reading stops at the first incomplete line: a process was killed while writing it.
     """
-    lines: list[dict[str, Any]] = []
-    if not path.exists():
-        return lines
+    return [line for _, line in _complete_lines(path)] if path.exists() else []
+
+
+def _complete_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield the complete lines of a metrics file, each with its bytes."""
     with translate_os_errors(path):
         data = path.read_bytes()
     for raw in data.splitlines(keepends=True):
         line = _parse(raw)
         if line is None:
-            break
-        lines.append(line)
-    return lines
+            return
+        yield raw, line
 
 
 def _parse(raw: bytes) -> dict[str, Any] | None:
@@ -169,13 +170,5 @@ def truncate(directory: Path, step: int, filename: str = "metrics.jsonl") -> Non
     path = directory / filename
     if not path.exists():
         return
-    with translate_os_errors(path):
-        data = path.read_bytes()
-    remaining: list[bytes] = []
-    for raw in data.splitlines(keepends=True):
-        line = _parse(raw)
-        if line is None:
-            break
-        if line["step"] <= step:
-            remaining.append(raw)
+    remaining = [raw for raw, line in _complete_lines(path) if line["step"] <= step]
     write_atomic(path, b"".join(remaining))

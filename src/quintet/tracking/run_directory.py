@@ -17,6 +17,7 @@ from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
 from quintet.errors import MachineError
 from quintet.tracking.atomic_files import translate_os_errors, writable_hint, write_atomic
+from quintet.tracking.run_processes import RunProcesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,19 @@ class RunDirectory:
     def state(self) -> Path:
         return self.path / "run.json"
 
+    @property
+    def progress(self) -> Path:
+        return self.path / "progress.json"
+
+    @property
+    def logs(self) -> Path:
+        """Output of the ranks that do not print."""
+        return self.path / "logs"
+
+    @property
+    def processes(self) -> RunProcesses:
+        return RunProcesses(self.path / "processes")
+
     def trajectories(self, split: Literal["train", "validation"], step: int) -> Path:
         """Return the file with the trajectories of `step`."""
         return self.path / "trajectories" / split / f"step_{step:06d}.jsonl"
@@ -113,7 +127,7 @@ class RunDirectory:
         with translate_os_errors(self.path):
             before = (self.policy, self.warm_start_checkpoints, self.warm_start)
             after = (self.tensorboard, self.checkpoints, self.path / "trajectories")
-            files = (self.metrics, self.report, self.state, self.config)
+            files = (self.metrics, self.report, self.state, self.config, self.progress)
             for path in (*after, *files, *(() if keep_warm_start else before)):
                 if path.is_dir():
                     shutil.rmtree(path)
@@ -151,13 +165,13 @@ class RunDirectory:
         return state
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Lock the directory for this process; the system releases the lock when the process dies.
+    def lock(self, name: str = ".lock") -> Iterator[None]:
+        """Lock the directory for this process by the file `name`; the system releases the lock when the process dies.
 
         Raises:
             MachineError: Another process holds the lock; the message names its process id.
         """
-        path = self.path / ".lock"
+        path = self.path / name
         with translate_os_errors(path):
             file = path.open("a+")
         with file:

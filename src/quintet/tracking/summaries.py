@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from quintet.records import Batch, FinishReason, Outcome, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
@@ -88,6 +92,15 @@ def _reward_components(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return means | {"reward/failed": failed}
 
 
+def _of_trained_tokens(batches: Sequence[Batch], name: str) -> Tensor | None:
+    """Return the values of a field at all trained tokens, [M]; None if there are none."""
+    import torch
+
+    fields: list[Tensor | None] = [getattr(batch, name) for batch in batches]
+    values = [field[batch.loss_mask] for field, batch in zip(fields, batches, strict=True) if field is not None]
+    return torch.cat(values) if any(map(len, values)) else None
+
+
 def summarize_validation(env: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return metrics of held-out episodes."""
     count = max(1, len(trajectories))
@@ -117,21 +130,17 @@ def summarize_envs(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return metrics
 
 
-def summarize_batch(batch: Batch) -> dict[str, float]:
-    """Return metrics of advantages and, with a critic, of values and returns."""
-    mask = batch.loss_mask
+def summarize_batches(batches: Sequence[Batch]) -> dict[str, float]:
+    """Return metrics of advantages and, with a critic, of values and returns over all batches of a step."""
     metrics: dict[str, float] = {}
-    if not bool(mask.any()):
-        return metrics
-    if batch.advantages is not None:
-        advantages = batch.advantages[mask]
+    advantages, values, returns = (_of_trained_tokens(batches, name) for name in ("advantages", "values", "returns"))
+    if advantages is not None:
         metrics |= {
             "critic/advantages/mean": float(advantages.mean()),
             "critic/advantages/max": float(advantages.max()),
             "critic/advantages/min": float(advantages.min()),
         }
-    if batch.values is not None and batch.returns is not None:
-        values, returns = batch.values[mask], batch.returns[mask]
+    if values is not None and returns is not None:
         metrics |= {
             "critic/values/mean": float(values.mean()),
             "critic/returns/mean": float(returns.mean()),

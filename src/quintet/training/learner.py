@@ -14,7 +14,7 @@ from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.objective import CriticObjective, PolicyObjectiveFn
 from quintet.config.native.learners import OptimizerConfig
 from quintet.policies.causal_lm import PolicyModule, ValueModel
-from quintet.policies.lora import adapter_scales, has_lora, is_adapter_name, merge_adapter_stream
+from quintet.policies.lora import is_adapter_name
 from quintet.policies.packed_batch import PackedBatch
 from quintet.records import Batch
 from quintet.training.learner_setup import LearnerSetup
@@ -22,7 +22,7 @@ from quintet.training.offload import Offload
 from quintet.training.optim.dtensor_step import DTensorStep
 from quintet.training.optim.optimizer import build_optimizer, hidden_matrices
 from quintet.training.packing import MicroBatch, iter_micro_batches
-from quintet.training.parallel.strategy import ParallelStrategy, ReplicatedStrategy, parameter_name
+from quintet.training.parallel.strategy import ParallelStrategy, ReplicatedStrategy
 from quintet.training.policy_update import PolicyUpdate, ValueUpdate
 from quintet.training.protocols import DivergenceReference
 from quintet.training.scorer import PolicyScorer, autocast, forward_only
@@ -127,9 +127,6 @@ class ActorLearner(_GradientLearner):
     def __init__(self, model: PreTrainedModel, config: OptimizerConfig, setup: LearnerSetup) -> None:
         super().__init__(setup.strategy or ReplicatedStrategy(PolicyModule(model), setup.ranks), config, setup)
         self.model = model
-        self._lora_scales = (
-            {parameter_name(name): scale for name, scale in adapter_scales(model).items()} if has_lora(model) else {}
-        )
         self.scorer = PolicyScorer(model, self.setup)
 
     def with_optimizer(self, config: OptimizerConfig) -> ActorLearner:
@@ -138,7 +135,7 @@ class ActorLearner(_GradientLearner):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Learner.weights`; adapters are merged."""
-        return merge_adapter_stream(super().weights(), self._lora_scales) if self._lora_scales else super().weights()
+        return self.scorer.weights()
 
     def adapters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the adapters, full tensors under the model's parameter names; none if all weights are trained."""

@@ -51,6 +51,9 @@ class LogProbScorer(DivergenceReference, Protocol):
     def dtype(self) -> torch.dtype:
         """Dtype of the forward pass."""
 
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `PolicyScorer.weights`."""
+
     def compute_log_probs(self, batch: Batch) -> Tensor:
         """See `PolicyScorer.compute_log_probs`."""
 

@@ -61,6 +61,11 @@ class ReferenceSnapshot(PolicyScorer):
                 return LazyLogits(logits.hidden_states, partial(F.linear, weight=merged_head_weight(head)))
             return logits
 
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `PolicyScorer.weights`; with the adapters of the snapshot."""
+        with self.on_device(), self._swapped_in():
+            yield from super().weights()
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return the adapters."""
         with self.on_device(), self._swapped_in():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quintet.policies.causal_lm import PolicyModule
+from quintet.policies.lora import adapter_scales, has_lora, merge_adapter_stream
 from quintet.policies.packed_batch import PackedBatch
 from quintet.policies.token_statistics import LazyLogits, TokenStatistics
 from quintet.records import Batch
@@ -17,7 +18,7 @@ from quintet.training.learner_setup import LearnerSetup
 from quintet.training.offload import Offload
 from quintet.training.packing import MicroBatchBudget, iter_micro_batches
 from quintet.training.parallel.process_group import RankGroup
-from quintet.training.parallel.strategy import ParallelStrategy, ReplicatedStrategy
+from quintet.training.parallel.strategy import ParallelStrategy, ReplicatedStrategy, parameter_name
 from quintet.training.protocols import DivergenceReference
 
 if TYPE_CHECKING:
@@ -66,6 +67,17 @@ class PolicyScorer:
     def on_device(self) -> AbstractContextManager[None]:
         return self.offload.on_device()
 
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield full tensors under Hugging Face names; adapters are merged."""
+        scales = adapter_scales(self.model) if has_lora(self.model) else {}
+        with self.on_device():
+            full = self.strategy.full_weights()
+            yield from (
+                merge_adapter_stream(full, {parameter_name(name): scale for name, scale in scales.items()})
+                if scales
+                else full
+            )
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return the full weights under the model's parameter names."""
         return dict(self.strategy.full_weights())
@@ -107,11 +119,6 @@ class PolicyScorer:
         self._lazy_logits = {
             id(passes[index]): LazyLogits(result.hidden_states, logits[0].head) for index, result in logits.items()
         }
-
-    def log_probs_and_entropy(self, packed: PackedBatch) -> tuple[Tensor, Tensor]:
-        """Return log-prob of each target and entropy at its position, nats, both float32 [M]."""
-        statistics = self.token_statistics(packed)
-        return statistics.logprobs, statistics.entropy
 
     def compute_log_probs(self, batch: Batch) -> Tensor:
         """Return the log-prob of each response token, nats, float32 [N]; 0 outside the loss mask."""

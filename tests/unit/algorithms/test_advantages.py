@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintet.algorithms.advantages.gae import bi_level_gae, gae
-from quintet.algorithms.advantages.groups import group_statistics
+from quintet.algorithms.advantages.groups import Groups
 from quintet.algorithms.advantages.outcome import grpo
 from quintet.config.native.advantages import ADVANTAGES, BiLevelGaeConfig, GaeConfig, GrpoConfig
 from quintet.errors import ConfigError
@@ -84,10 +84,11 @@ def test_grpo_compares_within_the_group(make_batch: MakeBatch) -> None:
     )
 
 
-def test_a_group_of_one_has_mean_0_and_deviation_1() -> None:
-    mean, deviation = group_statistics(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([5, 6, 6]))
-    assert mean.tolist() == [0.0, 1.5, 1.5]
-    assert deviation[0] == 1.0
+def test_the_advantage_of_a_group_of_one_is_its_score() -> None:
+    groups = Groups.from_ids(torch.tensor([5, 6, 6]))
+    scores = torch.tensor([3.0, 1.0, 2.0])
+    assert groups.normalized(scores, by_deviation=False).tolist() == [3.0, -0.5, 0.5]
+    assert groups.normalized(scores, by_deviation=True)[0] == pytest.approx(3.0, rel=1e-5)
 
 
 @settings(deadline=None, max_examples=40)

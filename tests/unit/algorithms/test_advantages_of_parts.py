@@ -13,7 +13,7 @@ import torch
 from pydantic import TypeAdapter
 
 from quintet.algorithms.advantages.gae import critic_mask
-from quintet.algorithms.advantages.groups import group_statistics, has_response, num_response_tokens
+from quintet.algorithms.advantages.groups import Groups, has_response, num_response_tokens
 from quintet.config.native.advantages import ADVANTAGES, AdvantageConfig
 from quintet.records import Batch
 from quintet.training.packing import select_trajectories
@@ -103,9 +103,9 @@ def test_every_estimator_of_the_schema_is_registered() -> None:
 def test_excluded_episodes_do_not_enter_group_means() -> None:
     scores = torch.tensor([3.0, 1.0, 2.0, 9.0])
     group = torch.tensor([5, 6, 6, 6])
-    mean, deviation = group_statistics(scores, group, torch.tensor([True, True, True, False]))
-    assert mean.tolist() == [0.0, 1.5, 1.5, 1.5]
-    assert deviation.tolist() == pytest.approx([1.0, 0.5**0.5, 0.5**0.5, 0.5**0.5])
+    groups = Groups.from_ids(group, torch.tensor([True, True, True, False]))
+    assert groups.mean(scores)[1:].tolist() == [1.5, 1.5, 1.5]
+    assert groups.deviation(scores)[1:].tolist() == pytest.approx([0.5**0.5] * 3)
 
 
 def test_response_tokens_are_counted_over_all_sequences_of_an_episode(make_batch: MakeBatch) -> None:

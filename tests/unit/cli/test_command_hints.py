@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 from hint_cases import HintCase, case, name_of, sites_without_case
+from saved_checkpoints import save_checkpoint
 
 from quintet import hardware
 from quintet.cli import choices, evaluate, ray_launch
 from quintet.cli.choices import check_choices
 from quintet.cli.configuration import inspect_config
-from quintet.cli.evaluate import EvalOptions
 from quintet.cli.main import app
-from quintet.cli.sft import _check as check_sft
+from quintet.cli.options import EvalOptions
+from quintet.cli.sft import check_sft
 from quintet.config.compose import load_experiment
 from quintet.config.problems import raise_problems
 from quintet.config.torchrun import RankInfo
 from quintet.runtime.ray_cluster import launcher
-from quintet.training.checkpoint.checkpoint import save_checkpoint
 
 
 def command(words: str) -> None:
@@ -58,7 +58,7 @@ def without_liger(words: list[str]) -> None:
 def evaluated(options: tuple[str | None, EvalOptions]) -> None:
     """The options of an evaluation of a model, or of a configuration."""
     target, asked = options
-    asked.endpoint_settings()
+    evaluate._endpoint_settings(asked)
     if asked.data is None and asked.env is None:
         evaluate._check_config_options(target, asked)
     else:
@@ -86,7 +86,7 @@ def launched(processes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray_launch, "current_rank", lambda: RankInfo(0, processes, 0, processes))
         patch.setattr(launcher, "run_on_ray", lambda *_: 0)
-        ray_launch.run("local", None, [], None, "refuse", 0)
+        ray_launch.run("train", "local", None, [], None, "refuse", 0)
 
 
 FIT = "plan --fit"
@@ -232,6 +232,10 @@ CASES = [
     case(limited, ["rollout.max_prompt_tokens=5"], "remove rollout.max_prompt_tokens; ", []),
     case(asked_at_an_endpoint, MODEL, "remove one of them, or name a run for its settings", None, RUN),
     case(evaluate._valid_name, "a/b", "valid: letters, digits, . _ and -", "a.B_1-"),
+    # runs
+    case(command, "status lak", "did you mean lake?", "status lake"),
+    case(command, "stop zzzz", "`quintet status` lists the runs below runs/", "status", "stop runs/lake"),
+    case(command, "stop", "name the run: quintet stop RUN", "stop lake"),
     # keys, models and files
     case(
         command,
@@ -290,6 +294,7 @@ CASES = [
     ),
 ]
 EXEMPT = {
+    "cli/stop.py _still_running": "the run itself has to end",
     "cli/serve.py _serve": "an engine that died is replaced by a restart",
 }
 
@@ -303,6 +308,8 @@ def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_directory
     for step in (9, 10):
         save_checkpoint(tmp_path / "run/checkpoints", step, {}, lambda directory: (directory / "hf").mkdir(), keep=2)
     (tmp_path / "run/config.yaml").write_text("env: {name: frozenlake}")
+    (tmp_path / "runs/lake").mkdir(parents=True)
+    (tmp_path / "runs/lake/run.json").write_text('{"status": "finished"}')
     (tmp_path / "native.yaml").write_text("seed: 1")
     (tmp_path / "verl.yaml").write_text("actor_rollout_ref: {rollout: {n: 2}}")
     (tmp_path / "env_config.yaml").write_text("lake: {env_name: frozenlake, train_size: 8}")

@@ -142,9 +142,6 @@ def test_devices_wait_for_nothing_where_torchrun_starts_them(tmp_path: Path, lin
     shown = lines(*cluster(tmp_path))
     assert "  Start: torchrun --nnodes 2 --nproc-per-node 8 -m quintet train …" in shown
     assert not any("is not supported yet" in line for line in shown)
-    apart = lines(*cluster(tmp_path), "placement.colocated=false")
-    assert any("placement.nodes = 2 (command line) is not supported yet: requires Ray" in line for line in apart)
-    assert not any("Start:" in line for line in apart)
 
 
 def test_devices_of_fine_tuning_are_those_that_it_names(lines: Lines) -> None:

@@ -11,15 +11,16 @@ from quintet import hardware
 from quintet.cli import evaluate, serve
 from quintet.cli.choices import check_choices
 from quintet.cli.configuration import load_config
+from quintet.cli.options import EvalOptions, ServeOptions
 from quintet.pipelines.model_lookup import StoredModel
 
 
 def served(found: StoredModel) -> Iterator[str]:
-    return serve._overrides(found, serve.ServeOptions())
+    return serve._overrides(found, ServeOptions())
 
 
 def measured(found: StoredModel) -> Iterator[str]:
-    return evaluate._model_overrides("", found, evaluate.EvalOptions(env="frozenlake"))
+    return evaluate._model_overrides("", found, EvalOptions(env="frozenlake"))
 
 
 @pytest.mark.parametrize("words", [served, measured])

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from quintet.cli import serve
-from quintet.cli.serve import ServeOptions, run
+from quintet.cli.options import ServeOptions
+from quintet.cli.serve import run
 from quintet.config.composed import ComposedConfig
 from quintet.errors import ConfigError, MachineError, UserError
 from quintet.runtime.serving.build import build_request_handler
@@ -69,7 +70,7 @@ def test_the_options_become_the_configuration(
 def test_a_run_is_served_as_it_was_trained(policy_directory: Path, started: list[Any], tmp_path: Path) -> None:
     import shutil
 
-    from quintet.training.checkpoint.checkpoint import save_checkpoint
+    from saved_checkpoints import save_checkpoint
 
     run_directory = tmp_path / "runs" / "r"
     save_checkpoint(

@@ -16,9 +16,10 @@ def corpus() -> list[Path]:
 
 
 def _is_brought(path: Path) -> bool:
-    """An env's own file: VAGEN's lies beside its script, RLinf's in a folder that its configurations search."""
+    """Whether it is a recipe for a cluster, or an env's own file: VAGEN's lies beside its script, RLinf's in a folder
+    that its configurations search."""
     beside = [other for other in path.parent.iterdir() if other.suffix in {".sh", ".txt"}]
-    return (path.name == "env_config.yaml" and bool(beside)) or path.parent.name == "env"
+    return (path.name == "env_config.yaml" and bool(beside)) or path.parent.name in ("env", "cluster")
 
 
 NAMES = {path: str(path.relative_to(EXAMPLES)) for path in corpus()}

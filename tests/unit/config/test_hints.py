@@ -75,6 +75,7 @@ def refused_by_torchrun(words: Sequence[str]) -> str:
 ELSEWHERE = re.compile("is not supported yet: requires|not installed here")
 """Errors that other machines or later versions do not have."""
 TWO = "placement.devices_per_node=2"
+THREE = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "algorithm.kl={apply_to: loss}")
 MEGATRON = "actor.backend=megatron"
 PARALLEL, ENGINE = "actor.parallel", "rollout.engine_options"
 BESIDE_MEGATRON = {
@@ -116,6 +117,16 @@ CASES = [
     [f"{ENGINE}.validate_weights_dir=x"],
     ["rollout.partial=true"],
     ["rollout.max_staleness=1"],
+    ["placement.rollout.channel.size=4"],
+    ["training.pipelined=true"],
+    ["training.pipelined=true", "training.mini_batches=1", "training.epochs=2", "algorithm.filter.keep_share=0.5"],
+    ["training.pipelined=true", "training.mini_batches=64", "algorithm.filter.min_mean=0.1", "algorithm.correction={}"],
+    ["training.pipelined=true", "algorithm.advantage.whiten=true", "algorithm.shaping.center=batch"],
+    ["training.pipelined=true", "algorithm.advantage.name=brpo", "rollout.recompute_logprobs=true"],
+    ["training.pipelined=true", "algorithm.advantage.name=gae", f"{ENGINE}.sleep_between_steps=true"],
+    ["training.pipelined=true", "algorithm.kl={apply_to: reward, target: 0.1, refresh_every_steps: 2}"],
+    ["training.pipelined=true", "algorithm.train_on_observations=true", "algorithm.loss.name=decoupled_ppo"],
+    ["placement.rollout.channel.name=pipe", "rollout.async_ratio=1"],
     ["rollout.async_ratio=1", f"{ENGINE}.sleep_between_steps=true"],
     ["rollout.do_sample=false", "rollout.temperature=0.5"],
     ["rollout.ignore_end=true", "rollout.end_token=1"],
@@ -150,6 +161,14 @@ CASES = [
     [TWO, "placement.actor.devices=[1,2,3]"],
     [TWO, "placement.visible_devices=[0]"],
     ["placement.devices_per_node=4", "placement.rollout.devices_per_worker=3"],
+    ["placement.devices_per_node=4", "placement.actor.devices_per_worker=3"],
+    [
+        *("placement.devices_per_node=4", "placement.actor.devices=[0,1]", "placement.reference.devices=[1,2]"),
+        "algorithm.kl={coefficient: 0.1}",
+    ],
+    [*THREE, "placement.reference.devices=[0,1]"],
+    [*THREE, "placement.reference.devices=[1]", "placement.critic.devices=[1,2]", "algorithm.advantage={name: gae}"],
+    [*THREE, "placement.reference.devices=[1]", FULL],
     ["placement.devices_per_node=4", f"{PARALLEL}.tensor=3"],
     ["placement.devices_per_node=4", "actor.sharding.group_size=3"],
     [f"{PARALLEL}.tensor=2"],

@@ -159,8 +159,8 @@ CASES = [
 ]
 EXEMPT = {
     "data/tasks/reasoning_gym.py _check_serializable": "all generators here can be stored",
-    "data/worker_pool.py receive": "the hint of an error in a worker process, which test_prompt_split.py raises",
-    "data/worker_pool.py exit_error": "the output of the process",
+    "data/worker_pool.py result": "the hint of an error in a worker process, which test_prompt_split.py raises",
+    "data/worker_pool.py _exit_error": "the output of the process",
 }
 
 

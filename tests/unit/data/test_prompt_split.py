@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -81,11 +83,17 @@ def test_user_errors_in_workers_are_raised_in_the_run(tmp_path: Path, monkeypatc
     assert "did you mean promt" in str(caught.value)
 
 
-def test_a_dead_worker_is_reported_with_its_exit_status() -> None:
-    with WorkerPool("quintet.nothing", {}, 1) as some:
-        with pytest.raises(MachineError, match="ended with status 1") as caught:
-            list(some.map([{}]))
-        assert "No module named" in str(caught.value)
+@pytest.mark.parametrize(
+    ("create_handler", "setup", "problem"),
+    [
+        (os._exit, 3, "its process ended with status 3"),
+        (signal.raise_signal, signal.SIGKILL, r"its process died of SIGKILL \(out of memory\?\)"),
+        (json.loads, {}, "TypeError: the JSON object must be str"),
+    ],
+)
+def test_a_dead_or_defective_worker_is_reported(create_handler: Any, setup: Any, problem: str) -> None:
+    with WorkerPool(create_handler, setup, 1) as some, pytest.raises(MachineError, match=problem):
+        list(some.map([{}]))
 
 
 def test_prompts_tokenized_by_workers_are_the_same(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sokoban_levels import parse_level
 
 from quintet.config.native.envs import ENVS, FrozenLakeConfig, SokobanConfig
 from quintet.envs import grid
 from quintet.envs.factory import build_env
 from quintet.envs.frozenlake import FrozenLake, _generate_map, _is_solvable, _tiles
-from quintet.envs.sokoban import Sokoban, parse_level, solve
+from quintet.envs.sokoban import Sokoban, solve
 from quintet.envs.start_states import Split, layout_split, split_of, split_seed, start_state
 from quintet.errors import ConfigError
 

@@ -7,13 +7,14 @@ from collections import deque
 import numpy as np
 import pytest
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
+from sokoban_levels import parse_level
 
 from quintet.config.native.envs import FrozenLakeConfig, SokobanConfig
 from quintet.data.demonstrations import collect_demonstrations
 from quintet.envs.env import UnsolvableError
 from quintet.envs.factory import build_env
 from quintet.envs.frozenlake_solver import shortest_policy, slippery_policy
-from quintet.envs.sokoban import Sokoban, parse_level, solve
+from quintet.envs.sokoban import Sokoban, solve
 from quintet.errors import ConfigError
 
 

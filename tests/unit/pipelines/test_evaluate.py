@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from rich.console import Console
+from saved_checkpoints import save_checkpoint
 
 from quintet.config.compose import load_experiment
 from quintet.config.native.experiment import Experiment
@@ -23,7 +24,6 @@ from quintet.pipelines.model_lookup import find_configured_model, find_model
 from quintet.policies.lora import add_lora, merge_adapters, save_adapters
 from quintet.policies.model_loading import load_model
 from quintet.records import Failure, Response, RewardResult
-from quintet.training.checkpoint.checkpoint import save_checkpoint
 
 ROWS = [
     {"data_source": "a/b", "prompt": "2 + 2", "responses": ["4", "5", "4", "4"], "reward_model": {"ground_truth": "4"}},

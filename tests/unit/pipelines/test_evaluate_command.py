@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from quintet.cli import evaluate
-from quintet.cli.evaluate import EvalOptions, run
+from quintet.cli.evaluate import run
+from quintet.cli.options import EvalOptions
 from quintet.config.composed import ComposedConfig
 from quintet.errors import ConfigError, MachineError
 from quintet.pipelines import evaluate as pipeline
@@ -152,7 +153,7 @@ def test_one_sample_is_greedy(policy_directory: Path, asked_for: Any) -> None:
 def stored_run(policy_directory: Path, config: str) -> None:
     import shutil
 
-    from quintet.training.checkpoint.checkpoint import save_checkpoint
+    from saved_checkpoints import save_checkpoint
 
     def write(there: Path) -> None:
         shutil.copytree(policy_directory, there / "hf")

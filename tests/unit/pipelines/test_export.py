@@ -12,15 +12,15 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from saved_checkpoints import save_checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from quintet.config.compose import load_experiment
 from quintet.config.native.policy import LoraConfig
 from quintet.errors import MachineError
 from quintet.pipelines.export import export
-from quintet.policies.lora import add_lora, merged_weights, save_adapters
+from quintet.policies.lora import add_lora, iter_merged_weights, save_adapters
 from quintet.policies.model_loading import load_model, load_tokenizer
-from quintet.training.checkpoint.checkpoint import save_checkpoint
 from quintet.training.checkpoint.hf_directory import HfDirectory
 
 
@@ -195,7 +195,7 @@ def test_adapters_are_merged(tmp_path: Path, policy_directory: Path) -> None:
     save_adapters(model, tmp_path / "adapters", policy_directory)
     export(str(tmp_path / "adapters"), tmp_path / "out")
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
-    for name, tensor in merged_weights(model).items():
+    for name, tensor in iter_merged_weights(model):
         torch.testing.assert_close(found[name], tensor, atol=1e-6, rtol=1e-6)
     assert AutoTokenizer.from_pretrained(tmp_path / "out").encode("hello")
     settings = json.loads((tmp_path / "adapters/adapter_config.json").read_text())

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hint_cases import HintCase, case, name_of, sites_without_case
 from rich.console import Console
+from saved_checkpoints import save_checkpoint
 
 from quintet.config.compose import load_experiment
 from quintet.config.composed import with_value
@@ -32,7 +33,7 @@ from quintet.policies.model_loading import load_model, load_tokenizer
 from quintet.records import Failure, Outcome, Trajectory
 from quintet.tracking.progress import NullProgress
 from quintet.tracking.run_directory import RunDirectory
-from quintet.training.checkpoint.checkpoint import Checkpoint, save_checkpoint
+from quintet.training.checkpoint.checkpoint import Checkpoint
 
 
 def experiment(words: Sequence[str]) -> Experiment:

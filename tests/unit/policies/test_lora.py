@@ -16,9 +16,9 @@ from quintet.policies.attention import PackedLayout
 from quintet.policies.lora import (
     add_lora,
     has_lora,
+    iter_merged_weights,
     load_adapters,
     merge_adapters,
-    merged_weights,
     save_adapters,
 )
 from quintet.policies.model_loading import enable_activation_checkpointing, load_model
@@ -84,7 +84,7 @@ def test_the_product_is_scaled_by_alpha_over_rank(policy_directory: Path) -> Non
     with torch.no_grad():
         for matrix in (layer.lora_A["default"].weight, layer.lora_B["default"].weight):
             matrix.zero_()[0, 0] = 1.0
-    difference = merged_weights(model)[f"{name}.weight"] - before
+    difference = dict(iter_merged_weights(model))[f"{name}.weight"] - before
     assert difference[0, 0] == pytest.approx(0.5)
     assert int((difference.abs() > 1e-6).sum()) == 1
 
@@ -93,7 +93,7 @@ def test_merged_weights_say_what_the_adapted_model_says(policy_directory: Path, 
     model = adapted(policy_directory)
     said, base = logprobs(model), logprobs(load_model(policy_directory))
     assert (said - base).abs().max() > 0.1
-    model.save_pretrained(tmp_path / "merged", state_dict=merged_weights(model))
+    model.save_pretrained(tmp_path / "merged", state_dict=dict(iter_merged_weights(model)))
     assert has_lora(model)
     assert torch.equal(logprobs(model), said)
     plain, found = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
@@ -105,12 +105,12 @@ def test_merged_weights_say_what_the_adapted_model_says(policy_directory: Path, 
 
 def test_merging_in_place_leaves_a_plain_model(policy_directory: Path) -> None:
     model = adapted(policy_directory)
-    said, whole = logprobs(model), merged_weights(model)
+    said, whole = logprobs(model), dict(iter_merged_weights(model))
     merge_adapters(model)
     assert not has_lora(model)
     assert all(parameter.requires_grad for parameter in model.parameters())
-    assert model.state_dict().keys() == whole.keys()
-    assert all(torch.equal(tensor, whole[name]) for name, tensor in model.state_dict().items())
+    assert dict(model.named_parameters()).keys() == whole.keys()
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in model.named_parameters())
     torch.testing.assert_close(logprobs(model), said, atol=1e-5, rtol=1e-5)
 
 

@@ -73,6 +73,9 @@ class Counting:
     def take(self, number: int) -> list[int]:
         return [next(self._next) for _ in range(number)]
 
+    def state(self) -> dict[str, Any]:
+        return {}
+
 
 def stream(episodes: Slow, **rollout: Any) -> AsyncRollout:
     config = Experiment.model_validate(

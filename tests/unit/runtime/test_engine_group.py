@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable
 
 import pytest
@@ -12,6 +11,7 @@ from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.runtime.engine_group import RoutedEngines
+from quintet.tracking.metrics import describe
 
 
 class ScriptedEngine:
@@ -23,6 +23,8 @@ class ScriptedEngine:
         self.weight_version = 0
         self.loaded: dict[str, float] = {}
         self.dies = False
+        self.killed_by: int | None = None
+        self.reason = FinishReason.STOP
 
     @property
     def busy(self) -> bool:
@@ -32,10 +34,16 @@ class ScriptedEngine:
         self.running.append(request)
 
     def step(self) -> list[Generation]:
+        self._die()
+        if self.killed_by in [request.id for request in self.running]:
+            self.running = []
+            raise EngineError(f"killed by request {self.killed_by}")
+        return self._finish(self.running, self.reason)
+
+    def _die(self) -> None:
         if self.dies:
             self.dies, self.running = False, []
             raise EngineError("device lost")
-        return self._finish(self.running, FinishReason.STOP)
 
     def abort(self, ids: Collection[int]) -> list[Generation]:
         return self._finish([request for request in self.running if request.id in ids], FinishReason.ABORT)
@@ -45,6 +53,7 @@ class ScriptedEngine:
         return [Generation(each.id, (self.number,), (0.0,), reason, self.weight_version) for each in requests]
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._die()
         self.weight_version = version
         self.loaded = {name: float(tensor) for name, tensor in weights}
 
@@ -119,15 +128,69 @@ def test_the_turns_of_an_episode_stay_where_their_kv_cache_is(group: RoutedEngin
     assert sampled_by(group.step()) == {2: 0, 0: 1, 1: 2}
 
 
-def test_a_dead_engine_costs_its_own_requests_only(group: RoutedEngines, engines: list[ScriptedEngine]) -> None:
+def test_requests_of_a_dead_engine_are_submitted_again(group: RoutedEngines, engines: list[ScriptedEngine]) -> None:
     for number in range(3):
-        group.add_request(request(number))
+        group.add_request(request(number, keep_kv_cache=number == 1))
     engines[1].dies = True
-    reasons = Counter(generation.finish_reason for generation in group.step() + group.step())
-    assert reasons == {FinishReason.STOP: 2, FinishReason.FAILED: 1}
+    generations = group.step()
+    assert sampled_by(generations) == {0: 0, 2: 2}
+    assert group.busy
+    (again,) = group.step()
+    assert (again.id, again.finish_reason) == (1, FinishReason.STOP)
+    assert not group.busy
     assert engines[1].loaded == {"w": 7.0}
-    assert group.pop_metrics() == {"engine/restarts": 1}
-    assert group.pop_metrics() == {"engine/restarts": 0}
+    assert group.pop_metrics() == {"engine/restarts": 1, "engine/requests_reassigned": 1}
+    assert group.pop_metrics() == {"engine/restarts": 0, "engine/requests_reassigned": 0}
+    describe("engine/requests_reassigned")
+
+
+def test_a_request_that_kills_every_engine_fails_with_the_cause(
+    group: RoutedEngines, engines: list[ScriptedEngine]
+) -> None:
+    for engine in engines:
+        engine.killed_by = 1
+    for number in range(6):
+        group.add_request(request(number))
+    generations = []
+    while group.busy:
+        generations += group.step()
+    reasons = {generation.id: generation.finish_reason for generation in generations}
+    assert reasons == {**dict.fromkeys(range(6), FinishReason.STOP), 1: FinishReason.FAILED}
+    failure = next(generation.failure for generation in generations if generation.id == 1)
+    assert failure is not None
+    assert failure.message.startswith("killed by request 1")
+    assert group.pop_metrics()["engine/restarts"] == 3
+
+
+def test_a_request_that_fails_by_itself_is_not_submitted_again(
+    group: RoutedEngines, engines: list[ScriptedEngine]
+) -> None:
+    engines[0].reason = FinishReason.FAILED
+    group.add_request(request(0))
+    (failed,) = group.step()
+    assert failed.finish_reason is FinishReason.FAILED
+    assert not group.busy
+    assert group.pop_metrics() == {"engine/restarts": 0, "engine/requests_reassigned": 0}
+
+
+def test_an_aborted_request_does_not_come_back_from_a_dead_engine(
+    group: RoutedEngines, engines: list[ScriptedEngine]
+) -> None:
+    group.add_request(request(0))
+    engines[0].dies = True
+    assert group.step() == []
+    assert [generation.finish_reason for generation in group.abort([0])] == [FinishReason.ABORT]
+    assert not group.busy
+    assert group.step() == []
+
+
+def test_engines_that_die_while_they_load_weights_keep_their_requests(
+    group: RoutedEngines, engines: list[ScriptedEngine]
+) -> None:
+    group.add_request(request(0))
+    engines[0].dies = True
+    group.sync_weights(1, lambda: [("w", torch.tensor(1.0))])
+    assert [generation.finish_reason for generation in group.step()] == [FinishReason.STOP]
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["sync_weights", "load_weights"])

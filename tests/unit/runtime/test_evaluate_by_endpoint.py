@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 from serving_clients import Client, hf_engine, served
 
-from quintet.cli.evaluate import EvalOptions, run
+from quintet.cli.evaluate import run
+from quintet.cli.options import EvalOptions
 from quintet.config.compose import load_experiment
 from quintet.errors import ConfigError
 from quintet.pipelines.evaluate import Evaluation, Statistics, evaluate_model

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import worker_ranks
 from test_worker import as_started, free_port
 from worker_ranks import experiment, sequences, work
 
@@ -88,7 +89,7 @@ def split_by(way: str) -> list[str]:
 
 def on_two_ranks(policy: Path, directory: Path, *overrides: str) -> Any:
     """What learners do that two processes share."""
-    program = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("worker_ranks.py"))]
+    program = [sys.executable, "-W", "ignore", str(Path(worker_ranks.__file__))]
     command, port = [*program, str(policy), str(directory), *overrides], free_port()
     ranks = [
         subprocess.Popen(command, env=as_started(rank, 2, port), stdout=subprocess.PIPE, text=True) for rank in range(2)
@@ -117,7 +118,7 @@ def test_a_checkpoint_goes_on_on_another_backend(
         learners.snapshot_reference()
     first.actor.update(sequences(), CrossEntropyObjective(), "token-mean", 1e-3)
     first.critic.update(sequences(), values, "token-mean", 1e-2)
-    saver = AsyncCheckpointer(tmp_path, keep=1, num_other_ranks=0)
+    saver = AsyncCheckpointer(tmp_path, keep=1, other_ranks=())
     saver.save(1, {}, first.save)
     saver.wait()
     saver.close()
@@ -179,7 +180,7 @@ def part(learners: LocalLearners) -> dict[str, Any]:
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(policy_directory: Path, tmp_path: Path) -> None:
     learners = LocalLearners.build(experiment(*MEGATRON), policy_directory)
-    saver = AsyncCheckpointer(tmp_path, keep=1, num_other_ranks=0)
+    saver = AsyncCheckpointer(tmp_path, keep=1, other_ranks=())
     saver.save(1, {}, learners.save)
     saver.wait()
     saver.close()

@@ -228,7 +228,7 @@ def test_a_dead_engine_that_fails_while_it_takes_a_request_is_replaced(group: Ro
     ranks.built[1][0].add_request = die  # type: ignore[method-assign]
     group.add_request(request(0))
     group.add_request(request(1))
-    assert [generation.finish_reason for _, generation in sorted(run(group).items())] == ["length", "failed"]
+    assert [generation.finish_reason for _, generation in sorted(run(group).items())] == ["length"] * 2
     assert len(ranks.built[1]) == 2
 
 
@@ -244,7 +244,7 @@ def test_an_engine_that_shares_the_learners_weights_does_not_keep_the_others_fro
     assert len(ranks.built[2][0].loaded) == 1
 
 
-def test_an_engine_that_dies_costs_its_requests_and_is_replaced_with_the_current_weights(
+def test_the_requests_of_a_dead_engine_go_to_others_and_it_is_replaced_with_the_current_weights(
     group: RoutedEngines, remote: RemoteEngines, ranks: Ranks
 ) -> None:
     group.sync_weights(5, lambda: remote.weights(5))
@@ -252,15 +252,13 @@ def test_an_engine_that_dies_costs_its_requests_and_is_replaced_with_the_current
         group.add_request(request(number))
     ranks.built[1][0].dies = True
     generations = run(group)
-    assert [generations[number].finish_reason for number in range(3)] == ["length", "failed", "length"]
-    failure = generations[1].failure
-    assert failure is not None
-    assert "device lost" in failure.message
+    assert [generations[number].finish_reason for number in range(3)] == ["length"] * 3
+    assert generations[1].tokens[0] in (0, 2)
     assert len(ranks.built[1]) == 2
     assert ranks.built[1][0].actions == ["close"]
     assert ranks.built[1][1].weight_version == 5
     assert len(ranks.built[2][0].loaded) == 1, "the others already have these weights"
-    assert group.pop_metrics() == {"engine/restarts": 1}
+    assert group.pop_metrics() == {"engine/restarts": 1, "engine/requests_reassigned": 1}
     group.add_request(request(7))
     group.add_request(request(8))
     assert sorted(generation.tokens[0] for generation in run(group).values()) == [0, 1]

@@ -26,7 +26,7 @@ from quintet.runtime.ray_cluster import launcher
 from quintet.runtime.serving import build
 from quintet.runtime.serving.address import Address
 from quintet.runtime.serving.server import ServingServer
-from quintet.runtime.standalone.weight_staging import checked_transfer
+from quintet.runtime.standalone.engine_weights import checked_transfer
 from quintet.training.checkpoint.checkpoint import Checkpoint
 
 
@@ -157,6 +157,12 @@ CASES = [
 EXEMPT = {
     f"runtime/ray_cluster/launcher.py {function}": "another machine, another run or another start is the remedy"
     for function in ("run_on_ray", "_connected", "_placed", "_start_ranks")
+} | {
+    **{
+        f"runtime/ray_cluster/job.py {function}": "another endpoint, or another command, is the remedy"
+        for function in ("_submit", "_refused", "_lost")
+    },
+    "runtime/standalone/transport.py _translate_errors": "the hint is that of the error in the worker",
 }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import worker_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification
@@ -39,12 +40,14 @@ from quintet.runtime.remote_interface import (
     REFERENCE,
     REMOTE_OBJECTS,
     STANDALONE_ENGINE,
+    STANDALONE_LEARNERS,
     WORKER,
     EngineReport,
     properties_of,
     remote_methods,
 )
 from quintet.runtime.standalone.engine_worker import LocalStandaloneEngine
+from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
 from quintet.runtime.worker import Worker
 
 
@@ -212,8 +215,9 @@ def test_learners_and_engines_implement_every_remote_method(
     assert all(hasattr(LocalEngineWorker, name) for name in remote_methods(REMOTE_OBJECTS[ENGINE]))
     standalone = remote_methods(REMOTE_OBJECTS[STANDALONE_ENGINE])
     assert all(hasattr(LocalStandaloneEngine, name) for name in standalone)
+    assert all(hasattr(LocalStandaloneLearners, name) for name in remote_methods(REMOTE_OBJECTS[STANDALONE_LEARNERS]))
     for target, protocol in REMOTE_OBJECTS.items():
-        if target not in (WORKER, ENGINE, STANDALONE_ENGINE):
+        if target not in (WORKER, ENGINE, STANDALONE_ENGINE, STANDALONE_LEARNERS):
             found = reduce(getattr, target.split(".")[1:], learners)
             for name in (*remote_methods(protocol), *properties_of(protocol)):
                 assert hasattr(found, name), f"{target}.{name}"
@@ -270,7 +274,7 @@ def test_two_ranks_do_what_one_does(
     before = torch.get_num_threads()
     alone = work(Controller.in_process(), policy_directory, tmp_path / "one")
     torch.set_num_threads(before)
-    program = [sys.executable, str(Path(__file__).with_name("worker_ranks.py"))]
+    program = [sys.executable, str(Path(worker_ranks.__file__))]
     command, port = [*program, str(policy_directory), str(tmp_path / "two"), *split(way)], free_port()
     ranks = [
         subprocess.Popen(command, env=as_started(rank, 2, port), stdout=subprocess.PIPE, text=True) for rank in range(2)

@@ -17,7 +17,7 @@ from quintet.config.native.algorithm import AlgorithmConfig, KlConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.native.policy import LoraConfig
-from quintet.policies.lora import add_lora, merged_weights, read_adapters, save_adapters
+from quintet.policies.lora import add_lora, iter_merged_weights, read_adapters, save_adapters
 from quintet.policies.model_loading import load_model
 from quintet.records import Batch, Request
 from quintet.rollout.engines.hf.engine import HfEngine, _inference_model
@@ -82,7 +82,7 @@ def test_only_adapters_are_trained_and_have_optimizer_state(policy_directory: Pa
 @pytest.mark.parametrize("modules", [("all-linear",), ("lm_head", "embed_tokens", "q_proj")])
 def test_the_engine_gets_merged_weights_and_the_model_is_unchanged(untied: Path, modules: tuple[str, ...]) -> None:
     model = adapted(untied, LoraConfig(rank=2, alpha=3.0, target_modules=modules))
-    before, expected = named(model, adapters=False) | named(model, adapters=True), merged_weights(model)
+    before, expected = named(model, adapters=False) | named(model, adapters=True), dict(iter_merged_weights(model))
     sent = dict(actor_of(model).weights())
     assert set(sent) == {name for name, _ in load_model(untied).named_parameters()}
     for name, tensor in sent.items():
@@ -192,5 +192,5 @@ def test_a_critic_created_from_a_lora_policy_is_merged_and_fully_trained(policy_
     names = dict(critic.model.named_parameters())
     assert not any("lora" in name or "base_layer" in name for name in names)
     assert all(parameter.requires_grad for parameter in names.values())
-    expected = merged_weights(actor.model)["model.layers.1.mlp.up_proj.weight"]
+    expected = dict(iter_merged_weights(actor.model))["model.layers.1.mlp.up_proj.weight"]
     torch.testing.assert_close(names["body.layers.1.mlp.up_proj.weight"].detach(), expected)

@@ -11,12 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from hint_cases import HintCase, case, name_of, sites_without_case
+from saved_checkpoints import save_checkpoint
 from torch import nn
 
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.torchrun import RankInfo
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
-from quintet.training.checkpoint.checkpoint import open_checkpoint, save_checkpoint
+from quintet.training.checkpoint.checkpoint import open_checkpoint
 from quintet.training.checkpoint.learner_state import _open_shards
 from quintet.training.checkpoint.remote_store import RemoteStore, open_file_system
 from quintet.training.checkpoint.shards import ShardReader, local_shards, write_shards
@@ -60,7 +61,7 @@ def waited(ranks: Sequence[int]) -> None:
     status.mkdir()
     for rank in ranks:
         (status / f"{rank}.written").touch()
-    saver = AsyncCheckpointer(Path("saved"), keep=1, num_other_ranks=1, timeout_seconds=0.0)
+    saver = AsyncCheckpointer(Path("saved"), keep=1, other_ranks=["1"], timeout_seconds=0.0)
     saver._wait_for_other_ranks(status)
     saver.close()
 

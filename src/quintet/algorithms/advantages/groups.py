@@ -86,14 +86,3 @@ def num_response_tokens(batch: Batch) -> Tensor:
 def has_response(batch: Batch) -> Tensor:
     """Return which trajectories have response tokens, bool [R]; a part of a batch keeps the indices of the whole."""
     return num_response_tokens(batch) > 0
-
-
-def group_statistics(scores: Tensor, group: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return mean and unbiased standard deviation of each trajectory's group, both [R].
-
-    A group of one has mean 0 and standard deviation 1, as in verl: its score is its advantage. Only `counted`
-    trajectories, bool [R], enter; None counts all.
-    """
-    groups = Groups.from_ids(group, counted)
-    mean = groups.mean(scores).masked_fill(groups.alone, 0.0)
-    return mean, groups.deviation(scores).masked_fill(groups.alone, 1.0)

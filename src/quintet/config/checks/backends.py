@@ -15,6 +15,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import LearnerConfig
 from quintet.config.native.megatron import MegatronConfig
 from quintet.config.plan.models import find_models
+from quintet.config.plan.placement import place_components
 from quintet.config.problems import ConfigProblem
 from quintet.config.schema import format_value
 
@@ -127,9 +128,11 @@ def _check_optimizer(composed: ComposedConfig, key: str, learner: str) -> Iterat
 
 
 def _check_degrees(composed: ComposedConfig, learners: Mapping[str, LearnerConfig]) -> Iterator[ConfigProblem]:
-    """Check that all Megatron learners have the same parallel degrees."""
-    first = next(iter(learners), "")
+    """Check that all Megatron learners of a process have the same parallel degrees."""
+    placement = place_components(composed.experiment)
+    devices = {name: component.devices for name in learners if (component := placement.of(name))}
     for name, learner in learners.items():
+        first = next((other for other in learners if devices.get(other) == devices.get(name)), name)
         for degree in DEGREES:
             expected, key = getattr(learners[first].parallel, degree), f"{name}.parallel.{degree}"
             if getattr(learner.parallel, degree) != expected:

@@ -10,6 +10,7 @@ from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import LearnerConfig
 from quintet.config.plan.placement import place_components, split_problems
+from quintet.config.plan.process_layout import process_layout
 from quintet.config.problems import ConfigProblem, raise_problems
 from quintet.config.schema import format_value
 
@@ -43,9 +44,8 @@ def check_sharding(config: Experiment, name: str, ranks: int, *, on_gpu: bool) -
 def _check_learner(composed: ComposedConfig, name: str, ranks: int, *, on_gpu: bool) -> Iterator[ConfigProblem]:
     config = composed.experiment
     learner = getattr(config, name)
-    # without a path or type of its own, the reference is the policy without its adapters
-    is_policy = learner is config.reference and learner.path is None and learner.dtype is None
-    if learner.backend == "megatron" or (is_policy and config.policy.lora is not None):
+    shares_policy = learner is config.reference and config.reference_has_adapters
+    if learner.backend == "megatron" or (shares_policy and not process_layout(config).has_standalone(name)):
         return
     if on_gpu and learner.memory.sharded_offload:
         yield from _check_offload(composed, name, learner, ranks)

@@ -8,11 +8,13 @@ from typing import Any
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.checks.backends import backend_problems
 from quintet.config.checks.engines import engine_problems
+from quintet.config.checks.overlap import overlap_problems
 from quintet.config.checks.processes import (
     COUNTS,
     devices_to_set,
     placement_keys_satisfied_by_processes,
     process_problems,
+    ray_command,
     torchrun_command,
 )
 from quintet.config.checks.sharding import sharding_problems
@@ -63,6 +65,7 @@ def unsupported_problems(composed: ComposedConfig, rank: RankInfo | None = None)
     yield from engine_problems(composed)
     yield from backend_problems(composed)
     yield from sharding_problems(composed)
+    yield from overlap_problems(composed)
     yield from process_problems(composed, rank)
     yield from weight_transfer_problems(composed)
 
@@ -70,11 +73,10 @@ def unsupported_problems(composed: ComposedConfig, rank: RankInfo | None = None)
 def _problem(composed: ComposedConfig, unsupported: UnsupportedValue) -> ConfigProblem:
     key, value, source = unsupported.key, unsupported.value, _source(unsupported, composed)
     shown = value.get("name", value) if isinstance(value, dict) else value
-    message = f"{key} = {format_value(shown)} ({source}) is not supported yet: requires {unsupported.capability}"
+    message = f"{key} = {format_value(shown)} ({source}) {unsupported.capability.refusal()}"
     hint = f"leave it out, or {key}={_format_default(unsupported.default)}"
     if key in COUNTS and (command := torchrun_command(composed.experiment)):
-        hint += f", or start it with `{command}`"
-        hint += "" if composed.experiment.sft_only else " or `quintet train … --ray local`"
+        hint += f", or start it with `{command}` or `{ray_command(composed.experiment)}`"
     return ConfigProblem(key, value, source, message, hint)
 
 

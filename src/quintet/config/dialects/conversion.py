@@ -215,19 +215,16 @@ def converter_of(dialect: Dialect) -> Converter:
     return cast("Converter", import_module(f"quintet.config.dialects.{dialect.name}.converter"))
 
 
-def exported_values(experiment: Experiment, dialect: Dialect) -> dict[str, Any]:
+def exported_values(experiment: Experiment, narrowed: Dialect) -> dict[str, Any]:
     """Return the foreign keys of a native run, those with the values of the reference included.
 
-    Raises:
-        ConfigError: the framework has no such runs.
+    `narrowed` is the dialect with only the references for such runs, see `Converter.base_tree`.
     """
-    converter = converter_of(dialect)
-    narrowed = dialect.narrowed(converter.base_tree(experiment))
     foreign = ForeignBuilder(experiment, narrowed)
     for spec in narrowed.specs().values():
         if spec.direct:
             foreign.set_native(spec.key, foreign.native_value(spec.native[0]))
-    converter.from_native(foreign)
+    converter_of(narrowed).from_native(foreign)
     return {
         key: value
         for key, value in foreign.values.items()

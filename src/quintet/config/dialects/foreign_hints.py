@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from quintet.config.dialects.conversion import NativeBuilder, exported_values, to_foreign_value
+from quintet.config.dialects.conversion import NativeBuilder, converter_of, exported_values, to_foreign_value
 from quintet.config.dialects.ledger import is_effective
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dialects.synonyms import keys_by_synonym
@@ -166,7 +166,8 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any], native: Nat
 def _foreign_values(tree: Mapping[str, Any], native: NativeBuilder) -> dict[str, Any] | None:
     """Return the foreign keys of a native configuration, None if it is invalid or has no counterpart."""
     try:
-        return exported_values(Experiment.model_validate(tree), DIALECTS[native.values.dialect.name])
+        experiment, dialect = Experiment.model_validate(tree), DIALECTS[native.values.dialect.name]
+        return exported_values(experiment, dialect.narrowed(converter_of(dialect).base_tree(experiment)))
     except (ValidationError, ConfigError):
         return None
 

@@ -97,8 +97,8 @@ def illegal_values(values: ForeignValues) -> Iterator[ConfigProblem]:
 def unsupported_keys(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield the keys of a configuration with values that require a missing capability."""
     for key, spec in _documented_keys(values):
-        if _is_unsupported(values, spec, values[key]):
-            message = f"{values.describe(key)} is not supported yet: requires {spec.requires}"
+        if spec.requires is not None and _is_unsupported(values, spec, values[key]):
+            message = f"{values.describe(key)} {spec.requires.refusal()}"
             yield ConfigProblem(key, values[key], values.source(key), message, _alternatives(key, spec))
 
 
@@ -117,7 +117,7 @@ def unsupported_defaults(values: ForeignValues) -> Iterator[tuple[str, str]]:
     """Yield each key that is not set and whose default requires a missing capability, with a remark."""
     for key, spec in values.dialect.specs().items():
         if spec.requires and not values.is_set(key) and _is_unsupported(values, spec, values[key]):
-            yield key, f"{key} = {format_value(values[key])} is not supported yet: requires {spec.requires}"
+            yield key, f"{key} = {format_value(values[key])} {spec.requires.refusal()}"
 
 
 def _documented_keys(values: ForeignValues) -> Iterator[tuple[str, KeySpec]]:

@@ -78,7 +78,7 @@ class KeySpec(BaseModel):
     @property
     def state(self) -> str:
         """`honoured`, or `pending` if it requires a missing capability."""
-        return "honoured" if self.requires is None else "pending"
+        return "pending" if self.requires is not None and self.requires.is_missing else "honoured"
 
 
 @cache

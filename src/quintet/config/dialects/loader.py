@@ -197,7 +197,7 @@ def _adjust_unsupported(unsupported: UnsupportedValue, native: NativeBuilder, ad
     set_by_user = [origin for origin in origins if native.values.is_set(origin)]
     if origins and not set_by_user:
         default = f"{native.values.dialect.name}'s default {native.describe_origins(unsupported.key)}"
-        remark = f"{default} is not supported yet (requires {unsupported.capability}): ignored"
+        remark = f"{default} {unsupported.capability.refusal()}: ignored"
         adjustments.replace(unsupported.key, unsupported.default, remark)
     elif not any(origin in adjustments.problems for origin in set_by_user):
         adjustments.problems[unsupported.key] = _unsupported_problem(unsupported, set_by_user, native.values)
@@ -207,9 +207,8 @@ def _unsupported_problem(value: UnsupportedValue, origins: Sequence[str], values
     """Describe an unsupported native value by the foreign keys from which it follows."""
     if not origins:
         setting = f"{value.key} = {format_value(value.value)}, which this configuration implies,"
-        message = f"{setting} is not supported yet: requires {value.capability}"
+        message = f"{setting} {value.capability.refusal()}"
         return ConfigProblem(value.key, value.value, "this dialect", message)
     first, settings = origins[0], ", ".join(map(values.describe, origins))
-    verb = "is" if len(origins) == 1 else "are"
-    message = f"{settings} {verb} not supported yet: requires {value.capability}"
+    message = f"{settings} {value.capability.refusal(plural=len(origins) > 1)}"
     return ConfigProblem(first, values[first], values.source(first), message)

@@ -148,5 +148,4 @@ def _scalar(text: str) -> Any:
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
 
 
-POSITIVE = parse_type("int >= 1")
 POSITIVE_NUMBER = parse_type("number > 0")

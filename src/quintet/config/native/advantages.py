@@ -28,6 +28,9 @@ class AdvantageSection(NamedSection):
     """Refuses `training.samples_per_group: 1`."""
     zero_for_equal_rewards: ClassVar[bool] = False
     """Groups whose episodes all have the same reward get advantage 0, unless advantages are whitened."""
+    compares_within_group: ClassVar[bool] = False
+    """Without whitening, the advantages of an episode depend on its own group alone, so that a group can be trained
+    before others are complete."""
     recurses_over_tokens: ClassVar[bool] = False
     """Runs backwards over the tokens of an episode: `algorithm.advantage_over_response_tokens` has an effect."""
     values_at_turn_ends_only: ClassVar[bool] = False
@@ -48,6 +51,7 @@ class AdvantageSection(NamedSection):
 class GrpoConfig(AdvantageSection, name="grpo"):
     """Reward of an episode relative to the other episodes of its group (GRPO)."""
 
+    compares_within_group: ClassVar[bool] = True
     needs_several_samples: ClassVar[bool] = True
     zero_for_equal_rewards: ClassVar[bool] = True
 
@@ -67,6 +71,8 @@ class BrpoConfig(AdvantageSection, name="brpo"):
 class ArpoConfig(AdvantageSection, name="arpo"):
     """Unnormalized reward of an episode (RAGEN's ARPO)."""
 
+    compares_within_group: ClassVar[bool] = True
+
     normalize_by_std: bool = True
     """Has no effect: every episode is its own group, and a group of one is not normalized."""
 
@@ -83,6 +89,7 @@ class PassKConfig(GrpoConfig, name="grpo_passk"):
 class RlooConfig(AdvantageSection, name="rloo"):
     """Reward of an episode minus the mean reward of the other episodes of its group (RLOO)."""
 
+    compares_within_group: ClassVar[bool] = True
     zero_for_equal_rewards: ClassVar[bool] = True
 
 
@@ -90,6 +97,7 @@ class RlooConfig(AdvantageSection, name="rloo"):
 class OpoConfig(AdvantageSection, name="opo"):
     """Reward of an episode minus the length-weighted mean reward of its group (OPO)."""
 
+    compares_within_group: ClassVar[bool] = True
     zero_for_equal_rewards: ClassVar[bool] = True
 
 
@@ -111,11 +119,14 @@ class GpgConfig(AdvantageSection, name="gpg"):
 class RawConfig(AdvantageSection, name="raw"):
     """Unchanged reward of an episode."""
 
+    compares_within_group: ClassVar[bool] = True
+
 
 @_register("returns:reinforce", "discounted return of each token")
 class ReinforceConfig(AdvantageSection, name="reinforce"):
     """Discounted return of each token, without a baseline (REINFORCE)."""
 
+    compares_within_group: ClassVar[bool] = True
     recurses_over_tokens: ClassVar[bool] = True
 
     gamma: Share = 1.0
@@ -134,6 +145,8 @@ class ReinforcePlusPlusConfig(ReinforceConfig, name="reinforce_plus_plus"):
 class ReinforcePlusPlusBaselineConfig(AdvantageSection, name="reinforce_plus_plus_baseline"):
     """Reward of an episode minus the mean of its group, whitened over the batch (REINFORCE++ with baseline)."""
 
+    compares_within_group: ClassVar[bool] = True
+
     whiten: bool = True
     """Normalize advantages to mean 0 and standard deviation 1 over the batch, as published."""
 
@@ -142,6 +155,7 @@ class ReinforcePlusPlusBaselineConfig(AdvantageSection, name="reinforce_plus_plu
 class GdpoConfig(AdvantageSection, name="gdpo"):
     """Each part of the reward normalized within its group, then their weighted sum whitened over the batch (GDPO)."""
 
+    compares_within_group: ClassVar[bool] = True
     needs_several_samples: ClassVar[bool] = True
 
     weights: Annotated[dict[str, float], Field(default_factory=dict)]
@@ -230,6 +244,7 @@ class TirOptimalTokenBaselineConfig(TokenBaselineSection, name="tir_optimal_toke
 class GrpoDynamicConfig(AdvantageSection, name="grpo_dynamic"):
     """GRPO over whole episodes or over turns (RLinf)."""
 
+    compares_within_group: ClassVar[bool] = True
     needs_several_samples: ClassVar[bool] = True
 
     level: Literal["trajectory", "turn"] = "trajectory"

@@ -75,8 +75,20 @@ class Experiment(Section):
         return None if self.sft is None or self.sft.then_reinforce else self.sft
 
     @property
+    def sft_devices(self) -> int:
+        """Number of devices of supervised fine-tuning: `sft.devices` or, if that is not set, all of `placement`."""
+        if self.sft is not None and "devices" in self.sft.model_fields_set:
+            return self.sft.devices
+        return self.placement.nodes * self.placement.devices_per_node
+
+    @property
     def needs_critic(self) -> bool:
         return self.algorithm.advantage.trains_critic
+
+    @property
+    def reference_has_adapters(self) -> bool:
+        """Whether the reference is the policy with other adapters."""
+        return self.policy.lora is not None and self.reference.path is None and self.reference.dtype is None
 
     @property
     def needs_reference(self) -> bool:

@@ -7,7 +7,7 @@ from pydantic import PositiveInt
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.section import Count, ListOf, Section
 
-REQUIRES_CLUSTER = Requires(Capability.CLUSTER)
+REQUIRES_CLUSTER, REQUIRES_PROCESSES = Requires(Capability.CLUSTER), Requires(Capability.PROCESSES)
 
 
 class ChannelConfig(Section):
@@ -21,10 +21,22 @@ class ChannelConfig(Section):
     """Maximum items in the queue; 0 sets no limit."""
 
 
+class GroupChannelConfig(ChannelConfig):
+    """Queue for complete groups between an overlapped rollout and the learner."""
+
+    name: str | None = None
+    """First part of its name in metrics; null uses `rollout`."""
+    queue: str | None = None
+    """Second part of its name in metrics; null uses `groups`."""
+    size: Count = 0
+    """Maximum number of complete groups in the queue; the engines wait while it is full. 0 sets no limit beyond
+    `rollout.async_ratio`."""
+
+
 class ComponentConfig(Section):
     """Devices and processes of one component."""
 
-    devices: Annotated[ListOf[Count] | None, Requires(Capability.CLUSTER, ((0,), ()))] = None
+    devices: Annotated[ListOf[Count] | None, Requires(Capability.PROCESSES, ((0,), ()))] = None
     """Global device number of each process; an empty list uses the CPU. null: all devices for `actor` and `rollout`,
     those of the actor for other components."""
     devices_per_worker: Annotated[PositiveInt, REQUIRES_CLUSTER] = 1
@@ -37,29 +49,38 @@ class ComponentConfig(Section):
     """Queue for its results."""
 
 
+class RolloutComponentConfig(ComponentConfig):
+    """Devices and processes of the engines."""
+
+    devices_per_worker: Annotated[PositiveInt, REQUIRES_PROCESSES] = 1
+    """Devices of one engine: 1, or the product of its tensor and pipeline parallel sizes."""
+    channel: GroupChannelConfig = GroupChannelConfig()
+    """Queue for complete groups; needs engines on devices of their own and `rollout.async_ratio`."""
+
+
 class PlacementConfig(Section):
     """Devices of each component."""
 
-    nodes: Annotated[PositiveInt, REQUIRES_CLUSTER] = 1
+    nodes: Annotated[PositiveInt, REQUIRES_PROCESSES] = 1
     """Number of nodes."""
-    devices_per_node: Annotated[PositiveInt, REQUIRES_CLUSTER] = 1
+    devices_per_node: Annotated[PositiveInt, REQUIRES_PROCESSES] = 1
     """Devices per node."""
-    visible_devices: Annotated[ListOf[Count] | None, Requires(Capability.CLUSTER, ((0,),))] = None
-    """Devices of a node that the run may use; null uses all."""
-    colocated: Annotated[bool, REQUIRES_CLUSTER] = True
+    visible_devices: ListOf[Count] | None = None
+    """GPUs of a node that the run may use, as in `CUDA_VISIBLE_DEVICES`, in the order of the devices; null uses all."""
+    colocated: Annotated[bool, REQUIRES_PROCESSES] = True
     """Engines take turns with the learners on shared devices. false: they may compute at the same time, and engines
     without `devices` get those that the actor does not use."""
     weight_transfer: Literal["auto", "shared_memory", "process_group", "tcp"] = "auto"
     """How weights reach engines on devices without the actor: shared memory of one node, broadcasts over a process
     group (NCCL between GPUs, gloo between CPUs), or the connection over which the controller calls each engine. `auto`
     chooses shared memory on the node of the controller and a process group on others."""
-    join_timeout_seconds: Annotated[PositiveInt, REQUIRES_CLUSTER] = 300
+    join_timeout_seconds: PositiveInt = 300
     """Time that a worker waits for the others at the start, seconds."""
     offload_envs: Annotated[bool, Requires(Capability.EMBODIED)] = False
     """Offload simulators from their device during updates of the policy."""
     actor: ComponentConfig = ComponentConfig()
     """Learner of the policy."""
-    rollout: ComponentConfig = ComponentConfig()
+    rollout: RolloutComponentConfig = RolloutComponentConfig()
     """Generation engines."""
     critic: ComponentConfig = ComponentConfig()
     """Learner of the critic."""

@@ -26,6 +26,9 @@ class TrainingConfig(Section):
     divides `groups_per_step`."""
     epochs: PositiveInt = 1
     """Epochs over the episodes of a step."""
+    pipelined: bool = False
+    """Train on each mini-batch as soon as its groups are complete, while engines on devices of their own generate the
+    others. Needs an algorithm that computes everything within a mini-batch."""
     micro_batch_tokens: PositiveInt = 16384
     """Maximum tokens of one forward and backward pass; affects memory, not results."""
     threads: Annotated[int, Field(gt=0, le=1024)] | None = None
@@ -89,8 +92,8 @@ class SftConfig(Section):
     remote_dir: str | None = None
     """Copy the final weights to this location at the end of the run: any fsspec URL, such as `hdfs://…` or `s3://…`."""
     devices: PositiveInt = 1
-    """Number of devices of this stage, one process each, started by torchrun; if not set, the number of started
-    processes."""
+    """Number of devices of this stage, one process each, started by torchrun or Ray; if not set, the number of started
+    processes, or with `--ray` that of `placement`."""
     epochs: PositiveInt = 1
     """Epochs over the data."""
     batch: PositiveInt = 256

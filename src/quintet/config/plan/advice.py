@@ -9,6 +9,7 @@ from quintet.config.plan.batch_arithmetic import BatchArithmetic
 from quintet.config.plan.batches import max_sequence_tokens, micro_batch_limits
 from quintet.config.plan.memory import MemoryPlan, format_bytes, memory_savings
 from quintet.config.plan.models import Models, policy_path
+from quintet.config.plan.overlap import overlaps_training
 from quintet.config.plan.placement import Placement, format_ranges, nearest_batches
 from quintet.config.plan.row_counts import TrainingRows
 
@@ -51,8 +52,8 @@ def advice(planned: PlannedRun) -> tuple[str, ...]:
     """Return all warnings, those that affect results first."""
     checks: tuple[Callable[[PlannedRun], Iterator[str]], ...] = (_fine_tuning_rate, _devices, _tight, _family)
     if planned.config.sft_only is None and planned.config.evaluation is None:
-        learning = (_rate, _warmup, _divergence, _context, _history, _validation, _budgets, _uneven, _recompute, _cache)
-        checks = (*learning, *checks)
+        learning = (_rate, _warmup, _divergence, _overlap, _context, _history, _validation)
+        checks = (*learning, _budgets, _uneven, _recompute, _cache, *checks)
     return tuple(line for check in checks for line in check(planned))
 
 
@@ -85,6 +86,12 @@ def _divergence(planned: PlannedRun) -> Iterator[str]:
         setting, use = planned.setting("algorithm.kl.coefficient"), planned.memory.active.get("reference")
         cost = f", {format_bytes(use.weights)}" if use else ""
         yield f"{setting} has no effect, and a reference model is loaded for it{cost}: set algorithm.kl=null"
+
+
+def _overlap(planned: PlannedRun) -> Iterator[str]:
+    if overlaps_training(planned.config):
+        setting = planned.setting("rollout.async_ratio" if planned.config.rollout.async_ratio else "training.pipelined")
+        yield f"{setting}: episodes are generated during updates, so results depend on timing and are not reproducible"
 
 
 def _context(planned: PlannedRun) -> Iterator[str]:

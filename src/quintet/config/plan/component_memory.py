@@ -13,6 +13,7 @@ from quintet.config.plan.batches import max_sequence_tokens, rank_workload
 from quintet.config.plan.model_shapes import ModelShape
 from quintet.config.plan.parallelism import Parallelism
 from quintet.config.plan.placement import Component
+from quintet.config.plan.process_layout import process_layout
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 OPTIMIZER_STATES = {"adamw": 2, "sgd": 0, "muon": 1}
@@ -302,7 +303,8 @@ def _reference(placed: PlacedModel) -> MemoryUse:
     width = placed.width(learner.sharding.parameter_dtype, learner.dtype)
     shards = 1 if megatron else placed.fsdp_shards
     parameters = placed.local_parameters(shape.parameters) if megatron else shape.parameters
-    if config.policy.lora is not None and learner.path is None and learner.dtype is None:
+    shares_policy = config.reference_has_adapters and not process_layout(config).has_standalone("reference")
+    if shares_policy and config.policy.lora is not None:
         # the policy's weights with a copy of the initial adapters
         parameters = lora_parameters(shape, config.policy.lora)
     work = rank_workload(config, "reference", component.copies, inference=True)

@@ -15,6 +15,8 @@ from quintet.config.plan.parallelism import Parallelism, learner_parallelism, ne
 from quintet.config.problems import ConfigProblem, raise_problems
 
 LEARNERS = ("actor", "reference", "critic")
+SECTION_TITLES = {"reward": "reward model", "envs": "environments"}
+"""Names of components in messages where they differ from their section."""
 STARTED = "several devices are started by torchrun, see docs/ranks.md"
 MAX_DEVICES = 1 << 16
 """More devices are taken for a mistake."""
@@ -89,7 +91,7 @@ def place_components(config: Experiment) -> Placement:
         Component(name, _devices(config, name), _parallelism(config, name)) for name in _components(config)
     )
     # fine-tuning without reinforcement learning has its own key for devices
-    tuned = 0 if (stage := config.sft_only) is None else -(-stage.devices // placement.nodes)
+    tuned = 0 if config.sft_only is None else -(-config.sft_devices // placement.nodes)
     per_node = max(placement.devices_per_node, _engine_devices(config), tuned)
     return Placement(placement.nodes, per_node, placement.colocated, components)
 
@@ -112,8 +114,8 @@ def _components(config: Experiment) -> list[str]:
 
 
 def _devices(config: Experiment, name: str) -> tuple[int, ...]:
-    if (stage := config.sft_only) is not None:
-        return tuple(range(stage.devices))
+    if config.sft_only is not None:
+        return tuple(range(config.sft_devices))
     if name == "rollout" and (count := _engine_devices(config)):
         return tuple(range(count))
     placement = config.placement
@@ -185,16 +187,17 @@ def _check_cluster(composed: ComposedConfig) -> Iterator[ConfigProblem]:
 
 
 def _check_shared(composed: ComposedConfig, placement: Placement) -> Iterator[ConfigProblem]:
-    """Yield components that must share all devices of the actor or none of them, and share some."""
-    actor = placement.of("actor")
-    if actor is None:
-        return
-    for component in placement.components:
-        devices, shared = set(component.devices), set(component.devices).intersection(actor.devices)
-        if component.name != "rollout" and shared and shared != devices | set(actor.devices):
-            key = f"placement.{component.name}.devices"
-            problem = f"they share {format_ranges(sorted(shared))} with the actor, and must share all devices or none"
-            yield composed.problem(key, problem, f"nearest valid value: {key}={list(actor.devices)}")
+    """Yield components besides engines that share some devices with another one, and must share all or none."""
+    components = [component for component in placement.components if component.name not in ("rollout", "envs")]
+    for index, component in enumerate(components):
+        for other in components[:index]:
+            shared = set(component.devices).intersection(other.devices)
+            if shared and component.devices != other.devices:
+                key, name = f"placement.{component.name}.devices", SECTION_TITLES.get(other.name, other.name)
+                numbers = format_ranges(sorted(shared))
+                problem = f"they share {numbers} with the {name}, and must share all devices or none"
+                yield composed.problem(key, problem, f"nearest valid value: {key}={list(other.devices)}")
+                break
 
 
 def _check_missing(composed: ComposedConfig, placement: Placement, component: Component) -> Iterator[ConfigProblem]:
@@ -212,7 +215,12 @@ def _check_missing(composed: ComposedConfig, placement: Placement, component: Co
 def _check_workers(composed: ComposedConfig, component: Component) -> Iterator[ConfigProblem]:
     key, count = f"placement.{component.name}.devices_per_worker", len(component.devices)
     size = composed.value(key)
-    if composed.experiment.sft_only is None and count % size:
+    options = composed.experiment.rollout.engine_options
+    split = options.tensor_parallel * options.pipeline_parallel
+    if component.name == "rollout" and size not in (1, split):
+        problem = f"rollout.engine_options.tensor_parallel splits an engine over {split} devices"
+        yield composed.problem(key, problem, f"nearest valid value: {key}={split}")
+    elif composed.experiment.sft_only is None and count % size:
         hint = f"nearest valid value: {key}={nearest_number(size, divisors(count))}"
         yield composed.problem(key, f"it does not divide the {count} devices", hint)
 

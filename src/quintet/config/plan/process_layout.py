@@ -4,8 +4,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quintet.config.native.experiment import Experiment
-from quintet.config.plan.placement import Placement, place_components
+from quintet.config.plan.placement import SECTION_TITLES, Placement, place_components
 from quintet.config.torchrun import RankInfo
+
+RESTARTABLE = frozenset({"rollout"})
+"""Components that lose nothing that another process does not have."""
+STANDALONE_LEARNERS = ("reference", "critic", "reward")
+"""Components besides engines that may have devices without the actor."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandaloneLearners:
+    """Components besides engines with the same devices, which the actor does not use."""
+
+    components: tuple[str, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Name in messages."""
+        return " and ".join(SECTION_TITLES.get(name, name) for name in self.components)
+
+    def shard_writer(self, rank: int) -> str:
+        """Return the name of a rank that writes shards of a checkpoint, for example `2 (critic and reference)`."""
+        return f"{rank} ({self.name})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +59,25 @@ class ProcessLayout:
     def standalone_ranks(self) -> tuple[int, ...]:
         """Ranks without the actor that have a component."""
         return tuple(sorted({rank for ranks in self.standalone.values() for rank in ranks}))
+
+    @property
+    def restartable_ranks(self) -> frozenset[int]:
+        """Ranks whose process can be started again while the others continue: those that only have an engine."""
+        learners = {rank for name, ranks in self.standalone.items() if name not in RESTARTABLE for rank in ranks}
+        return frozenset(self.standalone_ranks) - learners
+
+    @property
+    def standalone_learners(self) -> tuple[StandaloneLearners, ...]:
+        """Components besides engines that have devices without the actor, by these devices."""
+        components: dict[tuple[int, ...], tuple[str, ...]] = {}
+        for name in STANDALONE_LEARNERS:
+            if ranks := self.standalone.get(name):
+                components[ranks] = (*components.get(ranks, ()), name)
+        return tuple(StandaloneLearners(names, ranks) for ranks, names in components.items())
+
+    def standalone_learners_of(self, rank: int) -> StandaloneLearners | None:
+        """Return those that a rank has."""
+        return next((learners for learners in self.standalone_learners if rank in learners.ranks), None)
 
     def local_device(self, rank: int) -> int:
         """Return the number of the rank's device on its node."""

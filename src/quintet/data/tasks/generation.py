@@ -9,10 +9,9 @@ from typing import Any, Final
 
 from quintet.data.data_files import write_atomically
 from quintet.data.tasks.task import Problem, Task, build_task
-from quintet.data.worker_pool import WorkerPool, serve
+from quintet.data.worker_pool import WorkerPool
 from quintet.errors import ConfigError, MachineError
 
-MODULE: Final = "quintet.data.tasks.generation"
 SPLITS: Final = ("train", "validation")
 PROBLEMS_PER_REQUEST: Final = 256
 """Problems per request to a worker."""
@@ -148,7 +147,7 @@ def _iter_problems(
         while True:
             yield task.problem(seed, number)
             number += 1
-    with WorkerPool(MODULE, {"task": name, "options": options, "seed": seed}, processes) as workers:
+    with WorkerPool(_create_handler, {"task": name, "options": options, "seed": seed}, processes) as workers:
         for block in workers.map({"first": start} for start in _iter_block_starts()):
             yield from (None if fields is None else Problem(**fields) for fields in block)
 
@@ -169,7 +168,3 @@ def _create_handler(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], A
         return [None if problem is None else asdict(problem) for problem in problems]
 
     return handle
-
-
-if __name__ == "__main__":
-    serve(_create_handler)

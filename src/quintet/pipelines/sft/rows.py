@@ -22,13 +22,12 @@ from quintet.data.conversations import (
 )
 from quintet.data.prompt_source import RowSource, SplitRows, open_split_files
 from quintet.data.row_order import RowOrder, sample_rows
-from quintet.data.worker_pool import WorkerPool, serve
+from quintet.data.worker_pool import WorkerPool
 from quintet.errors import ConfigError
 from quintet.pipelines.sft.stage import sft_config
 from quintet.policies.model_loading import load_tokenizer
 from quintet.tracking.progress import Progress
 
-MODULE: Final = "quintet.pipelines.sft.rows"
 MIN_ROWS_PER_WORKER: Final = 4096
 """Rows below which starting another worker takes longer than it saves."""
 ROWS_PER_REQUEST: Final = 128
@@ -167,7 +166,7 @@ def _encode(
     with progress.phase(phase_name, len(numbers), unit="row") as phase, ExitStack() as stack:
         if workers:
             setup = {"experiment": config.model_dump(mode="json"), "names": split.names, "key": split.key}
-            pool = stack.enter_context(WorkerPool(MODULE, setup, workers, tokenizer))
+            pool = stack.enter_context(WorkerPool(_prepare, setup, workers, tokenizer))
             rows = _encode_in_workers(numbers, pool)
         else:
             rows = map(RowEncoder(config, tokenizer, split), numbers)
@@ -216,7 +215,3 @@ def _prepare(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
         ]
 
     return answer
-
-
-if __name__ == "__main__":
-    serve(_prepare)

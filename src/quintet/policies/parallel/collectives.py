@@ -7,6 +7,8 @@ they get the same gradient.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,91 +16,54 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+TensorFn = Callable[[Tensor], Tensor]
 _all_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_into = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """`*_single` are the names since torch 2.13."""
 
 
-class _AllToAll(torch.autograd.Function):
+class _Collective(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, chunks: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        out = torch.empty_like(chunks, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(out, chunks.contiguous(), group=group)
-        return out
+    def forward(ctx: Any, values: Tensor, run: TensorFn, gradient: TensorFn) -> Tensor:
+        ctx.gradient = gradient
+        return run(values)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return all_to_all(grads[0], ctx.group), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.gradient(grads[0]), None, None
 
 
-class _AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        out = local.new_empty(group.size() * local.shape[0], *local.shape[1:])
-        _all_gather_into(out, local.contiguous(), group=group)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        grad = grads[0]
-        out = grad.new_empty(grad.shape[0] // ctx.group.size(), *grad.shape[1:])
-        _reduce_scatter_into(out, grad.contiguous(), group=ctx.group)
-        return out, None
-
-
-class _ScatterAllReduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, indices: Tensor, size: int, groups: tuple[ProcessGroup, ...]) -> Tensor:
-        ctx.save_for_backward(indices)
-        out = values.new_zeros(size, *values.shape[1:])
-        out[indices] = values
-        for group in groups:
-            dist.all_reduce(out, group=group)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        (indices,) = ctx.saved_tensors
-        return grads[0].index_select(0, indices), None, None, None
-
-
-class _AllReduceSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, group: ProcessGroup) -> Tensor:
-        out = local.clone()
-        dist.all_reduce(out, group=group)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0], None
-
-
-class _CopyToGroup(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        grad = grads[0].clone()
-        dist.all_reduce(grad, group=ctx.group)
-        return grad, None
+def differentiable(values: Tensor, run: TensorFn, gradient: TensorFn) -> Tensor:
+    """Return `run(values)`, with `gradient(grad)` as the gradient of `values`."""
+    out: Tensor = _Collective.apply(values, run, gradient)  # type: ignore[no-untyped-call]
+    return out
 
 
 def all_to_all(chunks: Tensor, group: ProcessGroup) -> Tensor:
     """Send chunk r of [ranks, …] to rank r and return the received chunks in the order of their senders."""
-    out: Tensor = _AllToAll.apply(chunks, group)  # type: ignore[no-untyped-call]
-    return out
+
+    def exchange(values: Tensor) -> Tensor:
+        out = torch.empty_like(values, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(out, values.contiguous(), group=group)
+        return out
+
+    return differentiable(chunks, exchange, exchange)
 
 
 def all_gather(local: Tensor, group: ProcessGroup) -> Tensor:
     """Concatenate the ranks' [n, …] to [ranks · n, …]; ranks may use the result differently."""
-    out: Tensor = _AllGather.apply(local, group)  # type: ignore[no-untyped-call]
-    return out
+
+    def gather(values: Tensor) -> Tensor:
+        out = values.new_empty(group.size() * values.shape[0], *values.shape[1:])
+        _all_gather_into(out, values.contiguous(), group=group)
+        return out
+
+    def reduce_scatter(grad: Tensor) -> Tensor:
+        out = grad.new_empty(grad.shape[0] // group.size(), *grad.shape[1:])
+        _reduce_scatter_into(out, grad.contiguous(), group=group)
+        return out
+
+    return differentiable(local, gather, reduce_scatter)
 
 
 def scatter_all_reduce(values: Tensor, indices: Tensor, size: int, groups: tuple[ProcessGroup, ...]) -> Tensor:
@@ -107,24 +72,33 @@ def scatter_all_reduce(values: Tensor, indices: Tensor, size: int, groups: tuple
     All ranks must compute the same from the result. A rank's gradient is that of its own rows only, so the gradients of
     parameters must be summed over the ranks.
     """
-    out: Tensor = _ScatterAllReduce.apply(values, indices, size, groups)  # type: ignore[no-untyped-call]
-    return out
+
+    def combine(rows: Tensor) -> Tensor:
+        out = rows.new_zeros(size, *rows.shape[1:])
+        out[indices] = rows
+        for group in groups:
+            dist.all_reduce(out, group=group)
+        return out
+
+    return differentiable(values, combine, lambda grad: grad.index_select(0, indices))
 
 
 def all_reduce_sum(local: Tensor, group: ProcessGroup) -> Tensor:
     """Return the sum over ranks, from which all ranks must compute the same."""
-    out: Tensor = _AllReduceSum.apply(local, group)  # type: ignore[no-untyped-call]
-    return out
+    return differentiable(local, partial(_all_reduced, group=group), lambda grad: grad)
 
 
 def copy_to_group(values: Tensor, group: ProcessGroup) -> Tensor:
     """Return `values`, equal on all ranks, for different uses on each rank: the gradient is summed over ranks."""
-    out: Tensor = _CopyToGroup.apply(values, group)  # type: ignore[no-untyped-call]
-    return out
+    return differentiable(values, lambda same: same.view_as(same), partial(_all_reduced, group=group))
 
 
 def all_reduce_max(local: Tensor, group: ProcessGroup) -> Tensor:
     """Return the elementwise maximum over ranks, without gradient."""
-    out = local.detach().clone()
-    dist.all_reduce(out, dist.ReduceOp.MAX, group=group)
+    return _all_reduced(local.detach(), group, dist.ReduceOp.MAX)
+
+
+def _all_reduced(values: Tensor, group: ProcessGroup, operation: Any = dist.ReduceOp.SUM) -> Tensor:
+    out = values.clone()
+    dist.all_reduce(out, operation, group=group)
     return out

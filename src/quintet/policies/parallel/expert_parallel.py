@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from quintet.errors import ConfigError
+from quintet.policies.parallel.collectives import differentiable
 from quintet.policies.parallel.dtensor_shards import dtensor_from_shard
 
 if TYPE_CHECKING:
@@ -50,50 +52,20 @@ class _Peers:
         dist.all_gather(received, padded, group=self.group)
         return torch.cat([shard[:count] for shard, count in zip(received, counts, strict=True)])
 
+    def exchange(self, rows: Tensor, send_counts: list[int], receive_counts: list[int]) -> Tensor:
+        """Call `all_to_all` with gradients."""
+        return differentiable(
+            rows,
+            lambda sent: self.all_to_all(sent, send_counts, receive_counts),
+            lambda grad: self.all_to_all(grad, receive_counts, send_counts),
+        )
+
     def reduce_scatter(self, rows: Tensor, counts: list[int]) -> Tensor:
         """Sum the peers' rows and return this rank's `counts[rank]` of them."""
         full = rows.contiguous().clone()
         dist.all_reduce(full, group=self.group)
         local: Tensor = torch.split(full, counts)[self.rank]
         return local
-
-
-class _AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, peers: _Peers, send_counts: list[int], receive_counts: list[int]) -> Tensor:
-        ctx.peers, ctx.send_counts, ctx.receive_counts = peers, send_counts, receive_counts
-        return peers.all_to_all(rows, send_counts, receive_counts)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return ctx.peers.all_to_all(grads[0], ctx.receive_counts, ctx.send_counts), None, None, None
-
-
-class _AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, peers: _Peers, counts: list[int]) -> Tensor:
-        ctx.peers, ctx.counts = peers, counts
-        return peers.all_gather(rows, counts)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return ctx.peers.reduce_scatter(grads[0], ctx.counts), None, None
-
-
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, peers: _Peers, counts: list[int]) -> Tensor:
-        ctx.peers, ctx.counts = peers, counts
-        return peers.reduce_scatter(rows, counts)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return ctx.peers.all_gather(grads[0].contiguous(), ctx.counts), None, None
-
-
-def _apply(function: type[torch.autograd.Function], *args: object) -> Tensor:
-    received: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
-    return received
 
 
 class _ExpertParallelLayer(nn.Module):
@@ -121,13 +93,13 @@ class _ExpertParallelLayer(nn.Module):
         counts = torch.bincount(expert_ids, minlength=peers.size * self.num_experts)
         received_counts = peers.all_to_all(counts, [self.num_experts] * peers.size, [self.num_experts] * peers.size)
         send_counts, receive_counts = (x.view(peers.size, -1).sum(1).tolist() for x in (counts, received_counts))
-        received = _apply(_AllToAll, states[order // index.shape[1]], peers, send_counts, receive_counts)
+        received = peers.exchange(states[order // index.shape[1]], send_counts, receive_counts)
         experts = (
             torch.arange(self.num_experts, device=expert_ids.device)
             .repeat(peers.size)
             .repeat_interleave(received_counts)
         )
-        outputs = _apply(_AllToAll, self._compute(received, experts), peers, receive_counts, send_counts)
+        outputs = peers.exchange(self._compute(received, experts), receive_counts, send_counts)
         weighted = outputs[order.argsort()].view(*index.shape, states.shape[1]) * weights[..., None]
         return weighted.sum(1).to(states.dtype)
 
@@ -136,13 +108,14 @@ class _ExpertParallelLayer(nn.Module):
         peers = self.peers
         num_local = torch.tensor([len(states)], device=states.device)
         counts = peers.all_gather(num_local, [1] * peers.size).tolist()
-        all_states, all_weights = (_apply(_AllGather, x, peers, counts) for x in (states, weights))
+        gather, scatter = partial(peers.all_gather, counts=counts), partial(peers.reduce_scatter, counts=counts)
+        all_states, all_weights = (differentiable(x, gather, scatter) for x in (states, weights))
         local = peers.all_gather(index, counts).reshape(-1) - peers.rank * self.num_experts
         pairs = ((local >= 0) & (local < self.num_experts)).nonzero().squeeze(-1)
         outputs = self._compute(all_states[pairs // index.shape[1]], local[pairs])
         weighted = (outputs * all_weights.reshape(-1)[pairs][:, None]).to(states.dtype)
         table = weighted.new_zeros(len(local), states.shape[1]).index_copy(0, pairs, weighted)
-        return _apply(_ReduceScatter, table.view(-1, *index.shape[1:], states.shape[1]).sum(1), peers, counts)
+        return differentiable(table.view(-1, *index.shape[1:], states.shape[1]).sum(1), scatter, gather)
 
     def _compute(self, rows: Tensor, experts: Tensor) -> Tensor:
         """Return the outputs [n, hidden] of the rows' local experts.

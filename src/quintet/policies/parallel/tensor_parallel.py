@@ -7,7 +7,7 @@ function receives the rank's heads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import gcd
 from typing import TYPE_CHECKING, Any, cast
 
@@ -199,10 +199,3 @@ def _iter_divided_sizes(model: nn.Module, config: Any) -> Iterator[tuple[str, in
     yield "attention heads", config.num_attention_heads
     if any(name.endswith("mlp.up_proj") for name, _ in model.named_modules()):
         yield "hidden units", config.intermediate_size
-
-
-def iter_full_tensors(parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the full tensors of parameters that may be DTensors, one at a time; collective."""
-    for name, tensor in parameters.items():
-        local = tensor.detach()
-        yield name, local.full_tensor() if isinstance(local, DTensor) else local

@@ -1,9 +1,10 @@
-"""An engine that is rebuilt when it dies; its unfinished requests are returned as failed."""
+"""An engine that is rebuilt when it dies; its unfinished requests can be submitted again, or are returned as failed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast, runtime_checkable
 
 from quintet.errors import MachineError
 from quintet.records import Failure, FinishReason, Generation, Request
@@ -29,30 +30,59 @@ class ConcurrentEngine(Protocol):
         """Start the steps whose result the next call of `step` returns."""
 
 
+@runtime_checkable
+class WaitableEngine(ConcurrentEngine, Protocol):
+    """A concurrent engine whose result can be waited for together with those of others. Between
+    `start_step` and `step` it gets no other call; only `busy` is read."""
+
+    def fileno(self) -> int:
+        """Return the file descriptor that is readable when the result of the started steps is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostRequest:
+    """A request that a dead engine did not finish."""
+
+    request: Request
+    failure: Failure
+    """Why the engine died."""
+
+
 class RestartingEngine:
     """Wraps the engine that `build_engine` returns, see `Engine`.
 
-    When the engine dies, its requests finish as `FinishReason.FAILED` with the cause, and a new engine is built, which
-    loads the current weights from `weights`.
+    When the engine dies, a new one is built, which loads the current weights from `weights`. `pop_lost` returns the
+    requests of the dead engine; otherwise they finish as `FinishReason.FAILED` with the cause.
     """
 
     def __init__(
         self,
         build_engine: Callable[[], Engine],
-        weights: Callable[[], Iterable[tuple[str, Tensor]]],
+        weights: Callable[[], Iterable[tuple[str, Tensor]]] | None,
         max_restarts: int = MAX_RESTARTS,
+        is_available: Callable[[], bool] = lambda: True,
     ) -> None:
+        """Without `weights`, a dead engine is replaced by the next `load_weights` and loses all requests until then.
+        `is_available` tells whether the engine can be built now: one whose process has died remains dead until `revive`
+        is called and its process has been started again."""
         self._build_engine = build_engine
         self._weights = weights
         self._max_restarts = max_restarts
-        self._engine = build_engine()
+        self._is_available = is_available
+        self._use(build_engine())
         self.weight_version = self._engine.weight_version
         self.restarts = 0
         """Number of engines built after the first one."""
         self._consecutive_restarts = 0
-        self._unfinished: set[int] = set()
-        self._failed: list[Generation] = []
+        self._unfinished: dict[int, Request] = {}
+        self._lost: list[LostRequest] = []
+        self._death: Failure | None = None
         self._reported_restarts = 0
+
+    def _use(self, engine: Engine) -> None:
+        self._engine = engine
+        # checks of a protocol take as long as everything else that is done for a step
+        self._is_concurrent, self._waitable = isinstance(engine, ConcurrentEngine), _waitable(engine)
 
     @property
     def current(self) -> Engine:
@@ -64,46 +94,75 @@ class RestartingEngine:
         return self._engine.max_model_len
 
     @property
+    def is_dead(self) -> bool:
+        """Whether the engine is dead until the next `load_weights` or `revive`."""
+        return self._death is not None
+
+    @property
     def busy(self) -> bool:
-        return bool(self._failed) or self._engine.busy
+        return bool(self._lost) or (self._death is None and self._engine.busy)
 
     def add_request(self, request: Request) -> None:
-        self._unfinished.add(request.id)
+        if self._death is not None:
+            self._lost.append(LostRequest(request, self._death))
+            return
+        self._unfinished[request.id] = request
         try:
             self._call(lambda: self._engine.add_request(request))
         except ValueError:
-            self._unfinished.discard(request.id)
+            self._unfinished.pop(request.id, None)
             raise
 
     def start_step(self) -> None:
         """Start the next step, if the engine computes in another process."""
-        if isinstance(self._engine, ConcurrentEngine) and self._engine.busy:
-            self._call(self._engine.start_step)
+        if self._death is None and self._is_concurrent and self._engine.busy:
+            self._call(cast(ConcurrentEngine, self._engine).start_step)
+
+    def result_fileno(self) -> int | None:
+        """Return the descriptor that is readable when the started step has a result; None if `step` computes it."""
+        return self._call(self._waitable.fileno) if self._death is None and self._waitable else None
 
     def step(self, count: int = 1) -> list[Generation]:
-        """See `Engine.step`; take up to `count` steps, unless the engine computes in another process.
+        """See `Engine.step`; take up to `count` steps, unless the engine computes in another process. Requests that are
+        lost in this call are returned as failed by the next one.
 
         Raises:
             MachineError: the engine keeps dying.
         """
-        steps = 1 if isinstance(self._engine, ConcurrentEngine) else count
-        generations = self._call(lambda: take_steps(self._engine, steps)) if self._engine.busy else None
-        failed, self._failed = self._failed, []
+        steps = 1 if self._is_concurrent else count
+        failed = [self._failed(lost) for lost in self.pop_lost()]
+        is_busy = self._death is None and self._engine.busy
+        generations = self._call(lambda: take_steps(self._engine, steps)) if is_busy else None
         if generations is None:
             return failed
-        self._unfinished.difference_update(generation.id for generation in generations)
+        for generation in generations:
+            self._unfinished.pop(generation.id, None)
         if any(generation.finish_reason is not FinishReason.FAILED for generation in generations):
             self._consecutive_restarts = 0
         return [*failed, *generations]
 
+    def pop_lost(self) -> list[LostRequest]:
+        """Return the requests that the engine has lost since the last call, in the order of their ids."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    def _failed(self, lost: LostRequest) -> Generation:
+        return failed_generation(lost.request, self.weight_version, lost.failure)
+
     def abort(self, ids: Collection[int]) -> list[Generation]:
         aborted = set(ids)
-        self._failed = [generation for generation in self._failed if generation.id not in aborted]
-        self._unfinished -= aborted
+        self._lost = [lost for lost in self._lost if lost.request.id not in aborted]
+        for number in aborted:
+            self._unfinished.pop(number, None)
         return self._call(lambda: self._engine.abort(ids)) or []
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         self.weight_version = version
+        if self._death is not None:
+            if self._is_available():
+                self._death = self._replace_engine(lambda: weights)
+                self._count_restart(self._death)
+            return
 
         def load() -> None:
             try:
@@ -132,7 +191,9 @@ class RestartingEngine:
         return {"engine/restarts": restarts}
 
     def _call(self, method: Callable[[], T]) -> T | None:
-        """The method's result; None if the engine died of it and was replaced."""
+        """The method's result; None if the engine is dead, or died of it and was replaced."""
+        if self._death is not None:
+            return None
         try:
             return method()
         except FATAL_ERRORS as error:
@@ -142,31 +203,60 @@ class RestartingEngine:
         return None
 
     def _restart(self, failure: Failure) -> None:
-        """Fail unfinished requests and build another engine.
+        """Store unfinished requests as lost and build another engine, if its weights can be read now.
 
         Raises:
             MachineError: the engine keeps dying.
         """
-        for number in sorted(self._unfinished):
-            self._failed.append(Generation(number, (), (), FinishReason.FAILED, self.weight_version, failure=failure))
+        self._lost += [LostRequest(self._unfinished[number], failure) for number in sorted(self._unfinished)]
         self._unfinished.clear()
         cause: Failure | None = failure
         while cause is not None:
-            self._consecutive_restarts += 1
-            if self._consecutive_restarts > self._max_restarts:
-                raise _too_many_restarts(self._max_restarts, cause)
-            cause = self._replace_engine()
+            if not self._is_available():
+                self._death = cause
+                return
+            self._count_restart(cause)
+            if self._weights is None:
+                self._death = cause
+                return
+            cause = self._replace_engine(self._weights)
 
-    def _replace_engine(self) -> Failure | None:
-        """Build another engine with the current weights. Return the cause if it dies at once."""
+    def revive(self) -> bool:
+        """Replace a dead engine if it is available again; return whether it lives.
+
+        Raises:
+            MachineError: the engine keeps dying.
+        """
+        if self._death is not None and self._weights is not None and self._is_available():
+            self._death = self._replace_engine(self._weights)
+            self._count_restart(self._death)
+        return self._death is None
+
+    def _count_restart(self, cause: Failure | None) -> None:
+        """
+        Raises:
+            MachineError: the engine keeps dying, this time of `cause`.
+        """
+        if cause is None:
+            return
+        self._consecutive_restarts += 1
+        if self._consecutive_restarts > self._max_restarts:
+            raise _too_many_restarts(self._max_restarts, cause)
+
+    def _replace_engine(self, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> Failure | None:
+        """Build another engine and load the weights. Return the cause if it dies at once."""
         self.restarts += 1
         _close(self._engine)
         try:
-            self._engine = self._build_engine()
-            self._engine.load_weights(self.weight_version, self._weights())
+            self._use(self._build_engine())
+            self._engine.load_weights(self.weight_version, weights())
         except FATAL_ERRORS as error:
             return engine_failure(error)
         return None
+
+
+def _waitable(engine: Engine) -> WaitableEngine | None:
+    return engine if isinstance(engine, WaitableEngine) else None
 
 
 def _close(engine: Engine) -> None:
@@ -175,6 +265,11 @@ def _close(engine: Engine) -> None:
     except (*FATAL_ERRORS, OSError):
         # a dead engine may fail to close
         return
+
+
+def failed_generation(request: Request, version: int, failure: Failure) -> Generation:
+    """Return the response to a request that failed, without tokens."""
+    return Generation(request.id, (), (), FinishReason.FAILED, version, failure=failure)
 
 
 def engine_failure(error: BaseException) -> Failure:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +34,10 @@ class SharedTensor:
     file_bytes: int
     offset: int
     """Position in the file, bytes."""
+
+
+StagedTensors = Sequence[SharedTensor] | Mapping[str, Tensor]
+"""Full tensors of the policy under Hugging Face names: in shared memory or, from another machine, as they are."""
 
 
 @dataclass(slots=True)
@@ -146,7 +150,11 @@ class SharedWeightsReader:
     _last: tuple[Sequence[SharedTensor], MappedWeights] | None = None
     """Places and weights of the last call, in most cases also those of the next one."""
 
-    def read(self, places: Sequence[SharedTensor]) -> MappedWeights:
+    def read(self, weights: StagedTensors) -> Iterable[tuple[str, Tensor]]:
+        """Return names and tensors, which are valid until the controller writes the next ones."""
+        return weights.items() if isinstance(weights, Mapping) else self.map(weights)
+
+    def map(self, places: Sequence[SharedTensor]) -> MappedWeights:
         """Return the weights at these places."""
         if self._last is None or self._last[0] != places:
             self._last = (places, MappedWeights((place, self._tensor(place)) for place in places))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,15 +18,10 @@ from typing import Any
 from quintet.config.torchrun import RankInfo
 from quintet.errors import SIGNALLED, ConfigError, MachineError
 from quintet.hardware import extra_packages, install_command
-from quintet.runtime.ray_cluster.node_processes import NodeProcesses, NodeStatus
+from quintet.runtime.ray_cluster.node_processes import NodeProcesses
+from quintet.runtime.ray_cluster.rank_watch import LOST_SECONDS, POLL_SECONDS, Node, RankFailureError, RankWatch
 from quintet.runtime.signals import StopRequest, stop_on_signals
 
-POLL_SECONDS = 0.5
-"""Interval at which the nodes are asked for the state of their ranks."""
-LOST_SECONDS = 10.0
-"""A node that does not answer for so long, or a rank that is stopped for so long, is lost."""
-EXIT_SECONDS = 15.0
-"""Time for the other ranks to end after the first one has failed."""
 OBJECT_STORE_BYTES = 100 << 20
 """Object store of a local Ray, which passes only small messages."""
 FORWARDED = ("NCCL_", "GLOO_", "OMP_", "TORCH_", "CUDA_LAUNCH_", "HF_", "WANDB_", "QUINTET_", "PYTHONPATH")
@@ -46,10 +40,8 @@ class RankCommand:
     """Number of ranks, in total and per node."""
     start_seconds: float
     """Time to wait for devices."""
-
-
-class RankFailureError(Exception):
-    """Ranks ended, or hang, for a cause that may not recur: the run can continue from its last checkpoint."""
+    restartable: frozenset[int] = frozenset()
+    """Ranks that are started again alone when they fail; the failure of any other rank restarts all."""
 
 
 def run_on_ray(address: str, command: RankCommand, max_restarts: int, show: Callable[[str], None]) -> int:
@@ -71,7 +63,7 @@ def run_on_ray(address: str, command: RankCommand, max_restarts: int, show: Call
             try:
                 resources = _wait_for_resources(command.ranks, wait_seconds, stop, show)
                 with _placed(command, resources, stop) as nodes:
-                    return _watch(nodes, stop, show)
+                    return RankWatch(nodes, stop, show, command.restartable, max_restarts).run()
             except RankFailureError as error:
                 if stop:
                     return SIGNALLED + stop.number  # type: ignore[operator]  # set, since it is true
@@ -121,36 +113,8 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=LOST_SECONDS).close()
 
 
-@dataclass(slots=True)
-class _Node:
-    """A node with its actor."""
-
-    host: str
-    actor: Any
-    ranks: Sequence[int]
-    stopped_since: float | None = None
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `NodeProcesses`.
-
-        Raises:
-            RankFailureError: the node does not answer.
-        """
-        import ray
-
-        try:
-            return ray.get(getattr(self.actor, method).remote(*arguments), timeout=LOST_SECONDS)
-        except ray.exceptions.GetTimeoutError:
-            raise RankFailureError(f"node {self.host} does not answer for {LOST_SECONDS:g} seconds") from None
-        except ray.exceptions.RayTaskError as error:
-            raise error.as_instanceof_cause() from error
-        except ray.exceptions.RayError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise RankFailureError(f"node {self.host} is lost: {reason}") from error
-
-
 @contextmanager
-def _placed(command: RankCommand, resources: Mapping[str, float], stop: StopRequest) -> Iterator[list[_Node]]:
+def _placed(command: RankCommand, resources: Mapping[str, float], stop: StopRequest) -> Iterator[list[Node]]:
     """Start the ranks on nodes with enough devices; kill those that are left in the end."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -253,12 +217,12 @@ def _hosts(group: Any) -> list[str]:
     return [addresses[node_ids[index]] for index in range(len(node_ids))]
 
 
-def _start_ranks(command: RankCommand, actors: Sequence[Any], hosts: Sequence[str]) -> list[_Node]:
+def _start_ranks(command: RankCommand, actors: Sequence[Any], hosts: Sequence[str]) -> list[Node]:
     """Start the ranks on the nodes, which are sorted by address: their order varies from start to start."""
     per_node = command.ranks.local_size
     order = sorted(range(len(hosts)), key=lambda index: [part.zfill(3) for part in hosts[index].split(".")])
     nodes = [
-        _Node(hosts[index], actors[index], range(number * per_node, (number + 1) * per_node))
+        Node(hosts[index], actors[index], range(number * per_node, (number + 1) * per_node))
         for number, index in enumerate(order)
     ]
     port = nodes[0].call("free_port", nodes[0].host)
@@ -276,50 +240,3 @@ def _start_ranks(command: RankCommand, actors: Sequence[Any], hosts: Sequence[st
             hint = "install quintet on all nodes at the same path, and use a directory that all nodes share"
             raise MachineError(message, hint) from error
     return nodes
-
-
-def _watch(nodes: Sequence[_Node], stop: StopRequest, show: Callable[[str], None]) -> int:
-    """Show the output of rank 0 until all ranks have ended; return its exit status.
-
-    Raises:
-        RankFailureError: a rank was killed or is stopped, or a node is lost.
-    """
-    signalled, failed_at = False, None
-    while True:
-        if stop and not signalled:
-            signalled = True
-            nodes[0].call("send_signal", int(stop.number or signal.SIGTERM), 0)
-        statuses = [node.call("status") for node in nodes]
-        show(statuses[0].output)
-        _check_stopped(nodes, statuses)
-        codes = {rank: code for status in statuses for rank, code in status.exit_codes.items()}
-        if len(codes) == sum(len(node.ranks) for node in nodes):
-            show(nodes[0].call("status").output)
-            break
-        failed_at = failed_at or (time.monotonic() if any(codes.values()) else None)
-        if failed_at is not None and time.monotonic() - failed_at > EXIT_SECONDS:
-            break
-        time.sleep(POLL_SECONDS)
-    killed = {rank: -code for rank, code in codes.items() if code < 0}
-    if killed:
-        raise RankFailureError(_describe_death(nodes, *next(iter(killed.items()))))
-    return codes.get(0) or next((code for code in codes.values() if code), 0)
-
-
-def _check_stopped(nodes: Sequence[_Node], statuses: Sequence[NodeStatus]) -> None:
-    """
-    Raises:
-        RankFailureError: a rank has been stopped for `LOST_SECONDS`.
-    """
-    now = time.monotonic()
-    for node, status in zip(nodes, statuses, strict=True):
-        node.stopped_since = (node.stopped_since or now) if status.stopped else None
-        if node.stopped_since is not None and now - node.stopped_since > LOST_SECONDS:
-            raise RankFailureError(f"rank {status.stopped[0]} on {node.host} is stopped (SIGSTOP)")
-
-
-def _describe_death(nodes: Sequence[_Node], rank: int, number: int) -> str:
-    node = next(node for node in nodes if rank in node.ranks)
-    name = signal.Signals(number).name if number in {each.value for each in signal.Signals} else f"signal {number}"
-    cause = ", probably because the node ran out of memory" if number == signal.SIGKILL else ""
-    return f"rank {rank} on {node.host} was killed by {name}{cause}"

@@ -34,6 +34,9 @@ class NodeProcesses:
     """The ranks of one node."""
 
     def __init__(self) -> None:
+        self._command: list[str] = []
+        self._working_directory = ""
+        self._environments: dict[int, dict[str, str]] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="quintet-"))
         self._read_bytes = 0
@@ -49,17 +52,27 @@ class NodeProcesses:
         Raises:
             OSError: the directory does not exist on this node, or the program cannot be started.
         """
-        for rank, variables in environments.items():
-            with self._log(rank).open("wb") as log:
-                self._processes[rank] = subprocess.Popen(  # noqa: S603 - our own module
-                    [*command],
-                    cwd=directory,
-                    env={**os.environ, **variables},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # the launcher forwards signals of the terminal
-                )
+        self._command, self._working_directory = list(command), directory
+        self._environments = {rank: dict(variables) for rank, variables in environments.items()}
+        for rank in environments:
+            self.restart(rank)
+
+    def restart(self, rank: int) -> None:
+        """Start a rank, which has not been started yet or has ended; its output is appended.
+
+        Raises:
+            OSError: the directory does not exist on this node, or the program cannot be started.
+        """
+        with self._log(rank).open("ab") as log:
+            self._processes[rank] = subprocess.Popen(  # noqa: S603 - our own module
+                self._command,
+                cwd=self._working_directory,
+                env={**os.environ, **self._environments[rank]},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # the launcher forwards signals of the terminal
+            )
 
     def status(self) -> NodeStatus:
         """Return the state of the ranks."""

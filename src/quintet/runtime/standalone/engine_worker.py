@@ -10,7 +10,7 @@ import torch
 
 from quintet.config.native.experiment import Experiment
 from quintet.records import Request
-from quintet.rollout.engines.shared_weights import SharedTensor, SharedWeightsReader
+from quintet.rollout.engines.shared_weights import SharedTensor, SharedWeightsReader, StagedTensors
 from quintet.runtime.engine_worker import EngineRunner
 from quintet.runtime.engines import load_engine_model, load_policy_tokenizer, local_engine_builder
 from quintet.runtime.process_settings import configure_process
@@ -70,10 +70,7 @@ class LocalStandaloneEngine:
     def abort(self, ids: Sequence[int]) -> EngineReport | None:
         return self._engine.abort(ids)
 
-    def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> EngineReport | None:
-        return self._engine.load_weights(version, weights.items())
-
-    def load_shared_weights(self, version: int, weights: Sequence[SharedTensor]) -> EngineReport | None:
+    def load_weights(self, version: int, weights: StagedTensors) -> EngineReport | None:
         return self._engine.load_weights(version, self._shared_weights.read(weights))
 
     def join_broadcast_group(self, address: GroupAddress, rank: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,8 @@ from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE, EngineAction
-from quintet.runtime.standalone.listener import StandaloneWorker
-from quintet.runtime.standalone.weight_staging import WeightStaging
+from quintet.runtime.standalone.engine_weights import EngineWeights
+from quintet.runtime.standalone.listener import StandaloneWorker, WorkerLostError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,54 +30,46 @@ class StandaloneEngines:
         config: Experiment,
         policy: Path,
         weights: Callable[[], Iterator[tuple[str, Tensor]]],
+        take_arrived: Callable[[], Sequence[StandaloneWorker]] = tuple,
     ) -> None:
-        """Start to build engines with the model at `policy` on the workers; `weights` yields those of the learner."""
-        self._config = config
-        self._policy = policy
-        self.staging = WeightStaging(config, weights)
-        self._engines = [StandaloneEngine(self, worker) for worker in workers]
-        for engine in self._engines:
-            engine.start_build()
+        """Start to build engines with the model at `policy` on the workers; `weights` yields those of the learner, and
+        `take_arrived` returns workers that were started again."""
+        self._build_call = RemoteCall(STANDALONE_ENGINE, "build", {"config": config, "policy": policy})
+        self._weights = weights
+        self._take_arrived = take_arrived
+        self.staged = EngineWeights(config)
+        """Weights of the last `stage`."""
+        self._engines = {worker.rank: StandaloneEngine(self, worker) for worker in workers}
+        for engine in self._engines.values():
+            engine.start_build(self._build_call)
 
     def engines(self) -> list[RestartingEngine]:
         """Return the engines by rank of their worker."""
-        for engine in self._engines:
+        for engine in self._engines.values():
             engine.finish_build()
-        self.staging.connect(STANDALONE_ENGINE, [engine.worker for engine in self._engines])
-        return [RestartingEngine(partial(self._rebuild, engine), tuple) for engine in self._engines]
+        self.staged.connect([engine.worker for engine in self._engines.values()])
+        return [
+            RestartingEngine(engine.rebuilt, tuple, is_available=partial(self._is_available, engine))
+            for engine in self._engines.values()
+        ]
 
-    def build_call(self) -> RemoteCall:
-        """Return the call that builds an engine."""
-        return RemoteCall(STANDALONE_ENGINE, "build", {"config": self._config, "policy": self._policy})
-
-    def _rebuild(self, engine: StandaloneEngine) -> StandaloneEngine:
-        """Return the engine, after replacing it if it has died.
-
-        Raises:
-            EngineError: it dies while it is built.
-        """
-        if engine.has_died:
-            engine.rebuild()
-        return engine
+    def _is_available(self, engine: StandaloneEngine) -> bool:
+        """Return whether the engine's worker can build it now; give workers that were started again to their engines,
+        which they start to build."""
+        for worker in self._take_arrived():
+            if (restarted := self._engines.get(worker.rank)) is not None:
+                restarted.worker = worker
+                restarted.start_build(self._build_call)
+        return engine.is_available
 
     def stage(self) -> None:
         """Copy the learner's current weights to where the engines load them from."""
         if self._engines:
-            self.finish()
-            self.staging.stage()
-
-    def finish(self) -> None:
-        """Wait until the engines have executed their calls.
-
-        Raises:
-            EngineError: an engine has died.
-        """
-        for engine in self._engines:
-            engine.finish()
+            self.staged.stage(self._weights())
 
     def close(self) -> None:
         """Release the memory of the weights."""
-        self.staging.close()
+        self.staged.close()
 
 
 class StandaloneEngine:
@@ -90,7 +83,8 @@ class StandaloneEngine:
         self.worker = worker
         self.max_model_len = 0
         self.weight_version = 0
-        self.has_died = False
+        self._has_died = False
+        """Whether the engine has died, and its worker lives."""
         self._group = group
         self._started: str | None = None
         """Method whose result has not been taken."""
@@ -109,26 +103,41 @@ class StandaloneEngine:
         """See `WaitableEngine.fileno`."""
         return self.worker.fileno()
 
-    def start_build(self) -> None:
+    @property
+    def is_available(self) -> bool:
+        """Whether `rebuilt` returns without waiting for another process."""
+        if self.worker.lost_reason is not None:
+            return False
+        return self._started != "build" or bool(wait([self.fileno()], 0))
+
+    def start_build(self, call: RemoteCall) -> None:
         """Start to build the engine in the worker."""
-        self.worker.start(self._group.build_call())
+        self._requests.clear()
+        self._start(call)
 
     def finish_build(self) -> None:
         """Wait until the engine is built.
 
         Raises:
             MachineError: the worker cannot build it.
+            WorkerLostError: the worker is lost.
         """
-        self.max_model_len = int(self.worker.finish())
+        if self._started == "build":
+            self._started = None
+            self.max_model_len = int(self.worker.finish())
 
-    def rebuild(self) -> None:
-        """Replace the dead engine in the worker.
+    def rebuilt(self) -> StandaloneEngine:
+        """Return this engine, after it was built again if it had died.
 
         Raises:
-            EngineError: the new one dies, too.
+            EngineError: it dies while it is built.
+            WorkerLostError: the worker is lost.
         """
-        self.has_died = False
-        self._call("rebuild")
+        self.finish_build()
+        if self._has_died:
+            self._has_died = False
+            self._call("rebuild")
+        return self
 
     def add_request(self, request: Request) -> None:
         if len(request.prompt) >= self.max_model_len:
@@ -140,7 +149,7 @@ class StandaloneEngine:
         """See `ConcurrentEngine.start_step`."""
         if self._started is None:
             requests, self._requests = self._requests, []
-            self._start(RemoteCall(STANDALONE_ENGINE, "step", {"requests": requests}))
+            self._start_call("step", requests=requests)
 
     def step(self) -> list[Generation]:
         self.start_step()
@@ -162,7 +171,7 @@ class StandaloneEngine:
         """See `Engine.load_weights`: the engine loads the staged weights of its group, so `weights` are not read. A
         failure is raised by the next call."""
         self.finish()
-        self._start(self._group.staging.load_call(STANDALONE_ENGINE, self.worker, version))
+        self._start(self._group.staged.load_call(self.worker, version))
         self.weight_version = version
 
     def weights(self) -> Iterable[tuple[str, Tensor]] | None:
@@ -191,30 +200,42 @@ class StandaloneEngine:
 
         Raises:
             EngineError: the engine has died.
+            WorkerLostError: the worker is lost.
         """
         if self._started is not None:
             self._started = None
-            report = self.worker.finish()
+            try:
+                report = self.worker.finish()
+            except WorkerLostError:
+                self._drop_requests()
+                raise
             if report is not None:
                 self._generations += report.generations
                 self._unfinished.difference_update(generation.id for generation in report.generations)
                 if report.failure is not None:
                     self._failure = f"{report.failure.error_type}: {report.failure.message}"
-        self._raise_failure()
+        if self._failure is not None:
+            failure, self._failure, self._has_died = self._failure, None, True
+            self._drop_requests()
+            raise EngineError(failure)
+
+    def _drop_requests(self) -> None:
+        self._unfinished.clear()
+        self._requests.clear()
+        self._generations.clear()
 
     def _call(self, method: str, **arguments: Any) -> None:
         self.finish()
-        self._start(RemoteCall(STANDALONE_ENGINE, method, arguments))
+        self._start_call(method, **arguments)
         self.finish()
 
-    def _start(self, call: RemoteCall) -> None:
-        self.worker.start(call)
-        self._started = call.method
+    def _start_call(self, method: str, **arguments: Any) -> None:
+        self._start(RemoteCall(STANDALONE_ENGINE, method, arguments))
 
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            failure, self._failure, self.has_died = self._failure, None, True
-            self._unfinished.clear()
-            self._requests.clear()
-            self._generations.clear()
-            raise EngineError(failure)
+    def _start(self, call: RemoteCall) -> None:
+        try:
+            self.worker.start(call)
+        except WorkerLostError:
+            self._drop_requests()
+            raise
+        self._started = call.method

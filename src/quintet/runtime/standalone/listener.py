@@ -26,6 +26,9 @@ HELLO_SECONDS = 10.0
 HEARTBEAT_SECONDS = 1.0
 POLL_SECONDS = 0.05
 MAX_HELLO_BYTES = 1 << 14
+Role = Literal["engine", "learners"]
+"""What the calls of a worker are about. A process with both connects as two workers, which execute their calls at the
+same time."""
 
 
 class WorkerLostError(RuntimeError):
@@ -46,6 +49,7 @@ class WorkerHello:
     """Machine, and its namespaces; see `process_namespace`."""
     fingerprint: str
     """Hash of version and configuration."""
+    role: Role = "engine"
 
     def send(self, connected: socket.socket) -> None:
         """Introduce this process to the controller.
@@ -67,6 +71,7 @@ class StandaloneWorker:
     pid: int
     host: str
     messages: MessageSocket
+    role: Role = "engine"
     lost_reason: str | None = None
     """Why the worker cannot be called any more."""
 
@@ -114,8 +119,12 @@ class StandaloneWorker:
         self.messages.shutdown()
 
     def _lost(self, error: Exception) -> WorkerLostError:
-        reason = self.lost_reason or f"has ended ({error})"
-        return WorkerLostError(f"the standalone worker of rank {self.rank} (process {self.pid}) {reason}")
+        self.lost_reason = self.lost_reason or f"has ended ({error})"
+        return self.lost_error()
+
+    def lost_error(self) -> WorkerLostError:
+        """Return the error that says why the worker is lost."""
+        return WorkerLostError(f"the standalone worker of rank {self.rank} (process {self.pid}) {self.lost_reason}")
 
 
 @dataclass(slots=True)
@@ -152,22 +161,21 @@ class WorkerListener:
         host, port = self._server.getsockname()[:2]
         return str(host), int(port)
 
-    def take_arrived(self) -> list[StandaloneWorker]:
-        """Return the workers that have connected since the last call, by rank."""
+    def take_arrived(self, role: Role = "engine") -> list[StandaloneWorker]:
+        """Return the workers with this role that have connected since the last call, by rank."""
         with self._lock:
-            arrived, self._arrived = self._arrived, []
+            arrived = [each for each in self._arrived if each.role == role]
+            self._arrived = [each for each in self._arrived if each not in arrived]
         return sorted((worker for worker in arrived if worker.lost_reason is None), key=lambda worker: worker.rank)
 
-    def wait_for(self, ranks: Collection[int], timeout_seconds: float) -> list[StandaloneWorker]:
-        """Wait until the workers of all `ranks` have connected; return them by rank.
+    def wait_for(self, ranks: Collection[int], timeout_seconds: float, role: Role = "engine") -> list[StandaloneWorker]:
+        """Wait until the workers of all `ranks` with this role have connected; return them by rank.
 
         Raises:
             MachineError: some did not connect in time; the message names them.
         """
-        workers: dict[int, StandaloneWorker] = {}
         deadline = time.monotonic() + timeout_seconds
-        while missing := sorted(set(ranks) - workers.keys()):
-            workers |= {worker.rank: worker for worker in self.take_arrived()}
+        while missing := sorted(set(ranks) - self._living(role).keys()):
             if time.monotonic() > deadline:
                 names = ", ".join(map(str, missing))
                 raise MachineError(
@@ -176,11 +184,23 @@ class WorkerListener:
                     "placement.join_timeout_seconds",
                 )
             time.sleep(POLL_SECONDS)
-        return [workers[rank] for rank in sorted(workers)]
+        workers = self._living(role)
+        with self._lock:
+            self._arrived = [each for each in self._arrived if each.role != role or each.rank not in workers]
+        return [workers[rank] for rank in sorted(ranks)]
+
+    def _living(self, role: Role) -> dict[int, StandaloneWorker]:
+        """Return the workers with this role that are connected, by rank."""
+        workers = [connections.worker for connections in list(self._connections.values())]
+        living = (worker for worker in workers if worker is not None and worker.lost_reason is None)
+        return {worker.rank: worker for worker in living if worker.role == role}
 
     def close(self) -> None:
-        """Stop listening."""
+        """Let all workers end, and stop listening."""
         self._closed.set()
+        for connections in list(self._connections.values()):
+            if connections.worker is not None:
+                connections.worker.stop()
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
@@ -230,7 +250,7 @@ class WorkerListener:
                 connections.last_heartbeat = time.monotonic()
                 connections.heartbeats.setblocking(False)
                 messages = MessageSocket(connections.calls)
-                connections.worker = StandaloneWorker(hello.rank, hello.pid, hello.host, messages)
+                connections.worker = StandaloneWorker(hello.rank, hello.pid, hello.host, messages, hello.role)
                 self._arrived.append(connections.worker)
 
     def _watch(self) -> None:

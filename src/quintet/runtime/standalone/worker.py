@@ -6,28 +6,37 @@ Such a process connects to the controller, executes its calls one after another,
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from quintet.errors import MachineError
 from quintet.runtime.remote_call import STOP, RemoteCall
-from quintet.runtime.remote_interface import STANDALONE_ENGINE
+from quintet.runtime.remote_interface import CRITIC, REFERENCE, REWARD_MODEL, STANDALONE_ENGINE, STANDALONE_LEARNERS
 from quintet.runtime.standalone.engine_worker import LocalStandaloneEngine
-from quintet.runtime.standalone.listener import HEARTBEAT_SECONDS, WorkerHello, WorkerListener
+from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
+from quintet.runtime.standalone.listener import HEARTBEAT_SECONDS, Role, WorkerHello, WorkerListener
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
-from quintet.runtime.worker import ignored_signals
-from quintet.training.parallel.rendezvous import process_namespace
+from quintet.runtime.worker import execute_call, ignored_signals
+from quintet.tracking.run_processes import process_namespace
+from quintet.training.parallel.rendezvous import RankDiedError, Rendezvous
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
+logger = logging.getLogger(__name__)
+LEARNER_TARGETS = {STANDALONE_LEARNERS: "", CRITIC: "critic", REFERENCE: "reference", REWARD_MODEL: "reward_model"}
+"""Attributes of `LocalStandaloneLearners` by target."""
 ADDRESS_KEY = "controller"
 """Key of the rendezvous store under which the controller's address is."""
 
@@ -69,47 +78,102 @@ class ControllerAddress:
 class StandaloneComponents:
     """Executes calls with the components of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, learners: LocalStandaloneLearners | None = None) -> None:
+        """`learners` are the components besides an engine, if there are any."""
         self._engine = LocalStandaloneEngine()
+        self._learners = learners
 
     def execute(self, call: RemoteCall) -> Any:
-        """Call the method that the call names.
+        """Call the method, or return the property, that the call names.
 
         Raises:
             ValueError: this process does not have the target.
         """
-        if call.target != STANDALONE_ENGINE:
-            raise ValueError(f"a standalone worker has no {call.target}")
-        return getattr(self._engine, call.method)(**call.arguments)
+        return execute_call(call, self._resolve)
+
+    def _resolve(self, target: str) -> Any:
+        if target == STANDALONE_ENGINE:
+            return self._engine
+        if self._learners is None or target not in LEARNER_TARGETS:
+            raise ValueError(f"a standalone worker has no {target}")
+        component = getattr(self._learners, LEARNER_TARGETS[target]) if LEARNER_TARGETS[target] else self._learners
+        if component is None:
+            raise ValueError(f"{target} was called before it was created")
+        return component
 
     def close(self) -> None:
         """Release the components."""
         self._engine.close()
 
 
-def run_standalone_worker(address: ControllerAddress, rank: int, fingerprint: str) -> None:
-    """Execute the calls of the controller until it sends `STOP`. SIGINT and SIGTERM are ignored: it ends the run.
+@dataclass(frozen=True, slots=True)
+class StandaloneProcess:
+    """A process with components on a device that the actor does not use."""
+
+    address: ControllerAddress
+    rank: int
+    fingerprint: str
+    """Hash of version and configuration."""
+    rendezvous: Rendezvous | None = None
+    """The processes with the same components besides engines, if this one has any."""
+
+    def run(self, learners: LocalStandaloneLearners | None = None, *, has_engine: bool = True) -> None:
+        """Execute the calls of the controller until it sends `STOP`. SIGINT and SIGTERM are ignored: it ends the run.
+
+        Raises:
+            MachineError: the controller cannot be reached, refuses this process, or has ended.
+        """
+        components = StandaloneComponents(learners)
+        gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
+        with ignored_signals(), ThreadPoolExecutor(1, "engine", _use_gpu, (gpu,)) as thread:
+            try:
+                if learners is None:
+                    self._work("engine", components)
+                    return
+                engine = thread.submit(self._work, "engine", components) if has_engine else None
+                self._work("learners", components)
+                if engine is not None:
+                    engine.result()
+            finally:
+                components.close()
+
+    def _work(self, role: Role, components: StandaloneComponents) -> None:
+        """Connect to the controller, and execute its calls to this role."""
+        process = (self.rank, os.getpid(), process_namespace(), self.fingerprint)
+        calls, heartbeats = _connect_twice(
+            self.address, WorkerHello(self.address.token, "calls", secrets.token_hex(8), *process, role)
+        )
+        with _sent_heartbeats(heartbeats):
+            try:
+                _serve(MessageSocket(calls), components, self._translated)
+            except ConnectionLostError as error:
+                raise MachineError(f"rank {self.rank} ends: the controller (rank 0) has ended") from error
+
+    def _translated(self, error: Exception) -> Exception:
+        """Return the death of another rank as the cause of an error if it is."""
+        if self.rendezvous is not None and isinstance(error, RuntimeError):
+            cause = self.rendezvous.death_cause(error)
+            return error if cause is None else RankDiedError(f"another rank is lost: {cause}")
+        return error
+
+
+def _use_gpu(gpu: int | None) -> None:
+    """Make a GPU that of this thread."""
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
+
+
+def _connect_twice(address: ControllerAddress, hello: WorkerHello) -> tuple[socket.socket, socket.socket]:
+    """Return the connections for calls and for heartbeats.
 
     Raises:
-        MachineError: the controller cannot be reached, refuses this process, or has ended.
+        MachineError: the controller cannot be reached, or refuses this process.
     """
-    hello = WorkerHello(
-        address.token, "calls", secrets.token_hex(8), rank, os.getpid(), process_namespace(), fingerprint
-    )
     try:
-        calls = _connect(address, hello)
-        heartbeats = _connect(address, replace(hello, purpose="heartbeats"))
+        return _connect(address, hello), _connect(address, replace(hello, purpose="heartbeats"))
     except OSError as error:
         where = f"{address.host}:{address.port}"
-        raise MachineError(f"rank {rank} cannot connect to the controller at {where}: {error}") from error
-    components = StandaloneComponents()
-    with ignored_signals(), _sent_heartbeats(heartbeats):
-        try:
-            _serve(MessageSocket(calls), components)
-        except ConnectionLostError as error:
-            raise MachineError(f"rank {rank} ends: the controller (rank 0) has ended") from error
-        finally:
-            components.close()
+        raise MachineError(f"rank {hello.rank} cannot connect to the controller at {where}: {error}") from error
 
 
 def _connect(address: ControllerAddress, hello: WorkerHello) -> socket.socket:
@@ -120,19 +184,39 @@ def _connect(address: ControllerAddress, hello: WorkerHello) -> socket.socket:
     return connected
 
 
-def _serve(messages: MessageSocket, components: StandaloneComponents) -> None:
-    """Execute calls until `STOP`. An error of a call is sent to the controller, which decides what follows from it.
+def _serve(
+    messages: MessageSocket, components: StandaloneComponents, translated: Callable[[Exception], Exception]
+) -> None:
+    """Execute calls until `STOP`. An error of a call is sent to the controller as `translated`; the controller decides
+    what follows from it.
 
     Raises:
         ConnectionLostError: the controller is gone.
     """
     while (call := messages.receive_call()) != STOP:
-        try:
-            result = components.execute(call)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the controller reports it
-            messages.send_error(error)
-        else:
+        result, error = _outcome(components, call)
+        if error is None:
             messages.send_result(result)
+        else:
+            messages.send_error(translated(error))
+
+
+def _outcome(components: StandaloneComponents, call: RemoteCall) -> tuple[Any, Exception | None]:
+    """Return the result of a call, or its error."""
+    try:
+        return components.execute(call), None
+    except Exception as error:  # whatever it is, the controller reports it
+        logger.warning("%s.%s failed", call.target, call.method, exc_info=True)
+        return None, error
+
+
+def _execute(call: RemoteCall, components: StandaloneComponents) -> Any:
+    """Return the result of a call, or its error, whatever it is: the controller reports it."""
+    try:
+        return components.execute(call)
+    except Exception as error:
+        logger.warning("%s.%s failed", call.target, call.method, exc_info=True)
+        return error
 
 
 @contextmanager

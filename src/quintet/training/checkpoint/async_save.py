@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
@@ -24,7 +24,7 @@ WriteFiles = Callable[[Path], None]
 """Function that writes files into a checkpoint's staging directory."""
 POLL_SECONDS = 0.02
 RANK_STATUS_DIRECTORY = ".parts"
-"""Directory of the other ranks' status files `<rank>.written` or `<rank>.failed`, with the reason. They exist under
+"""Directory of the other ranks' status files `<name>.written` or `<name>.failed`, with the reason. They exist under
 another name from the beginning, so that they can be reported even if the disk is full."""
 
 
@@ -36,17 +36,17 @@ class AsyncCheckpointer:
         root: Path,
         *,
         keep: int,
-        num_other_ranks: int = 0,
+        other_ranks: Sequence[str] = (),
         publish: Callable[[Path], None] | None = None,
         timeout_seconds: float = 1800.0,
         check_alive: Callable[[], None] | None = None,
     ) -> None:
-        """`num_other_ranks` ranks write shards of their own; after its own files are written, this rank waits
+        """The ranks called `other_ranks` write shards of their own; after its own files are written, this rank waits
         `timeout_seconds` for them, unless `check_alive` raises because a rank has died. `publish(directory)` is
         called in the background with each complete checkpoint."""
         self._root = root
         self._keep = keep
-        self._num_other_ranks = num_other_ranks
+        self._other_ranks = other_ranks
         self._publish = publish
         self._timeout = timeout_seconds
         self._check_alive = check_alive
@@ -71,7 +71,7 @@ class AsyncCheckpointer:
         self.wait()
         root = root or self._root
         staging = create_staging_directory(root, step)
-        if self._num_other_ranks:
+        if self._other_ranks:
             (staging / RANK_STATUS_DIRECTORY).mkdir()
         self._writer.start(partial(self._write, root, step, deepcopy(state), copy(staging), delete))
 
@@ -101,11 +101,11 @@ class AsyncCheckpointer:
         staging = staging_directory(root, step)
         try:
             write(staging)
-            if self._num_other_ranks:
+            if self._other_ranks:
                 self._wait_for_other_ranks(staging / RANK_STATUS_DIRECTORY)
             final = finish_checkpoint(root, step, state, keep=self._keep, delete=delete)
         except BaseException:  # also an interrupt leaves no staging directory
-            if not self._num_other_ranks:  # otherwise they may still be writing there
+            if not self._other_ranks:  # otherwise they may still be writing there
                 shutil.rmtree(staging, ignore_errors=True)
             raise
         if self._publish is not None and root == self._root:
@@ -118,7 +118,7 @@ class AsyncCheckpointer:
             MachineError: a rank failed to write, or did not finish in time.
         """
         end = time.monotonic() + self._timeout
-        for rank in range(1, self._num_other_ranks + 1):
+        for rank in self._other_ranks:
             written, failed = (status / f"{rank}.{outcome}" for outcome in ("written", "failed"))
             while not written.exists():
                 if failed.exists():
@@ -137,7 +137,8 @@ class AsyncCheckpointer:
 class AsyncShardWriter:
     """Writer of this rank's shards of each checkpoint, on all ranks but the first."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: str) -> None:
+        """`rank` is the name by which the first rank knows this one."""
         self._rank = rank
         self._writer = _Writer()
 

@@ -39,15 +39,6 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def save_checkpoint(root: Path, step: int, state: dict[str, Any], write: Callable[[Path], None], *, keep: int) -> Path:
-    """Write `root/global_step_<step>`: `write(directory)` writes the tensors, `state` is stored as JSON.
-
-    The checkpoint appears with the final rename; then all but the newest `keep` are deleted.
-    """
-    write(create_staging_directory(root, step))
-    return finish_checkpoint(root, step, state, keep=keep)
-
-
 def create_staging_directory(root: Path, step: int) -> Path:
     """Create the empty staging directory of a step, and delete those of interrupted saves."""
     root.mkdir(parents=True, exist_ok=True)

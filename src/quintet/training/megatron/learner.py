@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.optimizer import get_megatron_optimizer
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.objective import CriticObjective, PolicyObjectiveFn
 from quintet.config.native.learners import OptimizerConfig
-from quintet.policies.hf_weight_names import hf_named_weights
 from quintet.policies.token_statistics import TokenStatistics
 from quintet.records import Batch
 from quintet.training.megatron.core_package import emulate_cuda
@@ -146,17 +143,6 @@ class _GradientLearner:
                 part.grad_scaler._scale = scale.to(part.grad_scaler._scale.device)
                 part.grad_scaler._growth_tracker = int(state["growth_tracker"])
                 part.grad_scaler._hysteresis_tracker = int(state["hysteresis_tracker"])
-
-    def save_pretrained(self, directory: Path) -> None:
-        """Write configuration and weights for transformers; all ranks call it, the first one writes."""
-        weights = {
-            name: tensor.contiguous().clone() for name, tensor in hf_named_weights(self._model.hf_model, self.weights())
-        }
-        if self._ranks.world.rank:
-            return
-        directory.mkdir(parents=True, exist_ok=True)
-        self._model.spec.hf_config.save_pretrained(directory)
-        save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
     def _update(
         self,

@@ -8,19 +8,20 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
 from quintet.config.native.learners import ParallelConfig
 from quintet.config.native.megatron import MegatronConfig
 from quintet.policies.packed_batch import PackedBatch
-from quintet.policies.token_statistics import TokenStatistics
+from quintet.policies.parallel.vocab_parallel import VocabShard
+from quintet.policies.token_statistics import LazyLogits, TokenStatistics, statistics_from_hidden_states
 from quintet.training.megatron.conversion import ModelDims
 from quintet.training.megatron.core_package import compute_device, emulate_cuda
 from quintet.training.megatron.model import PackedGPT, build_chunks
 from quintet.training.megatron.options import transformer_config
 from quintet.training.megatron.process_groups import MegatronRanks
-from quintet.training.megatron.vocab_parallel import compute_token_statistics
 from quintet.training.packing import MicroBatch
 
 if TYPE_CHECKING:
@@ -160,17 +161,20 @@ class MegatronModel:
     ) -> TokenStatistics:
         """Return log-probs, entropy and more from hidden states on the last stage; `other` is another model and its
         hidden states."""
-        last = self.chunks[-1]
-        return compute_token_statistics(
-            hidden,
+        return statistics_from_hidden_states(
+            self._lazy_logits(hidden),
             packed.targets.to(hidden.device),
-            last.head,
-            last.local_vocab,
-            temperature=temperature,
-            other=None if other is None else (other[1], other[0].chunks[-1].head),
+            temperature,
+            None if other is None else other[0]._lazy_logits(other[1]),
+            vocabulary=len(self.chunks[-1].local_vocab),
             swapped=swapped,
             with_sum_squared_probs=with_sum_squared_probs,
         )
+
+    def _lazy_logits(self, hidden: Tensor) -> LazyLogits:
+        """Return hidden states with the head of the last stage, of which each tensor-parallel rank has some columns."""
+        last, group = self.chunks[-1], parallel_state.get_tensor_model_parallel_group()
+        return LazyLogits(hidden, lambda part: VocabShard(last.head(part), group, last.local_vocab.start))
 
     @cached_property
     def hf_model(self) -> PreTrainedModel:

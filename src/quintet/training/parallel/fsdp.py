@@ -138,10 +138,28 @@ def _collect_units(
     return set()
 
 
-class Fsdp2Strategy(UnpipelinedStrategy):
-    """FSDP2 (`fully_shard`): each parameter is a `DTensor` sharded by rows."""
+class _ShardedStrategy(UnpipelinedStrategy):
+    """Base of the strategies with either release of FSDP."""
 
     needs_equal_passes = True
+
+    def __init__(self, module: nn.Module, mesh: LearnerMesh, config: ShardingConfig) -> None:
+        self.loss_factor = float(mesh.replicas.size)
+        self._sync_every_micro_batch = config.sync_every_micro_batch
+        self._device = next(module.parameters()).device
+        self._names = [parameter_name(name) for name, _ in module.named_parameters()]
+
+    @property
+    def device(self) -> torch.device:
+        """See `ParallelStrategy.device`; offloaded shards are on another one."""
+        return self._device
+
+    def reduce_gradients(self) -> None:
+        """See `ParallelStrategy.reduce_gradients`; FSDP reduces them in the last backward pass."""
+
+
+class Fsdp2Strategy(_ShardedStrategy):
+    """FSDP2 (`fully_shard`): each parameter is a `DTensor` sharded by rows."""
 
     def __init__(
         self,
@@ -152,29 +170,15 @@ class Fsdp2Strategy(UnpipelinedStrategy):
         dtypes: MixedPrecisionDtypes,
         parallelism: ModuleParallelism,
     ) -> None:
+        super().__init__(module, mesh, config)
         self.module: Any = module
-        self.loss_factor = float(mesh.replicas.size)
-        self._sync_every_micro_batch = config.sync_every_micro_batch
-        self._device = next(module.parameters()).device
-        self._names = [parameter_name(name) for name, _ in module.named_parameters()]
         self._experts = parallelism.experts
         _fully_shard(module, mesh, config, memory, dtypes, parallelism)
-
-    @property
-    def device(self) -> torch.device:
-        """See `ParallelStrategy.device`; offloaded shards are on another one."""
-        return self._device
-
-    def parameters(self) -> list[nn.Parameter]:
-        return list(self.module.parameters())
 
     def accumulate_gradients(self, *, last: bool) -> AbstractContextManager[object]:
         self.module.set_is_last_backward(last)
         self.module.set_requires_gradient_sync(last or self._sync_every_micro_batch)
         return nullcontext()
-
-    def reduce_gradients(self) -> None:
-        """See `ParallelStrategy.reduce_gradients`; FSDP2 reduces them in the last backward pass."""
 
     def clip_grad_norm(self, max_norm: float) -> Tensor:
         if self._experts:
@@ -276,10 +280,8 @@ def clip_dtensor_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float) 
     return norm
 
 
-class FsdpStrategy(UnpipelinedStrategy):
+class FsdpStrategy(_ShardedStrategy):
     """FSDP1: each unit's parameters are one flat tensor, of which a rank holds a shard."""
-
-    needs_equal_passes = True
 
     def __init__(
         self,
@@ -289,28 +291,14 @@ class FsdpStrategy(UnpipelinedStrategy):
         memory: MemoryConfig,
         dtypes: MixedPrecisionDtypes,
     ) -> None:
-        self.loss_factor = float(mesh.replicas.size)
-        self._sync_every_micro_batch = config.sync_every_micro_batch
-        self._device = next(module.parameters()).device
-        self._names = {parameter_name(name) for name, _ in module.named_parameters()}
+        super().__init__(module, mesh, config)
         self.module: Any = FullyShardedDataParallel(module, **_fsdp_options(module, mesh, config, memory, dtypes))
-
-    @property
-    def device(self) -> torch.device:
-        """See `ParallelStrategy.device`; offloaded shards are on another one."""
-        return self._device
-
-    def parameters(self) -> list[nn.Parameter]:
-        return list(self.module.parameters())
 
     def accumulate_gradients(self, *, last: bool) -> AbstractContextManager[object]:
         if last or self._sync_every_micro_batch:
             return nullcontext()
         no_sync: AbstractContextManager[object] = self.module.no_sync()
         return no_sync
-
-    def reduce_gradients(self) -> None:
-        """See `ParallelStrategy.reduce_gradients`; FSDP reduces them in the last backward pass."""
 
     def clip_grad_norm(self, max_norm: float) -> Tensor:
         norm: Tensor = self.module.clip_grad_norm_(max_norm)
@@ -336,7 +324,8 @@ class FsdpStrategy(UnpipelinedStrategy):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         with FullyShardedDataParallel.summon_full_params(self.module, writeback=True):
-            load_full_weights(self.module, ((name, tensor) for name, tensor in weights if name in self._names))
+            names = set(self._names)
+            load_full_weights(self.module, ((name, tensor) for name, tensor in weights if name in names))
 
 
 def _belongs_to_inner_unit(unit: nn.Module, name: str) -> bool:

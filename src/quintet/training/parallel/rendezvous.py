@@ -9,11 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from quintet.config.torchrun import RankInfo
 from quintet.errors import MachineError
+from quintet.tracking.run_processes import ProcessStat, process_namespace
 from quintet.training.parallel.broadcast_group import address_towards
 from quintet.training.parallel.process_group import RankGroup
 
@@ -67,25 +66,8 @@ class Peer:
             return True
         except PermissionError:
             return False
-        return _is_zombie(self.pid)
-
-
-@cache
-def process_namespace() -> str:
-    """Return an identifier of the PID namespace: host, boot and container."""
-    parts = [socket.gethostname()]
-    with suppress(OSError):  # a system without /proc has no containers either
-        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
-    return " ".join(parts)
-
-
-def _is_zombie(pid: int) -> bool:
-    """Return whether the process has ended and its parent has not reaped it; False on systems without /proc."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] == b"Z"
-    except (OSError, IndexError):
-        return False
+        stat = ProcessStat.of(self.pid)
+        return stat is not None and stat.letter == "Z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +153,7 @@ def rendezvous(
     rank, size = ranks.index(info.rank), len(ranks)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-        store=PrefixStore("ranks", store),
+        store=PrefixStore(f"ranks/{ranks[0]}", store),
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_SECONDS),
@@ -204,11 +186,14 @@ def local_address() -> str:
 
 
 def _local_gpu(info: RankInfo, local_device: int, visible: int) -> int:
-    """Return this process's GPU: the one of that number, or the only visible one, as under Slurm.
+    """Return this process's GPU: the one of that number; with as many visible GPUs as processes, as Ray provides them,
+    the one of the local rank; or the only visible one, as under Slurm.
 
     Raises:
         MachineError: there are fewer GPUs.
     """
+    if visible == info.local_size:
+        return info.local_rank
     if local_device < visible:
         return local_device
     if visible == 1:

@@ -96,6 +96,9 @@ class UnpipelinedStrategy:
         device: torch.device = next(self.module.parameters()).device
         return device
 
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.module.parameters())
+
     def accumulate_gradients(self, *, last: bool) -> AbstractContextManager[object]:
         raise NotImplementedError
 
@@ -130,9 +133,6 @@ class ReplicatedStrategy(UnpipelinedStrategy):
         """Apply the configured dtypes: float64 to the weights; narrower ones only to matrix products, by autocast."""
         cast_buffers(module, DTYPES_BY_NAME[config.buffer_dtype])
         return cls(module.double() if config.parameter_dtype == "float64" else module, ranks)
-
-    def parameters(self) -> list[nn.Parameter]:
-        return list(self.module.parameters())
 
     def accumulate_gradients(self, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext()

@@ -10,7 +10,11 @@ import pytest
 import yaml
 
 from quintet.cli.configuration import load_config
+from quintet.config.checks.processes import planned_rank
+from quintet.config.compose import load_experiment
+from quintet.config.plan.placement import check_placement
 from quintet.config.plan.process_layout import process_layout
+from quintet.config.torchrun import RankInfo
 from quintet.errors import ConfigError
 
 Begin = Callable[..., None]
@@ -40,7 +44,7 @@ def refusal(*words: str, config: str | None = None, dialect: str | None = None) 
 
 def test_as_many_processes_as_devices_need_no_cluster(begun: Begin) -> None:
     alone = refusal("placement.devices_per_node=8")
-    assert "is not supported yet: requires Ray" in alone
+    assert "requires one process per device" in alone
     assert "torchrun --nproc-per-node 8 -m quintet train" in alone
     begun(8)
     words = ["placement.devices_per_node=8", "placement.actor.devices=[0,1,2,3,4,5,6,7]"]
@@ -66,6 +70,30 @@ def test_engines_with_devices_of_their_own_need_no_cluster(begun: Begin) -> None
     without_list = [*words[:2], "placement.colocated=false"]
     layout = process_layout(load_config(None, without_list, None, "refuse").experiment)
     assert (layout.learner_ranks, layout.standalone["rollout"]) == ((0,), (1, 2))
+
+
+def test_fine_tuning_without_a_number_of_devices_takes_those_of_the_placement() -> None:
+    words = ["placement.nodes=2", "placement.devices_per_node=4"]
+    for stage in ("sft={episodes: {}}", "sft={episodes: {}, then_reinforce: true}"):
+        assert planned_rank(load_experiment(None, [stage, *words]).experiment) == RankInfo(0, 8, 0, 4)
+    some = load_experiment(None, ["sft={episodes: {}, devices: 4}", "placement.nodes=2"]).experiment
+    assert planned_rank(some) == RankInfo(0, 4, 0, 2)
+    told = refusal("sft={episodes: {}}", *words)
+    assert "--nnodes 2 --nproc-per-node 4 -m quintet sft …` or `quintet sft … --ray HOST:PORT`" in told
+
+
+def test_critic_reference_and_reward_model_with_devices_of_their_own_need_no_cluster(begun: Begin) -> None:
+    begun(3)
+    words = ["placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.critic.devices=[1]"]
+    words += ["placement.reference.devices=[2]", "algorithm.kl={}", "algorithm.advantage={name: gae}"]
+    layout = process_layout(load_config(None, words, None, "refuse").experiment)
+    assert {name: layout.standalone[name] for name in ("critic", "reference")} == {"critic": (1,), "reference": (2,)}
+    unequal = load_config(None, [*words, "placement.reference.devices=[1,2]"], None, "refuse")
+    with pytest.raises(ConfigError, match="they share 1 with the reference, and must share all devices or none"):
+        check_placement(unequal)
+    full = refusal(*words, "algorithm.kl={estimator: full}")
+    assert "placement.reference.devices = [2]" in full
+    assert "a divergence over the whole vocabulary needs the reference on the devices of the actor" in full
 
 
 def test_where_nobody_counts_devices_they_are_the_processes(begun: Begin) -> None:
@@ -117,5 +145,5 @@ def test_a_foreign_file_for_many_devices_says_how_it_is_started() -> None:
 def test_an_evaluation_on_many_devices_is_refused_without_a_command() -> None:
     """Its devices have no learner, so no number of processes would do."""
     told = refusal("evaluation.path=x.jsonl", "placement.devices_per_node=8")
-    assert "is not supported yet: requires Ray" in told
+    assert "requires one process per device" in told
     assert "torchrun" not in told

@@ -58,7 +58,7 @@ def test_a_type_is_checked_where_the_framework_doesnt(tmp_path: Path) -> None:
 def test_a_pending_key_says_what_it_waits_for_unless_it_asks_for_nothing(tmp_path: Path) -> None:
     faults = {fault.key: str(fault) for fault in unsupported_keys(values(tmp_path))}
     assert "system.n_gpus" not in faults
-    assert "is not supported yet: requires" in faults["trainer.nnodes"]
+    assert "requires one process per device" in faults["trainer.nnodes"]
     assert "trainer.nnodes=1" in faults["trainer.nnodes"]
 
 

@@ -246,9 +246,12 @@ def test_a_section_that_holds_no_keys_is_refused(tmp_path: Path, section: Any) -
         load(tmp_path, PLAIN | {"optimization": section})
 
 
+LAUNCH_KEYS = ("system.cuda_visible_devices", "system.multi_processing", "system.n_gpus", "trainer.nnodes")
+
+
 def test_each_honoured_key_has_a_row_in_these_tables() -> None:
-    honoured = {row.key for row in DIALECTS["ragen"].specs().values() if row.requires is None}
-    by_processes = {"sft.training.num_gpus"}  # see test_process_checks
+    honoured = {row.key for row in DIALECTS["ragen"].specs().values() if row.state == "honoured"}
+    by_processes = {"sft.training.num_gpus", *LAUNCH_KEYS}  # see test_process_checks and test_placement_keys
     assert honoured - by_processes == {one[0] for one in (*CASES, *SOKOBAN)}
 
 

@@ -75,7 +75,7 @@ GAE, KL = "algorithm.advantage.name=gae critic.backend=megatron", "algorithm.kl=
     ("model", "words", "reason", "nearest"),
     [
         (QWEN, "placement.actor.devices=[14,15,16]", "16 devices (2 × 8)", "placement.actor.devices=[14, 15]"),
-        (QWEN, f"{WORKER}=3", "the 16 devices", f"{WORKER}=2"),
+        (QWEN, f"{WORKER}=3", "splits an engine over 1 devices", f"{WORKER}=1"),
         (LLAMA, f"{IN_MEGATRON} {TP}=3", "the 16 devices", f"{TP}=2"),
         (QWEN, f"{IN_MEGATRON} {TP}=8", "the 28 attention heads", f"{TP}=4"),
         (LLAMA, f"{IN_MEGATRON} {TP}=16", "the 8 key-value heads", f"{TP}=8"),

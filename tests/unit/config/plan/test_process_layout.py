@@ -47,6 +47,26 @@ def test_engines_may_use_devices_of_the_actor_and_others() -> None:
     assert placed.standalone == {"rollout": (2,)}
 
 
+def test_components_with_the_same_devices_have_the_same_processes() -> None:
+    words = ["devices_per_node=4", "actor.devices=[0]", "rollout.devices=[1,2]", "critic.devices=[3]"]
+    words += ["reference.devices=[1,2]"]
+    config = load_experiment(
+        None, [*(f"placement.{word}" for word in words), "algorithm.kl={}", "algorithm.advantage={name: gae}"]
+    ).experiment
+    placed = process_layout(config)
+    assert [(each.components, each.ranks) for each in placed.standalone_learners] == [
+        (("reference",), (1, 2)),
+        (("critic",), (3,)),
+    ]
+    assert placed.engine_worker_ranks == (1, 2)
+    assert placed.standalone_learners_of(0) is None
+    shared = config.model_copy(
+        update={"placement": config.placement.model_copy(update={"critic": config.placement.reference})}
+    )
+    (both,) = process_layout(shared).standalone_learners
+    assert both.shard_writer(2) == "2 (reference and critic)"
+
+
 def test_idle_devices_have_no_process() -> None:
     assert layout("devices_per_node=8", "actor.devices=[0]", "rollout.devices=[3]").devices == (0, 3)
 

@@ -16,7 +16,7 @@ from quintet.config.plan.memory import plan_memory
 from quintet.config.plan.model_shapes import read_shape
 from quintet.config.plan.models import find_models
 from quintet.config.plan.placement import place_components
-from quintet.config.plan.step_time import episodes_per_slot, forward_flops, step_costs, step_seconds
+from quintet.config.plan.step_time import forward_flops, step_costs, step_seconds
 from quintet.errors import ConfigError
 
 P = PARAMETERS["Qwen2.5-7B"]
@@ -167,14 +167,6 @@ def test_decoding_reads_weights_and_cache_for_every_token(tmp_path: Path) -> Non
     assert found["decode"] == pytest.approx(24 * (2 * P + 64 * 524 * CACHE) / MEMORY)
     halved = seconds(on(tmp_path, "Qwen2.5-7B", 1, 8, "rollout.engine=vllm", "rollout.max_concurrent=32"))
     assert halved["decode"] == pytest.approx(48 * (2 * P + 32 * 524 * CACHE) / MEMORY)
-
-
-def test_requests_beyond_the_limit_of_an_engine_wait_for_a_slot(tmp_path: Path) -> None:
-    """8 engines of 64 episodes, 32 at a time."""
-    composed = on(tmp_path, "Qwen2.5-7B", 1, 8, "rollout.engine=vllm", "rollout.max_concurrent=32")
-    config, figures = composed.experiment, find_device("h100")
-    placement, models = place_components(config), find_models(config)
-    assert episodes_per_slot(config, placement, models, plan_memory(config, placement, models), figures) == 2
 
 
 def test_few_requests_read_few_experts(tmp_path: Path) -> None:

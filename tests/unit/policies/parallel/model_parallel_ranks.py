@@ -28,12 +28,11 @@ from quintet.policies.lora import add_lora
 from quintet.policies.parallel.tensor_parallel import (
     apply_tensor_parallel,
     apply_tensor_parallel_to_critic,
-    iter_full_tensors,
 )
 from quintet.policies.parallel.token_sharding import TokenSharding
 from quintet.records import Batch
 from quintet.training.packing import MicroBatch, MicroBatchBudget, iter_micro_batches
-from quintet.training.parallel.fsdp import clip_dtensor_grad_norm
+from quintet.training.parallel.fsdp import clip_dtensor_grad_norm, gather_full_tensor
 from quintet.training.parallel.process_group import RankGroup
 
 STEPS = 5
@@ -242,7 +241,7 @@ def run(case: Case) -> dict[str, Any]:
     told = steps(module, case, split(module, case, mesh))
     pairs = {key: gap(torch.tensor(told[key]), torch.tensor(wanted[key])) for key in wanted}
     theirs = dict(plain.named_parameters())
-    whole = dict(iter_full_tensors(dict(module.named_parameters())))
+    whole = {name: gather_full_tensor(parameter.detach()) for name, parameter in module.named_parameters()}
     assert whole.keys() == theirs.keys()
     pairs["weights"] = max(gap(whole[name], theirs[name].detach()) for name in whole)
     start = dict(make_module(case).named_parameters())

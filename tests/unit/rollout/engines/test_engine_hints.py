@@ -74,7 +74,7 @@ def served(deaths: int) -> None:
     scripted: dict[str, list[BaseException | None]] = {"step": [EngineError("no memory")] * deaths}
     engine: Any = RestartingEngine(lambda: Mortal(scripted, []), list, max_restarts=1)  # type: ignore[arg-type,return-value]
     engine.add_request(Request(id=0, prompt=(1,), max_tokens=1, seed=0))
-    for _ in range(deaths + 1):
+    for _ in range(2 * deaths + 1):  # a step returns what the last one has lost
         if engine.busy:
             engine.step()
         else:

@@ -27,16 +27,16 @@ from quintet.rollout.engines.weight_verification import check_weights
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE
-from quintet.runtime.standalone.engines import StandaloneEngines
+from quintet.runtime.standalone.engines import StandaloneEngine, StandaloneEngines
 from quintet.runtime.standalone.listener import StandaloneWorker, WorkerHello, WorkerListener, WorkerLostError
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket, RemoteCallError
 from quintet.runtime.standalone.worker import ControllerAddress, StandaloneComponents
 
 WORKER = """
 import sys
-from quintet.runtime.standalone.worker import ControllerAddress, run_standalone_worker
+from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
 host, port, token, rank = sys.argv[1:]
-run_standalone_worker(ControllerAddress(host, int(port), token), int(rank), "the run")
+StandaloneProcess(ControllerAddress(host, int(port), token), int(rank), "the run").run()
 """
 
 
@@ -50,14 +50,14 @@ def listener() -> Iterator[WorkerListener]:
 Workers = dict[int, tuple[subprocess.Popen[bytes], StandaloneWorker]]
 
 
+def start_worker(address: ControllerAddress, rank: int) -> subprocess.Popen[bytes]:
+    words = [address.host, str(address.port), address.token, str(rank)]
+    return subprocess.Popen([sys.executable, "-c", WORKER, *words], env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
 @pytest.fixture
 def workers(listener: WorkerListener) -> Iterator[Workers]:
-    address = ControllerAddress.of(listener)
-    words = [address.host, str(address.port), address.token]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    processes = {
-        rank: subprocess.Popen([sys.executable, "-c", WORKER, *words, str(rank)], env=environment) for rank in (1, 2)
-    }
+    processes = {rank: start_worker(ControllerAddress.of(listener), rank) for rank in (1, 2)}
     try:
         connected = listener.wait_for([1, 2], 60.0)
         yield {worker.rank: (processes[worker.rank], worker) for worker in connected}
@@ -161,11 +161,11 @@ def test_engines_of_a_lost_broadcast_load_their_weights_over_the_connection(
     group = StandaloneEngines(connected, config, policy_directory, lambda: iter(model.state_dict().items()))
     engine, _ = group.engines()
     workers[2][0].kill()
-    group.staging.stage()
+    group.stage()
     engine.load_weights(1, ())
-    group.staging.load_call(STANDALONE_ENGINE, connected[1], 1)  # the lost worker does not receive it
+    group.staged.load_call(connected[1], 1)  # the lost worker does not receive it
     assert generate(RoutedEngines([engine]), requests(2)).keys() == {0, 1}
-    group.staging.stage()
+    group.stage()
     engine.load_weights(2, ())
     check_weights(engine.current, model, [], same_dtype=True)
     group.close()
@@ -287,15 +287,57 @@ def test_a_full_shared_memory_leaves_the_weights_in_temporary_files(
     shared.close()
 
 
-def test_finish_reasons_and_unsent_aborts(workers: Workers, policy_directory: Path) -> None:
-    worker = workers[1][1]
-    group = StandaloneEngines([worker], experiment(), policy_directory, lambda: iter(()))
-    (engine,) = group.engines()
+def test_a_killed_engine_costs_no_request_and_one_that_is_started_again_joins(
+    listener: WorkerListener, workers: Workers, policy_directory: Path
+) -> None:
+    model, config = load_model(policy_directory), experiment()
+    connected = [worker for _, worker in workers.values()]
+    weights = dict(model.state_dict())
+    group = StandaloneEngines(connected, config, policy_directory, lambda: iter(weights.items()), listener.take_arrived)
+    engines = RoutedEngines(group.engines(), max_wait_seconds=60)
+    group.stage()
+    engines.sync_weights(3, lambda: iter(()))
+    expected = generate(engines, requests(8))
+    for request in requests(8):
+        engines.add_request(request)
+    workers[2][0].kill()
+    assert generate(engines, []) == expected
+    assert engines.pop_metrics()["engine/requests_reassigned"] == 4
+    assert generate(engines, requests(8)) == expected
+    restarted = start_worker(ControllerAddress.of(listener), 2)
+    try:
+        end = time.monotonic() + 60
+        while not all(isinstance(engine, StandaloneEngine) and engine.is_available for engine in engines.engines):
+            assert time.monotonic() < end
+            generate(engines, requests(1))
+            time.sleep(0.05)
+        assert generate(engines, requests(8)) == expected
+        assert engines.pop_metrics()["engine/restarts"] == 1
+        (engine,) = (each for each in engines.engines if isinstance(each, StandaloneEngine) and each.worker.rank == 2)
+        assert engine.worker.pid == restarted.pid
+    finally:
+        restarted.kill()
+        restarted.wait()
+        group.close()
+
+
+def test_a_run_without_living_engines_ends_with_a_message(workers: Workers, policy_directory: Path) -> None:
+    connected = [worker for _, worker in workers.values()]
+    group = StandaloneEngines(connected, experiment(), policy_directory, lambda: iter(()))
+    engines = RoutedEngines(group.engines(), max_wait_seconds=0.2)
+    for process, _ in workers.values():
+        process.kill()
+    with pytest.raises(MachineError, match=r"all 2 engines have been dead for 0\.2 seconds"):
+        generate(engines, requests(3))
+
+
+def test_requests_that_were_not_sent_are_aborted_at_once(workers: Workers, policy_directory: Path) -> None:
+    group = StandaloneEngines([workers[1][1]], experiment(), policy_directory, lambda: iter(()))
+    engines = RoutedEngines(group.engines())
     for request in requests(3):
-        engine.add_request(request)
-    aborted = engine.abort([1])
+        engines.add_request(request)
+    aborted = engines.abort([1])
     assert [(each.id, each.finish_reason) for each in aborted] == [(1, FinishReason.ABORT)]
-    done = generate(RoutedEngines([engine]), [])
-    assert sorted(done) == [0, 2]
+    assert sorted(generate(engines, [])) == [0, 2]
     with pytest.raises(ValueError, match="the prompt has 5000 tokens"):
-        engine.add_request(Request(9, (1,) * 5000, 4, seed=0))
+        engines.add_request(Request(9, (1,) * 5000, 4, seed=0))

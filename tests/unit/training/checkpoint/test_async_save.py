@@ -127,7 +127,7 @@ def test_safetensors_can_load_the_files(tmp_path: Path, dtype: torch.dtype) -> N
 
 
 def test_the_first_rank_waits_for_the_other_ranks_files(tmp_path: Path) -> None:
-    first, second = AsyncCheckpointer(tmp_path, keep=2, num_other_ranks=1), AsyncShardWriter(1)
+    first, second = AsyncCheckpointer(tmp_path, keep=2, other_ranks=["1"]), AsyncShardWriter("1")
 
     def late(directory: Path) -> None:
         time.sleep(0.1)
@@ -145,7 +145,7 @@ def test_the_first_rank_waits_for_the_other_ranks_files(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_cannot_write_is_named_and_no_checkpoint_appears(tmp_path: Path) -> None:
-    first, second = AsyncCheckpointer(tmp_path, keep=2, num_other_ranks=1), AsyncShardWriter(1)
+    first, second = AsyncCheckpointer(tmp_path, keep=2, other_ranks=["1"]), AsyncShardWriter("1")
 
     def fail(directory: Path) -> None:
         raise OSError(28, "No space left on device")
@@ -161,7 +161,7 @@ def test_a_rank_that_cannot_write_is_named_and_no_checkpoint_appears(tmp_path: P
         second.wait()
     assert find_checkpoint(tmp_path, never) is None
     assert "No space left" in str(told.value), "nobody else tells it"
-    silent = AsyncCheckpointer(tmp_path, keep=2, num_other_ranks=1, timeout_seconds=0.05)
+    silent = AsyncCheckpointer(tmp_path, keep=2, other_ranks=["1"], timeout_seconds=0.05)
     silent.save(1, {}, file_with("mine"))
     with pytest.raises(MachineError, match=r"rank 1 did not write its part of the checkpoint within 0.05 s"):
         silent.wait()
@@ -170,7 +170,7 @@ def test_a_rank_that_cannot_write_is_named_and_no_checkpoint_appears(tmp_path: P
 
 
 def test_a_full_disk_on_another_rank_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = AsyncCheckpointer(tmp_path, keep=2, num_other_ranks=1, timeout_seconds=20), AsyncShardWriter(1)
+    first, second = AsyncCheckpointer(tmp_path, keep=2, other_ranks=["1"], timeout_seconds=20), AsyncShardWriter("1")
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -194,7 +194,7 @@ def test_a_dead_rank_is_not_waited_for(tmp_path: Path) -> None:
     def check() -> None:
         raise MachineError("rank 1 has ended")
 
-    saver = AsyncCheckpointer(tmp_path, keep=2, num_other_ranks=1, timeout_seconds=20, check_alive=check)
+    saver = AsyncCheckpointer(tmp_path, keep=2, other_ranks=["1"], timeout_seconds=20, check_alive=check)
     begun = time.monotonic()
     saver.save(1, {}, file_with("mine"))
     with pytest.raises(MachineError, match="rank 1 has ended"):

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from saved_checkpoints import save_checkpoint
 
 from quintet.errors import MachineError
-from quintet.training.checkpoint.checkpoint import find_checkpoint, open_checkpoint, save_checkpoint
+from quintet.training.checkpoint.checkpoint import find_checkpoint, open_checkpoint
 
 
 def save(root: Path, step: int, keep: int = 3) -> Path:

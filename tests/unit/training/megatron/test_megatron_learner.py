@@ -229,16 +229,6 @@ def test_weights_and_optimizer_state_move_to_another_learner(models: Path) -> No
     same(dict(second.weights()), {name: tensor.clone() for name, tensor in first.weights()})
 
 
-def test_transformers_loads_saved_models(models: Path, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    learner = build_megatron_actor(experiment({}), models / "qwen2")
-    steps(learner, batch(99), 1)
-    learner.save_pretrained(tmp_path / "hf")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
-    same(dict(model.named_parameters()), dict(learner.weights()))
-
-
 def test_the_critic_agrees_with_the_torch_critic(models: Path) -> None:
     config, given = experiment({}), batch(99)
     ours = build_megatron_critic(config, models / "llama")

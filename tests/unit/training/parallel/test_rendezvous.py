@@ -12,9 +12,10 @@ import pytest
 
 from quintet.config.torchrun import RankInfo
 from quintet.errors import MachineError
+from quintet.tracking.run_processes import process_namespace
 from quintet.training.parallel import rendezvous as meeting
 from quintet.training.parallel.process_group import RankGroup
-from quintet.training.parallel.rendezvous import Peer, Rendezvous, _check_no_shared_gpus, _local_gpu, process_namespace
+from quintet.training.parallel.rendezvous import Peer, Rendezvous, _check_no_shared_gpus, _local_gpu
 
 
 @pytest.mark.parametrize(("local_rank", "visible", "own"), [(0, 4, 0), (3, 4, 3), (3, 1, 0)])

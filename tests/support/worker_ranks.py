@@ -115,7 +115,7 @@ def work(controller: Controller, policy_directory: Path, directory: Path, *overr
     told["values"] = critic.compute_values(batch).tolist()
     told["weights"] = {name: float(tensor.double().square().sum()) for name, tensor in learners.actor.weights()}
     next(iter(learners.actor.weights()))  # nobody takes the rest
-    saver = AsyncCheckpointer(directory, keep=1, num_other_ranks=controller.world_size - 1)
+    saver = AsyncCheckpointer(directory, keep=1, other_ranks=[str(rank) for rank in range(1, controller.world_size)])
     saver.save(1, {}, learners.save)
     told["after saving"] = learners.actor.update(batch, policy, aggregation, 1e-3, reference=reference, seed=2)
     saver.wait()

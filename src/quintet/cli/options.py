@@ -1,0 +1,158 @@
+"""Options that commands share, and groups of options that a command takes as one dataclass."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+Config = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="CONFIG", help="YAML file, run script or file of key=value lines (default: built-in configuration)."
+    ),
+]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Configuration overrides.")]
+DialectName = Annotated[
+    str | None,
+    typer.Option(
+        "--dialect", help="Source framework of CONFIG: native, ragen, verl, vagen, rlinf or roll (default: detected)."
+    ),
+]
+UnknownKeys = Annotated[
+    str, typer.Option(help="Unknown keys of another framework's configuration: `refuse`, or `warn` and ignore them.")
+]
+
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Start one process per device through Ray: local, auto or HOST:PORT; http://HOST:8265 submits a job.",
+    ),
+]
+MaxRestarts = Annotated[
+    int, typer.Option(help="With --ray: how often to continue from the last checkpoint after a failure.", min=0)
+]
+
+
+def split(config: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
+    """Split the arguments: the first one is a file unless it is a `key=value` override."""
+    remaining = list(overrides or [])
+    if config is not None and "=" in config:
+        return None, [config, *remaining]
+    return config, remaining
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command to which typer gives one option per field of its parameter `options`, a dataclass."""
+    signature = inspect.signature(command, eval_str=True)
+    parameters = dict(signature.parameters)
+    group: Any = parameters["options"].annotation
+    annotations = get_type_hints(group, include_extras=True)
+    names = [field.name for field in fields(group)]
+
+    @wraps(command)
+    def run(**arguments: Any) -> None:
+        command(options=group(**{name: arguments.pop(name) for name in names}), **arguments)
+
+    options = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotations[field.name]
+        )
+        for field in fields(group)
+    ]
+    flat = [part for name, own in parameters.items() for part in (options if name == "options" else [own])]
+    run.__signature__ = signature.replace(parameters=flat)  # type: ignore[attr-defined]
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class EvalOptions:
+    """Options of `quintet eval`. An option with its default value counts as not given."""
+
+    data: Annotated[str | None, typer.Option(metavar="FILE", help="Data file with prompts for the model.")] = None
+    env: Annotated[str | None, typer.Option(help="Environment to evaluate in.")] = None
+    samples: Annotated[int, typer.Option(help="Responses per prompt, or episodes per start state.", min=1)] = 1
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy (default: 0 for one sample, 1 for several).", min=0.0)
+    ] = None
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens per response.", min=1)] = None
+    limit: Annotated[int | None, typer.Option(help="Maximum number of prompts.", min=1)] = None
+    episodes: Annotated[int, typer.Option(help="Number of start states.", min=1)] = 256
+    confidence: Annotated[float, typer.Option(help="Confidence level of the intervals.", min=0.01, max=0.999)] = 0.95
+    name: Annotated[str | None, typer.Option(help="Name of the results directory.")] = None
+    output_dir: Annotated[str, typer.Option(help="Parent directory of the results.")] = "runs"
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="OpenAI-compatible endpoint to evaluate, http://…/v1.")
+    ] = None
+    endpoint_model: Annotated[str | None, typer.Option(metavar="NAME", help="Model name at the endpoint.")] = None
+    endpoint_key: Annotated[str, typer.Option(metavar="VARIABLE", help="Environment variable with the API key.")] = (
+        "OPENAI_API_KEY"
+    )
+    endpoint_concurrent: Annotated[int, typer.Option(help="Maximum concurrent requests.", min=1)] = 16
+    endpoint_retries: Annotated[int, typer.Option(help="Retries of a failed request.", min=0)] = 2
+    endpoint_timeout: Annotated[float, typer.Option(help="Timeout of a request in seconds.", min=0.001)] = 300.0
+
+    def explicit(self, *names: str) -> Iterator[str]:
+        """Yield the options among `names` that differ from their defaults, as spelled on the command line."""
+        defaults = {field.name: field.default for field in fields(self)}
+        yield from (f"--{name.replace('_', '-')}" for name in names if getattr(self, name) != defaults[name])
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Options of `quintet serve`; None takes the value of the run's configuration or the default."""
+
+    engine: Annotated[
+        str | None, typer.Option(help="hf, vllm or sglang (default: the engine of the run, else hf).")
+    ] = None
+    host: Annotated[str, typer.Option(help="Address to bind; other than loopback only with a token.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(help="Port; 0 selects a free one.", min=0, max=65535)] = 8000
+    token: Annotated[
+        str | None,
+        typer.Option(help="Bearer token that clients must send; prefer the environment variable QUINTET_TOKEN."),
+    ] = None
+    name: Annotated[str | None, typer.Option(help="Model name in requests (default: name of the directory).")] = None
+    max_concurrent: Annotated[
+        int | None, typer.Option(help="Maximum number of concurrently decoded requests.", min=1)
+    ] = None
+    context: Annotated[
+        int | None, typer.Option(help="Maximum context length in tokens, prompt and completion.", min=2)
+    ] = None
+    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16.")] = None
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Allow code from the model directory.")
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class FitOptions:
+    """Options of `quintet plan --fit`; None uses the configuration or this machine."""
+
+    device_memory: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GIB", help="Memory per device in GiB; exit with an error if the run does not fit.", min=0.001
+        ),
+    ] = None
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Propose parallel sizes, micro-batches and offloads with which the run fits.")
+    ] = False
+    devices: Annotated[int | None, typer.Option(help="With --fit: number of devices of all nodes.", min=1)] = None
+    nodes: Annotated[int | None, typer.Option(help="With --fit: number of nodes (default: 8 devices each).", min=1)] = (
+        None
+    )
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --fit: such as a100 or h100 (default: this machine's).")
+    ] = None
+    write: Annotated[
+        int | None, typer.Option(metavar="N", help="With --fit: number of the proposal to write (default: 1).", min=1)
+    ] = None
+    output: Annotated[
+        str | None,
+        typer.Option("-o", "--output", metavar="FILE", help="With --fit: file for the configuration of a proposal."),
+    ] = None

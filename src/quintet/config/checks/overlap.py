@@ -1,0 +1,102 @@
+"""Keys of overlapped rollouts and pipelined training in runs that cannot have them."""
+
+from collections.abc import Iterator
+
+from quintet.config.composed import ComposedConfig
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.placement import GroupChannelConfig
+from quintet.config.plan.overlap import engines_on_learner_devices, overlap_obstacle
+from quintet.config.problems import ConfigProblem
+
+CHANNEL = "placement.rollout.channel"
+PIPELINED_OFF = "training.pipelined=false"
+Obstacle = tuple[str, str, str | None]
+"""A key, why its value excludes pipelined training, and a setting that does not."""
+
+
+def overlap_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Yield the keys of the channel if there is none, and why training cannot be pipelined if it should."""
+    yield from _channel_problems(composed)
+    config = composed.experiment
+    if not config.training.pipelined:
+        return
+    if obstacle := engines_on_learner_devices(config):
+        yield composed.problem("training.pipelined", f"{obstacle}, so that they cannot compute together", PIPELINED_OFF)
+    obstacles = (*_batch_obstacles(config), *_policy_obstacles(config), *_reward_obstacles(config))
+    for key, reason, setting in obstacles:
+        problem = f"training.pipelined trains on a mini-batch before the others are generated, but {reason}"
+        yield composed.problem(key, problem, f"{setting}, or {PIPELINED_OFF}" if setting else PIPELINED_OFF)
+
+
+def _batch_obstacles(config: Experiment) -> Iterator[Obstacle]:
+    """Yield what makes mini-batches depend on the whole step, and engines wait for updates."""
+    training = config.training
+    if training.mini_batches == 1:
+        yield "training.mini_batches", "the only mini-batch is the whole step", None
+    if training.groups_per_step % training.mini_batches:
+        key = "training.mini_batches"
+        yield key, f"it does not divide training.groups_per_step = {training.groups_per_step}: groups are split", None
+    for name in ("sleep_between_steps", "offload"):
+        if getattr(config.rollout.engine_options, name):
+            key = f"rollout.engine_options.{name}"
+            yield key, "engines generate during updates", f"{key}=false"
+    if training.epochs > 1:
+        yield "training.epochs", "further epochs mix the mini-batches", "training.epochs=1"
+    if config.actor.shuffle:
+        yield "actor.shuffle", "mini-batches are drawn from all episodes of the step", "actor.shuffle=false"
+    filters = config.algorithm.filter
+    for name in ("keep_share", "min_mean", "max_mean"):
+        default = type(filters).model_fields[name].default
+        if getattr(filters, name) != default:
+            value = "null" if default is None else default
+            yield f"algorithm.filter.{name}", "groups are selected from the step", f"algorithm.filter.{name}={value}"
+
+
+def _policy_obstacles(config: Experiment) -> Iterator[Obstacle]:
+    """Yield what must be computed with the weights before the first update."""
+    algorithm, reason = config.algorithm, "its log-probs are those before the first update of the step"
+    if config.rollout.recompute_logprobs:
+        yield "rollout.recompute_logprobs", reason, "rollout.recompute_logprobs=false"
+    if algorithm.correction is not None:
+        yield "algorithm.correction", reason, "algorithm.correction=null"
+    if algorithm.train_on_observations:
+        yield "algorithm.train_on_observations", reason, "algorithm.train_on_observations=false"
+    if algorithm.loss.weighs_rollout_gap:
+        yield "algorithm.loss.name", reason, None
+    if config.needs_critic:
+        yield "algorithm.advantage.name", "the critic's values are those before the first update of the step", None
+    kl = algorithm.kl
+    if kl is not None and kl.refresh_every_steps:
+        key = "algorithm.kl.refresh_every_steps"
+        yield key, "the reference is renewed before the first update of the step", f"{key}=0"
+    if kl is not None and kl.apply_to == "reward" and (kl.target is not None or kl.estimator == "full"):
+        yield "algorithm.kl.apply_to", "this penalty is computed over the whole step", None
+
+
+def _reward_obstacles(config: Experiment) -> Iterator[Obstacle]:
+    """Yield what compares episodes of different groups."""
+    algorithm, advantage = config.algorithm, config.algorithm.advantage
+    others = advantage.needs_greedy_baseline or advantage.needs_sum_squared_probs
+    if not config.needs_critic and (others or not advantage.compares_within_group):
+        yield "algorithm.advantage.name", "this estimator needs all episodes of the step", None
+    if advantage.whiten:
+        key = "algorithm.advantage.whiten"
+        yield key, "advantages are normalized over the step", f"{key}=false"
+    if algorithm.drop_groups_without_signal and advantage.zero_for_equal_rewards:
+        key = "algorithm.drop_groups_without_signal"
+        yield key, "the remaining groups of the step are divided into mini-batches", f"{key}=false"
+    for name in ("center", "divide"):
+        if getattr(algorithm.shaping, name) == "batch":
+            key = f"algorithm.shaping.{name}"
+            yield key, "rewards are compared over the step", f"{key}=group"
+
+
+def _channel_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    channel, default = composed.experiment.placement.rollout.channel, GroupChannelConfig()
+    if channel == default or (obstacle := overlap_obstacle(composed.experiment)) is None:
+        return
+    for name in GroupChannelConfig.model_fields:
+        key, value = f"{CHANNEL}.{name}", getattr(default, name)
+        if getattr(channel, name) != value:
+            problem = f"there is no queue, because rollout and training do not overlap: {obstacle} (docs/async.md)"
+            yield composed.problem(key, problem, f"{key}={'null' if value is None else value}")

@@ -1,0 +1,117 @@
+"""Channel: a bounded queue between threads, which waits if it is full or empty and passes on errors."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from threading import Condition
+from typing import Generic, Self, TypeVar
+
+from quintet.config.native.placement import ChannelConfig
+
+T = TypeVar("T")
+
+
+class ChannelClosedError(RuntimeError):
+    """A channel was closed: nothing can be put into it, or nothing is left to get."""
+
+
+class Channel(Generic[T]):
+    """FIFO queue of any number of producers and consumers.
+
+    `put` waits while the queue is full, so that a producer does not get further ahead than its size; `get` waits while
+    it is empty. Waiting ends at once when the channel is closed.
+    """
+
+    def __init__(self, name: str, size: int = 0) -> None:
+        """`size` is the maximum number of items; 0 sets no limit."""
+        self.name = name
+        self._size = size
+        self._items: deque[T] = deque()
+        self._changed = Condition()
+        self._is_closed = False
+        self._error: BaseException | None = None
+        self._puts = self._gets = 0
+        self._put_seconds = self._get_seconds = 0.0
+
+    @classmethod
+    def from_config(cls, config: ChannelConfig, component: str, results: str) -> Self:
+        """Build the channel in which a component passes on its `results`, their name if the configuration has none."""
+        return cls(f"{config.name or component}/{config.queue or results}", config.size)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: T) -> None:
+        """Append an item; wait while the queue is full.
+
+        Raises:
+            ChannelClosedError: the channel is closed.
+        """
+        with self._changed:
+            started = time.monotonic()
+            self._changed.wait_for(lambda: self._is_closed or not self._size or len(self._items) < self._size)
+            self._put_seconds += time.monotonic() - started
+            if self._is_closed:
+                raise ChannelClosedError(f"channel {self.name} is closed")
+            self._items.append(item)
+            self._puts += 1
+            self._changed.notify_all()
+
+    def get(self, timeout: float | None = None) -> T | None:
+        """Remove and return the oldest item; wait while there is none, up to `timeout` seconds, then return None.
+
+        Raises:
+            ChannelClosedError: the channel is closed and empty.
+            BaseException: the error that the channel was closed with; items that are left are not returned.
+        """
+        with self._changed:
+            started = time.monotonic()
+            self._changed.wait_for(lambda: self._is_closed or bool(self._items), timeout)
+            self._get_seconds += time.monotonic() - started
+            self.raise_error()
+            if not self._items:
+                if self._is_closed:
+                    raise ChannelClosedError(f"channel {self.name} is closed")
+                return None
+            self._gets += 1
+            self._changed.notify_all()
+            return self._items.popleft()
+
+    def remove(self, is_obsolete: Callable[[T], bool]) -> list[T]:
+        """Remove and return the items for which `is_obsolete` is true."""
+        with self._changed:
+            removed = [item for item in self._items if is_obsolete(item)]
+            self._items = deque(item for item in self._items if not is_obsolete(item))
+            self._changed.notify_all()
+            return removed
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Refuse further items; consumers get those that are left or, if there was an error, the error."""
+        with self._changed:
+            self._is_closed = True
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def raise_error(self) -> None:
+        """
+        Raises:
+            BaseException: the error that the channel was closed with.
+        """
+        if self._error is not None:
+            raise self._error
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return the items in the queue, and the counts and waiting times since the last call."""
+        with self._changed:
+            metrics: dict[str, float] = {
+                "items": len(self._items),
+                "puts": self._puts,
+                "gets": self._gets,
+                "put_seconds": self._put_seconds,
+                "get_seconds": self._get_seconds,
+            }
+            self._puts = self._gets = 0
+            self._put_seconds = self._get_seconds = 0.0
+        return {f"channel/{self.name}/{name}": value for name, value in metrics.items()}

@@ -1,0 +1,153 @@
+"""Watch the ranks that the launcher has started, and restart those that can be restarted alone."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quintet.runtime.ray_cluster.node_processes import NodeStatus
+from quintet.runtime.signals import StopRequest
+
+POLL_SECONDS = 0.5
+"""Interval at which the nodes are asked for the state of their ranks."""
+LOST_SECONDS = 10.0
+"""A node that does not answer for so long, or a rank that is stopped for so long, is lost."""
+EXIT_SECONDS = 15.0
+"""Time for the other ranks to end after the controller has ended or a learner has failed."""
+
+
+class RankFailureError(Exception):
+    """Ranks ended, or hang, for a cause that may not recur: the run can continue from its last checkpoint."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A node with its actor."""
+
+    host: str
+    actor: Any
+    ranks: Sequence[int]
+    stopped_since: dict[int, float] = field(default_factory=dict)
+    """Since when ranks have been stopped, seconds of the monotonic clock."""
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of `NodeProcesses`.
+
+        Raises:
+            RankFailureError: the node does not answer.
+        """
+        import ray
+
+        try:
+            return ray.get(getattr(self.actor, method).remote(*arguments), timeout=LOST_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            raise RankFailureError(f"node {self.host} does not answer for {LOST_SECONDS:g} seconds") from None
+        except ray.exceptions.RayTaskError as error:
+            raise error.as_instanceof_cause() from error
+        except ray.exceptions.RayError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise RankFailureError(f"node {self.host} is lost: {reason}") from error
+
+    def stopped_ranks(self, status: NodeStatus) -> list[int]:
+        """Return the ranks that have been stopped for `LOST_SECONDS`."""
+        now = time.monotonic()
+        self.stopped_since = {rank: self.stopped_since.get(rank, now) for rank in status.stopped}
+        return [rank for rank, since in self.stopped_since.items() if now - since > LOST_SECONDS]
+
+
+class RankWatch:
+    """Shows the output of rank 0, and waits for the end of all ranks."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        stop: StopRequest,
+        show: Callable[[str], None],
+        restartable: frozenset[int],
+        max_restarts: int,
+    ) -> None:
+        """`restartable` ranks are restarted alone, each up to `max_restarts` times; the run goes on without them."""
+        self._nodes = list(nodes)
+        self._stop = stop
+        self._show = show
+        self._restartable = restartable
+        self._max_restarts = max_restarts
+        self._restarts: dict[int, int] = {}
+        self._codes: dict[int, int] = {}
+        """Exit status by rank; negative numbers are signals."""
+
+    def run(self) -> int:
+        """Return the exit status of the run.
+
+        Raises:
+            RankFailureError: a rank that cannot be restarted alone was killed or is stopped, or its node is lost.
+        """
+        is_signalled, ending_since = False, None
+        while True:
+            if self._stop and not is_signalled:
+                is_signalled = True
+                self._nodes[0].call("send_signal", int(self._stop.number or signal.SIGTERM), 0)
+            self._poll()
+            if set(self._codes).issuperset(rank for node in self._nodes for rank in node.ranks):
+                self._show(self._nodes[0].call("status").output)
+                break
+            if self._is_ending:
+                ending_since = ending_since or time.monotonic()
+                if time.monotonic() - ending_since > EXIT_SECONDS:
+                    break
+            time.sleep(POLL_SECONDS)
+        failed = {rank: code for rank, code in self._codes.items() if code and rank not in self._restartable}
+        if killed := {rank: -code for rank, code in failed.items() if code < 0}:
+            raise RankFailureError(self._describe_death(*next(iter(killed.items()))))
+        return self._codes.get(0) or next(iter(failed.values()), 0)
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether the controller has ended, or a rank that cannot be restarted alone has failed."""
+        return 0 in self._codes or any(code and rank not in self._restartable for rank, code in self._codes.items())
+
+    def _poll(self) -> None:
+        for node in list(self._nodes):
+            try:
+                status = node.call("status")
+                self._check(node, status)
+            except RankFailureError as error:
+                if not self._restartable.issuperset(node.ranks):
+                    raise
+                self._nodes.remove(node)
+                self._show(f"quintet: {error}; continuing without it\n")
+
+    def _check(self, node: Node, status: NodeStatus) -> None:
+        if 0 in node.ranks:
+            self._show(status.output)
+        self._codes |= status.exit_codes
+        for rank in node.stopped_ranks(status):
+            if rank not in self._restartable:
+                raise RankFailureError(f"rank {rank} on {node.host} is stopped (SIGSTOP)")
+            node.call("send_signal", int(signal.SIGKILL), rank)
+        if not self._is_ending:
+            for rank in self._restartable.intersection(status.exit_codes):
+                self._restart(node, rank)
+
+    def _restart(self, node: Node, rank: int) -> None:
+        """Start a rank again that has ended, unless that was done too often."""
+        restarts = self._restarts.get(rank, 0)
+        if restarts >= self._max_restarts:
+            return
+        cause = self._describe_death(rank, -self._codes.pop(rank))
+        self._restarts[rank] = restarts + 1
+        self._show(f"quintet: {cause}; restarting it ({restarts + 1} of {self._max_restarts})\n")
+        node.call("restart", rank)
+
+    def _describe_death(self, rank: int, number: int) -> str:
+        """Return how a rank ended: by signal `number`, or with the exit status `-number`."""
+        node = next(node for node in self._nodes if rank in node.ranks)
+        if number <= 0:
+            return f"rank {rank} on {node.host} ended with status {-number}"
+        known = number in {each.value for each in signal.Signals}
+        name = signal.Signals(number).name if known else f"signal {number}"
+        cause = ", probably because the node ran out of memory" if number == signal.SIGKILL else ""
+        return f"rank {rank} on {node.host} was killed by {name}{cause}"

@@ -1,0 +1,95 @@
+"""If these fail, a framework's keys for devices place components elsewhere than they say."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from quintet.cli.configuration import inspect_config
+from quintet.cli.ranks import hide_other_gpus
+from quintet.config.native.experiment import Experiment
+from quintet.config.plan.process_layout import ProcessLayout, process_layout
+
+
+def planned(path: Path, dialect: str, tree: dict[str, Any]) -> Experiment:
+    file = path / "config.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    return inspect_config(str(file), [], dialect, "refuse").composed.experiment
+
+
+def layout(path: Path, dialect: str, tree: dict[str, Any]) -> ProcessLayout:
+    return process_layout(planned(path, dialect, tree))
+
+
+@pytest.mark.proves("verl", "trainer.nnodes", "trainer.n_gpus_per_node", "actor_rollout_ref.hybrid_engine")
+@pytest.mark.proves("vagen", "trainer.nnodes", "trainer.n_gpus_per_node")
+@pytest.mark.parametrize("dialect", ["verl", "vagen"])
+def test_nodes_and_gpus_per_node_are_processes(tmp_path: Path, dialect: str) -> None:
+    trainer = {"trainer": {"nnodes": 2, "n_gpus_per_node": 4}, "actor_rollout_ref": {"hybrid_engine": True}}
+    placed = layout(tmp_path, dialect, trainer)
+    assert (placed.num_nodes, placed.per_node, placed.learner_ranks) == (2, 4, tuple(range(8)))
+    assert placed.standalone_ranks == ()
+
+
+@pytest.mark.proves("ragen", "trainer.nnodes", "system.n_gpus")
+def test_ragens_gpus_are_those_of_each_node(tmp_path: Path) -> None:
+    placed = layout(tmp_path, "ragen", {"trainer": {"nnodes": 2}, "system": {"n_gpus": 4}})
+    assert (placed.num_nodes, placed.per_node) == (2, 4)
+
+
+@pytest.mark.proves("ragen", "system.cuda_visible_devices", "system.multi_processing")
+@pytest.mark.parametrize(("visible", "expected"), [("2,3", "2,3"), (1, "1"), ("-1", "")])
+def test_ragens_visible_devices_are_those_that_the_run_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: object, expected: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    system = {"cuda_visible_devices": visible, "multi_processing": "ray"}
+    hide_other_gpus(planned(tmp_path, "ragen", {"system": system}))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+
+
+@pytest.mark.proves("rlinf", "cluster.num_nodes", "cluster.component_placement.actor,inference,rollout", "rollout.mode")
+def test_rlinfs_components_run_on_their_global_ranks(tmp_path: Path) -> None:
+    cluster = {"num_nodes": 2, "component_placement": {"rollout": "0-3", "actor": "4-7"}}
+    tree = {"runner": {"task_type": "reasoning"}, "cluster": cluster}
+    placed = layout(tmp_path, "rlinf", tree)
+    assert placed.num_nodes == 2
+    assert {placed.devices[rank] for rank in placed.learner_ranks} == {4, 5, 6, 7}
+    assert {placed.devices[rank] for rank in placed.standalone["rollout"]} == {0, 1, 2, 3}
+    shared = {"num_nodes": 1, "component_placement": {"actor,inference,rollout": "0-3"}}
+    assert layout(tmp_path, "rlinf", {**tree, "cluster": shared}).standalone_ranks == ()
+
+
+@pytest.mark.proves(
+    "roll",
+    "actor_train.device_mapping",
+    "actor_infer.device_mapping",
+    "actor_infer.num_gpus_per_worker",
+    "reference.device_mapping",
+    "critic.device_mapping",
+)
+def test_rolls_workers_run_on_the_devices_of_their_mappings(tmp_path: Path) -> None:
+    tree = {
+        "adv_estimator": "gae",
+        "actor_train": {"device_mapping": "list(range(0,4))"},
+        "critic": {"device_mapping": "list(range(0,4))"},
+        "reference": {"device_mapping": "list(range(0,4))"},
+        "actor_infer": {"device_mapping": "list(range(4,8))", "num_gpus_per_worker": 2},
+    }
+    config = planned(tmp_path, "roll", tree)
+    placed = process_layout(config)
+    assert placed.learner_ranks == (0, 1, 2, 3)
+    assert placed.standalone == {"rollout": (4, 5, 6, 7)}
+    assert config.placement.rollout.devices_per_worker == 2
+    assert config.rollout.engine_options.tensor_parallel == 2
+    assert config.placement.critic.devices == config.placement.reference.devices == (0, 1, 2, 3)
+
+
+@pytest.mark.proves("verl", "trainer.ray_wait_register_center_timeout")
+def test_processes_wait_for_each_other_as_long_as_verl_says(tmp_path: Path) -> None:
+    config = planned(tmp_path, "verl", {"trainer": {"ray_wait_register_center_timeout": 17}})
+    assert config.placement.join_timeout_seconds == 17

@@ -1,0 +1,168 @@
+"""If these fail, a critic, reference or reward model on devices of its own computes something else than beside the
+actor, is lost with a checkpoint, or dies without anyone noticing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+from worker_ranks import experiment, sequences
+
+from quintet.algorithms.aggregation import Aggregation
+from quintet.algorithms.objective import CriticObjective, CrossEntropyObjective
+from quintet.config.native.data import RewardModelConfig
+from quintet.errors import MachineError
+from quintet.policies.model_loading import load_tokenizer
+from quintet.records import PromptRow
+from quintet.runtime.controller import Controller
+from quintet.runtime.groups import LearnerGroup
+from quintet.runtime.remote_call import RemoteCall
+from quintet.runtime.remote_interface import CRITIC
+from quintet.runtime.standalone.learners import StandaloneLearnerGroup
+from quintet.runtime.standalone.listener import WorkerListener
+from quintet.runtime.standalone.messages import RemoteCallError
+from quintet.runtime.standalone.transport import StandaloneTransport
+from quintet.runtime.standalone.worker import ControllerAddress
+from quintet.runtime.transport import InProcessTransport
+from quintet.runtime.worker import Worker
+from quintet.training.checkpoint.async_save import AsyncCheckpointer
+from quintet.training.parallel.rendezvous import RankDiedError
+
+WORKER = """
+import sys
+from pathlib import Path
+from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
+from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
+from quintet.training.parallel.process_group import RankGroup
+host, port, token, file, rank = sys.argv[1:]
+ranks = RankGroup.join(int(rank) - 1, 2, Path(file))
+process = StandaloneProcess(ControllerAddress(host, int(port), token), int(rank), "the run")
+process.run(LocalStandaloneLearners(ranks, rank), has_engine=False)
+"""
+PLACED = (
+    "placement.devices_per_node=3",
+    "placement.actor.devices=[0]",
+    "placement.rollout.devices=[0]",
+    "placement.critic.devices=[1,2]",
+    "placement.reference.devices=[1,2]",
+    "algorithm.kl={estimator: k3}",
+)
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[tuple[StandaloneTransport, list[subprocess.Popen[bytes]]]]:
+    """Two workers with one process group."""
+    listener = WorkerListener("127.0.0.1", [1, 2], "the run", lost_seconds=20.0)
+    address = ControllerAddress.of(listener)
+    words = [address.host, str(address.port), address.token, str(tmp_path / "rendezvous")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    started = [subprocess.Popen([sys.executable, "-c", WORKER, *words, str(rank)], env=environment) for rank in (1, 2)]
+    try:
+        yield StandaloneTransport(listener.wait_for([1, 2], 60.0, "learners"), "critic and reference"), started
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+        listener.close()
+
+
+Processes = tuple[StandaloneTransport, list[subprocess.Popen[bytes]]]
+
+
+def work(learners: LearnerGroup, directory: Path, writers: list[str]) -> dict[str, Any]:
+    """What a run does with critic and reference."""
+    config, batch = experiment(*PLACED), sequences()
+    critic, reference = learners.create_critic(), learners.snapshot_reference()
+
+    def update() -> dict[str, float]:
+        return critic.update(batch, CriticObjective(config.critic), Aggregation("token-mean"), 1e-2, batch.values > 0)
+
+    for _ in range(2):  # the adapters of the first one are zero
+        learners.actor.update(batch, CrossEntropyObjective(), "token-mean", 1e-2)
+    results: dict[str, Any] = {"update": update(), "log-probs": reference.compute_log_probs(batch).tolist()}
+    saver = AsyncCheckpointer(directory, keep=1, other_ranks=writers)
+    saver.save(1, {}, learners.save)
+    saver.wait()
+    saver.close()
+    results["next update"], results["values"] = update(), critic.compute_values(batch).tolist()
+    learners.snapshot_reference()
+    results["new reference"] = learners.reference.compute_log_probs(batch).tolist()  # type: ignore[union-attr]
+    learners.load(directory / "global_step_1", ("model", "optimizer"), learners.extra_state())
+    assert learners.critic is not None
+    assert learners.reference is not None
+    critic = learners.critic
+    results["resumed"] = update()
+    results["resumed log-probs"] = learners.reference.compute_log_probs(batch).tolist()
+    return results
+
+
+@pytest.mark.parametrize("lora", [(), ("policy.lora.rank=2",)], ids=["all weights", "lora"])
+def test_critic_and_reference_on_two_workers_are_those_of_one_process(
+    processes: Processes, policy_directory: Path, tmp_path: Path, lora: tuple[str, ...]
+) -> None:
+    transport, _ = processes
+    config = experiment(*PLACED, *lora)
+    colocated = config.model_copy(update={"placement": experiment().placement})
+    expected = work(Controller.in_process().build_learners(colocated, policy_directory), tmp_path / "one", [])
+    actor = InProcessTransport(Worker())
+    Controller(actor).build_learners(config, policy_directory)
+    standalone = dict.fromkeys(("critic", "reference"), transport)
+    learners = StandaloneLearnerGroup(actor, standalone, config, policy_directory)
+    results = work(learners, tmp_path / "three", ["1", "2"])
+    for name, value in expected.items():
+        assert results[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+    assert results["resumed"] == pytest.approx(results["next update"], rel=1e-6)
+    assert results["resumed log-probs"] == results["log-probs"] != results["new reference"]
+    again = Controller.in_process().build_learners(colocated, policy_directory)
+    again.load(tmp_path / "three/global_step_1", ("model", "optimizer"), {})
+    assert again.reference is not None
+    assert again.reference.compute_log_probs(sequences()).tolist() == pytest.approx(results["log-probs"], abs=1e-5)
+    transport.close()
+
+
+def test_every_worker_scores_a_part_of_the_responses(
+    processes: Processes, policy_directory: Path, tmp_path: Path
+) -> None:
+    transport, _ = processes
+    torch.manual_seed(0)
+    model = tmp_path / "model"
+    AutoModelForSequenceClassification.from_pretrained(policy_directory, num_labels=1).save_pretrained(model)
+    load_tokenizer(policy_directory).save_pretrained(model)
+    reward_model = RewardModelConfig(path=str(model))
+    actor = InProcessTransport(Worker())
+    local = Controller(actor).build_learners(experiment(), policy_directory).load_reward_model(reward_model, 64)
+    learners = StandaloneLearnerGroup(actor, {"reward": transport}, experiment(), policy_directory)
+    remote = learners.load_reward_model(reward_model, 64)
+    rows = [PromptRow(i, "s", ({"role": "user", "content": "Left?"},), ground_truth=object()) for i in range(3)]
+    for count in (3, 1):
+        responses = ["Left", "Right, I think", "Up"][:count]
+        assert remote.score(rows[:count], responses) == pytest.approx(local.score(rows[:count], responses), abs=1e-5)
+    assert remote.offloads is False
+
+
+def test_a_killed_worker_is_named_with_its_components(processes: Processes) -> None:
+    transport, (_, second) = processes
+    threading.Timer(0.3, second.kill).start()
+    while second.poll() is None:
+        pass
+    with pytest.raises(RankDiedError, match=rf"rank 2 \(process {second.pid}\) .* needs its critic and reference"):
+        transport.broadcast(RemoteCall(CRITIC, "compute_values", {"batch": sequences()}))
+    with pytest.raises(RankDiedError, match="rank 2"):
+        transport.check_alive()
+
+
+def test_an_error_of_a_call_is_named_with_rank_components_and_cause(processes: Processes) -> None:
+    transport, _ = processes
+    call = RemoteCall(CRITIC, "compute_values", {"batch": sequences()})
+    with pytest.raises(RemoteCallError, match="before it was created"):
+        transport.call(call)
+    with pytest.raises(MachineError, match=r"rank [12] \(critic and reference\) failed: ValueError: .*before it was"):
+        transport.broadcast(call)
