@@ -21,12 +21,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from engines_on_ranks import create_policy
 
 ROUNDS = 15
+TRANSFERS = ("shared_memory", "process_group", "tcp")
 SIZES = {"3 M": (192, 6), "100 M": (768, 11)}
 """Hidden size and layers of the policies."""
 WORKER = """
@@ -66,23 +68,29 @@ def measure(policy: Path, engine_name: str, options: list[str]) -> dict[str, Any
 
     from quintet.config.compose import load_experiment
     from quintet.policies.model_loading import load_model
+    from quintet.runtime.standalone.engine_weights import EngineWeights
     from quintet.runtime.standalone.engines import StandaloneEngines
 
     words = ["policy.preset=null", f"policy.path={policy}", "warm_start=null", "training.threads=1"]
     words += ["rollout.max_concurrent=8", "rollout.max_response_tokens=64"]
     words += ["placement.devices_per_node=2", "placement.actor.devices=[0]", "placement.rollout.devices=[1]"]
-    config = load_experiment(None, [*words, f"rollout.engine={engine_name}", *options]).experiment
+    words += [f"rollout.engine={engine_name}", *options]
+    configs = {
+        name: load_experiment(None, [*words, f"placement.weight_transfer={name}"]).experiment for name in TRANSFERS
+    }
     torch.set_num_threads(1)
     model = load_model(policy)
     with standalone_worker() as worker:
-        group = StandaloneEngines([worker], config, policy, lambda: iter(model.named_parameters()))
+        group = StandaloneEngines([worker], configs["shared_memory"], policy, model.named_parameters)
         (engine,) = group.engines()
+        staged = {name: EngineWeights(config) for name, config in configs.items()}
+        for each in staged.values():
+            each.connect([worker])
         tensors = [parameter.detach() for parameter in model.parameters()]
         copied = [torch.empty_like(tensor) for tensor in tensors]
-        host = worker.host
 
-        def sync(where: str) -> None:
-            worker.host = where
+        def sync(transfer: str) -> None:
+            group.staged = staged[transfer]
             group.stage()
             engine.load_weights(1, ())
             engine.current.finish()
@@ -94,12 +102,13 @@ def measure(policy: Path, engine_name: str, options: list[str]) -> dict[str, Any
             if engine_name == "vllm":
                 pack(copied)
 
-        timed = {"copies": copy_and_pack, "shared_memory": lambda: sync(host), "tcp": lambda: sync("another machine")}
+        timed = {"copies": copy_and_pack, **{name: partial(sync, name) for name in TRANSFERS}}
         seconds: dict[str, list[float]] = {name: [] for name in timed}
         for number in range(ROUNDS + 2):
             for name, function in timed.items():
                 seconds[name] += [_seconds(function)] * (number >= 2)
-        group.close()
+        for each in staged.values():
+            each.close()
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     ratios = {name: round(medians[name] / medians["copies"], 2) for name in medians if name != "copies"}
     return {"ms": {name: round(1000 * median, 1) for name, median in medians.items()}, "ratio": ratios}

@@ -13,11 +13,13 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
+from quintet.config.native.experiment import Experiment
 from quintet.config.plan.component_memory import MemoryUse
 from quintet.config.plan.memory import MemoryPeak, format_bytes
 from quintet.config.plan.placement import Component, Placement, format_ranges
 from quintet.config.plan.row_counts import num_epochs
 from quintet.config.plan.run_plan import RunPlan, describe_run
+from quintet.config.plan.weight_transfer import weight_transfers
 from quintet.config.problems import ConfigProblem
 
 WIDTH = 100
@@ -61,6 +63,7 @@ def print_plan(
         if plan.placement.components:
             section(out, "Placement")
             _print_placement(out, plan.placement)
+            _print_weight_transfers(out, plan.config)
             if start is not None:
                 out.print(f"  Start: {start}", style="dim", markup=False, highlight=False)
             section(out, "Memory of one device, estimated")
@@ -215,6 +218,14 @@ def _print_placement(out: Console, placement: Placement) -> None:
         turns = "share no device"
     if len(placement.components) > 1:
         out.print(f"  Device numbers are global; components {turns}.", style="dim")
+
+
+def _print_weight_transfers(out: Console, config: Experiment) -> None:
+    names = {"shared_memory": "shared memory", "process_group": "a process group", "tcp": "their connections"}
+    for each in () if config.sft_only else weight_transfers(config):
+        ranks = f"rank{'s' if len(each.ranks) > 1 else ''} {format_ranges(each.ranks)}"
+        line = f"  Weights reach the engines of {ranks} through {names[each.transfer]} ({each.reason})."
+        out.print(line, style="dim")
 
 
 def describe_parallelism(component: Component) -> str:

@@ -30,6 +30,7 @@ from quintet.envs.vector_env import EnvEvent
 from quintet.records import Batch, PromptRow, Request
 from quintet.rollout.engines.shared_weights import SharedTensor
 from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, EnvRequest, properties_of, remote_methods
+from quintet.training.parallel.broadcast_group import GroupAddress
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -109,6 +110,7 @@ _CODECS: Mapping[str, _Codec] = {
     "request": _record_codec(Request),
     "prompt_row": _record_codec(PromptRow),
     "engine_report": _record_codec(EngineReport),
+    "group_address": _record_codec(GroupAddress),
     # one per weight in every weight sync, so without the generic code of a record
     "shared_tensor": _Codec(
         SharedTensor,

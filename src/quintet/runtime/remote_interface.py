@@ -14,8 +14,9 @@ from quintet.config.native.experiment import Experiment
 from quintet.envs.vector_env import EnvEvent
 from quintet.policies.reward_model import ResponseScorer
 from quintet.records import Failure, Generation, Request
-from quintet.rollout.engines.shared_weights import StagedTensors
+from quintet.rollout.engines.shared_weights import SharedTensor, StagedTensors
 from quintet.runtime.groups import LearnerGroup
+from quintet.training.parallel.broadcast_group import GroupAddress
 from quintet.training.protocols import Actor, Critic, DivergenceReference, LogProbScorer
 
 if TYPE_CHECKING:
@@ -91,6 +92,12 @@ class StandaloneEngineWorker(Protocol):
 
     def load_weights(self, version: int, weights: StagedTensors) -> EngineReport | None:
         """Load weights as `version`."""
+
+    def join_broadcast_group(self, address: GroupAddress, rank: int) -> None:
+        """Join the process group over which weights are broadcast."""
+
+    def load_broadcast_weights(self, version: int, weights: Sequence[SharedTensor]) -> EngineReport | None:
+        """Receive the memory with these weights over the process group, and load them as `version`."""
 
     def weights(self) -> Mapping[str, Tensor] | None:
         """Return the engine's weights under Hugging Face names; None if they cannot be read."""

@@ -90,6 +90,12 @@ FULL = "algorithm.kl={estimator: full, coefficient: 0.1}"
 LAKE = "envs={lake: {}, pond: {}}"
 
 CASES = [
+    # weights of engines without a learner
+    ["placement.weight_transfer=tcp"],
+    [
+        *("placement.nodes=2", "placement.devices_per_node=2", "placement.actor.devices=[0]"),
+        *("placement.rollout.devices=[1,2,3]", "placement.weight_transfer=shared_memory"),
+    ],
     # validation of keys and values
     ["training.stesp=3"],
     ["trainning.steps=3"],

@@ -26,6 +26,7 @@ from quintet.runtime.ray_cluster import launcher
 from quintet.runtime.serving import build
 from quintet.runtime.serving.address import Address
 from quintet.runtime.serving.server import ServingServer
+from quintet.runtime.standalone.engine_weights import checked_transfer
 from quintet.training.checkpoint.checkpoint import Checkpoint
 
 
@@ -107,7 +108,14 @@ def on_a_cluster(nodes_and_devices: tuple[int, int]) -> None:
         launcher._resources_per_node(launcher.RankCommand([], "", RankInfo(0, nodes * devices, 0, devices), 0))
 
 
+def transferred(transfer: str) -> None:
+    """Weights for a worker of another machine."""
+    config = load_experiment(None, [f"placement.weight_transfer={transfer}"]).experiment
+    checked_transfer(config, MagicMock(host="another machine"))
+
+
 CASES = [
+    case(transferred, "shared_memory", "set placement.weight_transfer=auto", "auto"),
     case(
         typed,
         {},

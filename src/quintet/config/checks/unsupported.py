@@ -23,6 +23,7 @@ from quintet.config.composed import ComposedConfig, config_value, with_value
 from quintet.config.dotted import flatten
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.section import Section
+from quintet.config.plan.weight_transfer import weight_transfer_problems
 from quintet.config.problems import ConfigProblem, raise_problems, source_of
 from quintet.config.schema import format_value
 from quintet.config.torchrun import RankInfo, current_rank
@@ -68,6 +69,7 @@ def unsupported_problems(composed: ComposedConfig, rank: RankInfo | None = None)
     yield from overlap_problems(composed)
     yield from env_host_problems(composed)
     yield from process_problems(composed, rank)
+    yield from weight_transfer_problems(composed)
 
 
 def _problem(composed: ComposedConfig, unsupported: UnsupportedValue) -> ConfigProblem:

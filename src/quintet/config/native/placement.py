@@ -1,6 +1,6 @@
 """Devices of each component."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import PositiveInt
 
@@ -70,6 +70,10 @@ class PlacementConfig(Section):
     colocated: Annotated[bool, REQUIRES_PROCESSES] = True
     """Engines take turns with the learners on shared devices. false: they may compute at the same time, and engines
     without `devices` get those that the actor does not use."""
+    weight_transfer: Literal["auto", "shared_memory", "process_group", "tcp"] = "auto"
+    """How weights reach engines on devices without the actor: shared memory of one node, broadcasts over a process
+    group (NCCL between GPUs, gloo between CPUs), or the connection over which the controller calls each engine. `auto`
+    chooses shared memory on the node of the controller and a process group on others."""
     join_timeout_seconds: PositiveInt = 300
     """Time that a worker waits for the others at the start, seconds."""
     offload_envs: Annotated[bool, Requires(Capability.EMBODIED)] = False

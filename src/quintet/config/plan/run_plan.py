@@ -22,6 +22,7 @@ from quintet.config.plan.memory import memory_problems, plan_memory
 from quintet.config.plan.models import Models, find_models, policy_path
 from quintet.config.plan.placement import Placement, place_components, placement_problems
 from quintet.config.plan.row_counts import TrainingRows, batch_key, count_rows, count_training_rows, too_few_rows
+from quintet.config.plan.weight_transfer import weight_transfers
 from quintet.config.problems import raise_problems
 from quintet.config.schema import format_value
 
@@ -61,7 +62,8 @@ class RunPlan(PlannedRun):
         return {
             "run": describe_run(self.config, self.models),
             "arithmetic": {**self.numbers, "learners": learners},
-            "placement": _placement_json(self.placement),
+            "placement": _placement_json(self.placement)
+            | {"weight_transfers": [asdict(each) for each in weight_transfers(self.config)]},
             "memory": _memory_json(self),
             "warnings": list(self.warnings),
         }

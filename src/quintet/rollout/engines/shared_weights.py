@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -142,8 +142,10 @@ class MappedWeights:
 
 @dataclass(slots=True)
 class SharedWeightsReader:
-    """Maps the files of another process."""
+    """Maps the files of another process, or has memory of the same layout that `buffers` yields."""
 
+    open_file: Callable[[Path, int], Tensor] = lambda path, size: _map_file(path, size)
+    """Return the memory of a file of that size, uint8 [bytes]."""
     _mapped: dict[str, Tensor] = field(default_factory=dict)
     _last: tuple[Sequence[SharedTensor], MappedWeights] | None = None
     """Places and weights of the last call, in most cases also those of the next one."""
@@ -158,11 +160,21 @@ class SharedWeightsReader:
             self._last = (places, MappedWeights((place, self._tensor(place)) for place in places))
         return self._last[1]
 
+    def buffers(self, places: Sequence[SharedTensor]) -> Iterator[Tensor]:
+        """Yield the memory of each file up to the last of its weights, in an order that follows from `places`."""
+        ends: dict[str, tuple[SharedTensor, int]] = {}
+        for place in places:
+            count = torch.Size(place.shape).numel() * getattr(torch, place.dtype).itemsize
+            ends[place.file] = (place, max(place.offset + count, ends.get(place.file, (place, 0))[1]))
+        return (self._memory(place)[:end] for place, end in ends.values())
+
     def _tensor(self, place: SharedTensor) -> Tensor:
-        memory = self._mapped.get(place.file)
-        if memory is None:
-            memory = self._mapped[place.file] = _map_file(Path(place.file), place.file_bytes)
-        return _view(memory, getattr(torch, place.dtype), place.shape, place.offset)
+        return _view(self._memory(place), getattr(torch, place.dtype), place.shape, place.offset)
+
+    def _memory(self, place: SharedTensor) -> Tensor:
+        if place.file not in self._mapped:
+            self._mapped[place.file] = self.open_file(Path(place.file), place.file_bytes)
+        return self._mapped[place.file]
 
 
 def _allocate(path: Path, size: int) -> None:

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from quintet.config.native.experiment import Experiment
 from quintet.records import Request
-from quintet.rollout.engines.shared_weights import SharedWeightsReader, StagedTensors
+from quintet.rollout.engines.shared_weights import SharedTensor, SharedWeightsReader, StagedTensors
 from quintet.runtime.engine_worker import EngineRunner
 from quintet.runtime.engines import load_engine_model, load_policy_tokenizer, local_engine_builder
 from quintet.runtime.process_settings import configure_process
 from quintet.runtime.remote_interface import EngineAction, EngineReport
+from quintet.training.parallel.broadcast_group import BroadcastGroup, GroupAddress
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class BroadcastWeights:
+    """Memory that receives weights over a process group."""
+
+    def __init__(self, group: BroadcastGroup) -> None:
+        self._group = group
+        self._memory = SharedWeightsReader(lambda _, size: torch.empty(size, dtype=torch.uint8, device=group.device))
+
+    def receive(self, weights: Sequence[SharedTensor]) -> Iterator[tuple[str, Tensor]]:
+        """Receive all weights, then yield them; they are valid until the next call.
+
+        Raises:
+            RuntimeError: the connection to another process broke.
+        """
+        self._group.broadcast(self._memory.buffers(weights))
+        yield from self._memory.read(weights)
 
 
 class LocalStandaloneEngine:
@@ -24,6 +44,7 @@ class LocalStandaloneEngine:
     def __init__(self) -> None:
         self._runner: EngineRunner | None = None
         self._shared_weights = SharedWeightsReader()
+        self._broadcast_weights: BroadcastWeights | None = None
 
     def build(self, config: Experiment, policy: Path) -> int:
         configure_process(config)
@@ -51,6 +72,19 @@ class LocalStandaloneEngine:
 
     def load_weights(self, version: int, weights: StagedTensors) -> EngineReport | None:
         return self._engine.load_weights(version, self._shared_weights.read(weights))
+
+    def join_broadcast_group(self, address: GroupAddress, rank: int) -> None:
+        self._broadcast_weights = BroadcastWeights(BroadcastGroup(address, rank))
+
+    def load_broadcast_weights(self, version: int, weights: Sequence[SharedTensor]) -> EngineReport | None:
+        """See `StandaloneEngineWorker.load_broadcast_weights`.
+
+        Raises:
+            ValueError: `join_broadcast_group` has not been called.
+        """
+        if self._broadcast_weights is None:
+            raise ValueError("weights were broadcast before the process group was joined")
+        return self._engine.load_weights(version, self._broadcast_weights.receive(weights))
 
     def weights(self) -> Mapping[str, Tensor] | None:
         return self._engine.weights()

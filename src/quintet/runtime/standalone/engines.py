@@ -14,8 +14,8 @@ from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE, EngineAction
+from quintet.runtime.standalone.engine_weights import EngineWeights
 from quintet.runtime.standalone.listener import StandaloneWorker, WorkerLostError
-from quintet.runtime.standalone.staged_weights import StagedWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +37,7 @@ class StandaloneEngines:
         self._build_call = RemoteCall(STANDALONE_ENGINE, "build", {"config": config, "policy": policy})
         self._weights = weights
         self._take_arrived = take_arrived
-        self.staged = StagedWeights()
+        self.staged = EngineWeights(config)
         """Weights of the last `stage`."""
         self._engines = {worker.rank: StandaloneEngine(self, worker) for worker in workers}
         for engine in self._engines.values():
@@ -47,6 +47,7 @@ class StandaloneEngines:
         """Return the engines by rank of their worker."""
         for engine in self._engines.values():
             engine.finish_build()
+        self.staged.connect([engine.worker for engine in self._engines.values()])
         return [
             RestartingEngine(engine.rebuilt, tuple, is_available=partial(self._is_available, engine))
             for engine in self._engines.values()
@@ -170,7 +171,7 @@ class StandaloneEngine:
         """See `Engine.load_weights`: the engine loads the staged weights of its group, so `weights` are not read. A
         failure is raised by the next call."""
         self.finish()
-        self._start_call("load_weights", version=version, weights=self._group.staged.for_worker(self.worker))
+        self._start(self._group.staged.load_call(self.worker, version))
         self.weight_version = version
 
     def weights(self) -> Iterable[tuple[str, Tensor]] | None:

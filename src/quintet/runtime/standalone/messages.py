@@ -51,6 +51,11 @@ class MessageSocket:
         """Return the file descriptor, which is readable when a message has arrived."""
         return self._socket.fileno()
 
+    @property
+    def local_host(self) -> str:
+        """Address of this machine in the connection."""
+        return str(self._socket.getsockname()[0])
+
     def send_call(self, call: RemoteCall) -> None:
         """Send a call.
 

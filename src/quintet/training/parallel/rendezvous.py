@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from quintet.config.torchrun import RankInfo
 from quintet.errors import MachineError
 from quintet.tracking.run_processes import ProcessStat, process_namespace
+from quintet.training.parallel.broadcast_group import address_towards
 from quintet.training.parallel.process_group import RankGroup
 
 COLLECTIVE_TIMEOUT_SECONDS = 1800.0
@@ -181,10 +182,7 @@ def join_run(info: RankInfo, local_device: int | None, timeout_seconds: float) -
 def local_address() -> str:
     """Return the address of this machine under which the other processes of the run reach it; `join_run` must not have
     been called yet."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # connecting a datagram socket sends nothing, and selects the interface that leads there
-        probe.connect((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
-        return str(probe.getsockname()[0])
+    return address_towards(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 
 
 def _local_gpu(info: RankInfo, local_device: int, visible: int) -> int:

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -69,9 +69,13 @@ def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def play(
-    envs: VectorEnv, starts: Sequence[int], after_turn: Callable[[int], None] = lambda turn: None
+    envs: VectorEnv,
+    starts: Sequence[int],
+    after_turn: Callable[[int], None] = lambda turn: None,
+    turn_of: Callable[[Iterable[int]], int] = max,
 ) -> list[EnvEvent]:
-    """Play episodes with random actions, which depend on the episode and its turn alone; return all events."""
+    """Play episodes with random actions, which depend on the episode and its turn alone; return all events.
+    `after_turn` gets the turn of all, by default that of the furthest episode."""
     choices = {number: random.Random(number) for number in range(len(starts))}
     actions: dict[int, Sequence[str]] = {}
     turns = dict.fromkeys(choices, 0)
@@ -90,7 +94,7 @@ def play(
                 continue
             turns[number] += 1
             envs.step(number, choices[number].choices(actions[number], k=2))
-        after_turn(max(turns.values()))
+        after_turn(turn_of(turns.values()))
     return events
 
 
@@ -204,7 +208,8 @@ def test_an_episode_that_its_seed_does_not_reproduce_fails_and_says_so(counter: 
     config = experiment("env={name: custom, path: 'counter.py:Process', processes: 8}")
     workers = {rank: ThreadWorker(rank) for rank in (1, 2)}
     envs = HostedVectorEnv(list(workers.values()), config)
-    events = by_episode(play(envs, range(4, 4 + EPISODES), lambda turn: workers[1].lose() if turn == 4 else None))
+    lose = lambda turn: workers[1].lose() if turn == 2 else None  # noqa: E731
+    events = by_episode(play(envs, range(4, 4 + EPISODES), lose, min))
     failures = {
         number: played[-1].failure for number, played in events.items() if isinstance(played[-1], EpisodeFailed)
     }

@@ -19,7 +19,7 @@ from standalone_workers import start_worker
 
 from quintet.config.compose import load_experiment
 from quintet.config.native.experiment import Experiment
-from quintet.errors import MachineError
+from quintet.errors import ConfigError, MachineError
 from quintet.policies.model_loading import load_model
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.restarting_engine import RestartingEngine
@@ -56,9 +56,9 @@ def workers(listener: WorkerListener) -> Iterator[Workers]:
             process.wait()
 
 
-def experiment() -> Experiment:
+def experiment(*changes: str) -> Experiment:
     words = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.rollout.devices=[1,2]")
-    return load_experiment(None, (*words, "training.threads=1", "rollout.max_response_tokens=8")).experiment
+    return load_experiment(None, (*words, *changes, "training.threads=1", "rollout.max_response_tokens=8")).experiment
 
 
 def requests(count: int) -> list[Request]:
@@ -121,18 +121,51 @@ def _hf_engine(model: torch.nn.Module):  # type: ignore[no-untyped-def]
     return HfEngine(model, max_num_seqs=64, max_model_len=400)  # type: ignore[arg-type]
 
 
-def test_weights_of_another_machine_are_sent_instead_of_shared(workers: Workers, policy_directory: Path) -> None:
-    model = load_model(policy_directory)
-    worker = workers[1][1]
-    group = StandaloneEngines([worker], experiment(), policy_directory, lambda: iter(model.state_dict().items()))
-    (engine,) = group.engines()
+@pytest.mark.parametrize("transfer", ["process_group", "tcp"])
+def test_weights_of_another_machine_are_sent_instead_of_shared(
+    workers: Workers, policy_directory: Path, transfer: str
+) -> None:
+    """The second engine, which loads the weights once more, does so alone: the group's broadcast is over."""
+    model, config = load_model(policy_directory), experiment(f"placement.weight_transfer={transfer}")
+    connected = [worker for _, worker in workers.values()]
+    group = StandaloneEngines(connected, config, policy_directory, lambda: iter(model.state_dict().items()))
+    engines = group.engines()
+    for version in (1, 2):
+        with torch.no_grad():
+            model.base_model.norm.weight.mul_(1.5)
+        group.stage()
+        for engine in engines:
+            engine.load_weights(version, ())
+        engines[1].load_weights(version, ())
+        for engine in engines:
+            check_weights(engine.current, model, [(5, 6, 7)], same_dtype=True)
+    group.close()
+
+
+def test_engines_of_a_lost_broadcast_load_their_weights_over_the_connection(
+    workers: Workers, policy_directory: Path
+) -> None:
+    model, config = load_model(policy_directory), experiment("placement.weight_transfer=process_group")
+    connected = [worker for _, worker in workers.values()]
+    group = StandaloneEngines(connected, config, policy_directory, lambda: iter(model.state_dict().items()))
+    engine, _ = group.engines()
+    workers[2][0].kill()
     group.stage()
     engine.load_weights(1, ())
-    shared = generate(RoutedEngines([engine]), requests(2))
-    worker.host = "another machine"
+    group.staged.load_call(connected[1], 1)  # the lost worker does not receive it
+    assert generate(RoutedEngines([engine]), requests(2)).keys() == {0, 1}
+    group.stage()
     engine.load_weights(2, ())
-    sent = generate(RoutedEngines([engine]), requests(2))
-    assert [generation.logprobs for generation in sent.values()] == [each.logprobs for each in shared.values()]
+    check_weights(engine.current, model, [], same_dtype=True)
+    group.close()
+
+
+def test_shared_memory_is_refused_for_another_machine(workers: Workers, policy_directory: Path) -> None:
+    worker, config = workers[1][1], experiment("placement.weight_transfer=shared_memory")
+    group = StandaloneEngines([worker], config, policy_directory, lambda: iter(()))
+    worker.host = "another machine"
+    with pytest.raises(ConfigError, match="rank 1 shares no memory with the controller"):
+        group.engines()
     group.close()
 
 

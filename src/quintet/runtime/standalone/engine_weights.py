@@ -1,0 +1,140 @@
+"""The policy's weights on their way to standalone engines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import torch
+
+from quintet.config.native.experiment import Experiment
+from quintet.config.plan.weight_transfer import KEY, choose_weight_transfer
+from quintet.errors import ConfigError
+from quintet.rollout.engines.shared_weights import StagedTensors
+from quintet.runtime.remote_call import RemoteCall
+from quintet.runtime.remote_interface import STANDALONE_ENGINE
+from quintet.runtime.standalone.listener import StandaloneWorker
+from quintet.runtime.standalone.staged_weights import StagedWeights
+from quintet.tracking.run_processes import process_namespace
+from quintet.training.parallel.broadcast_group import BroadcastGroup, GroupAddress, create_store
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class EngineWeights:
+    """Staged weights, and their transfer to each engine as `placement.weight_transfer` says."""
+
+    def __init__(self, config: Experiment) -> None:
+        self._config = config
+        self._staged = StagedWeights()
+        self._broadcast: _Broadcast | None = None
+
+    def connect(self, workers: Sequence[StandaloneWorker]) -> None:
+        """Connect the workers to which weights are broadcast. Workers that are started again later receive weights over
+        their connections.
+
+        Raises:
+            ConfigError: shared memory was requested for a worker of another machine.
+        """
+        transfers = [checked_transfer(self._config, worker) for worker in workers]
+        members = [each for each, transfer in zip(workers, transfers, strict=True) if transfer == "process_group"]
+        if members:
+            self._broadcast = _Broadcast(members, self._config.placement.join_timeout_seconds)
+
+    def stage(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy the weights: full tensors under Hugging Face names. Those of the last call remain until the next one."""
+        if self._broadcast is not None and not self._broadcast.finish():
+            self._close_broadcast()
+        self._staged.stage(weights)
+        if self._broadcast is not None:
+            self._broadcast.prepare(self._staged.buffers())
+
+    def load_call(self, worker: StandaloneWorker, version: int) -> RemoteCall:
+        """Return the call by which a worker's engine loads the staged weights as `version`. An engine that loads them
+        once more, after a restart, does so over its connection instead of a broadcast."""
+        transfer, method = checked_transfer(self._config, worker), "load_weights"
+        weights: StagedTensors = self._staged.places
+        if self._broadcast is not None and self._broadcast.take(worker):
+            method = "load_broadcast_weights"
+        elif transfer != "shared_memory":
+            weights = self._staged.tensors()
+        return RemoteCall(STANDALONE_ENGINE, method, {"version": version, "weights": weights})
+
+    def close(self) -> None:
+        """Release the memory."""
+        self._close_broadcast()
+        self._staged.close()
+
+    def _close_broadcast(self) -> None:
+        if self._broadcast is not None:
+            self._broadcast.close()
+            self._broadcast = None
+
+
+def checked_transfer(config: Experiment, worker: StandaloneWorker) -> str:
+    """Return how weights reach a worker.
+
+    Raises:
+        ConfigError: that is shared memory, and the worker is on another machine or in another container.
+    """
+    shares_memory = worker.host == process_namespace()
+    transfer = choose_weight_transfer(config, same_node=shares_memory)
+    if transfer == "shared_memory" and not shares_memory:
+        message = f"{KEY} = shared_memory: rank {worker.rank} shares no memory with the controller"
+        raise ConfigError(message, key=KEY, value="shared_memory", hint=f"set {KEY}=auto")
+    return transfer
+
+
+class _Broadcast:
+    """A broadcast group of the controller and workers, and the broadcast of the staged weights in a thread."""
+
+    def __init__(self, workers: Sequence[StandaloneWorker], timeout_seconds: float) -> None:
+        self._members = frozenset((worker.rank, worker.pid) for worker in workers)
+        self._pending: set[tuple[int, int]] = set()
+        """Members that have not yet been called to receive the staged weights."""
+        self._buffers: Sequence[Tensor] = ()
+        self._running: Future[None] | None = None
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "weights")
+        store = create_store(workers[0].messages.local_host, timeout_seconds)
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        address = GroupAddress(store.host, store.port, len(workers) + 1, backend)
+        for rank, worker in enumerate(workers, 1):
+            worker.start(RemoteCall(STANDALONE_ENGINE, "join_broadcast_group", {"address": address, "rank": rank}))
+        self._group = BroadcastGroup(address, 0, store)
+        for worker in workers:
+            worker.finish()
+
+    def prepare(self, buffers: Sequence[Tensor]) -> None:
+        """Expect each member to load weights that have just been staged in `buffers`."""
+        self._buffers, self._pending = buffers, set(self._members)
+
+    def take(self, worker: StandaloneWorker) -> bool:
+        """Return whether the worker is still to receive the staged weights, and count it as called. The broadcast
+        starts with the first worker, and advances when all have been called."""
+        member = (worker.rank, worker.pid)
+        with self._lock:
+            if member not in self._pending:
+                return False
+            self._pending.discard(member)
+            if self._running is None:
+                self._running = self._thread.submit(self._group.broadcast, self._buffers)
+        return True
+
+    def finish(self) -> bool:
+        """Wait for the end of the broadcast; return False if the group is broken."""
+        running, self._running = self._running, None
+        try:
+            if running is not None:
+                running.result()
+        except RuntimeError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the connections, which ends a running broadcast."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._group.close()
