@@ -146,13 +146,28 @@ CASES = [
         (1, 2),
     ),
 ]
-EXEMPT = {
-    f"runtime/ray_cluster/launcher.py {function}": "another machine, another run or another start is the remedy"
-    for function in ("run_on_ray", "_connected", "_placed", "_start_ranks")
-} | {
-    f"runtime/ray_cluster/job.py {function}": "another endpoint, or another command, is the remedy"
-    for function in ("_submit", "_refused", "_lost")
-}
+EXEMPT = (
+    {
+        f"runtime/ray_cluster/launcher.py {function}": "another machine, another run or another start is the remedy"
+        for function in ("run_on_ray", "_connected", "_placed", "_start_ranks")
+    }
+    | {
+        f"runtime/ray_cluster/job.py {function}": "another endpoint, or another command, is the remedy"
+        for function in ("_submit", "_refused", "_lost")
+    }
+    | {
+        f"runtime/{function}": "another start is the remedy"
+        for function in (
+            "engine_group.py _revive_dead",
+            "remote_call.py _decode_result_of",
+            "standalone/listener.py wait_for",
+            "standalone/worker.py wait_for",
+        )
+    }
+    | {
+        "runtime/standalone/messages.py _decode_error": "the hint is that of another process",
+    }
+)
 
 
 @pytest.fixture(autouse=True)

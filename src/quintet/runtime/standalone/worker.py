@@ -6,6 +6,7 @@ Such a process connects to the controller, executes its calls one after another,
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import socket
@@ -28,6 +29,7 @@ from quintet.tracking.run_processes import process_namespace
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
+logger = logging.getLogger(__name__)
 ADDRESS_KEY = "controller"
 """Key of the rendezvous store under which the controller's address is."""
 
@@ -107,7 +109,8 @@ def run_standalone_worker(address: ControllerAddress, rank: int, fingerprint: st
         try:
             _serve(MessageSocket(calls), components)
         except ConnectionLostError as error:
-            raise MachineError(f"rank {rank} ends: the controller (rank 0) has ended") from error
+            message = f"rank {rank} ends: the controller (rank 0) has ended, or the connection to it broke ({error})"
+            raise MachineError(message) from error
         finally:
             components.close()
 
@@ -129,7 +132,8 @@ def _serve(messages: MessageSocket, components: StandaloneComponents) -> None:
     while (call := messages.receive_call()) != STOP:
         try:
             result = components.execute(call)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the controller reports it
+        except Exception as error:  # whatever it is, the controller reports it
+            logger.exception("%s.%s failed", call.target, call.method)
             messages.send_error(error)
         else:
             messages.send_result(result)
