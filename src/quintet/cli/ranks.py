@@ -15,6 +15,7 @@ from quintet import __version__
 from quintet.cli.rank_report import output_to_log, sudden_death_report, write_rank_report
 from quintet.config.torchrun import RankInfo, current_rank
 from quintet.errors import MachineError, UserError
+from quintet.tracking.run_processes import LAUNCHED_BY_RAY
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 START_SECONDS = 60
 """Ranks start within this time of each other."""
-LOST_SECONDS = 10.0
-"""Time without a heartbeat after which a standalone worker is lost."""
 FIRST_RANK_SECONDS = 10.0
 """How long an error is left to the first process of the machine to report."""
 
@@ -49,8 +48,15 @@ def silence_other_ranks() -> Iterator[None]:
 
 def _print_late(error: UserError, rank: int) -> int:
     """Print the error after rank 0 had time to print it, and return the exit status: torchrun stops all processes when
-    the first one exits, which should be the one that has printed the error."""
-    time.sleep(FIRST_RANK_SECONDS)
+    the first one exits, which should be the one that has printed the error. Ray's launcher reads errors from the
+    records of the processes, and the death of another rank is no error that rank 0 reports as well."""
+    from quintet.training.parallel.rendezvous import RankDiedError
+
+    if isinstance(error, RankDiedError):
+        print(f"quintet: {error}", file=sys.__stderr__)
+        return error.exit_status
+    if LAUNCHED_BY_RAY not in os.environ:
+        time.sleep(FIRST_RANK_SECONDS)
     print(f"quintet: rank {rank}: {error}", file=sys.__stderr__)
     return error.exit_status
 
@@ -103,12 +109,20 @@ def _run_with_learners(
     from quintet.runtime.worker import run_worker
     from quintet.training.parallel.rendezvous import rendezvous
 
-    seconds = config.placement.join_timeout_seconds
-    ranks = rendezvous(rank, _fingerprint(config), seconds, ranks=learner_ranks, store=store)
+    placement = config.placement
+    ranks = rendezvous(
+        rank,
+        _fingerprint(config),
+        placement.join_timeout_seconds,
+        placement.call_timeout_seconds,
+        ranks=learner_ranks,
+        store=store,
+    )
     try:
         with ranks.watchdog(partial(_exit_at_once, rank.rank)):
             if rank.rank:
-                return _worker_status(lambda: run_worker(ranks), rank.rank)
+                run_worker(ranks)
+                return 0
             with closing(Controller.on_ranks(ranks, listener)) as controller:
                 return run(controller)
     finally:
@@ -120,7 +134,9 @@ def _listen(host: str, ranks: Sequence[int], config: Experiment, store: Store) -
     from quintet.runtime.standalone.listener import WorkerListener
     from quintet.runtime.standalone.worker import ControllerAddress
 
-    listener = WorkerListener(host, ranks, _fingerprint(config), LOST_SECONDS)
+    placement = config.placement
+    limits = placement.lost_after_seconds, placement.call_timeout_seconds
+    listener = WorkerListener(host, ranks, _fingerprint(config), *limits)
     ControllerAddress.of(listener).publish(store)
     return listener
 
@@ -128,11 +144,9 @@ def _listen(host: str, ranks: Sequence[int], config: Experiment, store: Store) -
 def _run_standalone(rank: RankInfo, config: Experiment, store: Store) -> int:
     from quintet.runtime.standalone.worker import ControllerAddress, run_standalone_worker
 
-    def work() -> None:
-        address = ControllerAddress.wait_for(store, config.placement.join_timeout_seconds)
-        run_standalone_worker(address, rank.rank, _fingerprint(config))
-
-    return _worker_status(work, rank.rank)
+    address = ControllerAddress.wait_for(store, config.placement.join_timeout_seconds)
+    run_standalone_worker(address, rank.rank, _fingerprint(config))
+    return 0
 
 
 @contextmanager
@@ -151,22 +165,6 @@ def _exit_at_once(rank: int, cause: str) -> None:
     write_rank_report(message)
     print(f"quintet: {message}", file=sys.__stderr__, flush=True)
     os._exit(MachineError.exit_status)
-
-
-def _worker_status(run: Callable[[], None], rank: int) -> int:
-    """Run a worker, print its errors, and return its exit status."""
-    from quintet.training.parallel.rendezvous import RankDiedError
-
-    try:
-        run()
-    except RankDiedError as error:
-        write_rank_report(str(error))
-        print(f"quintet: {error}", file=sys.__stderr__)
-        return error.exit_status
-    except UserError as error:
-        write_rank_report(str(error))
-        return _print_late(error, rank)
-    return 0
 
 
 def _fingerprint(config: Experiment) -> str:

@@ -59,14 +59,17 @@ def _launch(address: str, composed: ComposedConfig, words: Sequence[str], max_re
     from quintet.runtime.run_registration import registered_launcher
     from quintet.tracking.run_directory import RunDirectory
 
+    directory, placement = RunDirectory.create_for(composed), composed.experiment.placement
     rank_command = RankCommand(
         [sys.executable, "-m", "quintet.cli.launched_rank", *words],
         os.getcwd(),
         planned_rank(composed.experiment),
-        composed.experiment.placement.join_timeout_seconds,
+        placement.join_timeout_seconds,
+        placement.lost_after_seconds,
+        directory.processes.process_of,
         process_layout(composed.experiment).restartable_ranks,
     )
-    with registered_launcher(RunDirectory.create_for(composed), rank_command.ranks):
+    with registered_launcher(directory, rank_command.ranks):
         return run_on_ray(address, rank_command, max_restarts, _show)
 
 

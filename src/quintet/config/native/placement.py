@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.section import Count, ListOf, Section
@@ -69,7 +69,14 @@ class PlacementConfig(Section):
     """Engines take turns with the learners on shared devices. false: they may compute at the same time, and engines
     without `devices` get those that the actor does not use."""
     join_timeout_seconds: Annotated[PositiveInt, REQUIRES_CLUSTER] = 300
-    """Time that a worker waits for the others at the start, seconds."""
+    """Time that a worker waits for the others at the start, and a run for one of its engines if all have died,
+    seconds."""
+    lost_after_seconds: Annotated[PositiveFloat, REQUIRES_CLUSTER] = 8.0
+    """Time after which a node that does not answer, a process that is stopped, or a process of engines without a sign
+    of life is lost, seconds. Work of any length is no reason: the sign of life comes from a thread of its own."""
+    call_timeout_seconds: Annotated[PositiveFloat, REQUIRES_CLUSTER] = 1800.0
+    """Time for a collective of the learners, for a call of an engine on a device of its own, and for the other ranks'
+    part of a checkpoint, seconds. A process that takes longer hangs: engines are restarted, otherwise the run ends."""
     offload_envs: Annotated[bool, Requires(Capability.EMBODIED)] = False
     """Offload simulators from their device during updates of the policy."""
     actor: ComponentConfig = ComponentConfig()
