@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quintet.config.torchrun import RankInfo
+from quintet.errors import UserError
 
 if TYPE_CHECKING:
     from quintet.config.native.experiment import Experiment
@@ -74,4 +76,11 @@ def output_to_log(rank: RankInfo, config: Experiment, *, always: bool = False) -
     path = rank_log(rank.rank, config)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a" if always else "w", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
-        yield
+        try:
+            yield
+        except UserError as error:
+            print(f"quintet: {error}", file=log)
+            raise
+        except BaseException:  # the interpreter prints it elsewhere
+            traceback.print_exc(file=log)
+            raise

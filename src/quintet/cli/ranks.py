@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 START_SECONDS = 60
 """Ranks start within this time of each other."""
-LOST_SECONDS = 10.0
-"""Time without a heartbeat after which a standalone worker is lost."""
 FIRST_RANK_SECONDS = 10.0
 """How long an error is left to the first process of the machine to report."""
 
@@ -50,8 +48,15 @@ def silence_other_ranks() -> Iterator[None]:
 
 def _print_late(error: UserError, rank: int) -> int:
     """Print the error after rank 0 had time to print it, and return the exit status: torchrun stops all processes when
-    the first one exits, which should be the one that has printed the error."""
-    time.sleep(FIRST_RANK_SECONDS)
+    the first one exits, which should be the one that has printed the error. Ray's launcher reads errors from the
+    records of the processes, and the death of another rank is no error that rank 0 reports as well."""
+    from quintet.training.parallel.rendezvous import RankDiedError
+
+    if isinstance(error, RankDiedError):
+        print(f"quintet: {error}", file=sys.__stderr__)
+        return error.exit_status
+    if LAUNCHED_BY_RAY not in os.environ:
+        time.sleep(FIRST_RANK_SECONDS)
     print(f"quintet: rank {rank}: {error}", file=sys.__stderr__)
     return error.exit_status
 
@@ -114,12 +119,20 @@ def _run_with_learners(
     from quintet.runtime.worker import run_worker
     from quintet.training.parallel.rendezvous import rendezvous
 
-    seconds = config.placement.join_timeout_seconds
-    ranks = rendezvous(rank, _fingerprint(config), seconds, ranks=learner_ranks, store=store)
+    placement = config.placement
+    ranks = rendezvous(
+        rank,
+        _fingerprint(config),
+        placement.join_timeout_seconds,
+        placement.call_timeout_seconds,
+        ranks=learner_ranks,
+        store=store,
+    )
     try:
         with ranks.watchdog(partial(_exit_at_once, rank.rank)):
             if rank.rank:
-                return _worker_status(lambda: run_worker(ranks), rank.rank)
+                run_worker(ranks)
+                return 0
             with closing(Controller.on_ranks(ranks, listener)) as controller:
                 return run(controller)
     finally:
@@ -131,7 +144,9 @@ def _listen(host: str, ranks: Sequence[int], config: Experiment, store: Store) -
     from quintet.runtime.standalone.listener import WorkerListener
     from quintet.runtime.standalone.worker import ControllerAddress
 
-    listener = WorkerListener(host, ranks, _fingerprint(config), LOST_SECONDS)
+    placement = config.placement
+    limits = placement.lost_after_seconds, placement.call_timeout_seconds
+    listener = WorkerListener(host, ranks, _fingerprint(config), *limits)
     ControllerAddress.of(listener).publish(store)
     return listener
 
@@ -145,19 +160,18 @@ def _run_standalone(rank: RankInfo, config: Experiment, store: Store) -> int:
     layout, seconds = process_layout(config), config.placement.join_timeout_seconds
     learners, fingerprint = layout.standalone_learners_of(rank.rank), _fingerprint(config)
 
-    def work() -> None:
-        address = ControllerAddress.wait_for(store, seconds)
-        if learners is None:
-            StandaloneProcess(address, rank.rank, fingerprint).run()
-            return
-        with closing(rendezvous(rank, fingerprint, seconds, ranks=learners.ranks, store=store)) as ranks:
-            local = LocalStandaloneLearners(ranks.ranks, learners.shard_writer(rank.rank))
-            process = StandaloneProcess(address, rank.rank, fingerprint, ranks)
-            with ranks.watchdog(partial(_exit_at_once, rank.rank)):
-                hosts_envs = rank.rank in layout.standalone.get("envs", ())
-                process.run(local, has_engine=hosts_envs or layout.has_engine(rank.rank))
-
-    return _worker_status(work, rank.rank)
+    address = ControllerAddress.wait_for(store, seconds)
+    if learners is None:
+        StandaloneProcess(address, rank.rank, fingerprint).run()
+        return 0
+    limit = config.placement.call_timeout_seconds
+    with closing(rendezvous(rank, fingerprint, seconds, limit, ranks=learners.ranks, store=store)) as ranks:
+        local = LocalStandaloneLearners(ranks.ranks, learners.shard_writer(rank.rank))
+        process = StandaloneProcess(address, rank.rank, fingerprint, ranks)
+        with ranks.watchdog(partial(_exit_at_once, rank.rank)):
+            hosts_envs = rank.rank in layout.standalone.get("envs", ())
+            process.run(local, has_engine=hosts_envs or layout.has_engine(rank.rank))
+    return 0
 
 
 @contextmanager
@@ -176,22 +190,6 @@ def _exit_at_once(rank: int, cause: str) -> None:
     write_rank_report(message)
     print(f"quintet: {message}", file=sys.__stderr__, flush=True)
     os._exit(MachineError.exit_status)
-
-
-def _worker_status(run: Callable[[], None], rank: int) -> int:
-    """Run a worker, print its errors, and return its exit status."""
-    from quintet.training.parallel.rendezvous import RankDiedError
-
-    try:
-        run()
-    except RankDiedError as error:
-        write_rank_report(str(error))
-        print(f"quintet: {error}", file=sys.__stderr__)
-        return error.exit_status
-    except UserError as error:
-        write_rank_report(str(error))
-        return _print_late(error, rank)
-    return 0
 
 
 def _fingerprint(config: Experiment) -> str:

@@ -61,16 +61,19 @@ def _launch(address: str, composed: ComposedConfig, words: Sequence[str], max_re
     from quintet.tracking.run_directory import RunDirectory
 
     hide_other_gpus(composed.experiment)
-    layout = process_layout(composed.experiment)
+    layout, placement = process_layout(composed.experiment), composed.experiment.placement
+    directory = RunDirectory.create_for(composed)
     rank_command = RankCommand(
         [sys.executable, "-m", "quintet.cli.launched_rank", *words],
         os.getcwd(),
         planned_rank(composed.experiment),
-        composed.experiment.placement.join_timeout_seconds,
+        placement.join_timeout_seconds,
+        placement.lost_after_seconds,
+        directory.processes.process_of,
         layout.restartable_ranks,
         layout.cpu_ranks,
     )
-    with registered_launcher(RunDirectory.create_for(composed), rank_command.ranks):
+    with registered_launcher(directory, rank_command.ranks):
         return run_on_ray(address, rank_command, max_restarts, _show)
 
 

@@ -155,6 +155,7 @@ def open_run(composed: ComposedConfig, console: Console, controller: Controller 
             keep=config.checkpoint.keep,
             other_ranks=controller.shard_writers(config) if controller else (),
             publish=remote.upload if remote else None,
+            timeout_seconds=config.placement.call_timeout_seconds,
             check_alive=controller.check_alive if controller else None,
         )
         checkpoint = find_resume_checkpoint(config, directory, progress, remote)

@@ -117,7 +117,8 @@ def _build_engines(
     if process_layout(config).has_engine(0) or not engines:
         builder = engine_builder_of_rank(config, policy, learners, tokenizer)
         engines.insert(0, RestartingEngine(builder, learners.actor.weights))
-    group = FreeRunningEngines(engines) if overlaps_training(config) else RoutedEngines(engines)
+    group_class = FreeRunningEngines if overlaps_training(config) else RoutedEngines
+    group = group_class(engines, config.placement.join_timeout_seconds)
     return group, WeightSync(remote.weights, group, config, standalone.stage)
 
 

@@ -7,6 +7,7 @@ A call is sent as a JSON header followed by its tensors, whose dtypes and shapes
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from operator import attrgetter
@@ -27,6 +28,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import CriticConfig, OptimizerConfig
 from quintet.envs.event_messages import event_from_text, event_text
 from quintet.envs.vector_env import EnvEvent
+from quintet.errors import MachineError
 from quintet.records import Batch, PromptRow, Request
 from quintet.rollout.engines.shared_weights import SharedTensor
 from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, EnvRequest, properties_of, remote_methods
@@ -50,6 +52,8 @@ BLOCK_BYTES = 4096
 """Size of the first message of a call: the length of the header and its beginning, in most calls all of it."""
 LENGTH_BYTES = 8
 """Size of that length."""
+CHECKSUM_BYTES = 4
+"""Size of a CRC-32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,23 +291,44 @@ def send_result(result: Any, control_group: dist.ProcessGroup) -> None:
 
 
 def receive_results(control_group: dist.ProcessGroup) -> list[Any]:
-    """Return the results that the other ranks send, by rank from 1 on."""
-    texts = _gather(b"", control_group)
-    return [decode_result(text) for text in texts[1:]]
+    """Return the results that the other ranks send, by rank from 1 on.
+
+    Raises:
+        MachineError: a result was changed on its way; the message names the rank.
+    """
+    return [_decode_result_of(rank, text) for rank, text in enumerate(_gather(b"", control_group)[1:], 1)]
+
+
+def _decode_result_of(rank: int, text: bytes) -> Any:
+    try:
+        return decode_result(text)
+    except ValueError as error:
+        hint = "rerun the same command to continue from the last checkpoint"
+        raise MachineError(f"rank {rank}: {error}", hint) from error
 
 
 def encode_result(result: Any) -> bytes:
-    """Return a result without tensors as JSON; empty for None.
+    """Return a result without tensors as JSON after its checksum; empty for None.
 
     Raises:
         ValueError: it has a type that cannot be sent.
     """
-    return b"" if result is None else json.dumps(_to_json(result, [])).encode()
+    if result is None:
+        return b""
+    text = json.dumps(_to_json(result, [])).encode()
+    return zlib.crc32(text).to_bytes(CHECKSUM_BYTES) + text
 
 
 def decode_result(text: bytes) -> Any:
-    """Return what `encode_result` has encoded."""
-    return _from_json(json.loads(text), ()) if text else None
+    """Return what `encode_result` has encoded.
+
+    Raises:
+        ValueError: the text was changed on its way.
+    """
+    checksum, content = text[:CHECKSUM_BYTES], text[CHECKSUM_BYTES:]
+    if text and checksum != zlib.crc32(content).to_bytes(CHECKSUM_BYTES):
+        raise ValueError("received a corrupted result: its checksum is wrong")
+    return _from_json(json.loads(content), ()) if text else None
 
 
 def _gather(text: bytes, control_group: dist.ProcessGroup) -> list[bytes]:

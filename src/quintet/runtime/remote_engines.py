@@ -201,7 +201,7 @@ class RemoteEngine:
         self._generations += report.generations
         self._unfinished.difference_update(generation.id for generation in report.generations)
         if report.failure is not None:
-            self._failure = f"{report.failure.error_type}: {report.failure.message}"
+            self._failure = f"rank {self.rank}: {report.failure.error_type}: {report.failure.message}"
 
     def raise_failure(self) -> None:
         """Check that the engine lives.

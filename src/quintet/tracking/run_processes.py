@@ -161,6 +161,11 @@ class RunProcesses:
         """Return the record of a rank."""
         return self.path / f"rank_{number}.json"
 
+    def process_of(self, rank: int) -> RunProcess | None:
+        """Return what is recorded of a rank; None if there is no record, or if it is damaged."""
+        record = read_record(self.rank(rank))
+        return None if record is None else record.process
+
     def write(self, path: Path, process: RunProcess) -> None:
         """Write the record of a process.
 

@@ -168,6 +168,7 @@ EXEMPT = (
         f"runtime/{function}": "another start of processes is the remedy"
         for function in (
             "engine_group.py _revive_dead",
+            "remote_call.py _decode_result_of",
             "standalone/envs.py __init__",
             "standalone/envs.py _check_hosts",
             "standalone/listener.py wait_for",

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.section import Count, ListOf, Section
@@ -75,7 +75,14 @@ class PlacementConfig(Section):
     group (NCCL between GPUs, gloo between CPUs), or the connection over which the controller calls each engine. `auto`
     chooses shared memory on the node of the controller and a process group on others."""
     join_timeout_seconds: PositiveInt = 300
-    """Time that a worker waits for the others at the start, seconds."""
+    """Time that a worker waits for the others at the start, and a run for one of its engines if all have died,
+    seconds."""
+    lost_after_seconds: PositiveFloat = 8.0
+    """Time after which a node that does not answer, a process that is stopped, or a process of engines without a sign
+    of life is lost, seconds. Work of any length is no reason: the sign of life comes from a thread of its own."""
+    call_timeout_seconds: PositiveFloat = 1800.0
+    """Time for a collective of the learners, for a call of an engine on a device of its own, and for the other ranks'
+    part of a checkpoint, seconds. A process that takes longer hangs: engines are restarted, otherwise the run ends."""
     offload_envs: Annotated[bool, Requires(Capability.EMBODIED)] = False
     """Offload simulators from their device during updates of the policy."""
     actor: ComponentConfig = ComponentConfig()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast, runtime_checkable
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 MAX_RESTARTS = 3
 """Consecutive restarts without a finished request."""
 FATAL_ERRORS = (RuntimeError, MemoryError)
@@ -208,6 +210,7 @@ class RestartingEngine:
         Raises:
             MachineError: the engine keeps dying.
         """
+        logger.warning("an engine died: %s: %s; its requests are submitted again", failure.error_type, failure.message)
         self._lost += [LostRequest(self._unfinished[number], failure) for number in sorted(self._unfinished)]
         self._unfinished.clear()
         cause: Failure | None = failure

@@ -20,9 +20,12 @@ from quintet.config.torchrun import RankInfo
 from quintet.errors import SIGNALLED, ConfigError, MachineError
 from quintet.hardware import extra_packages, install_command
 from quintet.runtime.ray_cluster.node_processes import NodeProcesses
-from quintet.runtime.ray_cluster.rank_watch import LOST_SECONDS, POLL_SECONDS, Node, RankFailureError, RankWatch
+from quintet.runtime.ray_cluster.rank_watch import POLL_SECONDS, Node, RankFailureError, RankWatch
 from quintet.runtime.signals import StopRequest, stop_on_signals
+from quintet.tracking.run_processes import RunProcess
 
+CONNECT_SECONDS = 10.0
+"""Time for the address of a cluster to accept a connection."""
 OBJECT_STORE_BYTES = 100 << 20
 """Object store of a local Ray, which passes only small messages."""
 FORWARDED = ("NCCL_", "GLOO_", "OMP_", "TORCH_", "CUDA_LAUNCH_", "HF_", "WANDB_", "QUINTET_", "PYTHONPATH")
@@ -41,6 +44,10 @@ class RankCommand:
     """Number of ranks, in total and per node."""
     start_seconds: float
     """Time to wait for devices."""
+    lost_seconds: float
+    """A node that does not answer for so long, or a rank that is stopped for so long, is lost."""
+    record_of: Callable[[int], RunProcess | None]
+    """Returns the record of a rank's process."""
     restartable: frozenset[int] = frozenset()
     """Ranks that are started again alone when they fail; the failure of any other rank restarts all."""
     cpu_ranks: frozenset[int] = frozenset()
@@ -78,7 +85,8 @@ def run_on_ray(address: str, command: RankCommand, max_restarts: int, show: Call
             try:
                 resources = _wait_for_resources(command, wait_seconds, stop, show)
                 with _placed(command, resources, stop) as nodes:
-                    return RankWatch(nodes, stop, show, command.restartable, max_restarts).run()
+                    watch = RankWatch(nodes, stop, show, command.restartable, max_restarts, command.record_of)
+                    return watch.run()
             except RankFailureError as error:
                 if stop:
                     return SIGNALLED + stop.number  # type: ignore[operator]  # set, since it is true
@@ -125,7 +133,7 @@ def _check_reachable(address: str) -> None:
     """
     host, _, port = address.rpartition(":")
     if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=LOST_SECONDS).close()
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
 
 
 @contextmanager
@@ -153,8 +161,10 @@ def _placed(command: RankCommand, resources: Sequence[Mapping[str, float]], stop
             actors.append(remote.options(**options, scheduling_strategy=strategy).remote())
         yield _start_ranks(command, actors, _hosts(group), resources)
     finally:
+        # ranks that are left must not write into the run directory beside those that are started next
+        ray.wait([actor.kill.remote() for actor in actors], num_returns=len(actors) or 1, timeout=command.lost_seconds)
         for actor in actors:
-            ray.kill(actor)  # the ranks end with it
+            ray.kill(actor)
         remove_placement_group(group)
 
 
@@ -258,7 +268,7 @@ def _start_ranks(
     per_node = command.ranks.local_size
     order = _order(hosts, resources)
     nodes = [
-        Node(hosts[index], actors[index], range(number * per_node, (number + 1) * per_node))
+        Node(hosts[index], actors[index], range(number * per_node, (number + 1) * per_node), command.lost_seconds)
         for number, index in enumerate(order)
     ]
     port = nodes[0].call("free_port", nodes[0].host)

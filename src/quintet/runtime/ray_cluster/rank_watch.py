@@ -10,11 +10,10 @@ from typing import Any
 
 from quintet.runtime.ray_cluster.node_processes import NodeStatus
 from quintet.runtime.signals import StopRequest
+from quintet.tracking.run_processes import RunProcess
 
 POLL_SECONDS = 0.5
 """Interval at which the nodes are asked for the state of their ranks."""
-LOST_SECONDS = 10.0
-"""A node that does not answer for so long, or a rank that is stopped for so long, is lost."""
 EXIT_SECONDS = 15.0
 """Time for the other ranks to end after the controller has ended or a learner has failed."""
 
@@ -30,6 +29,8 @@ class Node:
     host: str
     actor: Any
     ranks: Sequence[int]
+    lost_seconds: float
+    """A node that does not answer for so long, or a rank that is stopped for so long, is lost."""
     stopped_since: dict[int, float] = field(default_factory=dict)
     """Since when ranks have been stopped, seconds of the monotonic clock."""
 
@@ -42,9 +43,9 @@ class Node:
         import ray
 
         try:
-            return ray.get(getattr(self.actor, method).remote(*arguments), timeout=LOST_SECONDS)
+            return ray.get(getattr(self.actor, method).remote(*arguments), timeout=self.lost_seconds)
         except ray.exceptions.GetTimeoutError:
-            raise RankFailureError(f"node {self.host} does not answer for {LOST_SECONDS:g} seconds") from None
+            raise RankFailureError(f"node {self.host} does not answer for {self.lost_seconds:g} seconds") from None
         except ray.exceptions.RayTaskError as error:
             raise error.as_instanceof_cause() from error
         except ray.exceptions.RayError as error:
@@ -52,10 +53,10 @@ class Node:
             raise RankFailureError(f"node {self.host} is lost: {reason}") from error
 
     def stopped_ranks(self, status: NodeStatus) -> list[int]:
-        """Return the ranks that have been stopped for `LOST_SECONDS`."""
+        """Return the ranks that have been stopped for `lost_seconds`."""
         now = time.monotonic()
         self.stopped_since = {rank: self.stopped_since.get(rank, now) for rank in status.stopped}
-        return [rank for rank, since in self.stopped_since.items() if now - since > LOST_SECONDS]
+        return [rank for rank, since in self.stopped_since.items() if now - since > self.lost_seconds]
 
 
 class RankWatch:
@@ -68,13 +69,16 @@ class RankWatch:
         show: Callable[[str], None],
         restartable: frozenset[int],
         max_restarts: int,
+        record_of: Callable[[int], RunProcess | None],
     ) -> None:
-        """`restartable` ranks are restarted alone, each up to `max_restarts` times; the run goes on without them."""
+        """`restartable` ranks are restarted alone, each up to `max_restarts` times; the run goes on without them.
+        `record_of` returns the record of a rank's process, which says how it ended."""
         self._nodes = list(nodes)
         self._stop = stop
         self._show = show
         self._restartable = restartable
         self._max_restarts = max_restarts
+        self._record_of = record_of
         self._restarts: dict[int, int] = {}
         self._codes: dict[int, int] = {}
         """Exit status by rank; negative numbers are signals."""
@@ -100,8 +104,8 @@ class RankWatch:
                     break
             time.sleep(POLL_SECONDS)
         failed = {rank: code for rank, code in self._codes.items() if code and rank not in self._restartable}
-        if killed := {rank: -code for rank, code in failed.items() if code < 0}:
-            raise RankFailureError(self._describe_death(*next(iter(killed.items()))))
+        for rank in failed.keys() - {0}:  # the error of rank 0 is in its output
+            self._show(f"quintet: {self._describe_end(rank)}\n")
         return self._codes.get(0) or next(iter(failed.values()), 0)
 
     @property
@@ -124,30 +128,41 @@ class RankWatch:
         if 0 in node.ranks:
             self._show(status.output)
         self._codes |= status.exit_codes
+        for rank in status.exit_codes.keys() - self._restartable:
+            if self._has_vanished(rank):
+                raise RankFailureError(self._describe_end(rank))
         for rank in node.stopped_ranks(status):
             if rank not in self._restartable:
                 raise RankFailureError(f"rank {rank} on {node.host} is stopped (SIGSTOP)")
             node.call("send_signal", int(signal.SIGKILL), rank)
         if not self._is_ending:
             for rank in self._restartable.intersection(status.exit_codes):
-                self._restart(node, rank)
+                if self._codes[rank] or self._has_vanished(rank):
+                    self._restart(node, rank)
 
     def _restart(self, node: Node, rank: int) -> None:
         """Start a rank again that has ended, unless that was done too often."""
         restarts = self._restarts.get(rank, 0)
         if restarts >= self._max_restarts:
             return
-        cause = self._describe_death(rank, -self._codes.pop(rank))
+        cause = self._describe_end(rank)
+        del self._codes[rank]
         self._restarts[rank] = restarts + 1
         self._show(f"quintet: {cause}; restarting it ({restarts + 1} of {self._max_restarts})\n")
         node.call("restart", rank)
 
-    def _describe_death(self, rank: int, number: int) -> str:
-        """Return how a rank ended: by signal `number`, or with the exit status `-number`."""
-        node = next(node for node in self._nodes if rank in node.ranks)
-        if number <= 0:
-            return f"rank {rank} on {node.host} ended with status {-number}"
-        known = number in {each.value for each in signal.Signals}
-        name = signal.Signals(number).name if known else f"signal {number}"
-        cause = ", probably because the node ran out of memory" if number == signal.SIGKILL else ""
-        return f"rank {rank} on {node.host} was killed by {name}{cause}"
+    def _has_vanished(self, rank: int) -> bool:
+        """Return whether a rank that has ended was killed, or ended with status 0 although its work was not done."""
+        record = self._record_of(rank)
+        return self._codes[rank] < 0 or (self._codes[rank] == 0 and record is not None and record.outcome != "ended")
+
+    def _describe_end(self, rank: int) -> str:
+        """Return how a rank ended: its signal, or its status and its error message."""
+        name = f"rank {rank} on {next(node for node in self._nodes if rank in node.ranks).host}"
+        code, record = self._codes[rank], self._record_of(rank)
+        if code < 0:
+            is_known = -code in {each.value for each in signal.Signals}
+            cause = ", probably because the node ran out of memory" if -code == signal.SIGKILL else ""
+            return f"{name} was killed by {signal.Signals(-code).name if is_known else f'signal {-code}'}{cause}"
+        message = record.message if record is not None and record.message else "without a message"
+        return f"{name} ended with status {code}: {message}"

@@ -213,11 +213,12 @@ class StandaloneEngine:
                 self._generations += report.generations
                 self._unfinished.difference_update(generation.id for generation in report.generations)
                 if report.failure is not None:
-                    self._failure = f"{report.failure.error_type}: {report.failure.message}"
+                    failure = report.failure
+                    self._failure = f"rank {self.worker.rank}: {failure.error_type}: {failure.message}"
         if self._failure is not None:
-            failure, self._failure, self._has_died = self._failure, None, True
+            cause, self._failure, self._has_died = self._failure, None, True
             self._drop_requests()
-            raise EngineError(failure)
+            raise EngineError(cause)
 
     def _drop_requests(self) -> None:
         self._unfinished.clear()

@@ -15,11 +15,12 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import wait
 from typing import Any, Literal
 
 from quintet.errors import MachineError
 from quintet.runtime.remote_call import STOP, RemoteCall
-from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
+from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket, RemoteCallError
 
 HELLO_SECONDS = 10.0
 """Time for a new connection to say who it is."""
@@ -74,6 +75,8 @@ class StandaloneWorker:
     role: Role = "engine"
     lost_reason: str | None = None
     """Why the worker cannot be called any more."""
+    called_at: float | None = None
+    """When the call was started whose result has not been taken, seconds of the monotonic clock."""
 
     def fileno(self) -> int:
         """Return the file descriptor, which is readable when the result of the started call is there."""
@@ -85,6 +88,7 @@ class StandaloneWorker:
         Raises:
             WorkerLostError: the worker is lost.
         """
+        self.called_at = time.monotonic()
         try:
             self.messages.send_call(call)
         except ConnectionLostError as error:
@@ -100,8 +104,20 @@ class StandaloneWorker:
         """
         try:
             return self.messages.receive_result()
-        except (ConnectionLostError, ValueError) as error:
+        except RemoteCallError as error:
+            raise RemoteCallError(error.error_type, f"{error.message} (on rank {self.rank})") from error
+        except ValueError as error:
+            self.mark_lost(f"cannot be understood: {error}")
             raise self._lost(error) from error
+        except ConnectionLostError as error:
+            raise self._lost(error) from error
+        finally:
+            self.called_at = None
+
+    def has_answered_in(self, seconds: float) -> bool:
+        """Return whether no call has been executed for longer than `seconds`."""
+        called_at = self.called_at
+        return called_at is None or time.monotonic() - called_at <= seconds or bool(wait([self.fileno()], 0))
 
     def call(self, call: RemoteCall) -> Any:
         """Execute a call and return its result; raises as `finish` does."""
@@ -119,7 +135,7 @@ class StandaloneWorker:
         self.messages.shutdown()
 
     def _lost(self, error: Exception) -> WorkerLostError:
-        self.lost_reason = self.lost_reason or f"has ended ({error})"
+        self.lost_reason = self.lost_reason or f"has ended, or its connection broke ({error})"
         return self.lost_error()
 
     def lost_error(self) -> WorkerLostError:
@@ -140,13 +156,16 @@ class _Connections:
 class WorkerListener:
     """Accepts the connections of standalone workers in a thread, and watches their heartbeats in another one."""
 
-    def __init__(self, host: str, ranks: Collection[int], fingerprint: str, lost_seconds: float) -> None:
-        """Listen at a free port of `host` for the workers of `ranks`; one that sends no heartbeat for `lost_seconds`
-        is lost."""
+    def __init__(
+        self, host: str, ranks: Collection[int], fingerprint: str, lost_seconds: float, call_seconds: float = 1800.0
+    ) -> None:
+        """Listen at a free port of `host` for the workers of `ranks`; one that sends no heartbeat for `lost_seconds`,
+        or does not answer a call within `call_seconds`, is lost."""
         self.token = secrets.token_hex(32)
         self._ranks = frozenset(ranks)
         self._fingerprint = fingerprint
         self._lost_seconds = lost_seconds
+        self._call_seconds = call_seconds
         self._server = socket.create_server((host, 0))
         self._lock = threading.Lock()
         self._connections: dict[str, _Connections] = {}
@@ -266,13 +285,15 @@ class WorkerListener:
             return None
         try:
             if not connections.heartbeats.recv(4096):
-                return "has ended"
+                return "has ended, or its connection broke"
             connections.last_heartbeat = time.monotonic()
         except BlockingIOError:
             if time.monotonic() - connections.last_heartbeat > self._lost_seconds:
                 return f"has sent no heartbeat for {self._lost_seconds:g} seconds: it is stopped, or its node is lost"
-        except OSError:
-            return "has ended"
+        except OSError as error:
+            return f"has ended, or its connection broke ({error})"
+        if not connections.worker.has_answered_in(self._call_seconds):
+            return f"has not answered a call for {self._call_seconds:g} seconds (placement.call_timeout_seconds)"
         return None
 
 

@@ -1,13 +1,15 @@
 """Messages between the controller and its standalone workers: calls and results, as JSON followed by tensors.
 
 A message is its kind (one byte), the length of its JSON, and the JSON, which lists the dtypes and shapes of the tensors
-that follow. Nothing that is received is executed or unpickled; see `runtime/remote_call.py`.
+that follow. Checksums follow the length, the JSON and the tensors. Nothing that is received is executed or unpickled;
+see `runtime/remote_call.py`.
 """
 
 from __future__ import annotations
 
 import json
 import socket
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from quintet.errors import MachineError, UserError
-from quintet.runtime.remote_call import RemoteCall, decode_header, decode_value, encode, encode_value
+from quintet.runtime.remote_call import CHECKSUM_BYTES, RemoteCall, decode_header, decode_value, encode, encode_value
 
 CALL: Final = b"C"
 RESULT: Final = b"R"
@@ -121,25 +123,39 @@ class MessageSocket:
         self._socket.close()
 
     def _send(self, kind: bytes, header: bytes, tensors: Sequence[Tensor]) -> None:
+        prefix, checksum = kind + len(header).to_bytes(LENGTH_BYTES), 0
         try:
-            self._socket.sendall(kind + len(header).to_bytes(LENGTH_BYTES) + header)
+            self._socket.sendall(prefix + _checksum(prefix) + header + _checksum(header))
             for tensor in tensors:
                 if tensor.numel():
                     self._socket.sendall(_bytes_of(tensor))
+                    checksum = zlib.crc32(_bytes_of(tensor), checksum)
+            if tensors:
+                self._socket.sendall(checksum.to_bytes(CHECKSUM_BYTES))
         except OSError as error:
             raise ConnectionLostError(str(error)) from error
 
     def _receive_header(self) -> tuple[bytes, bytes]:
-        prefix = self._receive_bytes(1 + LENGTH_BYTES)
+        prefix = self._receive_checked(1 + LENGTH_BYTES)
         kind, length = prefix[:1], int.from_bytes(prefix[1:])
         if kind not in (CALL, RESULT, ERROR) or length > MAX_HEADER_BYTES:
             raise ValueError("received something that is no message")
-        return kind, self._receive_bytes(length)
+        return kind, self._receive_checked(length)
+
+    def _receive_checked(self, length: int) -> bytes:
+        data = self._receive_bytes(length)
+        if self._receive_bytes(CHECKSUM_BYTES) != _checksum(data):
+            raise ValueError("received a corrupted message: its checksum is wrong")
+        return data
 
     def _receive_tensors(self, tensors: Sequence[Tensor], decoded: Callable[[], Any]) -> Any:
+        checksum = 0
         for tensor in tensors:
             if tensor.numel():
                 self._receive_into(_bytes_of(tensor))
+                checksum = zlib.crc32(_bytes_of(tensor), checksum)
+        if tensors and self._receive_bytes(CHECKSUM_BYTES) != checksum.to_bytes(CHECKSUM_BYTES):
+            raise ValueError("received corrupted tensors: their checksum is wrong")
         return decoded()
 
     def _receive_bytes(self, length: int) -> bytes:
@@ -162,6 +178,10 @@ def _decode_error(content: dict[str, str]) -> MachineError | RemoteCallError:
     if not content["error_type"]:
         return MachineError(content["message"], content["hint"] or None)
     return RemoteCallError(content["error_type"], content["message"])
+
+
+def _checksum(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(CHECKSUM_BYTES)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

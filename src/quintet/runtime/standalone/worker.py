@@ -159,7 +159,8 @@ class StandaloneProcess:
             try:
                 _serve(MessageSocket(calls), components, self._translated)
             except ConnectionLostError as error:
-                raise MachineError(f"rank {self.rank} ends: the controller (rank 0) has ended") from error
+                cause = f"the controller (rank 0) has ended, or the connection to it broke ({error})"
+                raise MachineError(f"rank {self.rank} ends: {cause}") from error
 
     def _translated(self, error: Exception) -> Exception:
         """Return the death of another rank as the cause of an error if it is."""

@@ -25,8 +25,6 @@ from quintet.tracking.run_processes import ProcessStat, process_namespace
 from quintet.training.parallel.broadcast_group import address_towards
 from quintet.training.parallel.process_group import RankGroup
 
-COLLECTIVE_TIMEOUT_SECONDS = 1800.0
-"""Timeout of collectives during a computation, in which all ranks take part at the same time."""
 CONTROL_TIMEOUT_DAYS = 365
 """Timeout for a worker's next call: rollouts may take any time, and a rank that dies is detected at once."""
 POLL_SECONDS, GRACE_SECONDS = 1.0, 10.0
@@ -135,13 +133,15 @@ def rendezvous(
     info: RankInfo,
     fingerprint: str,
     timeout_seconds: float,
+    collective_seconds: float = 1800.0,
     *,
     ranks: Sequence[int] | None = None,
     store: Store | None = None,
 ) -> Rendezvous:
     """Wait for all `ranks` (default: all of the run) and create their process groups, which number them from 0.
     `fingerprint` identifies configuration and version, and must be equal on all ranks; `store` is that of `join_run`,
-    which is called otherwise.
+    which is called otherwise. `collective_seconds` is the timeout of collectives during a computation, in which all
+    ranks take part at the same time.
 
     Raises:
         MachineError: some ranks do not arrive in time, have another configuration or share a GPU; the message names
@@ -156,7 +156,7 @@ def rendezvous(
         store=PrefixStore(f"ranks/{ranks[0]}", store),
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_SECONDS),
+        timeout=timedelta(seconds=collective_seconds),
     )
     control_group = dist.new_group(backend="gloo", timeout=timedelta(days=CONTROL_TIMEOUT_DAYS))
     return Rendezvous(RankGroup(rank, size), control_group, peers)

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -173,7 +174,7 @@ def test_a_killed_process_is_noticed_at_once_with_its_rank(workers: Workers, pol
     process, worker = workers[2]
     started = time.monotonic()
     threading.Timer(0.5, process.kill).start()
-    with pytest.raises(WorkerLostError, match=rf"rank 2 \(process {process.pid}\) has ended"):
+    with pytest.raises(WorkerLostError, match=rf"rank 2 \(process {process.pid}\) has ended, or its connection broke"):
         worker.finish()
     assert time.monotonic() - started < 3
 
@@ -183,6 +184,25 @@ def test_a_stopped_process_is_noticed_by_its_missing_heartbeats(workers: Workers
     os.kill(process.pid, signal.SIGSTOP)
     with pytest.raises(WorkerLostError, match="no heartbeat for 3 seconds: it is stopped, or its node is lost"):
         worker.finish()
+
+
+def test_a_worker_that_does_not_answer_a_call_is_lost_and_a_late_controller_loses_none(policy_directory: Path) -> None:
+    limited = WorkerListener("127.0.0.1", [1], "the run", lost_seconds=60.0, call_seconds=1.0)
+    process = start_worker(ControllerAddress.of(limited), 1)
+    try:
+        (worker,) = limited.wait_for([1], 60.0)
+        worker.start(RemoteCall(STANDALONE_ENGINE, "step", {"requests": []}))
+        time.sleep(2)
+        with pytest.raises(RemoteCallError, match=r"before it was built \(on rank 1\)"):
+            worker.finish()
+        os.kill(process.pid, signal.SIGSTOP)
+        worker.start(RemoteCall(STANDALONE_ENGINE, "step", {"requests": []}))
+        with pytest.raises(WorkerLostError, match="has not answered a call for 1 seconds"):
+            worker.finish()
+    finally:
+        process.kill()
+        process.wait()
+        limited.close()
 
 
 def test_an_error_of_a_call_names_itself_and_the_worker_lives_on(workers: Workers, policy_directory: Path) -> None:
@@ -229,15 +249,34 @@ def test_what_is_no_worker_is_disconnected(listener: WorkerListener, sent: bytes
 
 def test_messages_that_are_none_end_the_connection() -> None:
     ours, theirs = socket.socketpair()
-    for sent in (b"nothing of the kind", b"R" + (1 << 40).to_bytes(8)):
+    too_long = b"R" + (1 << 40).to_bytes(8)
+    for sent, error in (
+        (b"nothing of the kind", "corrupted"),
+        (too_long + zlib.crc32(too_long).to_bytes(4), "no message"),
+    ):
         theirs.sendall(sent)
-        with pytest.raises(ValueError, match="no message"):
+        with pytest.raises(ValueError, match=error):
             MessageSocket(ours).receive_result()
         ours.close()
         ours, theirs = socket.socketpair()
     theirs.close()
     with pytest.raises(ConnectionLostError):
         MessageSocket(ours).receive_result()
+
+
+@pytest.mark.parametrize("place", [0, 8, 20, -10])
+def test_a_result_that_was_changed_on_its_way_is_never_used_and_its_rank_is_named(place: int) -> None:
+    """A changed kind, length, JSON or tensor."""
+    passed, theirs = socket.socketpair()
+    MessageSocket(theirs).send_result([torch.ones(3), "text"])
+    message = bytearray(passed.recv(1 << 16))
+    message[place] ^= 1
+    ours, theirs = socket.socketpair()
+    theirs.sendall(bytes(message))
+    worker = StandaloneWorker(2, 77, "host", MessageSocket(ours))
+    with pytest.raises(WorkerLostError, match=r"rank 2 \(process 77\) cannot be understood: received .*corrupted"):
+        worker.finish()
+    assert theirs.recv(1) == b""  # the worker ends, and can be started again
 
 
 def test_only_methods_of_the_protocol_are_called() -> None:
