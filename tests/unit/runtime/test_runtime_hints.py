@@ -105,7 +105,9 @@ def on_a_cluster(nodes_and_devices: tuple[int, int]) -> None:
     nodes, devices = nodes_and_devices
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"GPU": 2.0, "CPU": 8.0}}])
-        launcher._resources_per_node(launcher.RankCommand([], "", RankInfo(0, nodes * devices, 0, devices), 0))
+        launcher._resources_per_node(
+            launcher.RankCommand([], "", RankInfo(0, nodes * devices, 0, devices), 0, 0, lambda _: None)
+        )
 
 
 def transferred(transfer: str) -> None:
