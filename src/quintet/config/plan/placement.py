@@ -190,7 +190,9 @@ def _check_cluster(composed: ComposedConfig) -> Iterator[ConfigProblem]:
 
 def _check_shared(composed: ComposedConfig, placement: Placement) -> Iterator[ConfigProblem]:
     """Yield components besides engines that share some devices with another one, and must share all or none."""
-    components = [component for component in placement.components if component.name not in ("rollout", "envs")]
+    # a simulator takes turns with the learners on any of their devices
+    exempt = ("rollout", "envs") if composed.experiment.env.is_simulator else ("rollout",)
+    components = [component for component in placement.components if component.name not in exempt]
     for index, component in enumerate(components):
         for other in components[:index]:
             shared = set(component.devices).intersection(other.devices)
