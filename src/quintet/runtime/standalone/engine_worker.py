@@ -13,6 +13,7 @@ from quintet.records import Request
 from quintet.rollout.engines.shared_weights import SharedTensor, SharedWeightsReader, StagedTensors
 from quintet.runtime.engine_worker import EngineRunner
 from quintet.runtime.engines import load_engine_model, load_policy_tokenizer, local_engine_builder
+from quintet.runtime.memory import return_freed_memory
 from quintet.runtime.process_settings import configure_process
 from quintet.runtime.remote_interface import EngineAction, EngineReport
 from quintet.training.parallel.broadcast_group import BroadcastGroup, GroupAddress
@@ -90,7 +91,10 @@ class LocalStandaloneEngine:
         return self._engine.weights()
 
     def control(self, action: EngineAction) -> EngineReport | None:
-        return self._engine.control(action)
+        report = self._engine.control(action)
+        if action == "sleep":
+            return_freed_memory()
+        return report
 
     def rebuild(self) -> EngineReport | None:
         return self._engine.rebuild()

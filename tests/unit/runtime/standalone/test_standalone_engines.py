@@ -11,9 +11,11 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from standalone_workers import start_worker
@@ -114,6 +116,23 @@ def test_weights_that_differ_from_the_learners_are_named(workers: Workers, polic
     with pytest.raises(MachineError, match=r"differ in 1 weights \(model\.norm\.weight: differs by 0\.5\)"):
         check_weights(engine.current, model, [], same_dtype=True)
     group.close()
+
+
+def test_a_sleeping_engine_returns_the_memory_of_its_kv_cache(workers: Workers, policy_directory: Path) -> None:
+    process, worker = workers[1]
+    resident = psutil.Process(process.pid).memory_info
+    (engine,) = StandaloneEngines([worker], experiment(), policy_directory, lambda: iter(())).engines()
+    generate(RoutedEngines([engine]), requests(1))
+    engine.sleep()
+    before = resident().rss
+    for _ in range(2):
+        engine.wake_up()
+        asked = [replace(each, prompt=(*each.prompt, *range(5, 205))) for each in requests(64)]
+        assert len(generate(RoutedEngines([engine]), asked)) == 64
+        grown = resident().rss - before
+        engine.sleep()
+        assert grown > 8 << 20
+        assert resident().rss - before < grown / 2
 
 
 def _hf_engine(model: torch.nn.Module):  # type: ignore[no-untyped-def]
