@@ -147,8 +147,8 @@ class SharedWeightsReader:
     open_file: Callable[[Path, int], Tensor] = lambda path, size: _map_file(path, size)
     """Return the memory of a file of that size, uint8 [bytes]."""
     _mapped: dict[str, Tensor] = field(default_factory=dict)
-    _last: tuple[Sequence[SharedTensor], MappedWeights] | None = None
-    """Places and weights of the last call, in most cases also those of the next one."""
+    _known: dict[str, tuple[Sequence[SharedTensor], MappedWeights]] = field(default_factory=dict)
+    """Places and weights of earlier calls by their first file: the controller writes two buffers in turns."""
 
     def read(self, weights: StagedTensors) -> Iterable[tuple[str, Tensor]]:
         """Return names and tensors, which are valid until the controller writes the next ones."""
@@ -156,9 +156,12 @@ class SharedWeightsReader:
 
     def map(self, places: Sequence[SharedTensor]) -> MappedWeights:
         """Return the weights at these places."""
-        if self._last is None or self._last[0] != places:
-            self._last = (places, MappedWeights((place, self._tensor(place)) for place in places))
-        return self._last[1]
+        buffer = places[0].file if places else ""
+        known, weights = self._known.get(buffer, (None, None))
+        if weights is None or known != places:
+            weights = MappedWeights((place, self._tensor(place)) for place in places)
+            self._known[buffer] = (places, weights)
+        return weights
 
     def buffers(self, places: Sequence[SharedTensor]) -> Iterator[Tensor]:
         """Yield the memory of each file up to the last of its weights, in an order that follows from `places`."""
