@@ -214,5 +214,5 @@ def test_what_all_find_is_said_once(place: Path) -> None:
     run = start(place, "other", TWO, "placement.devices_per_node=4")
     assert run.wait(timeout=120) != 0
     told = log(place, "other")
-    assert told.count("the learner is placed on 4 devices, and torchrun started 2 processes") == 1, told
+    assert told.count("the run needs 4 devices, and torchrun started 2 processes") == 1, told
     assert "torchrun --nproc-per-node 4 -m quintet train" in told
