@@ -24,7 +24,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, float]]:
 
 
 def command(size: int, *cpu_ranks: int) -> RankCommand:
-    return RankCommand([], "", RankInfo(0, size, 0, 2), 0.0, cpu_ranks=frozenset(cpu_ranks))
+    return RankCommand([], "", RankInfo(0, size, 0, 2), 0.0, 8.0, lambda rank: None, cpu_ranks=frozenset(cpu_ranks))
 
 
 def test_a_node_that_only_hosts_environments_needs_no_gpu(cluster: list[Mapping[str, float]]) -> None:
