@@ -1,9 +1,9 @@
 """Estimated time of one training step, by formulas, to rank configurations; nothing is measured.
 
-Every episode is taken to have its maximum length, and phases to follow one another. Matrix products take
-FLOPs / (peak × `COMPUTE_SHARE`), transfers bytes / (bandwidth × `BANDWIDTH_SHARE`). Not included: environments,
-rewards other than those of a reward model, tokenization, optimizer steps, kernel launches, the imbalance of episodes of
-different length, `memory.offload_activations` and `memory.sharded_offload`.
+Every episode is taken to have its maximum length. Phases follow one another, except that a rollout may overlap with
+training. Matrix products take FLOPs / (peak × `COMPUTE_SHARE`), transfers bytes / (bandwidth × `BANDWIDTH_SHARE`). Not
+included: environments, rewards other than those of a reward model, tokenization, optimizer steps, kernel launches, the
+imbalance of episodes of different length, `memory.offload_activations` and `memory.sharded_offload`.
 """
 
 import math
@@ -24,6 +24,7 @@ from quintet.config.plan.devices import DeviceFigures
 from quintet.config.plan.memory import MemoryPlan
 from quintet.config.plan.model_shapes import ModelShape
 from quintet.config.plan.models import Models
+from quintet.config.plan.overlap import overlaps_training
 from quintet.config.plan.placement import Component, Placement
 
 COMPUTE_SHARE = 0.4
@@ -36,6 +37,8 @@ BANDWIDTH_SHARE = 0.7
 """Share of a peak bandwidth that long transfers reach; an assumption."""
 ALL_REDUCE_SECONDS = 1e-5
 """Latency of an all-reduce of a few tokens within a node; an assumption."""
+ROLLOUT_PHASES = frozenset({"prefill", "decode"})
+"""Phases that an overlapped rollout has beside the others."""
 PASSES = {"actor": "log-probs", "reference": "reference", "critic": "values"}
 """Phases of forward-only passes."""
 Seconds = Mapping[str, float]
@@ -233,6 +236,17 @@ def step_seconds(
 ) -> Seconds:
     """Return the seconds of each phase of a step."""
     return _seconds(step_costs(config, placement, models, memory, figures))
+
+
+def total_seconds(config: Experiment, seconds: Seconds) -> float:
+    """Return the seconds of a step with these phases. A rollout that overlaps with training takes place beside the
+    other phases but the weight sync, for which engines pause."""
+    rollout = sum(seconds.get(phase, 0.0) for phase in ROLLOUT_PHASES)
+    others = sum(seconds.values()) - rollout
+    if not overlaps_training(config):
+        return rollout + others
+    sync = seconds.get("weight sync", 0.0)
+    return max(rollout, others - sync) + sync
 
 
 def step_costs(
