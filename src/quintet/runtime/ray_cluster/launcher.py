@@ -101,7 +101,9 @@ def run_on_ray(address: str, command: RankCommand, max_restarts: int, show: Call
 def _connected(address: str, ranks: RankInfo) -> Iterator[None]:
     """Connect to a cluster, or start one of this machine, which requires a token."""
     if address == "local":
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+        # Ray's default niceness of 15 would let any other process of this machine slow down the run
+        priority = {"RAY_worker_niceness": os.environ.get("RAY_worker_niceness", "0")}
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32), **priority)
     try:
         import ray
     except ImportError:
