@@ -265,7 +265,14 @@ CASES: Mapping[str, list[Case]] = {
         Case("node of engines, all", r"node 127\.0\.0\.3 is lost.*; continuing without it", lose_machine, nodes=2),
         Case("node of an actor, Ray", r"node 127\.0\.0\.3 is lost", lose_ray, actors=2, nodes=2),
         Case("node of an actor, all", r"node 127\.0\.0\.3 is lost", lose_machine, actors=2, nodes=2),
-        Case("node of engines, at the start", r"node 127\.0\.0\.3 is lost", lose_machine, nodes=2, at_start=True),
+        Case(
+            "node of engines, at the start",
+            r"node 127\.0\.0\.3 is lost",
+            lose_machine,
+            nodes=2,
+            at_start=True,
+            options=("placement.join_timeout_seconds=20",),
+        ),
     ],
     "dropped connection": [
         Case("engine, calls", r"rank 1.*connection", drop_connection(1, 0)),
@@ -288,7 +295,13 @@ CASES: Mapping[str, list[Case]] = {
         Case("engine, length", CORRUPT, hook=hook(1, "message", "corrupt message", 8)),
         Case("engine, JSON", CORRUPT, hook=hook(1, "message", "corrupt message", 30)),
         Case("engine, a digit", CORRUPT, hook=hook(1, "message", "corrupt message", -30)),
-        Case("second rank of the actor, a digit", CORRUPT, hook=hook(1, "result", "corrupt result", -1), actors=2),
+        Case(
+            "engine on the second rank of the actor, a digit",
+            CORRUPT,
+            hook=hook(1, "result", "corrupt result", -1),
+            actors=2,
+            options=("placement.rollout.devices=[0, 1]",),
+        ),
     ],
     "failed start": [
         Case(
