@@ -16,7 +16,7 @@ from rich.text import Text
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.component_memory import MemoryUse
 from quintet.config.plan.memory import MemoryPeak, format_bytes
-from quintet.config.plan.placement import Component, Placement, format_ranges
+from quintet.config.plan.placement import LOGPROBS, Component, Placement, format_ranges
 from quintet.config.plan.row_counts import num_epochs
 from quintet.config.plan.run_plan import RunPlan, describe_run
 from quintet.config.plan.weight_transfer import weight_transfers
@@ -26,7 +26,7 @@ WIDTH = 100
 MAX_NODE_COLUMNS = 4
 """With more nodes, one column stands for all of them."""
 BAR_WIDTH = 30
-TITLES = {"rollout": "engines", "reward": "reward model"}
+TITLES = {"rollout": "engines", "reward": "reward model", LOGPROBS: "log-prob workers"}
 """Titles of components whose name is not their title."""
 Row = tuple[str, str, str]
 

@@ -37,7 +37,7 @@ class Controller:
         self._listener = listener
         self._standalone: dict[str, StandaloneTransport] = {}
         """Transports of standalone components besides engines, by the name of their section of `placement`."""
-        self._staging: list[StandaloneEngines] = []
+        self._staging: list[StandaloneLearnerGroup | StandaloneEngines] = []
         """Handles with memory of staged weights."""
 
     @classmethod
@@ -66,7 +66,9 @@ class Controller:
         self._connect(config)
         if sft or not self._standalone:
             return RemoteLearnerGroup(self._transport)
-        return StandaloneLearnerGroup(self._transport, self._standalone, config, policy)
+        learners = StandaloneLearnerGroup(self._transport, self._standalone, config, policy)
+        self._staging.append(learners)
+        return learners
 
     def _connect(self, config: Experiment) -> None:
         """Wait for the standalone workers, unless they have connected before.

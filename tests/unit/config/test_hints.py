@@ -170,6 +170,11 @@ CASES = [
         "algorithm.kl={coefficient: 0.1}",
     ],
     [*THREE, "placement.reference.devices=[0,1]"],
+    [*THREE, "placement.logprobs.devices=[1,2]"],
+    [
+        *(TWO, f"{PARALLEL}.tensor=2", "placement.nodes=2", "placement.actor.devices=[0,1]"),
+        *("placement.rollout.devices=[0,1]", "placement.logprobs.devices=[2]", "rollout.recompute_logprobs=true"),
+    ],
     [*THREE, "placement.reference.devices=[1]", "placement.critic.devices=[1,2]", "algorithm.advantage={name: gae}"],
     [*THREE, "placement.reference.devices=[1]", FULL],
     [TWO, "placement.envs.devices=[1]", "env.name=prompts", "data.train_files=[rows.jsonl]"],
@@ -212,6 +217,11 @@ CASES = [
     [MEGATRON, "actor.optimizer.kind=muon"],
     [MEGATRON, TWO, f"{PARALLEL}.tensor=2", "algorithm.kl={}", "reference.backend=megatron"],
     [MEGATRON, "algorithm.kl={estimator: full}"],
+    [
+        *(MEGATRON, f"{PARALLEL}.tensor=2", "reference.backend=megatron", "algorithm.kl={}", "placement.nodes=2", TWO),
+        *("placement.actor.devices=[0,1]", "placement.rollout.devices=[0,1]", "rollout.recompute_logprobs=true"),
+        *("placement.reference.devices=[2,3]", "placement.logprobs.devices=[2,3]"),
+    ],
     # names of before, and of after
     ["rollout.fold_case=true", "rollout.ignore_case=true"],
     # what this version lacks
