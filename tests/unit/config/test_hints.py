@@ -76,6 +76,11 @@ ELSEWHERE = re.compile("is not supported yet: requires|not installed here")
 """Errors that other machines or later versions do not have."""
 TWO = "placement.devices_per_node=2"
 THREE = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "algorithm.kl={apply_to: loss}")
+PIPELINED_APART = (
+    *("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.rollout.devices=[1]"),
+    *("placement.logprobs.devices=[2]", "training.pipelined=true", "actor.shuffle=false"),
+    "algorithm.drop_groups_without_signal=false",
+)
 MEGATRON = "actor.backend=megatron"
 PARALLEL, ENGINE = "actor.parallel", "rollout.engine_options"
 BESIDE_MEGATRON = {
@@ -175,6 +180,7 @@ CASES = [
         *(TWO, f"{PARALLEL}.tensor=2", "placement.nodes=2", "placement.actor.devices=[0,1]"),
         *("placement.rollout.devices=[0,1]", "placement.logprobs.devices=[2]", "rollout.recompute_logprobs=true"),
     ],
+    [*PIPELINED_APART, "algorithm.correction={level: token, normalize: true}"],
     [*THREE, "placement.reference.devices=[1]", "placement.critic.devices=[1,2]", "algorithm.advantage={name: gae}"],
     [*THREE, "placement.reference.devices=[1]", FULL],
     [TWO, "placement.envs.devices=[1]", "env.name=prompts", "data.train_files=[rows.jsonl]"],
