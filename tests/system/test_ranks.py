@@ -62,10 +62,14 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     assert path.exists(), f"{path} didn't come"
 
 
-def metrics(run: Path) -> Iterator[dict[str, Any]]:
+def all_metrics(run: Path) -> Iterator[dict[str, Any]]:
     for line in (run / "metrics.jsonl").read_text().splitlines():
-        found = without_timing(json.loads(line))
-        yield {name: value for name, value in found.items() if not any(word in name for word in ROUNDING)}
+        yield without_timing(json.loads(line))
+
+
+def metrics(run: Path) -> Iterator[dict[str, Any]]:
+    for line in all_metrics(run):
+        yield {name: value for name, value in line.items() if not any(word in name for word in ROUNDING)}
 
 
 def ranks(parent: subprocess.Popen[str]) -> dict[str, int]:
