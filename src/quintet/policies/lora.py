@@ -10,6 +10,7 @@ import copy
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,6 +202,21 @@ def merge_adapter_stream(
             del incomplete[layer]
     if incomplete:
         raise ValueError(f"incomplete weights of adapted layers: {', '.join(sorted(incomplete))}")
+
+
+class BaseWeights:
+    """Host copies of the weights that adapters are merged into again and again."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, Tensor] = {}
+
+    def merge(self, weights: Iterable[tuple[str, Tensor]], scales: Mapping[str, float]) -> Iterator[tuple[str, Tensor]]:
+        """Keep the weights that are not adapters, and yield all kept ones with the adapters merged; see
+        `merge_adapter_stream`. Tensors of the host are kept as they are, so that they must not be written to."""
+        adapters: dict[str, Tensor] = {}
+        for name, tensor in weights:
+            (adapters if is_adapter_name(name) else self._tensors)[name] = tensor.cpu()
+        yield from merge_adapter_stream(chain(self._tensors.items(), adapters.items()), scales)
 
 
 def iter_merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -111,7 +111,7 @@ def _build_engines(
     config: Experiment, policy: Path, tokenizer: Any, learners: LearnerGroup, controller: Controller
 ) -> tuple[RoutedEngines, WeightSync]:
     """Return the engines of all ranks, and how they get the actor's weights."""
-    standalone = controller.build_standalone_engines(config, policy, learners.actor.weights)
+    standalone = controller.build_standalone_engines(config, policy, learners.actor)
     remote = controller.build_remote_engines(config, policy)
     engines = [*remote.engines(), *standalone.engines()]
     if process_layout(config).has_engine(0) or not engines:

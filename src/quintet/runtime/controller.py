@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.process_layout import process_layout
@@ -23,9 +21,7 @@ from quintet.runtime.torchrun_transport import TorchrunTransport
 from quintet.runtime.transport import InProcessTransport, Transport
 from quintet.runtime.worker import Worker
 from quintet.training.parallel.rendezvous import Rendezvous
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from quintet.training.protocols import Actor
 
 
 class Controller:
@@ -94,20 +90,19 @@ class Controller:
         """Start to build engines of the model at `policy` on all workers but that of rank 0, after the learners."""
         return RemoteEngines(self._transport, config, policy)
 
-    def build_standalone_engines(
-        self, config: Experiment, policy: Path, weights: Callable[[], Iterator[tuple[str, Tensor]]]
-    ) -> StandaloneEngines:
-        """Start to build engines of the model at `policy` on the standalone workers that have one; `weights` yields
-        the weights of the actor.
+    def build_standalone_engines(self, config: Experiment, policy: Path, actor: Actor) -> StandaloneEngines:
+        """Start to build engines of the model at `policy` on the standalone workers that have one; they get the
+        weights of `actor`.
 
         Raises:
             MachineError: workers did not connect in time.
         """
         if self._listener is None:
-            return StandaloneEngines((), config, policy, weights)
+            return StandaloneEngines((), config, policy, actor.weights)
         ranks = standalone_engine_ranks(config)
         workers = self._listener.wait_for(ranks, config.placement.join_timeout_seconds)
-        engines = StandaloneEngines(workers, config, policy, weights, partial(self._listener.take_arrived, ranks))
+        adapted, take_arrived = actor if config.policy.lora else None, partial(self._listener.take_arrived, ranks)
+        engines = StandaloneEngines(workers, config, policy, actor.weights, take_arrived, adapted)
         self._staging.append(engines)
         return engines
 

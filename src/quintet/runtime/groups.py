@@ -73,7 +73,8 @@ class LearnerGroup(Protocol):
         """
 
     def perturb_actor(self, max_change: float, seed: int) -> None:
-        """Multiply each weight tensor of the policy by a random factor in `1 ± max_change`."""
+        """Multiply each trained weight tensor of the policy by a random factor in `1 ± max_change`, or change adapters
+        by about as much."""
 
     def save(self, directory: Path) -> WriteFiles:
         """Copy the state that `checkpoint.contents` names; return the function that writes rank 0's copies into the

@@ -13,7 +13,7 @@ from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.plan.process_layout import process_layout
-from quintet.policies.lora import ADAPTER_DIRECTORY, has_lora, read_base_model_path
+from quintet.policies.lora import ADAPTER_DIRECTORY, has_lora, is_adapter_name, read_base_model_path
 from quintet.policies.reward_model import ResponseScorer, RewardModel
 from quintet.runtime.learner_backends import load_backend
 from quintet.runtime.learner_checkpoint import (
@@ -116,8 +116,12 @@ class LocalLearners:
             return 1.0 + max_change * (2.0 * float(torch.rand((), generator=generator)) - 1.0)
 
         if isinstance(self.actor, ActorLearner):
-            for parameter in self.actor.model.parameters():
-                parameter.mul_(factor())
+            for name, parameter in self.actor.model.named_parameters():
+                if is_adapter_name(name):
+                    # the second matrix of new adapters is 0
+                    parameter.add_(0.1 * (factor() - 1.0))
+                elif parameter.requires_grad:
+                    parameter.mul_(factor())
         else:
             weights = {name: weight * factor() for name, weight in self.actor.weights()}
             cast("FullStateLearner", self.actor).load_weights(weights)

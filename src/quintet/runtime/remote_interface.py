@@ -91,14 +91,19 @@ class StandaloneEngineWorker(Protocol):
     def abort(self, ids: Sequence[int]) -> EngineReport | None:
         """Abort requests; see `Engine.abort`."""
 
-    def load_weights(self, version: int, weights: StagedTensors) -> EngineReport | None:
-        """Load weights as `version`."""
+    def load_weights(
+        self, version: int, weights: StagedTensors, adapter_scales: Mapping[str, float]
+    ) -> EngineReport | None:
+        """Load weights as `version`. With the scales of adapters, by layer, they are adapters and, in the first call,
+        the weights that these adapt; see `BaseWeights`."""
 
     def join_broadcast_group(self, address: GroupAddress, rank: int) -> None:
         """Join the process group over which weights are broadcast."""
 
-    def load_broadcast_weights(self, version: int, weights: Sequence[SharedTensor]) -> EngineReport | None:
-        """Receive the memory with these weights over the process group, and load them as `version`."""
+    def load_broadcast_weights(
+        self, version: int, weights: Sequence[SharedTensor], adapter_scales: Mapping[str, float]
+    ) -> EngineReport | None:
+        """Receive the memory with these weights over the process group, and load them as in `load_weights`."""
 
     def weights(self) -> Mapping[str, Tensor] | None:
         """Return the engine's weights under Hugging Face names; None if they cannot be read."""

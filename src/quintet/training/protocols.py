@@ -101,6 +101,12 @@ class Actor(Protocol):
     def adapters(self) -> Iterator[tuple[str, Tensor]]:
         """See `ActorLearner.adapters`."""
 
+    def base_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `ActorLearner.base_weights`."""
+
+    def adapter_scales(self) -> dict[str, float]:
+        """See `ActorLearner.adapter_scales`."""
+
 
 class LossScaled(Protocol):
     """A learner whose loss scale is part of a checkpoint."""

@@ -16,6 +16,7 @@ from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE, EngineAction
 from quintet.runtime.standalone.engine_weights import EngineWeights
 from quintet.runtime.standalone.listener import StandaloneWorker, WorkerLostError
+from quintet.training.protocols import Actor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,11 +32,13 @@ class StandaloneEngines:
         policy: Path,
         weights: Callable[[], Iterator[tuple[str, Tensor]]],
         take_arrived: Callable[[], Sequence[StandaloneWorker]] = tuple,
+        adapted: Actor | None = None,
     ) -> None:
         """Start to build engines with the model at `policy` on the workers; `weights` yields those of the learner, and
-        `take_arrived` returns workers that were started again."""
+        `take_arrived` returns workers that were started again. `adapted` is the learner if it only trains adapters."""
         self._build_call = RemoteCall(STANDALONE_ENGINE, "build", {"config": config, "policy": policy})
         self._weights = weights
+        self._adapted = adapted
         self._take_arrived = take_arrived
         self.staged = EngineWeights(config)
         """Weights of the last `stage`."""
@@ -64,7 +67,9 @@ class StandaloneEngines:
 
     def stage(self) -> None:
         """Copy the learner's current weights to where the engines load them from."""
-        if self._engines:
+        if self._engines and self._adapted is not None:
+            self.staged.stage_adapters(self._adapted)
+        elif self._engines:
             self.staged.stage(self._weights())
 
     def close(self) -> None:

@@ -22,12 +22,15 @@ from standalone_workers import start_worker
 
 from quintet.config.compose import load_experiment
 from quintet.config.native.experiment import Experiment
+from quintet.config.native.learners import OptimizerConfig
+from quintet.config.native.policy import LoraConfig
 from quintet.errors import ConfigError, MachineError
+from quintet.policies.lora import add_lora
 from quintet.policies.model_loading import load_model
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.rollout.engines.shared_weights import SharedWeights, SharedWeightsReader
-from quintet.rollout.engines.weight_verification import check_weights
+from quintet.rollout.engines.weight_verification import check_weights, read_weights
 from quintet.runtime.controller import Controller
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.runtime.remote_call import RemoteCall
@@ -38,6 +41,10 @@ from quintet.runtime.standalone.messages import ConnectionLostError, MessageSock
 from quintet.runtime.standalone.worker import ControllerAddress, StandaloneComponents
 from quintet.runtime.transport import InProcessTransport
 from quintet.runtime.worker import Worker
+from quintet.training.learner import ActorLearner
+from quintet.training.learner_setup import LearnerSetup
+from quintet.training.packing import MicroBatchBudget
+from quintet.training.parallel.broadcast_group import BroadcastGroup
 
 
 @pytest.fixture
@@ -174,6 +181,98 @@ def test_weights_of_another_machine_are_sent_instead_of_shared(
         for engine in engines:
             check_weights(engine.current, model, [(5, 6, 7)], same_dtype=True)
     group.close()
+
+
+def _lora_actor(policy_directory: Path) -> ActorLearner:
+    model = load_model(policy_directory)
+    add_lora(model, LoraConfig(rank=2, alpha=3.0))
+    return ActorLearner(model, OptimizerConfig(), LearnerSetup(budget=MicroBatchBudget(64)))
+
+
+@torch.no_grad()
+def _train_adapters(actor: ActorLearner, seed: int) -> None:
+    torch.manual_seed(seed)
+    for _, tensor in actor.adapters():
+        tensor.normal_(std=0.2)
+
+
+def _has_weights_of(engine: RestartingEngine, actor: ActorLearner) -> bool:
+    """Whether the engine's weights are exactly those that the actor would send merged."""
+    weights = read_weights(engine.current) or {}
+    return all(torch.equal(weights[name], tensor) for name, tensor in actor.weights())
+
+
+def _sent_bytes(group: StandaloneEngines, worker: StandaloneWorker, broadcasts: list[int]) -> int:
+    """Bytes of the staged weights that would go to a worker, or have been broadcast since the last call."""
+    if broadcasts:
+        sent = sum(broadcasts)
+        broadcasts.clear()
+        return sent
+    weights = group.staged.load_call(worker, 0).arguments["weights"]
+    tensors = weights if isinstance(weights, dict) else dict(SharedWeightsReader().read(weights))
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+@pytest.mark.parametrize("transfer", ["shared_memory", "process_group", "tcp"])
+def test_after_the_first_sync_only_adapters_are_sent_and_the_weights_are_those_of_a_full_sync(
+    workers: Workers, policy_directory: Path, transfer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broadcasts: list[int] = []
+    broadcast = BroadcastGroup.broadcast
+
+    def counted(group: BroadcastGroup, buffers: list[torch.Tensor]) -> None:
+        broadcasts.extend(map(len, buffers))
+        broadcast(group, buffers)
+
+    monkeypatch.setattr(BroadcastGroup, "broadcast", counted)
+    actor, config = _lora_actor(policy_directory), experiment(f"placement.weight_transfer={transfer}")
+    connected = [worker for _, worker in workers.values()]
+    group = StandaloneEngines(connected, config, policy_directory, actor.weights, adapted=actor)
+    engines = group.engines()
+    adapters = sum(tensor.nbytes for _, tensor in actor.adapters())
+    base = sum(tensor.nbytes for _, tensor in actor.base_weights())
+    for version in (1, 2, 3):
+        _train_adapters(actor, version)
+        group.stage()
+        if version == 3:
+            connected[1].call(RemoteCall(STANDALONE_ENGINE, "rebuild"))
+        for engine in engines:
+            engine.load_weights(version, ())
+        assert all(_has_weights_of(engine, actor) for engine in engines)
+        check_weights(engines[1].current, actor.model, [(5, 6, 7)], same_dtype=True)
+        padding = 64 * len(list(actor.model.parameters())) if transfer == "process_group" else 0
+        expected = adapters + base * (version == 1)
+        assert expected <= _sent_bytes(group, connected[0], broadcasts) <= expected + padding
+    group.close()
+
+
+def test_an_engine_that_is_started_again_gets_the_weights_that_adapters_adapt(
+    listener: WorkerListener, workers: Workers, policy_directory: Path
+) -> None:
+    actor, config = _lora_actor(policy_directory), experiment("placement.weight_transfer=tcp")
+    connected, take_arrived = [worker for _, worker in workers.values()], partial(listener.take_arrived, [1, 2])
+    group = StandaloneEngines(connected, config, policy_directory, actor.weights, take_arrived, actor)
+    engines = group.engines()
+    for version in (1, 2):
+        _train_adapters(actor, version)
+        group.stage()
+        for engine in engines:
+            engine.load_weights(version, ())
+    workers[2][0].kill()
+    engines[1].sleep()
+    assert engines[1].is_dead
+    restarted = start_worker(ControllerAddress.of(listener), 2)
+    try:
+        end = time.monotonic() + 60
+        while not engines[1].revive():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        engines[1].load_weights(2, ())
+        assert all(_has_weights_of(engine, actor) for engine in engines)
+    finally:
+        restarted.kill()
+        restarted.wait()
+        group.close()
 
 
 def test_engines_of_a_lost_broadcast_load_their_weights_over_the_connection(
