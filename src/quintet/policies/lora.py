@@ -197,11 +197,17 @@ def merge_adapter_stream(
         roles = incomplete.setdefault(layer, {})
         roles[PARAMETER_ROLES[suffix]] = tensor
         if len(roles) == 3:
-            product = (roles["lora_b"] @ roles["lora_a"]) * scales[layer]
-            yield f"{layer}.weight", roles["base"] + (product.T if "embedding" in suffix else product)
+            product = (roles["lora_b"] @ roles["lora_a"]).mul_(scales[layer])
+            yield f"{layer}.weight", _sum(roles["base"], product.T if "embedding" in suffix else product)
             del incomplete[layer]
     if incomplete:
         raise ValueError(f"incomplete weights of adapted layers: {', '.join(sorted(incomplete))}")
+
+
+def _sum(weight: Tensor, product: Tensor) -> Tensor:
+    """Return the sum, in the memory of the product if that has its type and layout."""
+    has_type = torch.result_type(weight, product) == product.dtype and product.is_contiguous()
+    return product.add_(weight) if has_type else weight + product
 
 
 class BaseWeights:
