@@ -217,12 +217,12 @@ class BaseWeights:
         self._tensors: dict[str, Tensor] = {}
 
     def merge(self, weights: Iterable[tuple[str, Tensor]], scales: Mapping[str, float]) -> Iterator[tuple[str, Tensor]]:
-        """Keep the weights that are not adapters, and yield all kept ones with the adapters merged; see
+        """Keep the weights that are not adapters, and return all kept ones with the adapters merged; see
         `merge_adapter_stream`. Tensors of the host are kept as they are, so that they must not be written to."""
         adapters: dict[str, Tensor] = {}
         for name, tensor in weights:
             (adapters if is_adapter_name(name) else self._tensors)[name] = tensor.cpu()
-        yield from merge_adapter_stream(chain(self._tensors.items(), adapters.items()), scales)
+        return merge_adapter_stream(chain(self._tensors.items(), adapters.items()), scales)
 
 
 def iter_merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

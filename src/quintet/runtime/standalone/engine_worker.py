@@ -82,7 +82,7 @@ class LocalStandaloneEngine:
     def load_weights(
         self, version: int, weights: StagedTensors, adapter_scales: Mapping[str, float]
     ) -> EngineReport | None:
-        return self._load(version, self._shared_weights.read(weights), adapter_scales)
+        return self._engine.load_weights(version, self._merged(self._shared_weights.read(weights), adapter_scales))
 
     def join_broadcast_group(self, address: GroupAddress, rank: int) -> None:
         self._broadcast_weights = BroadcastWeights(BroadcastGroup(address, rank))
@@ -97,13 +97,18 @@ class LocalStandaloneEngine:
         """
         if self._broadcast_weights is None:
             raise ValueError("weights were broadcast before the process group was joined")
-        return self._load(version, self._broadcast_weights.receive(weights), adapter_scales)
+        received = self._broadcast_weights.receive(weights)
 
-    def _load(
-        self, version: int, weights: Iterable[tuple[str, Tensor]], adapter_scales: Mapping[str, float]
-    ) -> EngineReport | None:
-        merged = self._base_weights.merge(weights, adapter_scales) if adapter_scales else weights
-        return self._engine.load_weights(version, merged)
+        def merged() -> Iterator[tuple[str, Tensor]]:
+            # received when the engine reads them, so that a lost connection is a failure of the engine
+            yield from self._merged(received, adapter_scales)
+
+        return self._engine.load_weights(version, merged())
+
+    def _merged(
+        self, weights: Iterable[tuple[str, Tensor]], adapter_scales: Mapping[str, float]
+    ) -> Iterable[tuple[str, Tensor]]:
+        return self._base_weights.merge(weights, adapter_scales) if adapter_scales else weights
 
     def weights(self) -> Mapping[str, Tensor] | None:
         return self._engine.weights()
