@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -92,7 +94,8 @@ def generate(engines: RoutedEngines, asked: list[Request]) -> dict[int, Generati
 def test_the_end_of_a_run_frees_the_memory_of_its_weights(tmp_path: Path) -> None:
     controller = Controller(InProcessTransport(Worker()), WorkerListener("127.0.0.1", [], "the run", lost_seconds=20.0))
     config = load_experiment(None).experiment
-    engines = controller.build_standalone_engines(config, tmp_path, lambda: iter(()))
+    actor: Any = SimpleNamespace(weights=lambda: iter(()))
+    engines = controller.build_standalone_engines(config, tmp_path, actor)
     engines.staged.stage([("weight", torch.ones(3))])
     (place,) = engines.staged._staged.places
     assert Path(place.file).exists()
