@@ -127,6 +127,8 @@ CASES = [
     ["training.pipelined=true", "algorithm.kl={apply_to: reward, target: 0.1, refresh_every_steps: 2}"],
     ["training.pipelined=true", "algorithm.train_on_observations=true", "algorithm.loss.name=decoupled_ppo"],
     ["placement.rollout.channel.name=pipe", "rollout.async_ratio=1"],
+    ["placement.actor.group=Workers", "placement.rollout.group=Workers"],
+    ["placement.actor.group=engines"],
     ["rollout.async_ratio=1", f"{ENGINE}.sleep_between_steps=true"],
     ["rollout.do_sample=false", "rollout.temperature=0.5"],
     ["rollout.ignore_end=true", "rollout.end_token=1"],

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.section import Count, ListOf, Section
@@ -43,8 +43,9 @@ class ComponentConfig(Section):
     """Devices of one process."""
     processes_per_device: Annotated[PositiveInt, REQUIRES_CLUSTER] = 1
     """Processes that share one device."""
-    group: Annotated[str | None, REQUIRES_CLUSTER] = None
-    """Name of the worker group; null uses the name of the component."""
+    group: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$")] | None = None
+    """Name of its worker group in `quintet plan`, `quintet status` and messages about ranks; null uses the name of the
+    component."""
     channel: ChannelConfig = ChannelConfig()
     """Queue for its results."""
 

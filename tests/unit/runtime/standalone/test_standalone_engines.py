@@ -39,7 +39,7 @@ from quintet.runtime.standalone.worker import ControllerAddress, StandaloneCompo
 
 @pytest.fixture
 def listener() -> Iterator[WorkerListener]:
-    listener = WorkerListener("127.0.0.1", [1, 2], "the run", lost_seconds=3.0)
+    listener = WorkerListener("127.0.0.1", {1: "", 2: ""}, "the run", lost_seconds=3.0)
     yield listener
     listener.close()
 
@@ -206,7 +206,7 @@ def test_a_stopped_process_is_noticed_by_its_missing_heartbeats(workers: Workers
 
 
 def test_a_worker_that_does_not_answer_a_call_is_lost_and_a_late_controller_loses_none(policy_directory: Path) -> None:
-    limited = WorkerListener("127.0.0.1", [1], "the run", lost_seconds=60.0, call_seconds=1.0)
+    limited = WorkerListener("127.0.0.1", {1: ""}, "the run", lost_seconds=60.0, call_seconds=1.0)
     process = start_worker(ControllerAddress.of(limited), 1)
     try:
         (worker,) = limited.wait_for([1], 60.0)
@@ -235,7 +235,7 @@ def test_an_error_of_a_call_names_itself_and_the_worker_lives_on(workers: Worker
 
 
 def test_workers_that_do_not_come_are_named(listener: WorkerListener) -> None:
-    with pytest.raises(MachineError, match=r"standalone workers of ranks 1, 2 did not connect within 0\.2 seconds"):
+    with pytest.raises(MachineError, match=r"standalone workers of rank 1, rank 2 did not connect within 0\.2 seconds"):
         listener.wait_for([1, 2], 0.2)
 
 
