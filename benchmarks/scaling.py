@@ -25,8 +25,8 @@ from quintet.config.plan.costs import Cost
 from quintet.config.plan.devices import find_device
 from quintet.config.plan.memory import GIB, largest_parts, plan_memory
 from quintet.config.plan.models import find_models
-from quintet.config.plan.placement import place_components
-from quintet.config.plan.step_time import episodes_per_slot, step_costs
+from quintet.config.plan.placement import check_placement, place_components
+from quintet.config.plan.step_time import episodes_per_slot, step_costs, total_seconds
 from quintet.errors import ConfigError
 
 RESULTS = Path(__file__).parent / "results" / "scaling.json"
@@ -46,6 +46,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
 DEVICES = (8, 64, 1024)
 PER_NODE = 8
 PROMPT, RESPONSE = 1024, 8192
+MODES = ("synchronous", "asynchronous", "separate")
 LENGTH_RATIO = 4
 """Longest response divided by the mean one, to compare synchronous and asynchronous rollouts."""
 RUN = (
@@ -55,6 +56,8 @@ RUN = (
     "rollout.max_concurrent=1024",
 )
 ASYNC = ("rollout.async_ratio=1", "rollout.partial=true")
+ENGINE_SHARES = (0.25, 0.5, 0.75)
+"""Shares of the GPUs that only generate, with separate GPUs for engines and learners."""
 ENGINE = "rollout.engine_options"
 LORA = "policy.lora.rank=16"
 SLOW_NETWORK = 8
@@ -80,8 +83,14 @@ def write_models(directory: Path) -> Mapping[str, Path]:
 
 
 def evaluate(path: Path, overrides: Sequence[str], slowdown: float = 1) -> dict[str, Any]:
-    """Return the figures of a run; `slowdown` divides the bandwidth of the network."""
-    config = load_experiment(None, [*RUN, f"policy.path={path}", *overrides]).experiment
+    """Return the figures of a run; `slowdown` divides the bandwidth of the network.
+
+    Raises:
+        ConfigError: sizes do not fit the number of devices.
+    """
+    composed = load_experiment(None, [*RUN, f"policy.path={path}", *overrides])
+    check_placement(composed)
+    config = composed.experiment
     h100 = find_device("h100")
     figures = replace(h100, network=h100.network / slowdown)
     placement, models = place_components(config), find_models(config)
@@ -90,7 +99,7 @@ def evaluate(path: Path, overrides: Sequence[str], slowdown: float = 1) -> dict[
     if memory.fullest is None:
         raise ValueError("a run without models")
     return {
-        "step_seconds": round(sum(cost.seconds for cost in costs.values()), 1),
+        "step_seconds": round(total_seconds(config, {phase: cost.seconds for phase, cost in costs.items()}), 1),
         "phase_seconds": {phase: round(cost.seconds, 3) for phase, cost in costs.items()},
         "sent_gb": _gigabytes(sum(costs.values(), Cost())),
         "peak_gib": round(memory.fullest.total / GIB, 1),
@@ -121,18 +130,43 @@ def fit(path: Path, devices: int, words: Sequence[str]) -> list[str]:
     return [*words, *result.proposals[0].overrides]
 
 
-def step_with_mean_length(figures: Mapping[str, Any], *, asynchronous: bool) -> float:
+def step_with_mean_length(figures: Mapping[str, Any], *, asynchronous: bool, separate: bool = False) -> float:
     """Return the seconds of a step whose responses are `LENGTH_RATIO` times shorter on average than the longest.
 
     A slot of an engine generates its episodes one after another. A synchronous step then waits at most for one more, as
-    long as the longest (Graham 1966, list scheduling); an asynchronous one does not wait.
+    long as the longest (Graham 1966, list scheduling); an asynchronous one does not wait. With `separate` GPUs,
+    learners and engines compute at the same time but for the weight sync.
     """
     episodes, phases = figures["episodes_per_slot"], dict(figures["phase_seconds"])
     waiting = 0 if asynchronous else LENGTH_RATIO - 1
     shorter = (PROMPT + RESPONSE / LENGTH_RATIO) / (PROMPT + RESPONSE)
-    decode = phases.pop("decode") * (episodes + waiting) / (episodes * LENGTH_RATIO)
-    update = phases.pop("update of actor") * shorter
-    return round(decode + update + sum(phases.values()), 1)
+    rollout = phases.pop("decode") * (episodes + waiting) / (episodes * LENGTH_RATIO) + phases.pop("prefill")
+    update, rest = phases.pop("update of actor") * shorter, sum(phases.values())
+    return round((max(rollout, update) if separate else rollout + update) + rest, 1)
+
+
+def with_separate_devices(path: Path, devices: int, overrides: Sequence[str]) -> dict[str, Any] | None:
+    """Return the share of GPUs for engines with which asynchronous steps on separate GPUs are shortest, and their time
+    with responses of the mean length; None if no share fits."""
+    kept = [word for word in overrides if not word.startswith((f"{ENGINE}.offload=", f"{ENGINE}.sleep_between_steps="))]
+    best: dict[str, Any] | None = None
+    for share in ENGINE_SHARES:
+        learners = devices - int(devices * share)
+        words = [
+            *(kept if ASYNC[0] in kept else [*kept, *ASYNC]),
+            f"placement.actor.devices={list(range(learners))}",
+            f"placement.rollout.devices={list(range(learners, devices))}",
+        ]
+        try:
+            figures = evaluate(path, words)
+        except ConfigError:
+            continue
+        if figures["peak_gib"] > TIGHT_FIT * find_device("h100").memory / GIB:
+            continue
+        seconds = step_with_mean_length(figures, asynchronous=True, separate=True)
+        if best is None or seconds < best["seconds"]:
+            best = {"engine_share": share, "seconds": seconds, "peak_gib": figures["peak_gib"]}
+    return best
 
 
 def with_small_engines(path: Path, overrides: Sequence[str]) -> dict[str, Any] | None:
@@ -186,6 +220,8 @@ def compute_case(path: Path, devices: int) -> dict[str, Any]:
     else:
         seconds = step_with_mean_length(evaluate(path, overrides_async), asynchronous=True)
         case["asynchronous"] = {"overrides": overrides_async, "seconds": seconds}
+    basis = case["asynchronous"]["overrides"] if case["asynchronous"] else overrides
+    case["separate"] = with_separate_devices(path, devices, basis)
     case["groups"] = list(groups(path, devices, overrides))
     return case
 
@@ -220,9 +256,17 @@ def _number(value: float | None) -> str:
 
 
 def mode(case: Case) -> str:
-    """Return which rollouts make steps shorter, if responses have the mean length."""
-    other = case["asynchronous"]
-    return "asynchronous" if other and other["seconds"] < case["synchronous_seconds"] else "synchronous"
+    """Return the mode with the shortest steps, if responses have the mean length."""
+    seconds = {"synchronous": case["synchronous_seconds"]}
+    for name in MODES[1:]:
+        if case[name]:
+            seconds[name] = case[name]["seconds"]
+    return min(seconds, key=lambda name: seconds[name])
+
+
+def _separate(case: Case) -> str:
+    separate = case["separate"]
+    return f"{_number(separate['seconds'])} s ({separate['engine_share']:.0%})" if separate else "does not fit"
 
 
 def overrides_block(cases: Sequence[Case]) -> str:
@@ -233,9 +277,9 @@ def overrides_block(cases: Sequence[Case]) -> str:
 
 def mode_table(cases: Sequence[Case]) -> str:
     """Return the table of step times, and of synchronous and asynchronous rollouts."""
-    header = "| model | GPUs | step | engines of one GPU | episodes per slot | synchronous | asynchronous | mode |"
+    columns = ("model", "GPUs", "step", "engines of one GPU", "episodes per slot", *MODES, "mode")
     return _table(
-        header,
+        f"| {' | '.join(columns)} |",
         (
             [
                 *_name(case),
@@ -244,6 +288,7 @@ def mode_table(cases: Sequence[Case]) -> str:
                 _number(case["episodes_per_slot"]),
                 f"{_number(case['synchronous_seconds'])} s",
                 f"{_number(case['asynchronous']['seconds'])} s" if case["asynchronous"] else "does not fit",
+                _separate(case),
                 mode(case),
             ]
             for case in cases

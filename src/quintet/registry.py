@@ -183,11 +183,17 @@ def load_entry_point(point: EntryPoint, kind: str) -> Any:
     Raises:
         ConfigError: the import fails.
     """
-    try:
+    with _import_errors(f"{kind} {point.name!r} from {point.value!r} cannot be imported", value=point.name):
         return point.load()
+
+
+@contextmanager
+def _import_errors(problem: str, **source: Any) -> Iterator[None]:
+    """Report an import that fails; `source` has arguments of `ConfigError`."""
+    try:
+        yield
     except Exception as error:  # importing somebody else's module can raise anything
-        message = f"{kind} {point.name!r} from {point.value!r} cannot be imported: {type(error).__name__}: {error}"
-        raise ConfigError(message, value=point.name) from error
+        raise ConfigError(f"{problem}: {type(error).__name__}: {error}", **source) from error
 
 
 def load_user_object(reference: str, key: str, entry_points: str | None = None) -> Callable[..., Any]:
@@ -257,19 +263,14 @@ def _defined_names(module: ModuleType) -> list[str]:
 
 
 def _import(location: str, key: str, reference: str) -> ModuleType:
-    try:
-        if location.endswith(".py"):
-            return _import_file(Path(location).expanduser().resolve())
-        return importlib.import_module(location)
-    except FileNotFoundError as error:
-        names = [path.name for path in Path(location).expanduser().parent.glob("*.py")]
-        close = nearest(Path(location).name, names)
+    path = Path(location).expanduser()
+    if location.endswith(".py") and not path.is_file():
+        close = nearest(path.name, [other.name for other in path.parent.glob("*.py")])
         hint = f"did you mean {Path(location).parent / close}?" if close else f"the current directory is {Path.cwd()}"
         message = f"{key} = {reference!r}: there is no file {location}"
-        raise ConfigError(message, key=key, value=reference, hint=hint) from error
-    except Exception as error:  # importing a user's file can raise anything
-        message = f"{key} = {reference!r}: importing it failed: {type(error).__name__}: {error}"
-        raise ConfigError(message, key=key, value=reference) from error
+        raise ConfigError(message, key=key, value=reference, hint=hint)
+    with _import_errors(f"{key} = {reference!r}: importing it failed", key=key, value=reference):
+        return _import_file(path.resolve()) if location.endswith(".py") else importlib.import_module(location)
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -282,7 +283,7 @@ def _import_file_once(path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
+    if spec is None or spec.loader is None:
         raise FileNotFoundError(path)
     module = importlib.util.module_from_spec(spec)
     with ExitStack() as on_failure:

@@ -184,10 +184,11 @@ def test_a_killed_process_ends_the_run_with_its_rank(place: Path) -> None:
     assert (place / "runs/killed/checkpoints/global_step_1").exists()
 
 
-def test_critic_reference_and_engine_on_other_devices_are_the_run_of_one_process(place: Path) -> None:
+def test_log_probs_critic_reference_and_engine_on_other_devices_are_the_run_of_one_process(place: Path) -> None:
     """Also when a process is killed, and when the run goes on with all components on one device."""
     words = ("sft=null", "algorithm.advantage={name: gae}", "algorithm.kl={apply_to: loss}")
-    devices = {"actor": 0, "reference": 1, "critic": 1, "rollout": 2}
+    words += ("rollout.recompute_logprobs=true",)
+    devices = {"actor": 0, "logprobs": 1, "reference": 1, "critic": 1, "rollout": 2}
     apart = [f"placement.{name}.devices=[{device}]" for name, device in devices.items()]
     apart.append("placement.devices_per_node=3")
     assert start(place, "one", ONE, *words, "training.steps=4").wait(timeout=240) == 0, log(place, "one")
@@ -199,6 +200,7 @@ def test_critic_reference_and_engine_on_other_devices_are_the_run_of_one_process
     finally:
         run.kill()
     assert "rank 1 " in log(place, "apart")
+    assert "the run needs its log-prob workers and reference and critic" in log(place, "apart")
     for command, more in ((THREE, apart), (ONE, ["training.steps=4"])):
         assert start(place, "apart", command, *words, *more).wait(timeout=240) == 0, log(place, "apart")
     assert log(place, "apart").count("resuming from") == 2

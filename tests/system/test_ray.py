@@ -207,6 +207,7 @@ def test_a_frozen_rank_is_named_and_the_run_can_be_continued(place: Path) -> Non
     try:
         wait_for(place / "runs/frozen/checkpoints/global_step_1", run)
         frozen = rank(place, "frozen", 1)
+        assert os.getpriority(os.PRIO_PROCESS, frozen) == os.getpriority(os.PRIO_PROCESS, run.pid)
         os.kill(frozen, signal.SIGSTOP)
         assert run.wait(timeout=40) == 2, log(place, "frozen")
     finally:

@@ -40,3 +40,5 @@ def test_the_file_has_the_figures_of_the_planner(tmp_path: Path) -> None:
             figures = SCRIPT["evaluate"](path, case["asynchronous"]["overrides"])
             seconds = SCRIPT["step_with_mean_length"](figures, asynchronous=True)
             assert case["asynchronous"]["seconds"] == seconds
+        basis = case["asynchronous"]["overrides"] if case["asynchronous"] else overrides
+        assert case["separate"] == SCRIPT["with_separate_devices"](path, case["devices"], basis)

@@ -37,6 +37,8 @@ class Controller:
         self._listener = listener
         self._standalone: dict[str, StandaloneTransport] = {}
         """Transports of standalone components besides engines, by the name of their section of `placement`."""
+        self._staging: list[StandaloneLearnerGroup | StandaloneEngines] = []
+        """Handles with memory of staged weights."""
 
     @classmethod
     def in_process(cls) -> Controller:
@@ -64,7 +66,9 @@ class Controller:
         self._connect(config)
         if sft or not self._standalone:
             return RemoteLearnerGroup(self._transport)
-        return StandaloneLearnerGroup(self._transport, self._standalone, config, policy)
+        learners = StandaloneLearnerGroup(self._transport, self._standalone, config, policy)
+        self._staging.append(learners)
+        return learners
 
     def _connect(self, config: Experiment) -> None:
         """Wait for the standalone workers, unless they have connected before.
@@ -103,7 +107,9 @@ class Controller:
             return StandaloneEngines((), config, policy, weights)
         ranks = standalone_engine_ranks(config)
         workers = self._listener.wait_for(ranks, config.placement.join_timeout_seconds)
-        return StandaloneEngines(workers, config, policy, weights, partial(self._listener.take_arrived, ranks))
+        engines = StandaloneEngines(workers, config, policy, weights, partial(self._listener.take_arrived, ranks))
+        self._staging.append(engines)
+        return engines
 
     def build_env_hosts(self, config: Experiment) -> HostedVectorEnv | None:
         """Build the environments on the standalone workers that host them; None if the run has none of these.
@@ -129,7 +135,9 @@ class Controller:
             transport.check_alive()
 
     def close(self) -> None:
-        """Stop all workers; workers that have already ended are ignored."""
+        """Stop all workers, and release the memory of staged weights; workers that have already ended are ignored."""
         if self._listener is not None:
             self._listener.close()
+        for staging in self._staging:
+            staging.close()
         self._transport.close()

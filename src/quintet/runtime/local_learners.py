@@ -101,6 +101,9 @@ class LocalLearners:
         self.reference = backend.build_reference(config, self.actor, self.policy, self.ranks)
         return self.reference
 
+    def policy_scorer(self, step: int) -> LogProbScorer:
+        return self.actor.scorer
+
     def load_reward_model(self, config: RewardModelConfig, max_length: int) -> ResponseScorer:
         self.reward_model = RewardModel.load(config, self.policy, max_length)
         return self.reward_model

@@ -118,6 +118,9 @@ class RemoteLearnerGroup:
         proxy: LogProbScorer = remote_proxy(self._transport, REFERENCE)
         return proxy
 
+    def policy_scorer(self, step: int) -> LogProbScorer:
+        return self.actor.scorer
+
     def load_reward_model(self, config: RewardModelConfig, max_length: int) -> ResponseScorer:
         """See `LearnerGroup.load_reward_model`; rank 0 loads and runs it."""
         self._transport.call(RemoteCall(LEARNERS, "load_reward_model", {"config": config, "max_length": max_length}))

@@ -64,6 +64,13 @@ class LogProbScorer(DivergenceReference, Protocol):
         """See `PolicyScorer.compute_divergence`."""
 
 
+class PolicyCopy(LogProbScorer, Protocol):
+    """A scorer with a copy of the policy that is trained elsewhere."""
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Load full tensors under Hugging Face names."""
+
+
 class Actor(Protocol):
     """Learner of the policy; see `ActorLearner`."""
 

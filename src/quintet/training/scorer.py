@@ -78,6 +78,11 @@ class PolicyScorer:
                 else full
             )
 
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Load full tensors under Hugging Face names."""
+        with self.on_device():
+            self.strategy.load_weights(weights.items())
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return the full weights under the model's parameter names."""
         return dict(self.strategy.full_weights())

@@ -76,6 +76,11 @@ ELSEWHERE = re.compile("is not supported yet: requires|not installed here")
 """Errors that other machines or later versions do not have."""
 TWO = "placement.devices_per_node=2"
 THREE = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "algorithm.kl={apply_to: loss}")
+PIPELINED_APART = (
+    *("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.rollout.devices=[1]"),
+    *("placement.logprobs.devices=[2]", "training.pipelined=true", "actor.shuffle=false"),
+    "algorithm.drop_groups_without_signal=false",
+)
 MEGATRON = "actor.backend=megatron"
 PARALLEL, ENGINE = "actor.parallel", "rollout.engine_options"
 BESIDE_MEGATRON = {
@@ -134,6 +139,8 @@ CASES = [
     ["rollout.async_ratio=1", f"{ENGINE}.sleep_between_steps=true"],
     ["rollout.do_sample=false", "rollout.temperature=0.5"],
     ["rollout.ignore_end=true", "rollout.end_token=1"],
+    ["rollout.thoughts=grounding", "rollout.think=false"],
+    ["rollout.thoughts=grounding", "sft.episodes={}", "sft.then_reinforce=true"],
     ["rollout.min_response_tokens=30"],
     ["algorithm.kl.target=0.1"],
     ["algorithm.loss.name=decoupled_ppo", "algorithm.correction={}"],
@@ -173,6 +180,12 @@ CASES = [
         "algorithm.kl={coefficient: 0.1}",
     ],
     [*THREE, "placement.reference.devices=[0,1]"],
+    [*THREE, "placement.logprobs.devices=[1,2]"],
+    [
+        *(TWO, f"{PARALLEL}.tensor=2", "placement.nodes=2", "placement.actor.devices=[0,1]"),
+        *("placement.rollout.devices=[0,1]", "placement.logprobs.devices=[2]", "rollout.recompute_logprobs=true"),
+    ],
+    [*PIPELINED_APART, "algorithm.correction={level: token, normalize: true}"],
     [*THREE, "placement.reference.devices=[1]", "placement.critic.devices=[1,2]", "algorithm.advantage={name: gae}"],
     [*THREE, "placement.reference.devices=[1]", FULL],
     [TWO, "placement.envs.devices=[1]", "env.name=prompts", "data.train_files=[rows.jsonl]"],
@@ -215,11 +228,15 @@ CASES = [
     [MEGATRON, "actor.optimizer.kind=muon"],
     [MEGATRON, TWO, f"{PARALLEL}.tensor=2", "algorithm.kl={}", "reference.backend=megatron"],
     [MEGATRON, "algorithm.kl={estimator: full}"],
+    [
+        *(MEGATRON, f"{PARALLEL}.tensor=2", "reference.backend=megatron", "algorithm.kl={}", "placement.nodes=2", TWO),
+        *("placement.actor.devices=[0,1]", "placement.rollout.devices=[0,1]", "rollout.recompute_logprobs=true"),
+        *("placement.reference.devices=[2,3]", "placement.logprobs.devices=[2,3]"),
+    ],
     # names of before, and of after
     ["rollout.fold_case=true", "rollout.ignore_case=true"],
     # what this version lacks
     ["tracking.loggers=[mlflow]"],
-    ["rollout.thoughts=grounding"],
     ["env.name=simulator", "env.simulator=libero"],
 ]
 

@@ -18,6 +18,9 @@ PIPELINED = (
     "algorithm.drop_groups_without_signal=false",
 )
 
+LOGPROBS = ("placement.devices_per_node=3", "placement.logprobs.devices=[2]")
+"""Workers that keep the weights before the first update of a step."""
+
 
 def refused(*overrides: str) -> list[str]:
     composed = load_experiment(None, [*PIPELINED, *overrides])
@@ -34,6 +37,10 @@ def refused(*overrides: str) -> list[str]:
         ["algorithm.shaping={center: group}"],
         ["rollout.async_ratio=1"],
         ["placement.rollout.channel.size=2"],
+        [*LOGPROBS, "rollout.recompute_logprobs=true"],
+        [*LOGPROBS, "algorithm.train_on_observations=true"],
+        [*LOGPROBS, "algorithm.correction={level: sequence}"],
+        [*LOGPROBS, "algorithm.loss.name=decoupled_ppo"],
     ],
 )
 def test_algorithms_that_look_at_one_group_at_a_time_can_be_pipelined(overrides: list[str]) -> None:
@@ -65,3 +72,9 @@ def test_algorithms_that_look_at_one_group_at_a_time_can_be_pipelined(overrides:
 )
 def test_what_looks_at_the_whole_step_is_refused(override: str, key: str) -> None:
     assert refused(override) == [key]
+
+
+def test_weights_of_a_correction_that_are_normalized_over_the_step_are_refused() -> None:
+    assert refused(*LOGPROBS, "algorithm.correction={level: token, normalize: true}") == [
+        "algorithm.correction.normalize"
+    ]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.overlap import engines_on_learner_devices
+from quintet.config.plan.placement import has_log_prob_workers
 from quintet.config.problems import ConfigProblem
 
 PIPELINED_OFF = "training.pipelined=false"
@@ -51,15 +52,12 @@ def _batch_obstacles(config: Experiment) -> Iterator[Obstacle]:
 
 def _policy_obstacles(config: Experiment) -> Iterator[Obstacle]:
     """Yield what must be computed with the weights before the first update."""
-    algorithm, reason = config.algorithm, "its log-probs are those before the first update of the step"
-    if config.rollout.recompute_logprobs:
-        yield "rollout.recompute_logprobs", reason, "rollout.recompute_logprobs=false"
-    if algorithm.correction is not None:
-        yield "algorithm.correction", reason, "algorithm.correction=null"
-    if algorithm.train_on_observations:
-        yield "algorithm.train_on_observations", reason, "algorithm.train_on_observations=false"
-    if algorithm.loss.weighs_rollout_gap:
-        yield "algorithm.loss.name", reason, None
+    algorithm = config.algorithm
+    if not has_log_prob_workers(config):
+        yield from _log_prob_obstacles(config)
+    elif algorithm.correction is not None and algorithm.correction.normalize:
+        key = "algorithm.correction.normalize"
+        yield key, "its weights are normalized over the step", f"{key}=false"
     if config.needs_critic:
         yield "algorithm.advantage.name", "the critic's values are those before the first update of the step", None
     kl = algorithm.kl
@@ -68,6 +66,20 @@ def _policy_obstacles(config: Experiment) -> Iterator[Obstacle]:
         yield key, "the reference is renewed before the first update of the step", f"{key}=0"
     if kl is not None and kl.apply_to == "reward" and (kl.target is not None or kl.estimator == "full"):
         yield "algorithm.kl.apply_to", "this penalty is computed over the whole step", None
+
+
+def _log_prob_obstacles(config: Experiment) -> Iterator[Obstacle]:
+    """Yield what needs the log-probs of weights that only log-prob workers keep until the end of the step."""
+    algorithm = config.algorithm
+    reason = "its log-probs are those before the first update of the step, which needs log-prob workers (docs/async.md)"
+    if config.rollout.recompute_logprobs:
+        yield "rollout.recompute_logprobs", reason, "rollout.recompute_logprobs=false"
+    if algorithm.correction is not None:
+        yield "algorithm.correction", reason, "algorithm.correction=null"
+    if algorithm.train_on_observations:
+        yield "algorithm.train_on_observations", reason, "algorithm.train_on_observations=false"
+    if algorithm.loss.weighs_rollout_gap:
+        yield "algorithm.loss.name", reason, None
 
 
 def _reward_obstacles(config: Experiment) -> Iterator[Obstacle]:

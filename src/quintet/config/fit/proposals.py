@@ -19,7 +19,7 @@ from quintet.config.plan.memory import PHASES, MemoryPeak, format_bytes, largest
 from quintet.config.plan.models import Models, UnknownModel, find_models
 from quintet.config.plan.parallelism import Parallelism
 from quintet.config.plan.placement import LEARNERS, Placement, place_components
-from quintet.config.plan.step_time import Seconds, step_seconds
+from quintet.config.plan.step_time import Seconds, step_seconds, total_seconds
 from quintet.errors import ConfigError
 
 EQUAL_TIMES = 1.05
@@ -42,7 +42,7 @@ class Proposal:
 
     @property
     def step_seconds(self) -> float:
-        return sum(self.seconds.values())
+        return total_seconds(self.composed.experiment, self.seconds)
 
     @property
     def reason(self) -> str:

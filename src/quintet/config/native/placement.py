@@ -128,6 +128,10 @@ class PlacementConfig(Section):
     """Learner of the critic."""
     reference: ComponentConfig = ComponentConfig()
     """Reference policy."""
+    logprobs: ComponentConfig = ComponentConfig()
+    """Log-prob workers, which compute the policy's log-probs of a rollout before the updates of a step. On devices that
+    the actor does not use they have a copy of the policy, with the settings of `actor`; otherwise the actor computes
+    them."""
     reward: ComponentConfig = ComponentConfig()
     """Reward model."""
     envs: EnvsComponentConfig = EnvsComponentConfig()

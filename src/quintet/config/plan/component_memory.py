@@ -12,7 +12,7 @@ from quintet.config.native.policy import LoraConfig
 from quintet.config.plan.batches import max_sequence_tokens, rank_workload
 from quintet.config.plan.model_shapes import ModelShape
 from quintet.config.plan.parallelism import Parallelism
-from quintet.config.plan.placement import Component
+from quintet.config.plan.placement import LOGPROBS, Component, actor_scores_rollout, learner_section
 from quintet.config.plan.process_layout import process_layout
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -65,7 +65,7 @@ class PlacedModel:
     @property
     def learner(self) -> Any:
         """Section of a learner."""
-        return getattr(self.config, self.component.name)
+        return getattr(self.config, learner_section(self.component.name))
 
     @property
     def parallelism(self) -> Parallelism:
@@ -173,7 +173,7 @@ def idle_memory(config: Experiment, name: str, active: MemoryUse) -> MemoryUse:
     elif name == "reward":
         offloaded = {"weights": bool(config.reward and config.reward.model and config.reward.model.offload_parameters)}
     else:
-        memory = getattr(config, name).memory
+        memory = getattr(config, learner_section(name)).memory
         # the embedded engine generates with the learner's float32 weights, which then cannot be offloaded
         engine = config.rollout.engine == "hf" and (config.rollout.engine_options.dtype or config.policy.dtype)
         weights = memory.offload_parameters and not (name == "actor" and engine == "float32")
@@ -193,7 +193,7 @@ def _learner(placed: PlacedModel) -> MemoryUse:
     inference = rank_workload(config, component.name, component.copies, inference=True)
     predicted = max(
         work.predicted_tokens_per_micro_batch,
-        inference.predicted_tokens_per_micro_batch if config.rollout.recompute_logprobs else 0,
+        inference.predicted_tokens_per_micro_batch if actor_scores_rollout(config) else 0,
     )
     return replace(
         states,
@@ -294,20 +294,21 @@ def _logits(placed: PlacedModel, predicted_tokens: int) -> int:
     return min(entries, MAX_LOGITS_IN_MEMORY) * LOGIT_BYTES
 
 
-def _reference(placed: PlacedModel) -> MemoryUse:
-    """Return the memory of the reference: weights, activations of one layer and logits. Under FSDP its weights are
-    stored in float32 unless it has its own type, and gathered in the type of matrix products."""
+def _scorer(placed: PlacedModel) -> MemoryUse:
+    """Return the memory of the reference or of log-prob workers: weights, activations of one layer and logits. Under
+    FSDP weights are stored in float32 unless the reference has its own type, and gathered in the type of matrix
+    products."""
     config, learner, shape, component = placed.config, placed.learner, placed.shape, placed.component
-    megatron = learner.backend == "megatron"
-    stored = 4 if not megatron and learner.dtype is None else placed.width(learner.dtype)
-    width = placed.width(learner.sharding.parameter_dtype, learner.dtype)
+    megatron, dtype = learner.backend == "megatron", getattr(learner, "dtype", None)
+    stored = 4 if not megatron and dtype is None else placed.width(dtype)
+    width = placed.width(learner.sharding.parameter_dtype, dtype)
     shards = 1 if megatron else placed.fsdp_shards
     parameters = placed.local_parameters(shape.parameters) if megatron else shape.parameters
     shares_policy = config.reference_has_adapters and not process_layout(config).has_standalone("reference")
-    if shares_policy and config.policy.lora is not None:
+    if component.name == "reference" and shares_policy and config.policy.lora is not None:
         # the policy's weights with a copy of the initial adapters
         parameters = lora_parameters(shape, config.policy.lora)
-    work = rank_workload(config, "reference", component.copies, inference=True)
+    work = rank_workload(config, learner_section(component.name), component.copies, inference=True)
     tokens = placed.local_tokens(work.tokens_per_micro_batch)
     return MemoryUse(
         weights=0 if learner.memory.sharded_offload else parameters * stored // shards,
@@ -356,7 +357,8 @@ def _engine(placed: PlacedModel) -> MemoryUse:
 _ESTIMATES: Mapping[str, Callable[[PlacedModel], MemoryUse]] = {
     "actor": _learner,
     "critic": _learner,
-    "reference": _reference,
+    LOGPROBS: _scorer,
+    "reference": _scorer,
     "reward": _reward,
     "rollout": _engine,
 }

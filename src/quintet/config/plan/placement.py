@@ -15,7 +15,15 @@ from quintet.config.plan.parallelism import Parallelism, learner_parallelism, ne
 from quintet.config.problems import ConfigProblem, raise_problems
 
 LEARNERS = ("actor", "reference", "critic")
-SECTION_TITLES = {"rollout": "engines", "reward": "reward model", "envs": "environments"}
+LOGPROBS = "logprobs"
+"""Log-prob workers; they are a component if they have devices of their own."""
+LOGPROBS_DEVICES = f"placement.{LOGPROBS}.devices"
+SECTION_TITLES = {
+    "rollout": "engines",
+    "reward": "reward model",
+    "envs": "environments",
+    LOGPROBS: "log-prob workers",
+}
 """Names of components in messages and tables where they differ from their section."""
 STARTED = "several devices are started by torchrun, see docs/ranks.md"
 MAX_DEVICES = 1 << 16
@@ -91,6 +99,22 @@ class Placement:
         return {names: tuple(devices) for names, devices in groups.items()}
 
 
+def learner_section(component: str) -> str:
+    """Return the section with the settings of a learner; log-prob workers have those of the actor."""
+    return "actor" if component == LOGPROBS else component
+
+
+def has_log_prob_workers(config: Experiment) -> bool:
+    """Return whether log-prob workers compute the log-probs of a rollout, and not the actor."""
+    devices = config.placement.logprobs.devices
+    return config.scores_rollout and bool(devices) and set(devices or ()) != set(_devices(config, "actor"))
+
+
+def actor_scores_rollout(config: Experiment) -> bool:
+    """Return whether the actor computes log-probs of a rollout before the updates of a step."""
+    return config.scores_rollout and not has_log_prob_workers(config)
+
+
 def place_components(config: Experiment) -> Placement:
     """Assign devices to every component, valid or not."""
     placement = config.placement
@@ -113,6 +137,7 @@ def _components(config: Experiment) -> list[str]:
     needed = {
         "actor": True,
         "rollout": True,
+        LOGPROBS: has_log_prob_workers(config),
         "reference": config.needs_reference,
         "critic": config.needs_critic and not config.critic.shares_policy,
         "reward": config.reward is not None and config.reward.model is not None,
@@ -155,8 +180,8 @@ def _engine_devices(config: Experiment) -> int:
 
 
 def _parallelism(config: Experiment, name: str) -> Parallelism:
-    if name in LEARNERS:
-        learner = getattr(config, name)
+    if name in (*LEARNERS, LOGPROBS):
+        learner = getattr(config, learner_section(name))
         return learner_parallelism(learner.backend, learner.parallel, learner.sharding.group_size)
     if name != "rollout":
         return Parallelism("engine")
@@ -170,6 +195,7 @@ def placement_problems(composed: ComposedConfig, placement: Placement, models: M
     yield from _check_cluster(composed)
     yield from _check_shared(composed, placement)
     yield from _check_groups(composed, placement)
+    yield from idle_log_prob_workers(composed)
     for component in placement.components:
         missing = list(_check_missing(composed, placement, component))
         yield from missing
@@ -177,7 +203,9 @@ def placement_problems(composed: ComposedConfig, placement: Placement, models: M
             continue
         workers = list(_check_workers(composed, component))
         yield from workers
-        if component.name in (*LEARNERS, "rollout") and not workers:
+        if component.name == LOGPROBS:
+            yield from _check_log_prob_workers(composed, component)
+        elif component.name in (*LEARNERS, "rollout") and not workers:
             yield from split_problems(composed, component.name, len(component.devices), models.of(component.name))
 
 
@@ -254,6 +282,29 @@ def _check_workers(composed: ComposedConfig, component: Component) -> Iterator[C
     elif composed.experiment.sft_only is None and count % size:
         hint = f"nearest valid value: {key}={nearest_number(size, divisors(count))}"
         yield composed.problem(key, f"it does not divide the {count} devices", hint)
+
+
+def idle_log_prob_workers(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Yield log-prob workers on devices of their own that would have nothing to compute."""
+    config, recompute = composed.experiment, "rollout.recompute_logprobs"
+    devices = frozenset(config.placement.logprobs.devices or ())
+    if config.scores_rollout or "actor" not in _components(config) or devices <= set(_devices(config, "actor")):
+        return
+    why = f"the workers would have no log-probs to compute: {composed.describe(recompute)}"
+    yield composed.problem(LOGPROBS_DEVICES, why, f"{LOGPROBS_DEVICES}=null, or {recompute}=true")
+
+
+def _check_log_prob_workers(composed: ComposedConfig, component: Component) -> Iterator[ConfigProblem]:
+    """Yield a number of devices over which the actor's parallel sizes cannot split its model."""
+    key, devices, split = LOGPROBS_DEVICES, component.devices, component.parallelism
+    problems = [problem for _, problem in parallelism_problems(split, len(devices), None)]
+    actor_devices = _devices(composed.experiment, "actor")
+    if not problems or any(parallelism_problems(split, len(actor_devices), None)):
+        return
+    fewer = (devices[:count] for count in range(len(devices), 0, -1))
+    valid = next((part for part in fewer if not any(parallelism_problems(split, len(part), None))), None)
+    hint = f"{key}=null" if valid is None else f"nearest valid value: {key}={list(valid)}, or {key}=null"
+    yield composed.problem(key, f"the workers split the model as the actor does, and {problems[0]}", hint)
 
 
 def split_problems(

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from quintet.config.native.experiment import Experiment
-from quintet.config.plan.placement import SECTION_TITLES, Placement, place_components
+from quintet.config.plan.placement import LOGPROBS, SECTION_TITLES, Placement, place_components
 from quintet.config.torchrun import RankInfo, describe_rank
 
 RESTARTABLE = frozenset({"rollout", "envs"})
 """Components that lose nothing that another process does not have."""
-STANDALONE_LEARNERS = ("reference", "critic", "reward")
+STANDALONE_LEARNERS = (LOGPROBS, "reference", "critic", "reward")
 """Components besides engines that may have devices without the actor."""
 
 

@@ -1,9 +1,9 @@
 """Estimated time of one training step, by formulas, to rank configurations; nothing is measured.
 
-Every episode is taken to have its maximum length, and phases to follow one another. Matrix products take
-FLOPs / (peak × `COMPUTE_SHARE`), transfers bytes / (bandwidth × `BANDWIDTH_SHARE`). Not included: environments,
-rewards other than those of a reward model, tokenization, optimizer steps, kernel launches, the imbalance of episodes of
-different length, `memory.offload_activations` and `memory.sharded_offload`.
+Every episode is taken to have its maximum length. Phases follow one another, except that a rollout may overlap with
+training. Matrix products take FLOPs / (peak × `COMPUTE_SHARE`), transfers bytes / (bandwidth × `BANDWIDTH_SHARE`). Not
+included: environments, rewards other than those of a reward model, tokenization, optimizer steps, kernel launches, the
+imbalance of episodes of different length, `memory.offload_activations` and `memory.sharded_offload`.
 """
 
 import math
@@ -24,7 +24,8 @@ from quintet.config.plan.devices import DeviceFigures
 from quintet.config.plan.memory import MemoryPlan
 from quintet.config.plan.model_shapes import ModelShape
 from quintet.config.plan.models import Models
-from quintet.config.plan.placement import Component, Placement
+from quintet.config.plan.overlap import overlaps_training
+from quintet.config.plan.placement import LOGPROBS, Component, Placement, actor_scores_rollout, learner_section
 
 COMPUTE_SHARE = 0.4
 """Share of the peak that training reaches: 38 to 43 % for Llama 3 on H100 (Grattafiori et al. 2024, arXiv:2407.21783,
@@ -36,8 +37,12 @@ BANDWIDTH_SHARE = 0.7
 """Share of a peak bandwidth that long transfers reach; an assumption."""
 ALL_REDUCE_SECONDS = 1e-5
 """Latency of an all-reduce of a few tokens within a node; an assumption."""
-PASSES = {"actor": "log-probs", "reference": "reference", "critic": "values"}
+ROLLOUT_PHASES = frozenset({"prefill", "decode"})
+"""Phases that an overlapped rollout has beside the others."""
+PASSES = {"actor": "log-probs", LOGPROBS: "log-probs", "reference": "reference", "critic": "values"}
 """Phases of forward-only passes."""
+STORED_BYTES = 4
+"""Per weight of a learner."""
 Seconds = Mapping[str, float]
 """Seconds of each phase of a step."""
 Costs = Mapping[str, Cost]
@@ -196,7 +201,7 @@ def _offload_costs(config: Experiment, memory: MemoryPlan, figures: DeviceFigure
     for name, active in memory.active.items():
         idle = memory.idle[name]
         updates = _updates(config) if name in ("actor", "critic") else 0
-        calls = updates + 1 + (name == "actor" and config.rollout.recompute_logprobs)
+        calls = updates + 1 + (name == "actor" and actor_scores_rollout(config))
         moved = (active.weights - idle.weights) * calls + (active.optimizer - idle.optimizer) * updates
         both_ways = {("host", "offload"): 2.0 * moved}
         costs[f"offload of {name}"] = Cost(2 * moved / (figures.host * BANDWIDTH_SHARE), both_ways)
@@ -206,10 +211,13 @@ def _offload_costs(config: Experiment, memory: MemoryPlan, figures: DeviceFigure
 def _learner(timed: _TimedModel) -> Iterator[tuple[str, Cost]]:
     """Yield the phases of a learner: a pass for the log-probs or values that the step needs, and the updates."""
     config, component = timed.placed.config, timed.placed.component
-    if component.name != "actor" or config.rollout.recompute_logprobs:
-        work = rank_workload(config, component.name, component.copies, inference=True)
+    if component.name != "actor" or actor_scores_rollout(config):
+        work = rank_workload(config, learner_section(component.name), component.copies, inference=True)
         yield PASSES[component.name], timed.passes(work, backward=False)
-    if component.name != "reference":
+    if component.name == LOGPROBS:
+        devices = config.placement.nodes * config.placement.devices_per_node
+        yield "weight sync of log-prob workers", _transfer(timed, STORED_BYTES, devices)
+    if component.name in ("actor", "critic"):
         work = rank_workload(config, component.name, component.copies)
         reductions = max(1, work.micro_batches) if timed.placed.learner.sharding.sync_every_micro_batch else 1
         update = timed.passes(work, backward=True) + reductions * timed.reduction()
@@ -233,6 +241,17 @@ def step_seconds(
 ) -> Seconds:
     """Return the seconds of each phase of a step."""
     return _seconds(step_costs(config, placement, models, memory, figures))
+
+
+def total_seconds(config: Experiment, seconds: Seconds) -> float:
+    """Return the seconds of a step with these phases. A rollout that overlaps with training takes place beside the
+    other phases but the weight sync, for which engines pause."""
+    rollout = sum(seconds.get(phase, 0.0) for phase in ROLLOUT_PHASES)
+    others = sum(seconds.values()) - rollout
+    if not overlaps_training(config):
+        return rollout + others
+    sync = seconds.get("weight sync", 0.0)
+    return max(rollout, others - sync) + sync
 
 
 def step_costs(
@@ -341,8 +360,11 @@ def _decode(timed: _TimedModel, use: MemoryUse) -> Cost:
 
 def _sync(timed: _TimedModel, use: MemoryUse, devices: int) -> Cost:
     """Return the cost of bringing the weights to every engine; an engine that shares the learner's needs none."""
-    if use.weights == 0:
-        return Cost()
-    count = timed.placed.shape.parameters * _engine_width(timed)
+    return Cost() if use.weights == 0 else _transfer(timed, _engine_width(timed), devices)
+
+
+def _transfer(timed: _TimedModel, width: int, devices: int) -> Cost:
+    """Return the cost of copying the policy's weights, of `width` bytes each, and sending them to other devices."""
+    count = timed.placed.shape.parameters * width
     copy = count / (timed.figures.memory_bandwidth * BANDWIDTH_SHARE)
     return Cost(copy) + timed.send("weight sync", count, devices)

@@ -30,6 +30,8 @@ OBJECT_STORE_BYTES = 100 << 20
 """Object store of a local Ray, which passes only small messages."""
 FORWARDED = ("NCCL_", "GLOO_", "OMP_", "TORCH_", "CUDA_LAUNCH_", "HF_", "WANDB_", "QUINTET_", "PYTHONPATH")
 """Beginnings of the environment variables that the ranks receive from the launcher."""
+NICENESS = "RAY_worker_niceness"
+"""Environment variable with the niceness of the processes that Ray starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ def _connected(address: str, ranks: RankInfo) -> Iterator[None]:
     """Connect to a cluster, or start one of this machine, which requires a token."""
     if address == "local":
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+        # with Ray's default of 15, any other process of this machine would slow down the run
+        os.environ.setdefault(NICENESS, "0")
     try:
         import ray
     except ImportError:

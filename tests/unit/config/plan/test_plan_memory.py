@@ -287,6 +287,21 @@ def test_components_apart_have_peaks_of_their_own(tmp_path: Path) -> None:
     ]
 
 
+def test_log_prob_workers_have_weights_without_gradients_and_moments(tmp_path: Path) -> None:
+    """Two devices: half of the weights each, in float32, and what the actor gathers."""
+    words = ["placement.actor.devices=[0,1]", "placement.rollout.devices=[0,1]", "rollout.recompute_logprobs=true"]
+    words += ["actor.budget.sequences=1", "actor.inference_budget.sequences=4"]
+    beside, apart = (
+        measured(on(tmp_path, "Qwen2.5-7B", 1, 4, *VLLM, *words, *more))
+        for more in ((), ("placement.logprobs.devices=[2,3]",))
+    )
+    workers, learner = apart.active["logprobs"], apart.active["actor"]
+    assert (workers.weights, workers.gradients, workers.optimizer) == (4 * P // 2, 0, 0)
+    assert workers.copies == learner.copies
+    assert beside.active["actor"].logits == workers.logits > learner.logits
+    assert {peak.devices: peak.phase for peak in apart.peaks}[2, 3] == "while the log-prob workers compute"
+
+
 def test_a_model_of_an_unknown_size_takes_nothing_that_would_be_made_up(tmp_path: Path) -> None:
     words = ["policy.preset=null", f"policy.path={tmp_path}"]
     found = measured(load_experiment(None, words))

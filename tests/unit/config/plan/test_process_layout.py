@@ -7,6 +7,8 @@ import pytest
 from quintet.config.compose import load_experiment
 from quintet.config.plan.process_layout import ProcessLayout, process_layout
 
+KL = "algorithm.kl={}"
+
 
 def layout(*words: str) -> ProcessLayout:
     return process_layout(load_experiment(None, [f"placement.{word}" for word in words]).experiment)
@@ -64,6 +66,25 @@ def test_components_with_the_same_devices_have_the_same_processes() -> None:
     )
     (both,) = process_layout(shared).standalone_learners
     assert both.shard_writer(2) == "2 (reference and critic)"
+
+
+def test_log_prob_workers_have_processes_of_their_own_only_if_they_compute_something() -> None:
+    words = ["placement.devices_per_node=4", "placement.actor.devices=[0,1]", "placement.rollout.devices=[0,1]"]
+
+    def standalone(devices: str, *more: str) -> dict[str, tuple[int, ...]]:
+        overrides = [*words, f"placement.logprobs.devices={devices}", *more]
+        return dict(process_layout(load_experiment(None, overrides).experiment).standalone)
+
+    recompute = "rollout.recompute_logprobs=true"
+    for needed in (recompute, "algorithm.correction={}", "algorithm.advantage.name=optimal_token_baseline"):
+        assert standalone("[2,3]", needed) == {"logprobs": (2, 3)}, needed
+    assert standalone("[2,3]") == standalone("null", recompute) == standalone("[0,1]", recompute) == {}
+    config = load_experiment(
+        None, [*words, recompute, *(f"placement.{name}.devices=[2,3]" for name in ("logprobs", "reference")), KL]
+    ).experiment
+    (both,) = process_layout(config).standalone_learners
+    assert both.name == "log-prob workers and reference"
+    assert process_layout(config).restartable_ranks == frozenset()
 
 
 def test_env_hosts_take_their_devices_from_the_actor_and_the_engines() -> None:

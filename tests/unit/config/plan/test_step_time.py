@@ -16,7 +16,7 @@ from quintet.config.plan.memory import plan_memory
 from quintet.config.plan.model_shapes import read_shape
 from quintet.config.plan.models import find_models
 from quintet.config.plan.placement import place_components
-from quintet.config.plan.step_time import forward_flops, step_costs, step_seconds
+from quintet.config.plan.step_time import forward_flops, step_costs, step_seconds, total_seconds
 from quintet.errors import ConfigError
 
 P = PARAMETERS["Qwen2.5-7B"]
@@ -194,10 +194,30 @@ def test_moments_go_to_the_host_and_back_for_every_update(tmp_path: Path) -> Non
     assert both["offload of actor"] == pytest.approx(2 * (8 * P + 9 * P / 2) / HOST, rel=1e-6)
 
 
+def test_log_prob_workers_get_the_weights_and_compute_with_their_devices(tmp_path: Path) -> None:
+    """Two of four devices: 256 sequences each; 4 bytes of each weight are copied and sent."""
+    words = ["rollout.recompute_logprobs=true", "placement.actor.devices=[0,1]", "placement.rollout.devices=[0,1]"]
+    apart = seconds(on(tmp_path, "Qwen2.5-7B", 1, 4, *words, "placement.logprobs.devices=[2,3]"))
+    beside = seconds(on(tmp_path, "Qwen2.5-7B", 1, 4, *words))
+    assert apart["log-probs"] == beside["log-probs"] == pytest.approx(256 * 536 * FLOPS / COMPUTE * (1 + 512 / 16384))
+    assert apart["weight sync of log-prob workers"] == pytest.approx(4 * P / MEMORY + 4 * P * 3 / 4 / LINK)
+    assert "weight sync of log-prob workers" not in beside
+
+
 def test_no_time_for_what_a_run_does_not_do(tmp_path: Path) -> None:
     assert set(seconds(on(tmp_path, "Qwen2.5-7B", 1, 8))) == {"update of actor", "prefill", "decode", "weight sync"}
     gae = seconds(on(tmp_path, "Qwen2.5-7B", 1, 8, "algorithm.advantage.name=gae", "algorithm.kl={coefficient: 0.1}"))
     assert {"values", "update of critic", "reference"} < set(gae)
+
+
+def test_an_overlapped_rollout_takes_no_time_of_its_own(tmp_path: Path) -> None:
+    phases = {"prefill": 1.0, "decode": 5.0, "update of actor": 4.0, "weight sync": 0.5}
+    apart = ("placement.actor.devices=[0,1,2,3]", "placement.rollout.devices=[4,5,6,7]")
+    synchronous = on(tmp_path, "Qwen2.5-7B", 1, 8, "rollout.engine=vllm", *apart).experiment
+    assert total_seconds(synchronous, phases) == 10.5
+    overlapped = on(tmp_path, "Qwen2.5-7B", 1, 8, "rollout.engine=vllm", *apart, "rollout.async_ratio=1").experiment
+    assert total_seconds(overlapped, phases) == 6.5
+    assert total_seconds(overlapped, {**phases, "update of actor": 8.0}) == 8.5
 
 
 def test_a_device_is_recognised_by_all_parts_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.rollout.engines.shared_weights import SharedWeights, SharedWeightsReader
 from quintet.rollout.engines.weight_verification import check_weights
+from quintet.runtime.controller import Controller
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE
@@ -35,6 +36,8 @@ from quintet.runtime.standalone.engines import StandaloneEngine, StandaloneEngin
 from quintet.runtime.standalone.listener import StandaloneWorker, WorkerHello, WorkerListener, WorkerLostError
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket, RemoteCallError
 from quintet.runtime.standalone.worker import ControllerAddress, StandaloneComponents
+from quintet.runtime.transport import InProcessTransport
+from quintet.runtime.worker import Worker
 
 
 @pytest.fixture
@@ -77,6 +80,17 @@ def generate(engines: RoutedEngines, asked: list[Request]) -> dict[int, Generati
         assert time.monotonic() < end
         done |= {generation.id: generation for generation in engines.step()}
     return done
+
+
+def test_the_end_of_a_run_frees_the_memory_of_its_weights(tmp_path: Path) -> None:
+    controller = Controller(InProcessTransport(Worker()), WorkerListener("127.0.0.1", [], "the run", lost_seconds=20.0))
+    config = load_experiment(None).experiment
+    engines = controller.build_standalone_engines(config, tmp_path, lambda: iter(()))
+    engines.staged.stage([("weight", torch.ones(3))])
+    (place,) = engines.staged._staged.places
+    assert Path(place.file).exists()
+    controller.close()
+    assert not Path(place.file).exists()
 
 
 def test_two_processes_generate_with_the_learners_new_weights_and_one_is_rebuilt(

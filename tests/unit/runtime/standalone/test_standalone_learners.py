@@ -1,5 +1,5 @@
-"""If these fail, a critic, reference or reward model on devices of its own computes something else than beside the
-actor, is lost with a checkpoint, or dies without anyone noticing."""
+"""If these fail, log-probs, a critic, reference or reward model on devices of their own differ from those beside the
+actor, are lost with a checkpoint, or die without anyone noticing."""
 
 from __future__ import annotations
 
@@ -125,6 +125,51 @@ def test_critic_and_reference_on_two_workers_are_those_of_one_process(
     again.load(tmp_path / "three/global_step_1", ("model", "optimizer"), {})
     assert again.reference is not None
     assert again.reference.compute_log_probs(sequences()).tolist() == pytest.approx(results["log-probs"], abs=1e-5)
+    transport.close()
+
+
+@pytest.mark.parametrize("lora", [(), ("policy.lora.rank=2",)], ids=["all weights", "lora"])
+def test_log_prob_workers_have_the_weights_before_the_first_update_of_each_step(
+    processes: Processes, policy_directory: Path, tmp_path: Path, lora: tuple[str, ...]
+) -> None:
+    """With a run that trains all weights, log-probs are those of the actor bit for bit."""
+    transport, _ = processes
+    settings = ("actor.balance_ranks=false", "algorithm.advantage={name: grpo}", "algorithm.kl=null", *lora)
+    config, batch = experiment(*settings), sequences()
+    controller = Controller(InProcessTransport(Worker()))
+    controller._standalone = {"logprobs": transport}
+    learners = controller.build_learners(config, policy_directory)
+    assert isinstance(learners, StandaloneLearnerGroup)
+
+    def update() -> None:
+        learners.actor.update(batch, CrossEntropyObjective(), "token-mean", 1e-2)
+
+    def check(step: int) -> torch.Tensor:
+        expected = learners.actor.scorer.compute_log_probs(batch)
+        log_probs = learners.policy_scorer(step).compute_log_probs(batch)
+        tolerance = 1e-5 if lora else 0.0
+        torch.testing.assert_close(log_probs, expected, rtol=0.0, atol=tolerance)
+        return log_probs
+
+    saver = AsyncCheckpointer(tmp_path, keep=1, other_ranks=["1", "2"])
+    saver.save(1, {}, learners.save)
+    saver.wait()
+    saver.close()
+    assert {path.name for path in (tmp_path / "global_step_1").iterdir()} >= {"actor", "hf"}
+    before = check(1)
+    update()
+    update()
+    assert learners.policy_scorer(1).compute_log_probs(batch).equal(before)
+    after = check(2)
+    assert not after.equal(before)
+    squares = learners.actor.scorer.compute_sum_squared_probs(batch)
+    torch.testing.assert_close(learners.policy_scorer(2).compute_sum_squared_probs(batch), squares, rtol=0.0, atol=1e-6)
+    learners.load(tmp_path / "global_step_1", ("model", "optimizer"), {})
+    assert check(2).equal(before)
+    staged = Path(learners._policy_weights.places[0].file)
+    assert staged.exists()
+    controller.close()
+    assert not staged.exists()
     transport.close()
 
 

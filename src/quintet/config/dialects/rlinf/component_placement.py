@@ -9,6 +9,7 @@ from typing import Any
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.rlinf.key_values import COMPONENTS
+from quintet.config.native.experiment import Experiment
 from quintet.config.native.placement import ComponentConfig
 from quintet.config.problems import ConfigProblem
 
@@ -166,10 +167,24 @@ def placement_to_native(placement: ComponentPlacement, native: NativeBuilder) ->
         native.set("placement.devices_per_node", placement.devices_per_node, *numbered, *chain(*SPLITS), NUM_NODES)
     for name, processes in placement.processes.items():
         fields = {"devices": None} if name in placement.on_all_devices else _native_component(processes)
-        for field_name, value in fields.items():
-            native.set(f"placement.{COMPONENTS[name]}.{field_name}", value, keys[name])
+        for component in _needed_components(name, native):
+            for field_name, value in fields.items():
+                native.set(f"placement.{component}.{field_name}", value, keys[name])
     if placement.is_colocated is not None:
         native.set("placement.colocated", placement.is_colocated, keys["actor"], keys["rollout"])
+
+
+def _needed_components(name: str, native: NativeBuilder) -> tuple[str, ...]:
+    """Return the native components that a component stands for; of those of `inference` the ones that the run needs,
+    or, if it needs neither, the first one, which is refused on devices of its own."""
+    if name != "inference":
+        return COMPONENTS[name]
+    teaches = native.get("algorithm.loss.name") == "distillation"
+    needed = {
+        "logprobs": native.get("rollout.recompute_logprobs"),
+        "reference": native.get("algorithm.kl") is not None or teaches,
+    }
+    return tuple(component for component in COMPONENTS[name] if needed[component]) or COMPONENTS[name][:1]
 
 
 def _native_component(processes: list[Process]) -> dict[str, Any]:
@@ -189,14 +204,23 @@ def placement_from_native(foreign: ForeignBuilder) -> None:
     """Set one placement key for all components with the same devices."""
     placement = foreign.experiment.placement
     by_spec: dict[str, list[str]] = {}
-    for name, component in COMPONENTS.items():
-        if spec := _format_component(getattr(placement, component)):
+    for name, components in COMPONENTS.items():
+        if name == "inference":
+            components = _exported_inference(foreign.experiment)
+        specs = {_format_component(getattr(placement, component)) for component in components}
+        if len(specs) == 1 and (spec := specs.pop()):
             by_spec.setdefault(spec, []).append(name)
     on_all_devices = [name for name in ("actor", "rollout") if not getattr(placement, name).devices]
     if by_spec and on_all_devices:
         by_spec["all"] = on_all_devices
     for spec, names in by_spec.items():
         foreign.set(f"{SECTION}.{','.join(names)}", spec)
+
+
+def _exported_inference(run: Experiment) -> tuple[str, ...]:
+    """Return the components of a run that RLinf's `inference` computes."""
+    needed = {"logprobs": run.rollout.recompute_logprobs, "reference": run.needs_reference}
+    return tuple(name for name in COMPONENTS["inference"] if needed[name]) or COMPONENTS["inference"][:1]
 
 
 def _format_component(config: ComponentConfig) -> str:

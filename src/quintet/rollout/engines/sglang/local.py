@@ -10,7 +10,8 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -20,7 +21,6 @@ from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.sglang.protocol import CONTROLS, RequestRejectedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from concurrent.futures import Future
 
 CALL_SECONDS = 900.0
@@ -103,10 +103,8 @@ class InProcessConnection:
             self._loop.call_soon_threadsafe(lambda: manager.abort_request(**fields))
             return
         arguments = () if record is None else (getattr(importlib.import_module(IO_STRUCT), record)(**fields),)
-        try:
+        with _sglang_errors(lambda error: self._describe_failure() or f"{name} failed in SGLang: {error}"):
             result = self._schedule(getattr(manager, name)(*arguments)).result(CALL_SECONDS)
-        except Exception as error:  # SGLang raises errors of any type
-            raise EngineError(self._describe_failure() or f"{name} failed in SGLang: {error}") from error
         if (message := _error_message(result)) is not None:
             raise EngineError(f"{name} failed in SGLang: {message}")
 
@@ -154,10 +152,16 @@ def _start_engine(arguments: Mapping[str, Any]) -> Any:
     """Import SGLang and start its `Engine`."""
     engine: Callable[..., Any] = importlib.import_module("sglang.srt.entrypoints.engine").Engine
     _DEATH.clear()
-    try:
+    with _sglang_errors(lambda error: f"SGLang does not start: {type(error).__name__}: {error}"):
         return engine(**arguments, custom_sigquit_handler=record_child_death)
+
+
+@contextmanager
+def _sglang_errors(describe: Callable[[Exception], str]) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:  # SGLang raises errors of any type
-        raise EngineError(f"SGLang does not start: {type(error).__name__}: {error}") from error
+        raise EngineError(describe(error)) from error
 
 
 def _result(done: Future[Any]) -> Any:

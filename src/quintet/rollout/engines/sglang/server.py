@@ -135,12 +135,12 @@ class LaunchedServer:
         self._folder = tempfile.TemporaryDirectory(prefix="quintet-sglang-")
         self._log = Path(self._folder.name, "server.log")
         self._process = _start(python or sys.executable, None if show_output else self._log)
-        try:
+        with contextlib.ExitStack() as stack:
+            # also KeyboardInterrupt must not leave the server behind
+            stack.callback(self.close)
             self._send_arguments({**arguments, "host": "127.0.0.1", "port": port, "api_key": key})
             self._wait_until_ready()
-        except BaseException:  # also KeyboardInterrupt must not leave the server behind
-            self.close()
-            raise
+            stack.pop_all()
 
     @property
     def pid(self) -> int:

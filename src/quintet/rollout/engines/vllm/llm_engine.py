@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, replace
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
@@ -68,11 +68,11 @@ class LlmEngine:
             self._start()
         if not self._separate_process:
             _ENGINES_IN_PROCESS.append(id(self))
-        try:
+        with ExitStack() as stack:
+            # also KeyboardInterrupt must not leave processes behind
+            stack.callback(self.close)
             self._set_up()
-        except BaseException:  # also KeyboardInterrupt must not leave processes behind
-            self.close()
-            raise
+            stack.pop_all()
 
     def _set_up(self) -> None:
         """Find vLLM's processes and install exact sampling."""
