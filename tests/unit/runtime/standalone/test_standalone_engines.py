@@ -83,7 +83,7 @@ def generate(engines: RoutedEngines, asked: list[Request]) -> dict[int, Generati
 
 
 def test_the_end_of_a_run_frees_the_memory_of_its_weights(tmp_path: Path) -> None:
-    controller = Controller(InProcessTransport(Worker()), WorkerListener("127.0.0.1", [], "the run", lost_seconds=20.0))
+    controller = Controller(InProcessTransport(Worker()), WorkerListener("127.0.0.1", {}, "the run", lost_seconds=20.0))
     config = load_experiment(None).experiment
     engines = controller.build_standalone_engines(config, tmp_path, lambda: iter(()))
     engines.staged.stage([("weight", torch.ones(3))])
