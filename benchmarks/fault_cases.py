@@ -6,6 +6,7 @@ import ctypes
 import os
 import random
 import resource
+import shutil
 import signal
 import socket
 import time
@@ -28,6 +29,8 @@ class Target(Protocol):
 
     directory: Path
     """Run directory."""
+    copied_checkpoints: Path
+    """Directory with copies of checkpoints that are to be restored."""
     draws: random.Random
 
     def pid(self, rank: int) -> int:
@@ -154,6 +157,8 @@ def damage_checkpoint(how: str) -> Callable[[Target], None]:
         os.kill(run.pid(0), signal.SIGKILL)
         paths = (run.directory / "checkpoints").glob("global_step_*")
         newest = sorted(paths, key=lambda path: int(path.name.rpartition("_")[2]), reverse=True)
+        if how == "all":
+            shutil.copytree(newest[0], run.copied_checkpoints / newest[0].name)
         for path in newest if how == "all" else newest[:1]:
             damage(path, how, run.draws)
 
@@ -354,7 +359,7 @@ CASES: Mapping[str, list[Case]] = {
         ),
         Case(
             "all checkpoints truncated",
-            r"skipping checkpoint global_step_",
+            r"every checkpoint in \S+ is damaged",
             damage_checkpoint("all"),
             is_at_resume=True,
         ),

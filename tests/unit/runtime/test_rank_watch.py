@@ -104,6 +104,12 @@ def test_the_error_of_a_rank_that_does_not_print_is_shown(launched: Launched) ->
     assert launched.output == "quintet: rank 1 on here ended with status 1: ValueError: no such thing\n"
 
 
+def test_a_controller_that_ends_without_a_message_is_named(launched: Launched) -> None:
+    launched.start((0.5, 0.0), (1, 0))
+    assert launched.watch({0: RUNS, 1: ENDED}) == 1
+    assert launched.output == "quintet: rank 0 on here ended with status 1: without a message\n"
+
+
 def test_an_engine_that_failed_is_restarted_and_its_error_is_shown(launched: Launched) -> None:
     launched.components = ("actor", "Samplers")
     launched.start((3.0, 0.0), (0, 1))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quintet.config.torchrun import describe_rank
+from quintet.errors import UserError
 from quintet.runtime.ray_cluster.node_processes import NodeStatus
 from quintet.runtime.signals import StopRequest
 from quintet.tracking.run_processes import RunProcess
@@ -110,7 +111,10 @@ class RankWatch:
                     break
             time.sleep(POLL_SECONDS)
         failed = {rank: code for rank, code in self._codes.items() if code and rank not in self._restartable}
-        for rank in failed.keys() - {0}:  # the error of rank 0 is in its output
+        for rank in failed:
+            record = self._record_of(rank)
+            if rank == 0 and (failed[0] == UserError.exit_status or (record is not None and record.message)):
+                continue  # the output has its error
             self._show(f"quintet: {self._describe_end(rank)}\n")
         return self._codes.get(0) or next(iter(failed.values()), 0)
 
