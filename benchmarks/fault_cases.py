@@ -187,8 +187,8 @@ def hook(rank: int, at: str, action: str, argument: float = 0) -> dict[str, Any]
 def _signals(number: int, cause: str) -> list[Case]:
     return [
         Case("engine", rf"rank 1\b.*{cause}", send(number, 1)),
-        Case("actor", rf"rank 0 on \S+ {cause}", send(number, 0)),
-        Case("second rank of the actor", rf"rank 1 on \S+ {cause}", send(number, 1), actors=2),
+        Case("actor", rf"rank 0 .*on \S+ {cause}", send(number, 0)),
+        Case("second rank of the actor", rf"rank 1 .*on \S+ {cause}", send(number, 1), actors=2),
         Case("engine, at the start", rf"rank 2\b.*{cause}", send(number, 2), at_start=True),
     ]
 
@@ -215,15 +215,18 @@ CASES: Mapping[str, list[Case]] = {
         Case("second rank of the actor", r"rank 1.*injected error", hook=hook(1, "learner", "raise"), actors=2),
     ],
     "exit 0": [
-        Case("engine", r"rank 1 on \S+ ended with status 0", hook=hook(1, "engine step", "exit")),
-        Case("engine, loading weights", r"rank 2 on \S+ ended with status 0", hook=hook(2, "engine load", "exit")),
-        Case("actor", r"rank 0 on \S+ ended with status 0", hook=hook(0, "learner", "exit")),
+        Case("engine", r"rank 1 .*on \S+ ended with status 0", hook=hook(1, "engine step", "exit")),
+        Case("engine, loading weights", r"rank 2 .*on \S+ ended with status 0", hook=hook(2, "engine load", "exit")),
+        Case("actor", r"rank 0 .*on \S+ ended with status 0", hook=hook(0, "learner", "exit")),
         Case(
-            "second rank of the actor", r"rank 1 on \S+ ended with status 0", hook=hook(1, "learner", "exit"), actors=2
+            "second rank of the actor",
+            r"rank 1 .*on \S+ ended with status 0",
+            hook=hook(1, "learner", "exit"),
+            actors=2,
         ),
         Case(
             "engine of an actor on two ranks",
-            r"rank 3 on \S+ ended with status 0",
+            r"rank 3 .*on \S+ ended with status 0",
             hook=hook(3, "engine step", "exit"),
             actors=2,
         ),
@@ -231,16 +234,19 @@ CASES: Mapping[str, list[Case]] = {
     "memory limit": [
         Case(
             "engine, cgroup",
-            rf"rank 1 on \S+ {KILLED}, .*memory",
+            rf"rank 1 .*on \S+ {KILLED}, .*memory",
             limit_memory(1),
             hook(1, "engine step", "allocate", 512),
         ),
         Case(
-            "actor, cgroup", rf"rank 0 on \S+ {KILLED}, .*memory", limit_memory(0), hook(0, "learner", "allocate", 512)
+            "actor, cgroup",
+            rf"rank 0 .*on \S+ {KILLED}, .*memory",
+            limit_memory(0),
+            hook(0, "learner", "allocate", 512),
         ),
         Case(
             "second rank of the actor, cgroup",
-            rf"rank 1 on \S+ {KILLED}, .*memory",
+            rf"rank 1 .*on \S+ {KILLED}, .*memory",
             limit_memory(1),
             hook(1, "learner", "allocate", 512),
             actors=2,
@@ -311,11 +317,13 @@ CASES: Mapping[str, list[Case]] = {
     "failed start": [
         Case(
             "engine raises",
-            r"rank 1 on \S+ ended with status 1.*injected error",
+            r"rank 1 .*on \S+ ended with status 1.*injected error",
             hook=hook(1, "start", "raise"),
             at_start=True,
         ),
-        Case("engine exits with 0", r"rank 2 on \S+ ended with status 0", hook=hook(2, "start", "exit"), at_start=True),
+        Case(
+            "engine exits with 0", r"rank 2 .*on \S+ ended with status 0", hook=hook(2, "start", "exit"), at_start=True
+        ),
         Case(
             "engine hangs",
             r"rank 1.*did not connect",
@@ -332,7 +340,10 @@ CASES: Mapping[str, list[Case]] = {
             options=("placement.join_timeout_seconds=8",),
         ),
         Case(
-            "actor exits with 1", r"rank 0 on \S+ ended with status 1", hook=hook(0, "start", "exit", 1), at_start=True
+            "actor exits with 1",
+            r"rank 0 .*on \S+ ended with status 1",
+            hook=hook(0, "start", "exit", 1),
+            at_start=True,
         ),
     ],
     "broken checkpoint": [

@@ -117,7 +117,8 @@ def test_a_killed_rank_costs_only_what_came_after_the_last_checkpoint(place: Pat
 
 def test_a_killed_engine_costs_neither_the_run_nor_a_number(place: Path, alone: Path) -> None:
     devices = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.rollout.devices=[1,2]")
-    run = start(place, "three", "sft=null", *devices, "--ray", "local")
+    words = ("sft=null", *devices, "placement.rollout.group=Samplers")
+    run = start(place, "three", *words, "--ray", "local")
     try:
         wait_for(place / "runs/three/checkpoints/global_step_1", run)
         os.kill(rank(place, "three", 2), signal.SIGKILL)
@@ -125,7 +126,7 @@ def test_a_killed_engine_costs_neither_the_run_nor_a_number(place: Path, alone: 
     finally:
         run.kill()
     output = log(place, "three")
-    assert "quintet: rank 2 on " in output
+    assert "quintet: rank 2 (Samplers) on " in output
     assert "was killed by SIGKILL, probably because the node ran out of memory; restarting it (1 of 3)" in output
     assert "from the last checkpoint" not in output
     faults = {"engine/requests_reassigned": 0.0, "engine/restarts": 0.0}
@@ -153,7 +154,7 @@ def test_a_killed_env_host_costs_neither_the_run_nor_a_number(place: Path) -> No
         run.kill()
         alone.kill()
     output = log(place, "three")
-    assert "quintet: rank 2 on " in output
+    assert "quintet: rank 2 (environments) on " in output
     assert "restarting it (1 of 3)" in output
     assert "from the last checkpoint" not in output
     ours, theirs = list(metrics(place / "runs/one")), list(metrics(place / "runs/three"))

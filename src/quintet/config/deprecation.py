@@ -53,6 +53,10 @@ RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
 }
 
 
+REMOVED_KEYS = tuple(f"placement.{name}.channel" for name in ("actor", "critic", "reference", "reward"))
+"""Keys that never had an effect. A stored configuration has them, because it has all keys."""
+
+
 @dataclass(frozen=True, slots=True)
 class Upgraded:
     """A configuration under today's keys, the source of each key, and a note for each former name in it."""
@@ -74,8 +78,12 @@ def current_key(key: str) -> str:
 
 
 def upgrade_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored configuration with former keys and values replaced by today's."""
-    return upgrade(tree, {}).tree
+    """Return a stored configuration with former keys and values replaced by today's, without `REMOVED_KEYS`."""
+    upgraded = upgrade(tree, {}).tree
+    for key in REMOVED_KEYS:
+        section, _, name = key.rpartition(".")
+        get_value(upgraded, section, {}).pop(name, None)
+    return upgraded
 
 
 def upgrade(tree: Mapping[str, Any], sources: Mapping[str, str]) -> Upgraded:

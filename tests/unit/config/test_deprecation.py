@@ -88,6 +88,10 @@ def test_a_stored_experiment_gets_present_names() -> None:
     stored = {"world": {"name": "frozenlake", "size": 5}, "policy": {"overrides": {"a.b": 1}}, "seed": 3}
     upgraded = upgrade_keys(stored)
     assert upgraded == {"env": {"name": "frozenlake", "size": 5}, "policy": {"overrides": {"a.b": 1}}, "seed": 3}
+    channel = {"name": None, "queue": None, "size": 0}
+    assert upgrade_keys({"placement": {"actor": {"channel": channel, "group": None}}}) == {
+        "placement": {"actor": {"group": None}}
+    }
     today = load_experiment(None).experiment.model_dump(mode="json")
     assert upgrade_keys(today) == today
     assert set(flatten(upgrade_keys(yaml.safe_load(FORMER)))) == set(flatten(yaml.safe_load(PRESENT)))

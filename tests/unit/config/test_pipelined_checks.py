@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from quintet.config.checks.channels import channel_problems
 from quintet.config.checks.overlap import overlap_problems
 from quintet.config.compose import load_experiment
 from quintet.config.plan.overlap import overlaps_training
@@ -22,7 +23,8 @@ LOGPROBS = ("placement.devices_per_node=3", "placement.logprobs.devices=[2]")
 
 
 def refused(*overrides: str) -> list[str]:
-    return [problem.key for problem in overlap_problems(load_experiment(None, [*PIPELINED, *overrides]))]
+    composed = load_experiment(None, [*PIPELINED, *overrides])
+    return [problem.key for problem in (*overlap_problems(composed), *channel_problems(composed))]
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from rich.console import Console
 from safetensors.torch import load_file
 from separate_engines import use_separate_engines
 from standalone_workers import ThreadWorker
 
+from quintet.cli.configuration import inspect_config
 from quintet.config.compose import load_experiment
 from quintet.config.native.experiment import Experiment
 from quintet.errors import MachineError
@@ -118,6 +120,44 @@ def test_a_failure_of_the_rollout_ends_the_run(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(MachineError, match=r"died 4 times in a row|no device"):
         run(tmp_path, "validation.every_steps=-1", "validation.before_training=false", "warm_start.updates=0")
     assert not [thread for thread in threading.enumerate() if thread.name == "rollout"]
+
+
+def rlinf_channels(path: Path) -> list[str]:
+    """Overrides for the channels of an RLinf configuration."""
+    file = path / "rlinf.yaml"
+    channels = {
+        "env": {"channel": {"name": "pipe", "queue_size": 3}},
+        "rollout": {"channel": {"queue_size": 2}},
+        "actor": {"channel": {"queue_name": "episodes", "queue_size": 1}},
+    }
+    file.write_text(yaml.safe_dump({"runner": {"task_type": "embodied"}, **channels}))
+    placement = inspect_config(str(file), [], "rlinf", "refuse").composed.experiment.placement
+    sections = {
+        "rollout.channel": placement.rollout.channel,
+        "rollout.action_channel": placement.rollout.action_channel,
+        "envs.channel": placement.envs.channel,
+    }
+    return [f"placement.{name}={json.dumps(section.model_dump())}" for name, section in sections.items()]
+
+
+@pytest.mark.proves("rlinf", "actor.channel.name", "actor.channel.queue_name", "actor.channel.queue_size")
+@pytest.mark.parametrize("overlaps", [False, True], ids=["synchronous", "overlapped"])
+def test_a_run_with_full_queues_trains_on_every_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlaps: bool
+) -> None:
+    words = ["validation.every_steps=-1", "validation.before_training=false", "training.steps=2"]
+    use_separate_engines(monkeypatch, overlap=overlaps)
+    lines = run(tmp_path, *words, *(() if overlaps else PIPELINED), *rlinf_channels(tmp_path), "training.steps=2")
+    assert [line["step"] for line in lines] == [1, 2]
+    for line in lines:
+        assert line["trajectory/failed"] == 0
+        assert line["channel/pipe/episodes/gets"] == 4
+        assert line["channel/pipe/episodes/items"] <= 1
+        assert line["channel/pipe/observations/items"] <= 3
+        assert line["channel/pipe/actions/items"] <= 2
+        assert line["channel/pipe/observations/gets"] > 0
+        for name in set(line) - {"step", "time_seconds"}:
+            describe(name)
 
 
 PIPELINED = (

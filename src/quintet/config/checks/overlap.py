@@ -1,23 +1,20 @@
-"""Keys of overlapped rollouts and pipelined training in runs that cannot have them."""
+"""Keys of pipelined training in runs that cannot have it."""
 
 from collections.abc import Iterator
 
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
-from quintet.config.native.placement import GroupChannelConfig
-from quintet.config.plan.overlap import engines_on_learner_devices, overlap_obstacle
+from quintet.config.plan.overlap import engines_on_learner_devices
 from quintet.config.plan.placement import has_log_prob_workers
 from quintet.config.problems import ConfigProblem
 
-CHANNEL = "placement.rollout.channel"
 PIPELINED_OFF = "training.pipelined=false"
 Obstacle = tuple[str, str, str | None]
 """A key, why its value excludes pipelined training, and a setting that does not."""
 
 
 def overlap_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
-    """Yield the keys of the channel if there is none, and why training cannot be pipelined if it should."""
-    yield from _channel_problems(composed)
+    """Yield why training cannot be pipelined if it should."""
     config = composed.experiment
     if not config.training.pipelined:
         return
@@ -101,14 +98,3 @@ def _reward_obstacles(config: Experiment) -> Iterator[Obstacle]:
         if getattr(algorithm.shaping, name) == "batch":
             key = f"algorithm.shaping.{name}"
             yield key, "rewards are compared over the step", f"{key}=group"
-
-
-def _channel_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
-    channel, default = composed.experiment.placement.rollout.channel, GroupChannelConfig()
-    if channel == default or (obstacle := overlap_obstacle(composed.experiment)) is None:
-        return
-    for name in GroupChannelConfig.model_fields:
-        key, value = f"{CHANNEL}.{name}", getattr(default, name)
-        if getattr(channel, name) != value:
-            problem = f"there is no queue, because rollout and training do not overlap: {obstacle} (docs/async.md)"
-            yield composed.problem(key, problem, f"{key}={'null' if value is None else value}")

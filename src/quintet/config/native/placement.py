@@ -1,8 +1,8 @@
 """Devices of each component."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.section import Count, ListOf, Section
@@ -13,24 +13,51 @@ REQUIRES_CLUSTER, REQUIRES_PROCESSES = Requires(Capability.CLUSTER), Requires(Ca
 class ChannelConfig(Section):
     """Queue through which a component passes on its results."""
 
-    name: Annotated[str | None, REQUIRES_CLUSTER] = None
-    """Name of the buffer shared by the components; null chooses one."""
-    queue: Annotated[str | None, REQUIRES_CLUSTER] = None
-    """Name of the queue in the buffer; null chooses one."""
-    size: Annotated[Count, REQUIRES_CLUSTER] = 0
-    """Maximum items in the queue; 0 sets no limit."""
+    default_name: ClassVar[tuple[str, str]] = ("", "")
+    """Component, and its results."""
+    name: str | None = None
+    """First part of its name in metrics; null uses that of the component, `rollout` or `envs`."""
+    queue: str | None = None
+    """Second part of its name in metrics; null uses what it holds: `groups`, `actions` or `observations`."""
+    size: Count = 0
+    """Maximum number of items; 0 sets no limit."""
+
+    @property
+    def full_name(self) -> str:
+        """Name in metrics."""
+        component, results = self.default_name
+        return f"{self.name or component}/{self.queue or results}"
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it has neither a name nor a limit."""
+        return (self.name, self.queue, self.size) == (None, None, 0)
 
 
 class GroupChannelConfig(ChannelConfig):
-    """Queue for complete groups between an overlapped rollout and the learner."""
+    """Queue for complete groups that wait for the learner."""
 
-    name: str | None = None
-    """First part of its name in metrics; null uses `rollout`."""
-    queue: str | None = None
-    """Second part of its name in metrics; null uses `groups`."""
+    default_name: ClassVar[tuple[str, str]] = ("rollout", "groups")
     size: Count = 0
     """Maximum number of complete groups in the queue; the engines wait while it is full. 0 sets no limit beyond
-    `rollout.async_ratio`."""
+    `rollout.async_ratio`. In a synchronous rollout the learner takes each group at once."""
+
+
+class ActionChannelConfig(ChannelConfig):
+    """Queue for the actions of responses that wait for their environment."""
+
+    default_name: ClassVar[tuple[str, str]] = ("rollout", "actions")
+    size: Count = 0
+    """Maximum number of responses in the queue; the engines wait while it is full. 0 sets no limit."""
+
+
+class ObservationChannelConfig(ChannelConfig):
+    """Queue for observations that wait for an engine."""
+
+    default_name: ClassVar[tuple[str, str]] = ("envs", "observations")
+    size: Count = 0
+    """Maximum number of observations in the queue; no further environment starts or is stepped while it is full. 0 sets
+    no limit."""
 
 
 class ComponentConfig(Section):
@@ -43,10 +70,9 @@ class ComponentConfig(Section):
     """Devices of one process."""
     processes_per_device: Annotated[PositiveInt, REQUIRES_CLUSTER] = 1
     """Processes that share one device."""
-    group: Annotated[str | None, REQUIRES_CLUSTER] = None
-    """Name of the worker group; null uses the name of the component."""
-    channel: ChannelConfig = ChannelConfig()
-    """Queue for its results."""
+    group: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$")] | None = None
+    """Name of its worker group in `quintet plan`, `quintet status` and messages about ranks; null uses the name of the
+    component."""
 
 
 class RolloutComponentConfig(ComponentConfig):
@@ -55,7 +81,16 @@ class RolloutComponentConfig(ComponentConfig):
     devices_per_worker: Annotated[PositiveInt, REQUIRES_PROCESSES] = 1
     """Devices of one engine: 1, or the product of its tensor and pipeline parallel sizes."""
     channel: GroupChannelConfig = GroupChannelConfig()
-    """Queue for complete groups; needs engines on devices of their own and `rollout.async_ratio`."""
+    """Queue for complete groups; with `rollout.async_ratio` it needs engines on devices of their own."""
+    action_channel: ActionChannelConfig = ActionChannelConfig()
+    """Queue for actions, in runs with environments."""
+
+
+class EnvsComponentConfig(ComponentConfig):
+    """Devices and processes of the environments."""
+
+    channel: ObservationChannelConfig = ObservationChannelConfig()
+    """Queue for observations, in runs with environments."""
 
 
 class PlacementConfig(Section):
@@ -99,6 +134,6 @@ class PlacementConfig(Section):
     them."""
     reward: ComponentConfig = ComponentConfig()
     """Reward model."""
-    envs: ComponentConfig = ComponentConfig()
+    envs: EnvsComponentConfig = EnvsComponentConfig()
     """Environments and simulators. On devices that the actor does not use, each process hosts environments; otherwise
     they run in the process of the controller."""

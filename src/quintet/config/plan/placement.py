@@ -18,8 +18,13 @@ LEARNERS = ("actor", "reference", "critic")
 LOGPROBS = "logprobs"
 """Log-prob workers; they are a component if they have devices of their own."""
 LOGPROBS_DEVICES = f"placement.{LOGPROBS}.devices"
-SECTION_TITLES = {"reward": "reward model", "envs": "environments", LOGPROBS: "log-prob workers"}
-"""Names of components in messages where they differ from their section."""
+SECTION_TITLES = {
+    "rollout": "engines",
+    "reward": "reward model",
+    "envs": "environments",
+    LOGPROBS: "log-prob workers",
+}
+"""Names of components in messages and tables where they differ from their section."""
 STARTED = "several devices are started by torchrun, see docs/ranks.md"
 MAX_DEVICES = 1 << 16
 """More devices are taken for a mistake."""
@@ -34,6 +39,13 @@ class Component:
     devices: tuple[int, ...]
     """Global device numbers, ascending; empty for the CPU."""
     parallelism: Parallelism
+    group: str | None = None
+    """Name of its worker group, `placement.<component>.group`."""
+
+    @property
+    def title(self) -> str:
+        """Name in messages and tables."""
+        return self.group or SECTION_TITLES.get(self.name, self.name)
 
     @property
     def num_processes(self) -> int:
@@ -107,7 +119,8 @@ def place_components(config: Experiment) -> Placement:
     """Assign devices to every component, valid or not."""
     placement = config.placement
     components = tuple(
-        Component(name, _devices(config, name), _parallelism(config, name)) for name in _components(config)
+        Component(name, _devices(config, name), _parallelism(config, name), getattr(placement, name).group)
+        for name in _components(config)
     )
     # fine-tuning without reinforcement learning has its own key for devices
     tuned = 0 if config.sft_only is None else -(-config.sft_devices // placement.nodes)
@@ -128,9 +141,14 @@ def _components(config: Experiment) -> list[str]:
         "reference": config.needs_reference,
         "critic": config.needs_critic and not config.critic.shares_policy,
         "reward": config.reward is not None and config.reward.model is not None,
-        "envs": config.env.is_simulator or config.placement.envs.devices is not None,
+        "envs": config.env.is_simulator or config.placement.envs.devices is not None or _names_envs(config),
     }
     return [name for name, is_needed in needed.items() if is_needed]
+
+
+def _names_envs(config: Experiment) -> bool:
+    """Return whether the environments in the process of the controller have a name."""
+    return config.placement.envs.group is not None and not config.env.reads_prompts
 
 
 def _devices(config: Experiment, name: str) -> tuple[int, ...]:
@@ -148,7 +166,8 @@ def _devices(config: Experiment, name: str) -> tuple[int, ...]:
     free = tuple(device for device in all_devices if device not in env_devices) or tuple(all_devices)
     if name == "rollout":
         return tuple(device for device in free if placement.colocated or device not in (actor or ()))
-    return free if actor is None else tuple(sorted(set(actor)))
+    devices = free if actor is None else tuple(sorted(set(actor)))
+    return devices[:1] if name == "envs" and not config.env.is_simulator else devices
 
 
 def _engine_devices(config: Experiment) -> int:
@@ -175,6 +194,7 @@ def placement_problems(composed: ComposedConfig, placement: Placement, models: M
     """Yield missing devices and parallel degrees that do not divide."""
     yield from _check_cluster(composed)
     yield from _check_shared(composed, placement)
+    yield from _check_groups(composed, placement)
     yield from idle_log_prob_workers(composed)
     for component in placement.components:
         missing = list(_check_missing(composed, placement, component))
@@ -213,18 +233,30 @@ def _check_cluster(composed: ComposedConfig) -> Iterator[ConfigProblem]:
 
 def _check_shared(composed: ComposedConfig, placement: Placement) -> Iterator[ConfigProblem]:
     """Yield components besides engines that share some devices with another one, and must share all or none."""
-    # a simulator takes turns with the learners on any of their devices
-    exempt = ("rollout", "envs") if composed.experiment.env.is_simulator else ("rollout",)
+    # a simulator takes turns with the learners on any of their devices, and the controller has one of them
+    in_place = composed.experiment.env.is_simulator or composed.experiment.placement.envs.devices is None
+    exempt = ("rollout", "envs") if in_place else ("rollout",)
     components = [component for component in placement.components if component.name not in exempt]
     for index, component in enumerate(components):
         for other in components[:index]:
             shared = set(component.devices).intersection(other.devices)
             if shared and component.devices != other.devices:
-                key, name = f"placement.{component.name}.devices", SECTION_TITLES.get(other.name, other.name)
+                key, name = f"placement.{component.name}.devices", other.title
                 numbers = format_ranges(sorted(shared))
                 problem = f"they share {numbers} with the {name}, and must share all devices or none"
                 yield composed.problem(key, problem, f"nearest valid value: {key}={list(other.devices)}")
                 break
+
+
+def _check_groups(composed: ComposedConfig, placement: Placement) -> Iterator[ConfigProblem]:
+    """Yield names of worker groups that another component has, too: messages would not say which one is meant."""
+    first: dict[str, Component] = {}
+    for component in sorted(placement.components, key=lambda each: each.group is not None):
+        other = first.setdefault(component.title, component)
+        if other is not component:
+            key, other_key = (f"placement.{each.name}.group" for each in (component, other))
+            its_name = composed.describe(other_key) if other.group else f"placement.{other.name}, by default"
+            yield composed.problem(key, f"another component has this name, too: {its_name}", f"{key}=null")
 
 
 def _check_missing(composed: ComposedConfig, placement: Placement, component: Component) -> Iterator[ConfigProblem]:

@@ -1,11 +1,11 @@
 """Processes of a run: one per device, with the components that run in each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.placement import LOGPROBS, SECTION_TITLES, Placement, place_components
-from quintet.config.torchrun import RankInfo
+from quintet.config.torchrun import RankInfo, describe_rank
 
 RESTARTABLE = frozenset({"rollout", "envs"})
 """Components that lose nothing that another process does not have."""
@@ -19,11 +19,8 @@ class StandaloneLearners:
 
     components: tuple[str, ...]
     ranks: tuple[int, ...]
-
-    @property
-    def name(self) -> str:
-        """Name in messages."""
-        return " and ".join(SECTION_TITLES.get(name, name) for name in self.components)
+    name: str
+    """Name in messages."""
 
     def shard_writer(self, rank: int) -> str:
         """Return the name of a rank that writes shards of a checkpoint, for example `2 (critic and reference)`."""
@@ -44,6 +41,10 @@ class ProcessLayout:
     """Ranks whose devices engines use."""
     standalone: Mapping[str, tuple[int, ...]]
     """Ranks of each component that has devices without the actor, by name."""
+    titles: Mapping[str, str]
+    """Name of each component in messages: that of its worker group, if it has one."""
+    rank_components: tuple[tuple[str, ...], ...]
+    """Components of each rank, by name."""
 
     @property
     def size(self) -> int:
@@ -74,11 +75,25 @@ class ProcessLayout:
         for name in STANDALONE_LEARNERS:
             if ranks := self.standalone.get(name):
                 components[ranks] = (*components.get(ranks, ()), name)
-        return tuple(StandaloneLearners(names, ranks) for ranks, names in components.items())
+        return tuple(StandaloneLearners(names, ranks, self._joined(names)) for ranks, names in components.items())
 
     def standalone_learners_of(self, rank: int) -> StandaloneLearners | None:
         """Return those that a rank has."""
         return next((learners for learners in self.standalone_learners if rank in learners.ranks), None)
+
+    def _joined(self, names: Iterable[str]) -> str:
+        return " and ".join(self.titles[name] for name in names)
+
+    def components_of(self, rank: int) -> str:
+        """Return the names of a rank's components for messages; empty if all ranks have the same and none has a name
+        of its own."""
+        is_named = any(title != SECTION_TITLES.get(name, name) for name, title in self.titles.items())
+        is_different = len(set(self.rank_components)) > 1
+        return self._joined(self.rank_components[rank]) if is_named or is_different else ""
+
+    def describe_rank(self, rank: int) -> str:
+        """Return the name of a rank in messages and records, for example `rank 2 (critic and reference)`."""
+        return describe_rank(rank, self.components_of(rank))
 
     @property
     def cpu_ranks(self) -> frozenset[int]:
@@ -119,14 +134,22 @@ def process_layout(config: Experiment) -> ProcessLayout:
     }
     rollout = placement.of("rollout")
     engine_devices = frozenset(rollout.devices if rollout else ())
+    all_devices = devices or (0,)
     return ProcessLayout(
-        devices or (0,),
+        all_devices,
         placement.devices_per_node,
         max(1, len(nodes)),
         learner_ranks or (0,),
         frozenset(rank for rank, device in enumerate(devices) if device in engine_devices),
         {name: ranks for name, ranks in standalone.items() if ranks},
+        {component.name: component.title for component in placement.components},
+        tuple(_components_on(device, placement) for device in all_devices),
     )
+
+
+def _components_on(device: int, placement: Placement) -> tuple[str, ...]:
+    """Return the names of the components on a device; those on the CPU are in every process."""
+    return tuple(each.name for each in placement.components if device in each.devices or not each.devices)
 
 
 def _devices_with_process(config: Experiment, placement: Placement) -> range:

@@ -55,6 +55,9 @@ class RankCommand:
     cpu_ranks: frozenset[int] = frozenset()
     """Ranks that need no GPU; a node that only has such ranks may be one without."""
 
+    components: Sequence[str] = ()
+    """Names of each rank's components, for messages; see `ProcessLayout.components_of`."""
+
     @property
     def num_nodes(self) -> int:
         """Number of nodes."""
@@ -87,7 +90,8 @@ def run_on_ray(address: str, command: RankCommand, max_restarts: int, show: Call
             try:
                 resources = _wait_for_resources(command, wait_seconds, stop, show)
                 with _placed(command, resources, stop) as nodes:
-                    watch = RankWatch(nodes, stop, show, command.restartable, max_restarts, command.record_of)
+                    restartable, components = command.restartable, command.components
+                    watch = RankWatch(nodes, stop, show, restartable, max_restarts, command.record_of, components)
                     return watch.run()
             except RankFailureError as error:
                 if stop:

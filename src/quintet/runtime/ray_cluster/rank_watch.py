@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quintet.config.torchrun import describe_rank
 from quintet.errors import UserError
 from quintet.runtime.ray_cluster.node_processes import NodeStatus
 from quintet.runtime.signals import StopRequest
@@ -71,15 +72,18 @@ class RankWatch:
         restartable: frozenset[int],
         max_restarts: int,
         record_of: Callable[[int], RunProcess | None],
+        components: Sequence[str] = (),
     ) -> None:
         """`restartable` ranks are restarted alone, each up to `max_restarts` times; the run goes on without them.
-        `record_of` returns the record of a rank's process, which says how it ended."""
+        `record_of` returns the record of a rank's process, which says how it ended; `components` are the names of each
+        rank's components, for messages."""
         self._nodes = list(nodes)
         self._stop = stop
         self._show = show
         self._restartable = restartable
         self._max_restarts = max_restarts
         self._record_of = record_of
+        self._components = components
         self._stopped: set[int] = set()
         """Ranks that were killed because they were stopped."""
         self._restarts: dict[int, int] = {}
@@ -139,7 +143,7 @@ class RankWatch:
                 raise RankFailureError(self._describe_end(rank))
         for rank in node.stopped_ranks(status):
             if rank not in self._restartable:
-                raise RankFailureError(f"rank {rank} on {node.host} is stopped (SIGSTOP)")
+                raise RankFailureError(f"{self._name(rank)} is stopped (SIGSTOP)")
             self._stopped.add(rank)
             node.call("send_signal", int(signal.SIGKILL), rank)
         if not self._is_ending:
@@ -164,9 +168,14 @@ class RankWatch:
         record = self._record_of(rank)
         return self._codes[rank] < 0 or (self._codes[rank] == 0 and record is not None and record.outcome != "ended")
 
+    def _name(self, rank: int) -> str:
+        """Return the rank with its components and its node."""
+        components = self._components[rank] if self._components else ""
+        return f"{describe_rank(rank, components)} on {next(node for node in self._nodes if rank in node.ranks).host}"
+
     def _describe_end(self, rank: int) -> str:
         """Return how a rank ended: its signal, or its status and its error message."""
-        name = f"rank {rank} on {next(node for node in self._nodes if rank in node.ranks).host}"
+        name = self._name(rank)
         code, record = self._codes[rank], self._record_of(rank)
         if rank in self._stopped:
             return f"{name} is stopped (SIGSTOP)"

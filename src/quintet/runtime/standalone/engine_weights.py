@@ -114,7 +114,7 @@ def checked_transfer(config: Experiment, worker: StandaloneWorker) -> str:
     shares_memory = worker.host == process_namespace()
     transfer = choose_weight_transfer(config, same_node=shares_memory)
     if transfer == "shared_memory" and not shares_memory:
-        message = f"{KEY} = shared_memory: rank {worker.rank} shares no memory with the controller"
+        message = f"{KEY} = shared_memory: {worker.name} shares no memory with the controller"
         raise ConfigError(message, key=KEY, value="shared_memory", hint=f"set {KEY}=auto")
     return transfer
 

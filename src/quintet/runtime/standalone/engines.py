@@ -219,7 +219,7 @@ class StandaloneEngine:
                 self._unfinished.difference_update(generation.id for generation in report.generations)
                 if report.failure is not None:
                     failure = report.failure
-                    self._failure = f"rank {self.worker.rank}: {failure.error_type}: {failure.message}"
+                    self._failure = f"{self.worker.name}: {failure.error_type}: {failure.message}"
         if self._failure is not None:
             cause, self._failure, self._has_died = self._failure, None, True
             self._drop_requests()

@@ -262,7 +262,7 @@ class HostedVectorEnv:
         """Start to build the environments on workers that have connected."""
         for worker in workers:
             if (former := self._hosts.get(worker.rank)) is not None:
-                self._lose(former, WorkerLostError(f"the env host of rank {worker.rank} was started again"))
+                self._lose(former, WorkerLostError(f"the env host of {worker.name} was started again"))
             host = self._hosts[worker.rank] = EnvHost(worker)
             try:
                 host.start_build(self._config)

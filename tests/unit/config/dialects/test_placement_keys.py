@@ -10,20 +10,28 @@ import pytest
 import yaml
 
 from quintet.cli.configuration import inspect_config
+from quintet.cli.plan_table import print_plan
 from quintet.cli.ranks import hide_other_gpus
 from quintet.config.compose import load_experiment
+from quintet.config.composed import ComposedConfig
 from quintet.config.dialects.conversion import converter_of, exported_values
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.placement import check_placement
 from quintet.config.plan.process_layout import ProcessLayout, process_layout
+from quintet.config.plan.run_plan import plan_run
+from quintet.config.translate import translate
 from quintet.errors import ConfigError
 
 
-def planned(path: Path, dialect: str, tree: dict[str, Any]) -> Experiment:
+def composed(path: Path, dialect: str, tree: dict[str, Any]) -> ComposedConfig:
     file = path / "config.yaml"
     file.write_text(yaml.safe_dump(tree))
-    return inspect_config(str(file), [], dialect, "refuse").composed.experiment
+    return inspect_config(str(file), [], dialect, "refuse").composed
+
+
+def planned(path: Path, dialect: str, tree: dict[str, Any]) -> Experiment:
+    return composed(path, dialect, tree).experiment
 
 
 def exported_to_rlinf(config: Experiment) -> dict[str, Any]:
@@ -72,6 +80,35 @@ def test_rlinfs_components_run_on_their_global_ranks(tmp_path: Path) -> None:
     assert {placed.devices[rank] for rank in placed.standalone["rollout"]} == {0, 1, 2, 3}
     shared = {"num_nodes": 1, "component_placement": {"actor,inference,rollout": "0-3"}}
     assert layout(tmp_path, "rlinf", {**tree, "cluster": shared}).standalone_ranks == ()
+
+
+@pytest.mark.proves("rlinf", "actor.group_name", "rollout.group_name")
+def test_rlinfs_worker_groups_are_named_in_the_plan_and_in_messages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placed = {"component_placement": {"rollout": "0", "actor": "1"}, "num_nodes": 1}
+    tree = {
+        "runner": {"task_type": "reasoning"},
+        "cluster": placed,
+        "actor": {"group_name": "Trainers"},
+        "rollout": {"group_name": "Samplers"},
+    }
+    config = composed(tmp_path, "rlinf", tree)
+    assert process_layout(config.experiment).describe_rank(1) == "rank 1 (Samplers)"
+    print_plan(plan_run(config))
+    lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    assert ["Trainers", "1"] in lines
+    assert ["Samplers", "0"] in lines
+    assert translate(config, DIALECTS["rlinf"]).lost == {}
+
+
+@pytest.mark.proves("rlinf", "env.group_name")
+def test_rlinfs_environments_are_named_on_the_ranks_that_host_them(tmp_path: Path) -> None:
+    placed = {"component_placement": {"env": "0", "actor,rollout": "1"}, "num_nodes": 1}
+    named = planned(tmp_path, "rlinf", {"runner": {"task_type": "embodied"}, "env": {"group_name": "Robots"}})
+    assert "Robots" in process_layout(named).describe_rank(0)
+    tree = {"runner": {"task_type": "embodied"}, "cluster": placed, "env": {"group_name": "Robots"}}
+    assert layout(tmp_path, "rlinf", tree).describe_rank(1) == "rank 1 (Robots)"
 
 
 @pytest.mark.proves("rlinf", "cluster.component_placement.actor,inference,rollout", "rollout.recompute_logprobs")

@@ -98,6 +98,25 @@ def test_env_hosts_take_their_devices_from_the_actor_and_the_engines() -> None:
     assert explicit.standalone == {"rollout": (1, 2), "envs": (3,)}
 
 
+def test_ranks_are_named_by_their_components_where_these_differ() -> None:
+    assert layout("devices_per_node=2").describe_rank(1) == "rank 1"
+    words = ["devices_per_node=3", "actor.devices=[0]", "rollout.devices=[1]", "envs.devices=[2]"]
+    placed = layout(*words)
+    assert [placed.describe_rank(rank) for rank in range(3)] == [
+        "rank 0 (actor)",
+        "rank 1 (engines)",
+        "rank 2 (environments)",
+    ]
+    named = layout(*words, "rollout.group=Samplers", "envs.group=Worlds")
+    assert [named.components_of(rank) for rank in range(3)] == ["actor", "Samplers", "Worlds"]
+    together = layout("devices_per_node=2", "actor.group=Trainers", "envs.group=Worlds")
+    assert [together.components_of(rank) for rank in range(2)] == [
+        "Trainers and engines and Worlds",
+        "Trainers and engines",
+    ]
+    assert together.standalone_ranks == ()
+
+
 def test_idle_devices_have_no_process() -> None:
     assert layout("devices_per_node=8", "actor.devices=[0]", "rollout.devices=[3]").devices == (0, 3)
 

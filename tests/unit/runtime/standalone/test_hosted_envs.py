@@ -255,7 +255,7 @@ def test_a_run_without_living_hosts_ends_with_a_message() -> None:
 
 @pytest.fixture
 def listener() -> Iterator[WorkerListener]:
-    listener = WorkerListener("127.0.0.1", [1, 2], "the run", lost_seconds=3.0)
+    listener = WorkerListener("127.0.0.1", {1: "", 2: ""}, "the run", lost_seconds=3.0)
     yield listener
     listener.close()
 

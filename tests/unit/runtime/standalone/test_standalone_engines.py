@@ -51,7 +51,7 @@ from quintet.training.parallel.broadcast_group import BroadcastGroup
 
 @pytest.fixture
 def listener() -> Iterator[WorkerListener]:
-    listener = WorkerListener("127.0.0.1", [1, 2], "the run", lost_seconds=3.0)
+    listener = WorkerListener("127.0.0.1", {1: "", 2: ""}, "the run", lost_seconds=3.0)
     yield listener
     listener.close()
 
@@ -92,7 +92,7 @@ def generate(engines: RoutedEngines, asked: list[Request]) -> dict[int, Generati
 
 
 def test_the_end_of_a_run_frees_the_memory_of_its_weights(tmp_path: Path) -> None:
-    controller = Controller(InProcessTransport(Worker()), WorkerListener("127.0.0.1", [], "the run", lost_seconds=20.0))
+    controller = Controller(InProcessTransport(Worker()), WorkerListener("127.0.0.1", {}, "the run", lost_seconds=20.0))
     config = load_experiment(None).experiment
     actor: Any = SimpleNamespace(weights=lambda: iter(()))
     engines = controller.build_standalone_engines(config, tmp_path, actor)
@@ -322,7 +322,7 @@ def test_a_stopped_process_is_noticed_by_its_missing_heartbeats(workers: Workers
 
 
 def test_a_worker_that_does_not_answer_a_call_is_lost_and_a_late_controller_loses_none(policy_directory: Path) -> None:
-    limited = WorkerListener("127.0.0.1", [1], "the run", lost_seconds=60.0, call_seconds=1.0)
+    limited = WorkerListener("127.0.0.1", {1: ""}, "the run", lost_seconds=60.0, call_seconds=1.0)
     process = start_worker(ControllerAddress.of(limited), 1)
     try:
         (worker,) = limited.wait_for([1], 60.0)
@@ -351,7 +351,7 @@ def test_an_error_of_a_call_names_itself_and_the_worker_lives_on(workers: Worker
 
 
 def test_workers_that_do_not_come_are_named(listener: WorkerListener) -> None:
-    with pytest.raises(MachineError, match=r"standalone workers of ranks 1, 2 did not connect within 0\.2 seconds"):
+    with pytest.raises(MachineError, match=r"standalone workers of rank 1, rank 2 did not connect within 0\.2 seconds"):
         listener.wait_for([1, 2], 0.2)
 
 

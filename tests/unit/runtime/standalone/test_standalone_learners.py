@@ -60,7 +60,7 @@ PLACED = (
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[tuple[StandaloneTransport, list[subprocess.Popen[bytes]]]]:
     """Two workers with one process group."""
-    listener = WorkerListener("127.0.0.1", [1, 2], "the run", lost_seconds=20.0)
+    listener = WorkerListener("127.0.0.1", {1: "Critics", 2: "Critics"}, "the run", lost_seconds=20.0)
     address = ControllerAddress.of(listener)
     words = [address.host, str(address.port), address.token, str(tmp_path / "rendezvous")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -198,7 +198,9 @@ def test_a_killed_worker_is_named_with_its_components(processes: Processes) -> N
     threading.Timer(0.3, second.kill).start()
     while second.poll() is None:
         pass
-    with pytest.raises(RankDiedError, match=rf"rank 2 \(process {second.pid}\) .* needs its critic and reference"):
+    with pytest.raises(
+        RankDiedError, match=rf"rank 2 \(Critics, process {second.pid}\) .* needs its critic and reference"
+    ):
         transport.broadcast(RemoteCall(CRITIC, "compute_values", {"batch": sequences()}))
     with pytest.raises(RankDiedError, match="rank 2"):
         transport.check_alive()

@@ -46,7 +46,8 @@ def other() -> Any:
 
 def beside(process: int, host: str | None = None) -> Rendezvous:
     """Rank 0 and a peer."""
-    peers = (Peer(0, process_namespace(), os.getpid(), ""), Peer(1, host or process_namespace(), process, ""))
+    host = host or process_namespace()
+    peers = (Peer(0, process_namespace(), os.getpid(), ""), Peer(1, host, process, "", "Trainers"))
     return Rendezvous(RankGroup(0, 2), cast(Any, None), peers)
 
 
@@ -59,7 +60,7 @@ def test_the_watchdog_reports_a_dead_rank(other: Any, monkeypatch: pytest.Monkey
         assert not heard.wait(0.6)  # while the other is there nobody is disturbed
         other.kill()
         assert heard.wait(20)
-    assert told == ["rank 1 has ended"]
+    assert told == ["rank 1 (Trainers) has ended"]
 
 
 def test_the_watchdog_does_not_interrupt_a_rank_that_ends_in_time(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,5 +76,5 @@ def test_the_watchdog_does_not_interrupt_a_rank_that_ends_in_time(other: Any, mo
 def test_processes_on_other_machines_are_never_reported_dead(other: Any) -> None:
     other.kill()
     other.wait()
-    assert beside(other.pid).dead_ranks() == [1]
+    assert [peer.rank for peer in beside(other.pid).dead_ranks()] == [1]
     assert beside(other.pid, "localhost another-boot pid:[7]").dead_ranks() == []
