@@ -162,7 +162,18 @@ CASES = [
     [TWO, "placement.actor.devices=[0,1]", "placement.envs.devices=[1]"],
     [TWO, "placement.visible_devices=[0]"],
     ["placement.devices_per_node=4", "placement.rollout.devices_per_worker=3"],
-    ["placement.devices_per_node=4", "placement.actor.devices_per_worker=3"],
+    ["placement.actor.devices=[0,0]"],
+    [TWO, "placement.rollout.processes_per_device=2"],
+    [TWO, "placement.actor.devices=[0]", "placement.rollout.devices=[0,1,1]"],
+    [TWO, "placement.envs.processes_per_device=2"],
+    [
+        *("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.rollout.devices=[1,2]"),
+        *("placement.rollout.processes_per_device=2", f"{ENGINE}.tensor_parallel=2", "rollout.engine=vllm"),
+    ],
+    [
+        *(TWO, "placement.actor.devices=[0]", "placement.rollout.devices=[1]", f"{ENGINE}.memory_share=0.6"),
+        "placement.rollout.processes_per_device=2",
+    ],
     [
         *("placement.devices_per_node=4", "placement.actor.devices=[0,1]", "placement.reference.devices=[1,2]"),
         "algorithm.kl={coefficient: 0.1}",

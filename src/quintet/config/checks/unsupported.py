@@ -7,6 +7,7 @@ from typing import Any
 
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.checks.backends import backend_problems
+from quintet.config.checks.device_sharing import device_sharing_problems
 from quintet.config.checks.engines import engine_problems
 from quintet.config.checks.env_hosts import env_host_problems
 from quintet.config.checks.overlap import overlap_problems
@@ -67,6 +68,7 @@ def unsupported_problems(composed: ComposedConfig, rank: RankInfo | None = None)
     yield from backend_problems(composed)
     yield from sharding_problems(composed)
     yield from overlap_problems(composed)
+    yield from device_sharing_problems(composed)
     yield from env_host_problems(composed)
     yield from process_problems(composed, rank)
     yield from weight_transfer_problems(composed)

@@ -27,8 +27,8 @@ class EngineConfig(Section):
     option is refused."""
 
     memory_share: PositiveShare | None = None
-    """Share of device memory for weights and KV cache; fewer requests run concurrently if they do not fit. null sets no
-    limit."""
+    """Share of device memory for weights and KV cache of an engine; fewer requests run concurrently if they do not fit.
+    null sets no limit, and for several vLLM or SGLang engines on a device equal shares."""
     tensor_parallel: PositiveInt = 1
     """Tensor-parallel size of one engine."""
     pipeline_parallel: PositiveInt = 1
