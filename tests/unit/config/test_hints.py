@@ -197,6 +197,7 @@ CASES = [
     [TWO, "actor.backend=fsdp", "actor.optimizer.kind=muon"],
     # engines
     [f"{ENGINE}.block_size=16"],
+    [TWO, "rollout.engine=vllm", f"{ENGINE}.executor=ray"],
     [f"{ENGINE}.load_format=gguf"],
     # adapters
     ["policy.lora.target_modules=nothing"],

@@ -8,7 +8,7 @@ from typing import Any
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.checks.backends import backend_problems
 from quintet.config.checks.device_sharing import device_sharing_problems
-from quintet.config.checks.engines import engine_problems
+from quintet.config.checks.engines import engine_problems, executor_problems
 from quintet.config.checks.env_hosts import env_host_problems
 from quintet.config.checks.overlap import overlap_problems
 from quintet.config.checks.processes import (
@@ -65,6 +65,7 @@ def unsupported_problems(composed: ComposedConfig, rank: RankInfo | None = None)
         if unsupported.key not in met:
             yield _problem(composed, unsupported)
     yield from engine_problems(composed)
+    yield from executor_problems(composed)
     yield from backend_problems(composed)
     yield from sharding_problems(composed)
     yield from overlap_problems(composed)

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from quintet.config.checks.backends import backend_problems, megatron_option_problems
 from quintet.config.checks.device_sharing import device_sharing_problems
+from quintet.config.checks.engines import executor_problems
 from quintet.config.checks.env_hosts import env_host_problems
 from quintet.config.checks.processes import (
     devices_to_set,
@@ -84,7 +85,7 @@ def load_config(config: ForeignConfig, dialect: Dialect, *, unknown: UnknownKeyP
 def conversion_problems(result: ConversionResult) -> tuple[ConfigProblem, ...]:
     """Return all settings that this version, or its learners on this machine, cannot honour."""
     ready = _runnable(result)
-    placement = (*device_sharing_problems(ready), *env_host_problems(ready))
+    placement = (*executor_problems(ready), *device_sharing_problems(ready), *env_host_problems(ready))
     return (*result.unsupported, *backend_problems(ready), *sharding_problems(ready), *placement)
 
 
