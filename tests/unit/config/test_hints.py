@@ -127,6 +127,11 @@ CASES = [
     ["training.pipelined=true", "algorithm.kl={apply_to: reward, target: 0.1, refresh_every_steps: 2}"],
     ["training.pipelined=true", "algorithm.train_on_observations=true", "algorithm.loss.name=decoupled_ppo"],
     ["placement.rollout.channel.name=pipe", "rollout.async_ratio=1"],
+    [
+        *("placement.devices_per_node=3", "placement.actor.devices=[0,1]", "placement.rollout.devices=[2]"),
+        *("rollout.async_ratio=1", "env.name=prompts", "data.train_files=[rows.jsonl]"),
+        "reward={model: {path: DIRECTORY, min_sharded_parameters: 1000}}",
+    ],
     ["rollout.async_ratio=1", f"{ENGINE}.sleep_between_steps=true"],
     ["rollout.do_sample=false", "rollout.temperature=0.5"],
     ["rollout.ignore_end=true", "rollout.end_token=1"],

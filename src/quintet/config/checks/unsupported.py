@@ -10,7 +10,7 @@ from quintet.config.checks.backends import backend_problems
 from quintet.config.checks.device_sharing import device_sharing_problems
 from quintet.config.checks.engines import engine_problems, executor_problems
 from quintet.config.checks.env_hosts import env_host_problems
-from quintet.config.checks.overlap import overlap_problems
+from quintet.config.checks.overlap import overlap_problems, sharded_reward_problems
 from quintet.config.checks.processes import (
     COUNTS,
     devices_to_set,
@@ -69,6 +69,7 @@ def unsupported_problems(composed: ComposedConfig, rank: RankInfo | None = None)
     yield from backend_problems(composed)
     yield from sharding_problems(composed)
     yield from overlap_problems(composed)
+    yield from sharded_reward_problems(composed)
     yield from device_sharing_problems(composed)
     yield from env_host_problems(composed)
     yield from process_problems(composed, rank)

@@ -11,6 +11,7 @@ from quintet.config.checks.backends import backend_problems, megatron_option_pro
 from quintet.config.checks.device_sharing import device_sharing_problems
 from quintet.config.checks.engines import executor_problems
 from quintet.config.checks.env_hosts import env_host_problems
+from quintet.config.checks.overlap import sharded_reward_problems
 from quintet.config.checks.processes import (
     devices_to_set,
     launch_command,
@@ -86,6 +87,7 @@ def conversion_problems(result: ConversionResult) -> tuple[ConfigProblem, ...]:
     """Return all settings that this version, or its learners on this machine, cannot honour."""
     ready = _runnable(result)
     placement = (*executor_problems(ready), *device_sharing_problems(ready), *env_host_problems(ready))
+    placement += tuple(sharded_reward_problems(ready))
     return (*result.unsupported, *backend_problems(ready), *sharding_problems(ready), *placement)
 
 

@@ -322,12 +322,20 @@ def _reference(placed: PlacedModel) -> MemoryUse:
 
 
 def _reward(placed: PlacedModel) -> MemoryUse:
-    """Return the memory of the reward model, a copy in bfloat16 on each of its devices (`policies/reward_model.py`)."""
+    """Return the memory of the reward model in bfloat16: a copy on each of its devices (`policies/reward_model.py`), or
+    a shard, with two units and the embedding gathered (`training/sharded_reward_model.py`)."""
     config, shape = placed.config, placed.shape
     model = config.reward.model if config.reward else None
     length = (model.max_tokens if model else None) or max_sequence_tokens(config)
     tokens = length * ((model.sequences_per_pass if model else None) or 1)
-    return MemoryUse(weights=shape.body * REWARD_BYTES, activations=activation_bytes(shape, tokens, REWARD_BYTES))
+    unit = model.min_sharded_parameters if model else 0
+    shards = placed.component.num_processes if unit else 1
+    gathered = min(2 * max(placed.largest_layer, unit) + shape.embedding, shape.body)
+    return MemoryUse(
+        weights=shape.body * REWARD_BYTES // shards,
+        copies=gathered * REWARD_BYTES if shards > 1 else 0,
+        activations=activation_bytes(shape, tokens, REWARD_BYTES),
+    )
 
 
 def _engine(placed: PlacedModel) -> MemoryUse:

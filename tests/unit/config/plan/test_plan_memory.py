@@ -104,6 +104,8 @@ def test_a_reward_model_is_whole_on_each_of_its_devices(tmp_path: Path) -> None:
     model = f"reward.model={{path: {at(tmp_path, 'Qwen2.5-7B')}}}"
     words = ("env.name=prompts", "data.train_files=[x.jsonl]", model)
     assert measured(qwen(tmp_path, *words)).active["reward"].weights == 2 * (P - EMBEDDING)
+    sharded = measured(qwen(tmp_path, *words, "reward.model.min_sharded_parameters=1000")).active["reward"]
+    assert (sharded.weights, sharded.copies) == ((P - EMBEDDING) // 4, 2 * (2 * LAYER + EMBEDDING))
 
 
 def test_sharing_out_gradients_alone_leaves_whole_weights(tmp_path: Path) -> None:
