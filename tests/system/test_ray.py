@@ -116,8 +116,8 @@ def test_a_killed_rank_costs_only_what_came_after_the_last_checkpoint(place: Pat
 
 
 def test_a_killed_engine_costs_neither_the_run_nor_a_number(place: Path, alone: Path) -> None:
-    devices = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.rollout.devices=[1,2]")
-    words = ("sft=null", *devices, "placement.rollout.group=Samplers")
+    devices = ("placement.devices_per_node=2", "placement.actor.devices=[0]", "placement.rollout.devices=[1]")
+    words = ("sft=null", *devices, "placement.rollout.processes_per_device=2", "placement.rollout.group=Samplers")
     run = start(place, "three", *words, "--ray", "local")
     try:
         wait_for(place / "runs/three/checkpoints/global_step_1", run)
@@ -142,9 +142,8 @@ def test_a_killed_env_host_costs_neither_the_run_nor_a_number(place: Path) -> No
     warm_start = ("warm_start.updates=12", "warm_start.episodes=60", "rollout.think=false")
     words = ("sft=null", *warm_start, "rollout.max_response_tokens=8", "rollout.max_turns=4", "training.steps=6")
     alone = start(place, "one", *words)
-    run = start(
-        place, "three", *words, "placement.devices_per_node=3", "placement.envs.devices=[1,2]", "--ray", "local"
-    )
+    hosts = ("placement.envs.devices=[1]", "placement.envs.processes_per_device=2")
+    run = start(place, "three", *words, "placement.devices_per_node=2", *hosts, "--ray", "local")
     try:
         wait_for(place / "runs/three/checkpoints/global_step_1", run)
         os.kill(rank(place, "three", 2), signal.SIGKILL)

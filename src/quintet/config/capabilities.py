@@ -12,7 +12,6 @@ class Capability(StrEnum):
     """Not missing: `torchrun` or `--ray` starts them."""
 
     ENGINES = "an engine of TensorRT-LLM"
-    CLUSTER = "several processes per device"
     LOGGERS = "further loggers and stored pictures"
     VISION = "images in turns and vision-language policies"
     EMBODIED = "vision-language-action policies and simulators"

@@ -14,7 +14,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.plan.process_layout import process_layout
 from quintet.policies.lora import ADAPTER_DIRECTORY, has_lora, is_adapter_name, read_base_model_path
-from quintet.policies.reward_model import ResponseScorer, RewardModel
+from quintet.policies.reward_model import ResponseScorer
 from quintet.runtime.learner_backends import load_backend
 from quintet.runtime.learner_checkpoint import (
     ACTOR,
@@ -35,6 +35,7 @@ from quintet.training.learner import ActorLearner
 from quintet.training.parallel.process_group import RankGroup
 from quintet.training.parallel.strategy import ReplicatedStrategy
 from quintet.training.protocols import LocalActor, LocalCritic, LogProbScorer
+from quintet.training.sharded_reward_model import load_reward_model
 
 SINGLE_RANK = RankGroup()
 
@@ -105,7 +106,7 @@ class LocalLearners:
         return self.actor.scorer
 
     def load_reward_model(self, config: RewardModelConfig, max_length: int) -> ResponseScorer:
-        self.reward_model = RewardModel.load(config, self.policy, max_length)
+        self.reward_model = load_reward_model(config, self.policy, max_length, self.ranks)
         return self.reward_model
 
     @torch.no_grad()

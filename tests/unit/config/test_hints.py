@@ -136,6 +136,11 @@ CASES = [
     ["placement.actor.group=engines"],
     ["placement.envs.channel={name: pipe, queue: all}", "placement.rollout.action_channel={name: pipe, queue: all}"],
     ["placement.rollout.channel.queue=actions", "placement.rollout.action_channel.size=4"],
+    [
+        *("placement.devices_per_node=3", "placement.actor.devices=[0,1]", "placement.rollout.devices=[2]"),
+        *("rollout.async_ratio=1", "env.name=prompts", "data.train_files=[rows.jsonl]"),
+        "reward={model: {path: DIRECTORY, min_sharded_parameters: 1000}}",
+    ],
     ["rollout.async_ratio=1", f"{ENGINE}.sleep_between_steps=true"],
     ["rollout.do_sample=false", "rollout.temperature=0.5"],
     ["rollout.ignore_end=true", "rollout.end_token=1"],
@@ -174,7 +179,18 @@ CASES = [
     [TWO, "placement.actor.devices=[0,1]", "placement.envs.devices=[1]"],
     [TWO, "placement.visible_devices=[0]"],
     ["placement.devices_per_node=4", "placement.rollout.devices_per_worker=3"],
-    ["placement.devices_per_node=4", "placement.actor.devices_per_worker=3"],
+    ["placement.actor.devices=[0,0]"],
+    [TWO, "placement.rollout.processes_per_device=2"],
+    [TWO, "placement.actor.devices=[0]", "placement.rollout.devices=[0,1,1]"],
+    [TWO, "placement.envs.processes_per_device=2"],
+    [
+        *("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.rollout.devices=[1,2]"),
+        *("placement.rollout.processes_per_device=2", f"{ENGINE}.tensor_parallel=2", "rollout.engine=vllm"),
+    ],
+    [
+        *(TWO, "placement.actor.devices=[0]", "placement.rollout.devices=[1]", f"{ENGINE}.memory_share=0.6"),
+        "placement.rollout.processes_per_device=2",
+    ],
     [
         *("placement.devices_per_node=4", "placement.actor.devices=[0,1]", "placement.reference.devices=[1,2]"),
         "algorithm.kl={coefficient: 0.1}",
@@ -204,6 +220,7 @@ CASES = [
     [TWO, "actor.backend=fsdp", "actor.optimizer.kind=muon"],
     # engines
     [f"{ENGINE}.block_size=16"],
+    [TWO, "rollout.engine=vllm", f"{ENGINE}.executor=ray"],
     [f"{ENGINE}.load_format=gguf"],
     # adapters
     ["policy.lora.target_modules=nothing"],

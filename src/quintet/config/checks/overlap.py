@@ -4,10 +4,12 @@ from collections.abc import Iterator
 
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
-from quintet.config.plan.overlap import engines_on_learner_devices
+from quintet.config.plan.overlap import engines_on_learner_devices, overlaps_training
 from quintet.config.plan.placement import has_log_prob_workers
+from quintet.config.plan.process_layout import process_layout
 from quintet.config.problems import ConfigProblem
 
+SHARDED_REWARD = "reward.model.min_sharded_parameters"
 PIPELINED_OFF = "training.pipelined=false"
 Obstacle = tuple[str, str, str | None]
 """A key, why its value excludes pipelined training, and a setting that does not."""
@@ -24,6 +26,16 @@ def overlap_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     for key, reason, setting in obstacles:
         problem = f"training.pipelined trains on a mini-batch before the others are generated, but {reason}"
         yield composed.problem(key, problem, f"{setting}, or {PIPELINED_OFF}" if setting else PIPELINED_OFF)
+
+
+def sharded_reward_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Yield a reward model sharded over the ranks of the actor, which train while episodes are scored."""
+    reward, layout = composed.experiment.reward, process_layout(composed.experiment)
+    if reward is None or reward.model is None or reward.model.min_sharded_parameters == 0:
+        return
+    if len(layout.learner_ranks) > 1 and not layout.has_standalone("reward") and overlaps_training(composed.experiment):
+        problem = "the ranks of the actor train while they would score; placement.reward.devices gives it devices"
+        yield composed.problem(SHARDED_REWARD, problem, f"{SHARDED_REWARD}=0")
 
 
 def _batch_obstacles(config: Experiment) -> Iterator[Obstacle]:

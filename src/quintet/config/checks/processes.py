@@ -114,7 +114,8 @@ def process_problems(composed: ComposedConfig, rank: RankInfo) -> Iterator[Confi
             continue
         key = next((key for key in reversed(demand.keys) if composed.source(key) != "default"), demand.keys[0])
         running = "this is one process" if rank.size == 1 else f"torchrun started {rank.size} processes"
-        message = f"{composed.describe(key)}: the run needs {demand.devices} devices, and {running}"
+        unit = "devices" if demand.devices <= len(place_components(config).devices) else "processes"
+        message = f"{composed.describe(key)}: the run needs {demand.devices} {unit}, and {running}"
         start = "no torchrun, as `quintet …`" if demand.devices == 1 else launch_command(config, demand.devices)
         start += f" or `{ray_command(config)}`" if rank.size == 1 else ""
         yield ConfigProblem(key, demand.devices, composed.source(key), message, f"start it with {start}")

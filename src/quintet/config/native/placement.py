@@ -7,7 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.section import Count, ListOf, Section
 
-REQUIRES_CLUSTER, REQUIRES_PROCESSES = Requires(Capability.CLUSTER), Requires(Capability.PROCESSES)
+REQUIRES_PROCESSES = Requires(Capability.PROCESSES)
 
 
 class ChannelConfig(Section):
@@ -64,12 +64,8 @@ class ComponentConfig(Section):
     """Devices and processes of one component."""
 
     devices: Annotated[ListOf[Count] | None, Requires(Capability.PROCESSES, ((0,), ()))] = None
-    """Global device number of each process; an empty list uses the CPU. null: all devices for `actor` and `rollout`
-    but those that only `envs` names, those of the actor for other components."""
-    devices_per_worker: Annotated[PositiveInt, REQUIRES_CLUSTER] = 1
-    """Devices of one process."""
-    processes_per_device: Annotated[PositiveInt, REQUIRES_CLUSTER] = 1
-    """Processes that share one device."""
+    """Global device number of each process; `rollout` and `envs` may repeat numbers. An empty list uses the CPU. null:
+    all devices for `actor` and `rollout` but those that only `envs` names, those of the actor for other components."""
     group: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$")] | None = None
     """Name of its worker group in `quintet plan`, `quintet status` and messages about ranks; null uses the name of the
     component."""
@@ -80,6 +76,8 @@ class RolloutComponentConfig(ComponentConfig):
 
     devices_per_worker: Annotated[PositiveInt, REQUIRES_PROCESSES] = 1
     """Devices of one engine: 1, or the product of its tensor and pipeline parallel sizes."""
+    processes_per_device: PositiveInt = 1
+    """Engines on each device that the actor does not use. Each takes `rollout.engine_options.memory_share` of it."""
     channel: GroupChannelConfig = GroupChannelConfig()
     """Queue for complete groups; with `rollout.async_ratio` it needs engines on devices of their own."""
     action_channel: ActionChannelConfig = ActionChannelConfig()
@@ -89,6 +87,8 @@ class RolloutComponentConfig(ComponentConfig):
 class EnvsComponentConfig(ComponentConfig):
     """Devices and processes of the environments."""
 
+    processes_per_device: PositiveInt = 1
+    """Processes that host environments on each device that the actor does not use."""
     channel: ObservationChannelConfig = ObservationChannelConfig()
     """Queue for observations, in runs with environments."""
 
@@ -107,8 +107,8 @@ class PlacementConfig(Section):
     without `devices` get those that the actor does not use."""
     weight_transfer: Literal["auto", "shared_memory", "process_group", "tcp"] = "auto"
     """How weights reach engines on devices without the actor: shared memory of one node, broadcasts over a process
-    group (NCCL between GPUs, gloo between CPUs), or the connection over which the controller calls each engine. `auto`
-    chooses shared memory on the node of the controller and a process group on others."""
+    group (NCCL between GPUs with one engine each, otherwise gloo), or the connection over which the controller calls
+    each engine. `auto` chooses shared memory on the node of the controller and a process group on others."""
     join_timeout_seconds: PositiveInt = 300
     """Time that a worker waits for the others at the start, and a run for one of its engines if all have died,
     seconds."""

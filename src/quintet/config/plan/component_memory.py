@@ -48,6 +48,10 @@ class MemoryUse:
         states = self.weights + self.copies + self.gradients + self.optimizer
         return states + self.activations + self.logits + self.cache
 
+    def times(self, count: int) -> "MemoryUse":
+        """Return the memory of several processes."""
+        return MemoryUse(**{part: size * count for part, size in asdict(self).items()})
+
     def to_json(self) -> dict[str, int]:
         return asdict(self) | {"total": self.total}
 
@@ -161,8 +165,8 @@ def lora_parameters(shape: ModelShape, lora: LoraConfig) -> int:
 
 
 def active_memory(placed: PlacedModel) -> MemoryUse:
-    """Return the memory of a component while it computes."""
-    return _ESTIMATES[placed.component.name](placed)
+    """Return the memory of a component on each of its devices while it computes."""
+    return _ESTIMATES[placed.component.name](placed).times(placed.component.processes_per_device)
 
 
 def idle_memory(config: Experiment, name: str, active: MemoryUse) -> MemoryUse:
@@ -319,12 +323,20 @@ def _scorer(placed: PlacedModel) -> MemoryUse:
 
 
 def _reward(placed: PlacedModel) -> MemoryUse:
-    """Return the memory of the reward model, a copy in bfloat16 on each of its devices (`policies/reward_model.py`)."""
+    """Return the memory of the reward model in bfloat16: a copy on each of its devices (`policies/reward_model.py`), or
+    a shard, with two units and the embedding gathered (`training/sharded_reward_model.py`)."""
     config, shape = placed.config, placed.shape
     model = config.reward.model if config.reward else None
     length = (model.max_tokens if model else None) or max_sequence_tokens(config)
     tokens = length * ((model.sequences_per_pass if model else None) or 1)
-    return MemoryUse(weights=shape.body * REWARD_BYTES, activations=activation_bytes(shape, tokens, REWARD_BYTES))
+    unit = model.min_sharded_parameters if model else 0
+    shards = placed.component.num_processes if unit else 1
+    gathered = min(2 * max(placed.largest_layer, unit) + shape.embedding, shape.body)
+    return MemoryUse(
+        weights=shape.body * REWARD_BYTES // shards,
+        copies=gathered * REWARD_BYTES if shards > 1 else 0,
+        activations=activation_bytes(shape, tokens, REWARD_BYTES),
+    )
 
 
 def _engine(placed: PlacedModel) -> MemoryUse:
@@ -346,7 +358,7 @@ def _engine(placed: PlacedModel) -> MemoryUse:
     if config.rollout.engine == "hf":
         cache_per_request = int(HF_SLOTS_PER_REQUEST * cache_per_request)
         slots = slots if budget is None else max(0, min(slots, (budget - weights) // cache_per_request))
-        shared = len(placed.component.devices) == 1 and width == 4
+        shared = placed.component.num_processes == 1 and width == 4
         return MemoryUse(weights=0 if shared else weights, cache=slots * cache_per_request)
     if budget is not None:
         return MemoryUse(weights=weights, cache=max(0, budget - weights))

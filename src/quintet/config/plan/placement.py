@@ -15,6 +15,8 @@ from quintet.config.plan.parallelism import Parallelism, learner_parallelism, ne
 from quintet.config.problems import ConfigProblem, raise_problems
 
 LEARNERS = ("actor", "reference", "critic")
+RESTARTABLE = frozenset({"rollout", "envs"})
+"""Components that lose nothing that another process does not have, and may have several processes per device."""
 LOGPROBS = "logprobs"
 """Log-prob workers; they are a component if they have devices of their own."""
 LOGPROBS_DEVICES = f"placement.{LOGPROBS}.devices"
@@ -39,6 +41,8 @@ class Component:
     devices: tuple[int, ...]
     """Global device numbers, ascending; empty for the CPU."""
     parallelism: Parallelism
+    processes: tuple[int, ...]
+    """Global device number of each process, ascending; empty for the CPU."""
     group: str | None = None
     """Name of its worker group, `placement.<component>.group`."""
 
@@ -49,13 +53,18 @@ class Component:
 
     @property
     def num_processes(self) -> int:
-        """One per device; one on the CPU."""
-        return max(1, len(self.devices))
+        """Number of processes; one on the CPU."""
+        return max(1, len(self.processes))
+
+    @property
+    def processes_per_device(self) -> int:
+        """Maximum number of processes of a device; 0 for the CPU."""
+        return max(map(self.processes.count, self.devices), default=0)
 
     @property
     def copies(self) -> int:
         """Number of data-parallel ranks of a learner, or of engines."""
-        return max(1, len(self.devices) // self.parallelism.devices_per_copy)
+        return max(1, len(self.processes) // self.parallelism.devices_per_copy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +128,15 @@ def place_components(config: Experiment) -> Placement:
     """Assign devices to every component, valid or not."""
     placement = config.placement
     components = tuple(
-        Component(name, _devices(config, name), _parallelism(config, name), getattr(placement, name).group)
+        Component(
+            name,
+            devices,
+            _parallelism(config, name),
+            _processes(config, name, devices),
+            getattr(placement, name).group,
+        )
         for name in _components(config)
+        for devices in [_devices(config, name)]
     )
     # fine-tuning without reinforcement learning has its own key for devices
     tuned = 0 if config.sft_only is None else -(-config.sft_devices // placement.nodes)
@@ -170,6 +186,15 @@ def _devices(config: Experiment, name: str) -> tuple[int, ...]:
     return devices[:1] if name == "envs" and not config.env.is_simulator else devices
 
 
+def _processes(config: Experiment, name: str, devices: Sequence[int]) -> tuple[int, ...]:
+    """Return the device of each process: as often as it is listed, times the processes per device."""
+    if name not in RESTARTABLE:
+        return tuple(devices)
+    component = getattr(config.placement, name)
+    listed, count = component.devices or (), component.processes_per_device
+    return tuple(device for device in devices for _ in range(max(1, listed.count(device)) * count))
+
+
 def _engine_devices(config: Experiment) -> int:
     """Return how many devices a tensor- or pipeline-parallel engine takes if `placement` is left at its defaults, 0 for
     any other run."""
@@ -201,7 +226,7 @@ def placement_problems(composed: ComposedConfig, placement: Placement, models: M
         yield from missing
         if missing or not component.devices:
             continue
-        workers = list(_check_workers(composed, component))
+        workers = list(_check_workers(composed)) if component.name == "rollout" else []
         yield from workers
         if component.name == LOGPROBS:
             yield from _check_log_prob_workers(composed, component)
@@ -271,17 +296,12 @@ def _check_missing(composed: ComposedConfig, placement: Placement, component: Co
     yield composed.problem(key, problem, f"nearest valid value: {key}={existing}, or placement.nodes={nodes}")
 
 
-def _check_workers(composed: ComposedConfig, component: Component) -> Iterator[ConfigProblem]:
-    key, count = f"placement.{component.name}.devices_per_worker", len(component.devices)
-    size = composed.value(key)
-    options = composed.experiment.rollout.engine_options
+def _check_workers(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    key, options = "placement.rollout.devices_per_worker", composed.experiment.rollout.engine_options
     split = options.tensor_parallel * options.pipeline_parallel
-    if component.name == "rollout" and size not in (1, split):
+    if composed.value(key) not in (1, split):
         problem = f"rollout.engine_options.tensor_parallel splits an engine over {split} devices"
         yield composed.problem(key, problem, f"nearest valid value: {key}={split}")
-    elif composed.experiment.sft_only is None and count % size:
-        hint = f"nearest valid value: {key}={nearest_number(size, divisors(count))}"
-        yield composed.problem(key, f"it does not divide the {count} devices", hint)
 
 
 def idle_log_prob_workers(composed: ComposedConfig) -> Iterator[ConfigProblem]:

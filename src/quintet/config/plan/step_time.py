@@ -289,7 +289,10 @@ def _engine_costs(
         return {}
     use = memory.active["rollout"]
     sync = _sync(timed, use, len(placement.devices))
-    return _lasting({"prefill": _prefill(timed), "decode": _decode(timed, use), "weight sync": sync})
+    # the engines of a device share its compute and its memory bandwidth
+    count = timed.placed.component.processes_per_device
+    costs = {"prefill": _prefill(timed), "decode": _decode(timed, use), "weight sync": sync}
+    return _lasting({name: count * cost for name, cost in costs.items()})
 
 
 def episodes_per_slot(
@@ -333,6 +336,7 @@ def _running(timed: _TimedModel, use: MemoryUse) -> float:
     config = timed.placed.config
     per_token, length = _cache_per_token(timed), max_sequence_tokens(config)
     slots = use.cache / (per_token * length * (HF_SLOTS_PER_REQUEST if config.rollout.engine == "hf" else 1))
+    slots /= timed.placed.component.processes_per_device
     return min(max(1.0, slots), _episodes(config, timed.placed.component), config.rollout.max_concurrent)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from quintet.config.native.experiment import Experiment
+from quintet.config.plan.process_layout import process_layout
 from quintet.config.plan.weight_transfer import KEY, choose_weight_transfer
 from quintet.errors import ConfigError
 from quintet.rollout.engines.shared_weights import StagedTensors
@@ -57,7 +58,13 @@ class EngineWeights:
         transfers = [checked_transfer(self._config, worker) for worker in workers]
         members = [each for each, transfer in zip(workers, transfers, strict=True) if transfer == "process_group"]
         if members:
-            self._broadcast = _Broadcast(members, self._config.placement.join_timeout_seconds)
+            backend = "nccl" if torch.cuda.is_available() and not self._share_devices(members) else "gloo"
+            self._broadcast = _Broadcast(members, self._config.placement.join_timeout_seconds, backend)
+
+    def _share_devices(self, workers: Sequence[StandaloneWorker]) -> bool:
+        """Return whether two workers are on the same device, which NCCL refuses."""
+        layout = process_layout(self._config)
+        return len({layout.devices[worker.rank] for worker in workers}) < len(workers)
 
     def stage(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy the weights: full tensors under Hugging Face names. Those of the last call remain until the next one."""
@@ -122,7 +129,7 @@ def checked_transfer(config: Experiment, worker: StandaloneWorker) -> str:
 class _Broadcast:
     """A broadcast group of the controller and workers, and the broadcast of the staged weights in a thread."""
 
-    def __init__(self, workers: Sequence[StandaloneWorker], timeout_seconds: float) -> None:
+    def __init__(self, workers: Sequence[StandaloneWorker], timeout_seconds: float, backend: str) -> None:
         self.members = frozenset((worker.rank, worker.pid) for worker in workers)
         self._pending: set[Member] = set()
         """Members that have not yet been called to receive the staged weights."""
@@ -131,7 +138,6 @@ class _Broadcast:
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "weights")
         store = create_store(workers[0].messages.local_host, timeout_seconds)
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
         address = GroupAddress(store.host, store.port, len(workers) + 1, backend)
         for rank, worker in enumerate(workers, 1):
             worker.start(RemoteCall(STANDALONE_ENGINE, "join_broadcast_group", {"address": address, "rank": rank}))

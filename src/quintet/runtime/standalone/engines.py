@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import wait
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.config.native.experiment import Experiment
+from quintet.config.plan.process_layout import process_layout
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
@@ -43,13 +45,18 @@ class StandaloneEngines:
         self.staged = EngineWeights(config)
         """Weights of the last `stage`."""
         self._engines = {worker.rank: StandaloneEngine(self, worker) for worker in workers}
-        for engine in self._engines.values():
+        self._builds = _one_per_device(list(self._engines.values()), process_layout(config).devices)
+        for engine in self._builds[0] if self._builds else ():
             engine.start_build(self._build_call)
 
     def engines(self) -> list[RestartingEngine]:
-        """Return the engines by rank of their worker."""
-        for engine in self._engines.values():
-            engine.finish_build()
+        """Return the engines by rank of their worker. Those of a device are built one after another, since vLLM
+        measures the free memory of its device when it starts."""
+        for index, builds in enumerate(self._builds):
+            for engine in builds if index else ():
+                engine.start_build(self._build_call)
+            for engine in builds:
+                engine.finish_build()
         self.staged.connect([engine.worker for engine in self._engines.values()])
         return [
             RestartingEngine(engine.rebuilt, tuple, is_available=partial(self._is_available, engine))
@@ -75,6 +82,19 @@ class StandaloneEngines:
     def close(self) -> None:
         """Release the memory of the weights."""
         self.staged.close()
+
+
+def _one_per_device(engines: Sequence[StandaloneEngine], devices: Sequence[int]) -> list[list[StandaloneEngine]]:
+    """Divide engines into lists, each with at most one of every device."""
+    lists: list[list[StandaloneEngine]] = []
+    counts: Counter[int] = Counter()
+    for engine in engines:
+        device = devices[engine.worker.rank]
+        if counts[device] == len(lists):
+            lists.append([])
+        lists[counts[device]].append(engine)
+        counts[device] += 1
+    return lists
 
 
 class StandaloneEngine:

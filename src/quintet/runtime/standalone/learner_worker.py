@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
-from quintet.policies.reward_model import ResponseScorer, RewardModel
+from quintet.policies.reward_model import ResponseScorer
 from quintet.rollout.engines.shared_weights import SharedWeightsReader, StagedTensors
 from quintet.runtime.learner_backends import load_backend
 from quintet.runtime.learner_checkpoint import (
@@ -23,6 +23,7 @@ from quintet.runtime.process_settings import configure_process, seed_torch
 from quintet.training.checkpoint.async_save import AsyncShardWriter
 from quintet.training.parallel.process_group import RankGroup
 from quintet.training.protocols import LocalCritic, LogProbScorer, PolicyCopy
+from quintet.training.sharded_reward_model import load_reward_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,7 +96,7 @@ class LocalStandaloneLearners:
         self.policy_scorer.load_weights(dict(self._reader.read(weights)))
 
     def load_reward_model(self, config: RewardModelConfig, max_length: int) -> None:
-        self.reward_model = RewardModel.load(config, self._setup[1], max_length)
+        self.reward_model = load_reward_model(config, self._setup[1], max_length, self.ranks)
 
     def save(self, directory: Path) -> None:
         config, _ = self._setup

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +14,13 @@ from quintet.policies.reward_model import ResponseScorer
 from quintet.records import PromptRow
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import CRITIC, POLICY_SCORER, REFERENCE, REWARD_MODEL, STANDALONE_LEARNERS
-from quintet.runtime.remote_learners import RemoteLearnerGroup, remote_proxy
+from quintet.runtime.remote_learners import RemoteLearnerGroup, RemoteShardedRewardModel, remote_proxy, scored_rows
 from quintet.runtime.standalone.staged_weights import StagedWeights
 from quintet.runtime.standalone.transport import StandaloneTransport
 from quintet.runtime.transport import Transport
 from quintet.training.checkpoint.async_save import WriteFiles
 from quintet.training.protocols import Actor, Critic, LogProbScorer
+from quintet.training.sharded_reward_model import shards_reward_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,12 +124,14 @@ class StandaloneLearnerGroup(RemoteLearnerGroup):
         transport.execute_together([RemoteCall(STANDALONE_LEARNERS, method, each) for each in arguments])
 
     def load_reward_model(self, config: RewardModelConfig, max_length: int) -> ResponseScorer:
-        """See `LearnerGroup.load_reward_model`; every worker of a standalone one has a copy."""
+        """See `LearnerGroup.load_reward_model`; every worker of a standalone one has a copy, or a shard."""
         if "reward" not in self._standalone:
             return super().load_reward_model(config, max_length)
         arguments = {"config": config, "max_length": max_length}
         self._standalone["reward"].broadcast(RemoteCall(STANDALONE_LEARNERS, "load_reward_model", arguments))
-        return StandaloneRewardModel(self._standalone["reward"])
+        transport = self._standalone["reward"]
+        is_sharded = shards_reward_model(config, transport.world_size)
+        return RemoteShardedRewardModel(transport) if is_sharded else StandaloneRewardModel(transport)
 
     def save(self, directory: Path) -> WriteFiles:
         self._broadcast_to_standalone("save", directory=directory)
@@ -177,7 +179,7 @@ class StandaloneRewardModel:
             RemoteCallError: the forward pass failed in a worker.
         """
         count = min(self._transport.world_size, len(responses))
-        rows = [replace(row, ground_truth=None, extra={}, response=None) for row in prompt_rows]
+        rows = scored_rows(prompt_rows)
         parts = [{"prompt_rows": rows[i::count], "responses": list(responses[i::count])} for i in range(count)]
         calls = [RemoteCall(REWARD_MODEL, "score", part) for part in parts]
         scores = [0.0] * len(responses)

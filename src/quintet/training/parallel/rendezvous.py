@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch documents it here
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from quintet.config.plan.process_layout import LocalDevice
 from quintet.config.torchrun import RankInfo, describe_rank
 from quintet.errors import MachineError
 from quintet.tracking.run_processes import ProcessStat, process_namespace
@@ -152,7 +153,7 @@ def rendezvous(
             them.
     """
     ranks = range(info.size) if ranks is None else ranks
-    store = store or join_run(info, info.local_rank, timeout_seconds)
+    store = store or join_run(info, LocalDevice(info.local_rank, info.local_rank, info.local_size), timeout_seconds)
     peers = _exchange_peers(store, info, ranks, {"fingerprint": fingerprint, "components": components}, timeout_seconds)
     rank, size = ranks.index(info.rank), len(ranks)
     dist.init_process_group(
@@ -166,18 +167,17 @@ def rendezvous(
     return Rendezvous(RankGroup(rank, size), control_group, peers)
 
 
-def join_run(info: RankInfo, local_device: int | None, timeout_seconds: float) -> Store:
-    """Prepare this process as one of several, and return the store of all. Each uses the GPU with the number
-    `local_device` of its node, or none. If all run on this machine, they use the loopback interface unless
-    `GLOO_SOCKET_IFNAME` is set.
+def join_run(info: RankInfo, device: LocalDevice | None, timeout_seconds: float) -> Store:
+    """Prepare this process as one of several, and return the store of all. Each uses the GPU of its `device`, or none.
+    If all run on this machine, they use the loopback interface unless `GLOO_SOCKET_IFNAME` is set.
 
     Raises:
         MachineError: the store cannot be reached, or there are fewer GPUs than processes.
     """
     if info.is_single_node:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    if local_device is not None and torch.cuda.is_available():
-        torch.cuda.set_device(_local_gpu(info, local_device, torch.cuda.device_count()))
+    if device is not None and torch.cuda.is_available():
+        torch.cuda.set_device(_local_gpu(info.rank, device, torch.cuda.device_count()))
     store = _create_store(info, timeout_seconds)
     _remove_torchrun_variables()
     return store
@@ -189,20 +189,20 @@ def local_address() -> str:
     return address_towards(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 
 
-def _local_gpu(info: RankInfo, local_device: int, visible: int) -> int:
-    """Return this process's GPU: the one of that number; with as many visible GPUs as processes, as Ray provides them,
-    the one of the local rank; or the only visible one, as under Slurm.
+def _local_gpu(rank: int, device: LocalDevice, visible: int) -> int:
+    """Return a rank's GPU: the one with the number of its device; with as many visible GPUs as devices are used, as Ray
+    provides them, the one of that index; or the only visible one, as under Slurm.
 
     Raises:
         MachineError: there are fewer GPUs.
     """
-    if visible == info.local_size:
-        return info.local_rank
-    if local_device < visible:
-        return local_device
+    if visible == device.num_used:
+        return device.index
+    if device.number < visible:
+        return device.number
     if visible == 1:
         return 0
-    raise _too_few_gpus(f"rank {info.rank} uses device {local_device} of its machine, which has {visible} GPUs")
+    raise _too_few_gpus(f"rank {rank} uses device {device.number} of its machine, which has {visible} GPUs")
 
 
 def _gpu_name() -> str | None:

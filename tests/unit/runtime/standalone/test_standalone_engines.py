@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -37,7 +38,8 @@ from quintet.runtime.controller import Controller
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE
-from quintet.runtime.standalone.engines import StandaloneEngine, StandaloneEngines
+from quintet.runtime.standalone.engine_weights import EngineWeights
+from quintet.runtime.standalone.engines import StandaloneEngine, StandaloneEngines, _one_per_device
 from quintet.runtime.standalone.listener import StandaloneWorker, WorkerHello, WorkerListener, WorkerLostError
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket, RemoteCallError
 from quintet.runtime.standalone.worker import ControllerAddress, StandaloneComponents
@@ -276,6 +278,23 @@ def test_an_engine_that_is_started_again_gets_the_weights_that_adapters_adapt(
         restarted.kill()
         restarted.wait()
         group.close()
+
+
+def test_gpus_with_several_engines_receive_weights_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL refuses two ranks on one GPU."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    joined = MagicMock()
+    monkeypatch.setattr("quintet.runtime.standalone.engine_weights._Broadcast", joined)
+    workers: Any = [MagicMock(rank=rank, host="another machine") for rank in (1, 2)]
+    for devices in ("[1,2]", "[1,1]"):
+        EngineWeights(experiment(f"placement.rollout.devices={devices}")).connect(workers)
+    assert [call.args[-1] for call in joined.call_args_list] == ["nccl", "gloo"]
+
+
+def test_engines_on_one_device_are_built_one_after_another() -> None:
+    """vLLM measures the free memory of its device, which an engine that starts beside it would take."""
+    engines: Any = [MagicMock(worker=MagicMock(rank=rank)) for rank in (1, 2, 3, 4)]
+    assert _one_per_device(engines, (0, 1, 1, 1, 2)) == [[engines[0], engines[3]], [engines[1]], [engines[2]]]
 
 
 def test_engines_of_a_lost_broadcast_load_their_weights_over_the_connection(

@@ -173,9 +173,12 @@ def test_log_prob_workers_have_the_weights_before_the_first_update_of_each_step(
     transport.close()
 
 
+@pytest.mark.proves("verl", "reward_model.model.fsdp_config.min_num_params")
+@pytest.mark.parametrize("min_sharded", [0, 1000, 10**9], ids=["copies", "sharded modules", "one unit"])
 def test_every_worker_scores_a_part_of_the_responses(
-    processes: Processes, policy_directory: Path, tmp_path: Path
+    processes: Processes, policy_directory: Path, tmp_path: Path, min_sharded: int
 ) -> None:
+    """With sharded weights, also a worker without responses takes part in every pass."""
     transport, _ = processes
     torch.manual_seed(0)
     model = tmp_path / "model"
@@ -185,7 +188,8 @@ def test_every_worker_scores_a_part_of_the_responses(
     actor = InProcessTransport(Worker())
     local = Controller(actor).build_learners(experiment(), policy_directory).load_reward_model(reward_model, 64)
     learners = StandaloneLearnerGroup(actor, {"reward": transport}, experiment(), policy_directory)
-    remote = learners.load_reward_model(reward_model, 64)
+    sharded = reward_model.model_copy(update={"min_sharded_parameters": min_sharded, "sequences_per_pass": 1})
+    remote = learners.load_reward_model(sharded, 64)
     rows = [PromptRow(i, "s", ({"role": "user", "content": "Left?"},), ground_truth=object()) for i in range(3)]
     for count in (3, 1):
         responses = ["Left", "Right, I think", "Up"][:count]

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from quintet.config.torchrun import RankInfo
+from quintet.config.plan.process_layout import LocalDevice
 from quintet.errors import MachineError
 from quintet.tracking.run_processes import process_namespace
 from quintet.training.parallel import rendezvous as meeting
@@ -22,12 +22,18 @@ from quintet.training.parallel.rendezvous import Peer, Rendezvous, _check_no_sha
 def test_each_rank_uses_the_gpu_of_its_local_rank_or_the_only_visible_one(
     local_rank: int, visible: int, own: int
 ) -> None:
-    assert _local_gpu(RankInfo(local_rank, 4, local_rank, 4), local_rank, visible) == own
+    assert _local_gpu(local_rank, LocalDevice(local_rank, local_rank, 4), visible) == own
+
+
+def test_engines_on_one_device_use_the_same_gpu() -> None:
+    """Device 5 of 8 is the third in use, and Ray shows only those three."""
+    assert [_local_gpu(rank, LocalDevice(5, 2, 3), 8) for rank in (2, 3)] == [5, 5]
+    assert [_local_gpu(rank, LocalDevice(5, 2, 3), 3) for rank in (2, 3)] == [2, 2]
 
 
 def test_more_processes_than_gpus_is_an_error() -> None:
     with pytest.raises(MachineError, match="rank 6 uses device 2 of its machine, which has 2 GPUs"):
-        _local_gpu(RankInfo(6, 8, 2, 4), 2, 2)
+        _local_gpu(6, LocalDevice(2, 2, 4), 2)
 
 
 def test_ranks_with_the_same_gpu_are_named() -> None:
