@@ -84,6 +84,8 @@ class RankWatch:
         self._max_restarts = max_restarts
         self._record_of = record_of
         self._components = components
+        self._shown: set[int] = set()
+        """Ranks whose failure was shown."""
         self._stopped: set[int] = set()
         """Ranks that were killed because they were stopped."""
         self._restarts: dict[int, int] = {}
@@ -102,6 +104,7 @@ class RankWatch:
                 is_signalled = True
                 self._nodes[0].call("send_signal", int(self._stop.number or signal.SIGTERM), 0)
             self._poll()
+            self._show_failures()
             if set(self._codes).issuperset(rank for node in self._nodes for rank in node.ranks):
                 self._show(self._nodes[0].call("status").output)
                 break
@@ -110,18 +113,25 @@ class RankWatch:
                 if time.monotonic() - ending_since > EXIT_SECONDS:
                     break
             time.sleep(POLL_SECONDS)
-        failed = {rank: code for rank, code in self._codes.items() if code and rank not in self._restartable}
-        for rank in failed:
+        return self._codes.get(0) or next(iter(self._failures().values()), 0)
+
+    def _failures(self) -> dict[int, int]:
+        """Return the exit status of each rank that cannot be restarted alone and has failed."""
+        return {rank: code for rank, code in self._codes.items() if code and rank not in self._restartable}
+
+    def _show_failures(self) -> None:
+        """Show once how each of these ranks ended, unless the output has its error."""
+        for rank, code in self._failures().items():
             record = self._record_of(rank)
-            if rank == 0 and (failed[0] == UserError.exit_status or (record is not None and record.message)):
-                continue  # the output has its error
-            self._show(f"quintet: {self._describe_end(rank)}\n")
-        return self._codes.get(0) or next(iter(failed.values()), 0)
+            has_error = rank == 0 and (code == UserError.exit_status or (record is not None and record.message))
+            if not has_error and rank not in self._shown:
+                self._show(f"quintet: {self._describe_end(rank)}\n")
+            self._shown.add(rank)
 
     @property
     def _is_ending(self) -> bool:
         """Whether the controller has ended, or a rank that cannot be restarted alone has failed."""
-        return 0 in self._codes or any(code and rank not in self._restartable for rank, code in self._codes.items())
+        return 0 in self._codes or bool(self._failures())
 
     def _poll(self) -> None:
         for node in list(self._nodes):
