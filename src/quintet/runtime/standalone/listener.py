@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, Literal
 
+from quintet.envs.hosted_envs import HostLostError
 from quintet.errors import MachineError
 from quintet.runtime.remote_call import STOP, RemoteCall
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket, RemoteCallError
@@ -32,8 +33,8 @@ Role = Literal["engine", "learners"]
 workers, which execute their calls at the same time."""
 
 
-class WorkerLostError(RuntimeError):
-    """A standalone worker has ended, hangs, or cannot be reached."""
+class WorkerLostError(HostLostError):
+    """A standalone worker has ended, hangs, or cannot be reached, whether it hosts envs or another component."""
 
 
 @dataclass(frozen=True, slots=True)
