@@ -66,7 +66,7 @@ def env_sections(values: ForeignValues) -> list[EnvSection]:
     return [EnvSection(name, values, len(names) > 1) for name in names]
 
 
-def _specs(env_name: str) -> dict[str, KeySpec]:
+def env_specs(env_name: str) -> dict[str, KeySpec]:
     """Return the keys of an environment's section by their name in the section."""
     prefix = f"{ENV}."
     specs = (*env_keys([env_name]), *load_keys("vagen", "vagen_env_config"))
@@ -92,7 +92,7 @@ def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 def _unknown_options(values: ForeignValues, sections: list[EnvSection]) -> Iterator[ConfigProblem]:
     for section in sections:
-        valid = _specs(section["env_name"])
+        valid = env_specs(section["env_name"])
         for key in values.merged.sources:
             name, _, option = key.partition(".")
             if name == section.name and option.startswith("env_config.") and option not in valid:
@@ -142,7 +142,7 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 def _section_values(section: EnvSection) -> Iterator[tuple[str, Any, str] | tuple[str, Any]]:
     """Yield the keys of `env` and `rollout` that a section sets, with value and foreign key."""
-    for option, spec in _specs(section["env_name"]).items():
+    for option, spec in env_specs(section["env_name"]).items():
         if spec.direct:
             yield spec.native[0], to_native_value(spec, section[option]), section.key(option)
     form, origin = section[PROMPT_FORMAT], section.key(PROMPT_FORMAT)
@@ -194,7 +194,7 @@ def envs_from_native(foreign: ForeignBuilder) -> None:
         del foreign.values[key]
     for env, size in zip(run.run_envs, _train_sizes(run), strict=True):
         name = _section_name(env, run)
-        for option, spec in _specs(env.config.name).items():
+        for option, spec in env_specs(env.config.name).items():
             section, _, field = spec.native[0].partition(".")
             value = to_foreign_value(spec, getattr(env.config if section == "env" else env.rollout, field, None))
             if spec.direct and spec.value_type.accepts(value):
