@@ -141,7 +141,7 @@ CASES = [
     case(
         reachable,
         ("0.0.0.0", None),
-        "set the environment variable QUINTET_TOKEN (or --token), or listen on 127.0.0.1",
+        "set the environment variable QUINTET_TOKEN, or listen on 127.0.0.1",
         ("0.0.0.0", "sesame"),
         ("127.0.0.1", None),
     ),

@@ -143,8 +143,10 @@ class ServiceClient:
         if self._connection is None:
             raise ConnectionError("the connection was closed")
         response = self._connection.getresponse()
-        body = response.read(MAX_RESPONSE_BYTES + 1)
-        if len(body) > MAX_RESPONSE_BYTES:
+        declared = response.length
+        # only without an argument, `read` notices that the connection ended too early
+        body = response.read() if (declared or 0) <= MAX_RESPONSE_BYTES else b""
+        if max(declared or 0, len(body)) > MAX_RESPONSE_BYTES:
             raise HostLostError(f"{self.url} sent more than {MAX_RESPONSE_BYTES >> 30} GiB")
         return response.status, dict(response.headers), body
 

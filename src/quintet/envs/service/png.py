@@ -11,6 +11,8 @@ import numpy as np
 from quintet.errors import MachineError
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
+SIZE_START, HEADER_END = 16, 33
+"""Position of width and height, and end of the header."""
 COMPRESSION_LEVEL = 1
 """Rendered scenes are as small as with higher levels, in a third of the time."""
 MAX_PIXELS = 4096 * 4096
@@ -42,11 +44,13 @@ def decode_png(data: bytes) -> np.ndarray:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise MachineError("images of environments require Pillow", 'pip install "quintet[service]"') from error
+    if data[:8] != SIGNATURE or len(data) < HEADER_END:
+        raise ValueError("no PNG file")
+    width, height = struct.unpack_from(">II", data, SIZE_START)
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"an image of {width}×{height} pixels; at maximum {MAX_PIXELS}")
     try:
-        # reads the header alone
         with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise ValueError(f"an image of {image.width}×{image.height} pixels; at maximum {MAX_PIXELS}")
             return np.array(image.convert("RGB"))
     except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError, zlib.error) as error:
         raise ValueError(f"no valid PNG file: {error}") from error

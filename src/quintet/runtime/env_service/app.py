@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from quintet import __version__
 from quintet.envs.service.payload import CONTENT_TYPES, JSON, MSGPACK, Format, join_payloads
@@ -71,6 +72,7 @@ def build_app(envs: ServedEnvs, settings: ServiceSettings) -> FastAPI:
     )
     app.add_middleware(RequestGuard, address=settings.address, max_body_bytes=settings.max_body_bytes)
     app.add_exception_handler(RequestError, _send_error)
+    app.add_exception_handler(HTTPException, _send_http_error)
     app.add_exception_handler(RequestValidationError, _send_validation_error)
     app.include_router(_service_router(envs, sessions, pool))
     app.include_router(_session_router(envs, sessions))
@@ -90,6 +92,13 @@ async def _send_error(_: Request, error: Exception) -> JSONResponse:
         raise error
     headers = {"Retry-After": "1"} if error.status == 503 else None
     return JSONResponse(error_body(error), error.status, headers)
+
+
+async def _send_http_error(_: Request, error: Exception) -> JSONResponse:
+    """Respond to unknown paths, and to bodies that are no JSON."""
+    if not isinstance(error, HTTPException):
+        raise error
+    return JSONResponse({"error": str(error.detail), "code": "bad_request"}, error.status_code)
 
 
 async def _send_validation_error(_: Request, error: Exception) -> JSONResponse:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from quintet.envs.service.payload import CONTENT_TYPES, JSON, MSGPACK, decode_payload
@@ -81,6 +82,7 @@ class RequestGuard:
             async with asyncio.timeout(seconds):
                 body = await _receive_body(receive)
             if is_msgpack:
+                scope = {**scope, "headers": _as_json_headers(scope["headers"])}
                 body = json.dumps(decode_payload(body, MSGPACK), default=_as_base64).encode()
         except TimeoutError:
             message = f"the body did not arrive within {seconds:.0f} seconds"
@@ -103,9 +105,12 @@ def _media_type(headers: dict[str, str]) -> str:
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _as_base64(value: Any) -> Any:
-    import base64
+def _as_json_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    others = [(name, value) for name, value in headers if name not in (b"content-type", b"content-length")]
+    return [*others, (b"content-type", CONTENT_TYPES[JSON].encode())]
 
+
+def _as_base64(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     raise TypeError(f"{type(value).__name__} is not supported")

@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -156,8 +157,7 @@ class WorkerPool:
     async def start(self) -> None:
         """Start the fork server and the worker processes."""
         self._start_fork_server()
-        for _ in range(self._num_workers):
-            await self._fork()
+        await self._fork_missing()
         self._watch = asyncio.create_task(self._kill_hanging())
 
     def least_loaded(self) -> EnvWorker | None:
@@ -191,16 +191,20 @@ class WorkerPool:
             self._fork_server.close()
             self._fork_server = None
 
-    async def _fork(self) -> None:
-        if self._fork_server is None:
-            return
-        self._num_forked += 1
-        worker = EnvWorker(self._num_forked, self)
-        setup = {"progress": worker.progress_path, "memory_bytes": self._memory_bytes}
-        with suppress(OSError):  # the fork server has died, which `_receive_exits` notices
-            connection = self._fork_server.fork(worker.number, setup)
+    async def _fork_missing(self) -> None:
+        """Fork processes up to the number of workers."""
+        while self._fork_server is not None and len(self.workers) < self._num_workers:
+            self._num_forked += 1
+            worker = EnvWorker(self._num_forked, self)
+            setup = {"progress": worker.progress_path, "memory_bytes": self._memory_bytes}
+            try:
+                connection = self._fork_server.fork(worker.number, setup)
+            except OSError:
+                # the fork server has died, which `_receive_exits` notices
+                worker.close()
+                return
             self.workers[worker.number] = worker
-            await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=connection)
+            await _connect(worker, connection)
 
     def _receive_exits(self) -> None:
         if self._fork_server is None:
@@ -225,7 +229,7 @@ class WorkerPool:
             self._fork_soon()
 
     def _fork_soon(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._fork())
+        task = asyncio.get_running_loop().create_task(self._fork_missing())
         self._forks.add(task)
         task.add_done_callback(self._forks.discard)
 
@@ -244,8 +248,7 @@ class WorkerPool:
             self._fail(worker, "ProcessDied", "the fork server of env processes has died")
         if self.error is None:
             self._start_fork_server()
-            for _ in lost:
-                self._fork_soon()
+            self._fork_soon()
 
     async def _kill_hanging(self) -> None:
         while True:
@@ -254,12 +257,16 @@ class WorkerPool:
                 del self.workers[worker.number]
                 self._signal(worker)
                 self._fail(worker, "Timeout", f"no result after {self._time_limit:g} s: its process was killed")
-                await self._fork()
+            await self._fork_missing()
 
     def _signal(self, worker: EnvWorker) -> None:
         with suppress(OSError):
             if self._fork_server is not None:
                 self._fork_server.signal(worker.number, signal.SIGKILL)
+
+
+async def _connect(worker: EnvWorker, connection: socket.socket) -> None:
+    await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=connection)
 
 
 def check_platform() -> None:

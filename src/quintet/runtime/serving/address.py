@@ -36,7 +36,7 @@ class Address:
                 f"--host {self.host} is open to other machines, and there is no token",
                 key="--host",
                 value=self.host,
-                hint="set the environment variable QUINTET_TOKEN (or --token), or listen on 127.0.0.1",
+                hint="set the environment variable QUINTET_TOKEN, or listen on 127.0.0.1",
             )
         if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
             raise ConfigError("--token: use ASCII letters, digits and punctuation", key="--token")
