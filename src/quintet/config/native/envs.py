@@ -169,6 +169,8 @@ class VisualEnvSection(EnvSection):
 
     requires: ClassVar = Requires(Capability.ENVS)
 
+    service: EnvServiceConfig | None = None
+    """Environment service that runs the envs; null runs them in this run."""
     render: Literal["text", "vision"] = "vision"
     """`vision` shows an image instead of text."""
 
