@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quintet.envs.validation import (
     ImageDecoder,
@@ -19,11 +18,8 @@ from quintet.envs.validation import (
     validate_instruction,
 )
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted
-from quintet.records import Failure
+from quintet.records import Failure, Observation
 from quintet.sandbox.json_lines import decode, encode
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 def event_text(event: EnvEvent) -> str:
@@ -72,12 +68,20 @@ def event_from_message(
     return EpisodeStarted(episode, instruction, actions, observation_from_message(message["observation"], decode_image))
 
 
-def event_digest(event: EnvEvent) -> bytes:
-    """Return a hash of what the policy sees of an event, and of its rewards; `info` may differ between two runs."""
-    content = event_message(event, _image_digest)
-    steps = [{**step, "info": None} for step in content.get("steps", ())]
-    return hashlib.sha256(encode({**content, "steps": steps})).digest()
+def event_digest(event: EnvEvent) -> int:
+    """Return a hash of what the policy sees of an event, and of its rewards; `info` may differ between two runs. Only
+    digests of the same process can be compared."""
+    if isinstance(event, EpisodeStarted):
+        return hash((event.instruction, event.actions, _observation_digest(event.observation)))
+    if isinstance(event, ActionsExecuted):
+        steps = event.steps
+        return hash(
+            tuple(
+                (_observation_digest(step.observation), step.reward, step.terminated, step.truncated) for step in steps
+            )
+        )
+    return hash((event.failure.where, event.failure.error_type, event.failure.message))
 
 
-def _image_digest(image: np.ndarray) -> list[Any]:
-    return [image.shape, hashlib.sha256(image.tobytes()).hexdigest()]
+def _observation_digest(observation: Observation) -> tuple[Any, ...]:
+    return (observation.text, *((image.shape, image.tobytes()) for image in observation.images))

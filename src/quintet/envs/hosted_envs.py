@@ -87,7 +87,7 @@ class HostedEpisode:
     """Index of its env, and number of its last request among those of all episodes."""
     requests: list[EnvRequest]
     """The start, and the actions of each turn."""
-    digests: list[bytes] = field(default_factory=list)
+    digests: list[int] = field(default_factory=list)
     """Of the event that completed each request, except the one in progress."""
     host: EnvHost | None = None
     num_completed: int = 0

@@ -126,11 +126,16 @@ def observation_from_message(message: Any, decode_image: ImageDecoder = from_raw
     Raises:
         InvalidEnvOutputError: the message has another form.
     """
+    return validate_observation(_observation_from_message(message, decode_image))
+
+
+def _observation_from_message(message: Any, decode_image: ImageDecoder) -> Observation:
+    """Return an observation that has not been validated."""
     try:
-        observation = Observation(message["text"], tuple(decode_image(image) for image in message["images"]))
+        images = message["images"]
+        return Observation(message["text"], tuple(map(decode_image, images)) if images else ())
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidEnvOutputError(f"the worker process sent no valid observation: {message!r:.100}") from error
-    return validate_observation(observation)
 
 
 def step_message(step: Step, encode_image: ImageEncoder = raw_image) -> dict[str, Any]:
@@ -152,5 +157,5 @@ def step_from_message(message: Any, decode_image: ImageDecoder = from_raw_image)
     """
     if not isinstance(message, Mapping) or message.keys() != STEP_FIELDS:
         raise InvalidEnvOutputError(f"the worker process sent no valid step: {message!r:.100}")
-    observation = observation_from_message(message["observation"], decode_image)
+    observation = _observation_from_message(message["observation"], decode_image)
     return validate_step(Step(**{**message, "observation": observation}))

@@ -33,7 +33,7 @@ def encode_payload(message: Any, form: Format) -> bytes:
         MachineError: msgpack is not installed.
     """
     if form == JSON:
-        return json.dumps(message, default=_to_json, ensure_ascii=False, separators=(",", ":")).encode()
+        return _ENCODER.encode(message).encode()
     packed: bytes = _msgpack().packb(message, default=_to_msgpack)
     return packed
 
@@ -106,6 +106,8 @@ def value_from_message(value: Any) -> Any:
     Raises:
         KeyError, TypeError, ValueError: an array or image is damaged.
     """
+    if isinstance(value, str):
+        return value
     if isinstance(value, list):
         return [value_from_message(item) for item in value]
     if not isinstance(value, dict):
@@ -142,3 +144,6 @@ def _to_msgpack(value: Any) -> Any:
     if isinstance(value, np.ndarray) and str(value.dtype) in DTYPES:
         return _array_message(value)
     return as_json(value)
+
+
+_ENCODER = json.JSONEncoder(default=_to_json, ensure_ascii=False, separators=(",", ":"))

@@ -154,8 +154,6 @@ def _session_router(envs: ServedEnvs, sessions: SessionTable) -> APIRouter:
         """Reset, step and close environments in one request."""
         session, form = sessions.get(session_id), _form(accept)
         calls = [_call(item, session) for item in body.requests]
-        if len({call.env for call in calls}) < len(calls):
-            raise RequestError("an environment occurs twice in the same exchange")
         if body.number is None:
             return _results(await sessions.exchange(session, calls, form), form)
         return _results(await sessions.numbered_exchange(session, body.number, calls, form), form)

@@ -39,7 +39,7 @@ class ExchangeItem(Body):
 
 
 class ExchangeBody(Body):
-    """Calls of environments, each of another one; the response has their results in the same order."""
+    """Calls of environments; the response has their results in the same order."""
 
     number: Annotated[int, Field(ge=0)] | None = None
     """Number of the exchange: a repetition of the last one gets the same response, without executing it again."""

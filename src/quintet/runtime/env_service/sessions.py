@@ -142,7 +142,7 @@ class SessionTable:
         return await asyncio.shield(last.results)
 
     async def exchange(self, session: Session, calls: Sequence[Call], form: Format) -> list[bytes]:
-        """Execute calls of different envs in their worker processes; return the encoded results in the same order."""
+        """Execute calls in the worker processes of their envs; return the encoded results in the same order."""
         session.num_running += 1
         try:
             return await self._execute(session, calls, form)
@@ -160,6 +160,8 @@ class SessionTable:
             else:
                 request = [placed.number, call.method, *call.arguments]
                 requests.setdefault(placed.worker, []).append((index, request))
+                if call.method == "close":
+                    self._remove(session, call.env)
         batches = [
             (worker.execute([request for _, request in indexed], form), [index for index, _ in indexed])
             for worker, indexed in requests.items()
@@ -168,9 +170,6 @@ class SessionTable:
         for batch, indices in batches:
             for index, result in zip(indices, batch.results, strict=True):
                 results[index] = result
-        for call in calls:
-            if call.method == "close":
-                self._remove(session, call.env)
         return [result for result in results if result is not None]
 
     def _placed(self, session: Session, call: Call) -> tuple[_PlacedEnv | None, dict[str, Any]]:

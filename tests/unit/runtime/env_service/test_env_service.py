@@ -126,6 +126,16 @@ def test_a_repeated_exchange_is_not_executed_twice(server: EnvServiceServer) -> 
     assert (status, json.loads(body)["code"]) == (409, "old_exchange")
 
 
+def test_an_env_can_be_closed_and_started_again_in_one_exchange(server: EnvServiceServer) -> None:
+    session = open_session(server)
+    (first,) = results(server, session, "exchange", {"requests": [{"env": "a", "seed": 3}]})
+    requests = [{"env": "a"}, {"env": "a", "seed": 3}, {"env": "a", "actions": ["Up"]}]
+    closed, second, stepped = results(server, session, "exchange", {"requests": requests})
+    assert (closed, second) == ({"closed": True}, first)
+    assert "steps" in stepped
+    assert json.loads(request(server.url, "GET", "/health")[2])["active_environments"] == 1
+
+
 def test_msgpack_has_the_same_results_with_images_as_bytes(mixed: str) -> None:
     with env_service(mixed) as server:
         session, accept = open_session(server), {"Accept": "application/msgpack", "Content-Type": "application/msgpack"}

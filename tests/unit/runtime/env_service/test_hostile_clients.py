@@ -168,11 +168,10 @@ def test_ten_thousand_sessions_are_refused_beyond_the_maximum(server: EnvService
         post(server.url, f"/sessions/{session}", method="DELETE")
 
 
-def test_too_many_requests_or_twice_the_same_env_are_refused(server: EnvServiceServer) -> None:
+def test_too_many_requests_or_impossible_seeds_are_refused(server: EnvServiceServer) -> None:
     session = post(server.url, "/sessions", {})["session"]
     many = [{"env": str(number), "seed": 0} for number in range(9000)]
     assert refused(server, f"/sessions/{session}/exchange", {"requests": many})[0] == 400
-    assert refused(server, f"/sessions/{session}/exchange", {"requests": [many[0]] * 2})[0] == 400
     for seed in (-1, 1 << 70, 0.5, "x", [1]):
         assert refused(server, f"/sessions/{session}/reset", {"seeds": {"a": seed}})[0] == 400
     post(server.url, f"/sessions/{session}", method="DELETE")
