@@ -84,6 +84,8 @@ class EnvServiceServer:
         except (OSError, OverflowError) as error:
             message = f"cannot listen on {address.host}:{address.port}: {error}"
             raise MachineError(message, "use another --port; 0 selects a free one") from error
+        # inherited by the connections: uvicorn writes head and body of a response separately
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._server = uvicorn.Server(_uvicorn_config(build_app(envs, settings)))
         self._host, self._port = address.host, self._socket.getsockname()[1]
         self._started = threading.Event()
