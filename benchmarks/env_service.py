@@ -3,10 +3,11 @@
     python benchmarks/env_service.py [--kill-seconds 600] [--workers 2] [--out benchmarks/results/env_service.json]
 
 `steps`: 256 text environments (FrozenLake of 8×8 cells), stepped in this process, behind the service with one request
-for all, and with one request per environment over one connection. Rounds of the three alternate, so that other load on
-the machine affects all of them. `images`: 64 environments that return a rendered image of 224×224 pixels each, decoded
-by the client. `kills`: worker processes and connections are killed at random while a second copy of the environments
-runs in this process, and every observation and reward is compared. Writes one JSON file.
+for all, and with one request per environment: over one connection, over one each, and by `requests.post` as VAGEN's
+client sends them. Rounds alternate, so that other load on the machine affects all of them. `images`: 64 environments
+that return a rendered image of 224×224 pixels each, decoded by the client. `kills`: worker processes and connections
+are killed at random while a second copy of the environments runs in this process, and every observation and reward is
+compared. Writes one JSON file.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
+import requests
 
 from quintet.config.compose import load_experiment
 from quintet.envs.event_messages import event_digest
@@ -110,18 +112,22 @@ def step_all(envs: VectorEnv, count: int, choose: Callable[[], str]) -> float:
 
 
 class SingleRequests:
-    """One request per environment over one connection."""
+    """One request per environment, over one connection or, as VAGEN's client does, over a connection each."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, keeps_connection: bool) -> None:
         parts = urlsplit(url)
         self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
+        self._keeps_connection = keeps_connection
         config = {"name": "frozenlake", "size": 8, "floor_density": 1.0}
         self._session = self._post("/sessions", {"env": config})["session"]
         self._post(f"/sessions/{self._session}/reset", {"seeds": {str(each): each for each in range(NUM_ENVS)}})
 
     def _post(self, path: str, body: Any) -> Any:
         self._connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        return json.loads(self._connection.getresponse().read())
+        answer = json.loads(self._connection.getresponse().read())
+        if not self._keeps_connection:
+            self._connection.close()
+        return answer
 
     def step_all(self, choose: Callable[[], str]) -> float:
         """Step every env once; return the seconds."""
@@ -132,19 +138,46 @@ class SingleRequests:
         return time.perf_counter() - started
 
 
+def step_by_vagens_client(url: str, choose: Callable[[], str]) -> float:
+    """Step every env once over VAGEN's route for one env; return the seconds."""
+    seconds = 0.0
+    for number in range(NUM_ENVS):
+        text = f"<think></think><answer>{choose()}</answer>"
+        started = time.perf_counter()
+        response = requests.post(f"{url}/step/env{number}", json={"action": text}, timeout=60)
+        assert "reward" in response.json()
+        seconds += time.perf_counter() - started
+    return seconds
+
+
+def start_vagen(url: str) -> None:
+    """Create the envs of VAGEN's client, and reset them."""
+    config = {"env_name": "frozenlake", "env_config": {"size": 8, "p": 1.0}}
+    for path, body in (
+        ("environments", {"ids2configs": {f"env{each}": config for each in range(NUM_ENVS)}}),
+        ("batch/reset", {"ids2seeds": {f"env{each}": each for each in range(NUM_ENVS)}}),
+    ):
+        requests.post(f"{url}/{path}", json=body, timeout=60).raise_for_status()
+
+
 def measure_steps(directory: Path, workers: int) -> dict[str, Any]:
     """Return steps per second in the three ways, and the ratios of their medians."""
     choose = partial(random.Random(0).choice, ACTIONS[:2])
     with served(directory, workers, "frozenlake") as (url, _):
-        local, remote, single = build(*WORDS), build(*WORDS, f"env.service.urls=['{url}']"), SingleRequests(url)
+        local, remote = build(*WORDS), build(*WORDS, f"env.service.urls=['{url}']")
+        single = {keeps: SingleRequests(url, keeps_connection=keeps) for keeps in (True, False)}
+        start_vagen(url)
         start(local, NUM_ENVS)
         start(remote, NUM_ENVS)
-        seconds: dict[str, list[float]] = {"in_process": [], "batched": [], "one_per_env": []}
+        names = ("in_process", "batched", "one_per_env", "one_per_env_and_connection", "vagens_client")
+        seconds: dict[str, list[float]] = {name: [] for name in names}
         for number in range(ROUNDS):
             seconds["in_process"].append(step_all(local, NUM_ENVS, choose))
             seconds["batched"].append(step_all(remote, NUM_ENVS, choose))
             if number % 8 == 0:
-                seconds["one_per_env"].append(single.step_all(choose))
+                seconds["one_per_env"].append(single[True].step_all(choose))
+                seconds["one_per_env_and_connection"].append(single[False].step_all(choose))
+                seconds["vagens_client"].append(step_by_vagens_client(url, choose))
         remote.close()
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     fastest = {name: min(values) for name, values in seconds.items()}
@@ -152,10 +185,8 @@ def measure_steps(directory: Path, workers: int) -> dict[str, Any]:
         "envs": NUM_ENVS,
         "median_seconds": medians,
         "fastest_seconds": fastest,
-        "batched_over_in_process": medians["in_process"] / medians["batched"],
-        "batched_over_one_per_env": medians["one_per_env"] / medians["batched"],
-        "batched_over_in_process_fastest": fastest["in_process"] / fastest["batched"],
-        "batched_over_one_per_env_fastest": fastest["one_per_env"] / fastest["batched"],
+        "speed_of_batches_relative_to": {name: medians[name] / medians["batched"] for name in names},
+        "fastest_relative_to": {name: fastest[name] / fastest["batched"] for name in names},
     }
 
 

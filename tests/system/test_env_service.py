@@ -18,7 +18,8 @@ import pytest
 
 from quintet.tracking.metrics import without_timing
 
-PAGE = (Path(__file__).parents[2] / "docs" / "env-service.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, ENVS_PAGE = (DOCS / "env-service.md").read_text(), (DOCS / "envs.md").read_text()
 Serve = Callable[..., "tuple[subprocess.Popen[str], str]"]
 CONFIG = """\
 training: {steps: 2, groups_per_step: 4, samples_per_group: 4, mini_batches: 2, threads: 1}
@@ -91,3 +92,35 @@ def test_a_run_on_two_servers_has_the_numbers_of_a_run_in_one_process(serve: Ser
             assert json.loads(response.read())["sessions"] == 0
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 128 + signal.SIGTERM
+
+
+def test_the_page_is_executed_as_it_stands(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "treasure.py").write_text(re.findall(r"```python\n(.*?)```", ENVS_PAGE, re.S)[0])
+    command = re.search(r"^quintet serve-envs (.*) --port 5000$", PAGE, re.M)
+    assert command is not None
+    _, url = serve(*command[1].split())
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("http://127.0.0.1:5000", url)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    *grid, rewards, sums = done.stdout.splitlines()
+    assert len(grid) == 6
+    assert json.loads(rewards) in ([0.0, 0.0], [0.0], [0.0, 1.0])
+    assert sums.startswith("[{'reward': ")
+
+
+def test_options_of_the_page_are_those_of_the_command() -> None:
+    help_text = subprocess.run(
+        [sys.executable, "-m", "quintet", "serve-envs", "--help"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    rows = re.search(r"\| option \|.*?\n\n", PAGE, re.S)
+    assert rows is not None
+    assert set(re.findall(r"--[a-z][a-z-]+", rows[0])) == set(re.findall(r"--[a-z][a-z-]+", help_text)) - {"--help"}

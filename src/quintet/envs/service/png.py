@@ -73,7 +73,7 @@ def _decode_unfiltered(data: bytes, width: int, height: int) -> np.ndarray | Non
     if len(rows) < height * row_bytes:
         return None
     pixels = np.frombuffer(rows, np.uint8).reshape(height, row_bytes)
-    return None if pixels[:, 0].any() else pixels[:, 1:].reshape(height, width, 3)
+    return None if pixels[:, 0].any() else np.ascontiguousarray(pixels[:, 1:]).reshape(height, width, 3)
 
 
 def _decode_by_pillow(data: bytes) -> np.ndarray:
