@@ -45,6 +45,8 @@ from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, Ve
 ROOT = Path(__file__).parents[1]
 NUM_ENVS, NUM_IMAGE_ENVS, SIDE = 256, 64, 224
 ROUNDS = 40
+NUM_SEEDS = 256
+"""Few enough that the cache of maps has its final size before the kills."""
 KILL_SECONDS = 2.0
 """Mean time between two kills."""
 WORDS = ("env.floor_density=1.0", "env.size=8")
@@ -276,7 +278,7 @@ def measure_kills(directory: Path, workers: int, seconds: float) -> dict[str, An
         proxy = KillableProxy(url)
         local = build(*words)
         remote = build(*words, f"env.service={{urls: ['{proxy.url}'], max_retries: 6}}")
-        play_both(local, remote, time.monotonic() + 5.0, result, first=0)
+        play_both(local, remote, time.monotonic() + 15.0, result, first=0)
         result["before"] = resources(server)
         thread = threading.Thread(target=killer, args=(server, proxy, stop, counts))
         thread.start()
@@ -298,8 +300,8 @@ def play_both(local: VectorEnv, remote: VectorEnv, end: float, result: dict[str,
         running = {number + index: None for index in range(64)}
         number += 64
         for episode in running:
-            local.start(episode, episode)
-            remote.start(episode, episode)
+            local.start(episode, episode % NUM_SEEDS)
+            remote.start(episode, episode % NUM_SEEDS)
         result["episodes"] += len(running)
         while running:
             for expected, event in zip(local.poll(wait=True), remote.poll(wait=True), strict=True):

@@ -14,7 +14,7 @@ from quintet.envs.hosted_envs import HostLostError
 from quintet.envs.service.payload import CONTENT_TYPES, JSON, Format, decode_payload, encode_payload
 from quintet.errors import MachineError
 
-CONNECT_SECONDS = 5.0
+CONNECT_SECONDS = 3.0
 FIRST_PAUSE_SECONDS = 0.1
 """Pause before the first retry; it doubles with each further one."""
 MAX_RESPONSE_BYTES = 1 << 30

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from quintet.config.native.envs import ENVS, CustomEnvConfig, EnvConfig, InteractiveEnvSection
-from quintet.envs.factory import env_factory
+from quintet.config.native.envs import ENVS, EnvConfig, InteractiveEnvSection
+from quintet.envs.custom_env import load_env_class
 from quintet.errors import ConfigError, nearest
 from quintet.runtime.serving.request_schema import RequestError
 
@@ -26,7 +26,7 @@ class ServedEnvs:
         self.names = tuple(names)
         for name in names:
             if ":" in name:
-                env_factory(CustomEnvConfig(path=name, arguments={}))
+                load_env_class(name)
             elif name not in _names():
                 raise _unknown_env(name)
         self.config_text = lru_cache(maxsize=1024)(self._config_text)
