@@ -146,7 +146,7 @@ def _session_router(envs: ServedEnvs, sessions: SessionTable) -> APIRouter:
     @router.delete("/sessions/{session_id}")
     async def close_session(session_id: str) -> dict[str, Any]:
         """Close a session and its environments, if it still exists."""
-        await sessions.close(session_id)
+        sessions.close(session_id)
         return {"closed": True}
 
     @router.post("/sessions/{session_id}/exchange")

@@ -35,8 +35,11 @@ class ServedEnvs:
     def modules(self) -> Iterator[str]:
         """Modules and files to load before worker processes are forked."""
         for name in self.names:
-            target = name if ":" in name else ENVS.get(name).target
-            yield target.partition(":")[0] if isinstance(target, str) and ":" not in name else str(target)
+            target = ENVS.get(name).target if ":" not in name else None
+            if target is None:
+                yield name
+            else:
+                yield target.partition(":")[0] if isinstance(target, str) else target.__module__
 
     def config(self, values: Mapping[str, Any]) -> str:
         """Return a client's configuration of an env as canonical JSON.

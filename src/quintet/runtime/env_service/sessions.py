@@ -14,6 +14,9 @@ from quintet.runtime.env_service.env_worker import UNKNOWN
 from quintet.runtime.env_service.worker_pool import Batch, EnvWorker, WorkerPool
 from quintet.runtime.serving.request_schema import RequestError
 
+CREATES = ("start", "vagen_create")
+"""Methods that create an env that does not exist."""
+
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
@@ -77,7 +80,7 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def create(self, config: str, session_id: str | None = None) -> Session:
+    def create(self, config: str) -> Session:
         """Create a session.
 
         Raises:
@@ -89,7 +92,7 @@ class SessionTable:
                 f"the server has its maximum of {self.limits.max_sessions} sessions: close one, or try again later"
             )
             raise RequestError(message, status=503, kind="server_error", code="overloaded")
-        session = Session(session_id or secrets.token_urlsafe(24), config, used_at=self._clock())
+        session = Session(secrets.token_urlsafe(24), config, used_at=self._clock())
         self._sessions[session.id] = session
         return session
 
@@ -105,7 +108,7 @@ class SessionTable:
         session.used_at = self._clock()
         return session
 
-    async def close(self, session_id: str) -> None:
+    def close(self, session_id: str) -> None:
         """Close a session and its environments, if it exists."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
@@ -151,6 +154,7 @@ class SessionTable:
             session.used_at = self._clock()
 
     async def _execute(self, session: Session, calls: Sequence[Call], form: Format) -> list[bytes]:
+        await self._pool.wait_for_worker()
         results: list[bytes | None] = [None] * len(calls)
         requests: dict[EnvWorker, list[tuple[int, list[Any]]]] = {}
         for index, call in enumerate(calls):
@@ -207,10 +211,6 @@ class SessionTable:
         if placed is not None:
             placed.worker.envs.discard(placed.number)
             self.num_envs -= 1
-
-
-CREATES = ("start", "vagen_create")
-"""Methods that create an env that does not exist."""
 
 
 async def _wait(batches: Iterable[Batch]) -> None:

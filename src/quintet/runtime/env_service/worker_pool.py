@@ -24,6 +24,8 @@ WORKER = "quintet.runtime.env_service.env_worker"
 CHECKS_PER_TIME_LIMIT = 8
 LAST_RESULT_SECONDS = 0.5
 """How long the last results of a process may take to arrive after its end."""
+REPLACEMENT_SECONDS = 10.0
+"""How long a request waits for a worker process if all have died."""
 MAX_FAST_DEATHS = 5
 """Consecutive deaths of worker processes that have executed nothing."""
 
@@ -159,6 +161,12 @@ class WorkerPool:
         self._start_fork_server()
         await self._fork_missing()
         self._watch = asyncio.create_task(self._kill_hanging())
+
+    async def wait_for_worker(self) -> None:
+        """Wait until a worker process runs, for a limited time; they are being replaced if all have died."""
+        deadline = time.monotonic() + REPLACEMENT_SECONDS
+        while not self.workers and self.error is None and time.monotonic() < deadline:
+            await asyncio.sleep(REPLACEMENT_SECONDS / 1000)
 
     def least_loaded(self) -> EnvWorker | None:
         """Return the worker with the fewest envs; None if none runs."""

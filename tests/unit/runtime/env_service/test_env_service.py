@@ -209,6 +209,14 @@ def test_a_killed_worker_or_fork_server_is_replaced_and_no_process_outlives_the_
     eventually(lambda: children() <= before)
 
 
+def test_a_request_waits_for_the_replacement_of_the_only_worker(mixed: str) -> None:
+    with env_service(mixed, num_workers=1) as server:
+        session = open_session(server)
+        results(server, session, "reset", {"seeds": {"a": 1}})
+        assert "failure" in results(server, session, "step", {"actions": {"a": ["Crash"]}})[0]
+        assert "observation" in results(server, session, "reset", {"seeds": {"a": 1}})[0]
+
+
 def test_an_idle_session_ends_and_frees_its_envs(mixed: str) -> None:
     with env_service(mixed, limits=SessionLimits(idle_seconds=1.0)) as server:
         session = open_session(server)
