@@ -7,13 +7,14 @@ from pathlib import Path
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.process_layout import process_layout
+from quintet.envs.hosted_envs import HostedVectorEnv
 from quintet.runtime.engines import standalone_engine_ranks
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_engines import RemoteEngines
 from quintet.runtime.remote_interface import WORKER
 from quintet.runtime.remote_learners import RemoteLearnerGroup
 from quintet.runtime.standalone.engines import StandaloneEngines
-from quintet.runtime.standalone.envs import HostedVectorEnv
+from quintet.runtime.standalone.envs import hosted_vector_env
 from quintet.runtime.standalone.learners import StandaloneLearnerGroup
 from quintet.runtime.standalone.listener import WorkerListener
 from quintet.runtime.standalone.transport import StandaloneTransport
@@ -117,7 +118,7 @@ class Controller:
         if self._listener is None or not ranks:
             return None
         take_arrived = partial(self._listener.take_arrived, ranks)
-        return HostedVectorEnv(self._listener.wait_for(ranks, seconds), config, take_arrived)
+        return hosted_vector_env(self._listener.wait_for(ranks, seconds), config, take_arrived)
 
     def check_alive(self) -> None:
         """Check that all workers are alive.

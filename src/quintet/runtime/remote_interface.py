@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
+from quintet.envs.hosted_envs import EnvRequest
 from quintet.envs.vector_env import EnvEvent
 from quintet.policies.reward_model import ResponseScorer
 from quintet.records import Failure, Generation, Request
@@ -142,15 +143,6 @@ class StandaloneLearnerWorker(Protocol):
 
     def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
         """Load critic and reference, which exist already; see `LearnerGroup.load`."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnvRequest:
-    """A call of `VectorEnv` for one episode: `start` with a seed, `step` with actions, `drop` with neither."""
-
-    episode: int
-    seed: int | None = None
-    actions: tuple[Any, ...] | None = None
 
 
 class StandaloneEnvWorker(Protocol):

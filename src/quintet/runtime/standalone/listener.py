@@ -19,6 +19,7 @@ from multiprocessing.connection import wait
 from typing import Any, Literal
 
 from quintet.config.torchrun import describe_rank
+from quintet.envs.hosted_envs import HostLostError
 from quintet.errors import MachineError
 from quintet.runtime.remote_call import STOP, RemoteCall
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket, RemoteCallError
@@ -33,8 +34,8 @@ Role = Literal["engine", "learners"]
 workers, which execute their calls at the same time."""
 
 
-class WorkerLostError(RuntimeError):
-    """A standalone worker has ended, hangs, or cannot be reached."""
+class WorkerLostError(HostLostError):
+    """A standalone worker has ended, hangs, or cannot be reached, whether it hosts envs or another component."""
 
 
 @dataclass(frozen=True, slots=True)
