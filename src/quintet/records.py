@@ -66,6 +66,18 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageInput:
+    """An image in the patches that a vision encoder reads, see `quintet.policies.vision.image_processing`."""
+
+    key: int
+    """Hash of grid and patches, which stands for the image in token sequences."""
+    grid: tuple[int, int]
+    """Rows and columns of image tokens."""
+    patches: bytes
+    """uint8 [rows · columns, patches per token · channels · patch side²]."""
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """Result of one action. `info["success"]` is true if the task is solved."""
 
