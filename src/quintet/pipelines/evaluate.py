@@ -394,7 +394,7 @@ def _load_policy(config: Experiment) -> _Policy:
         fast=config.policy.fast_tokenizer,
     )
 
-    check_tokens(config, model.config.vocab_size)
+    check_tokens(config, model.config.get_text_config().vocab_size)
 
     def build_engine(prompt_tokens: int) -> Engine:
         needed = prompt_tokens + config.rollout.max_response_tokens

@@ -76,8 +76,8 @@ def build_components(
     controller = controller or Controller.in_process()
     learners = controller.build_learners(config, policy)
     model = learners.actor.model
-    tokenizer = load_policy_tokenizer(config, policy, model.config.vocab_size)
-    check_tokens(config, model.config.vocab_size)
+    tokenizer = load_policy_tokenizer(config, policy, model.config.get_text_config().vocab_size)
+    check_tokens(config, model.config.get_text_config().vocab_size)
     engines, weight_sync = _build_engines(config, policy, tokenizer, learners, controller)
     chat = None if prompts else _chat(config, tokenizer, model)
     envs: AgentLoop | SingleTurnLoop

@@ -66,6 +66,19 @@ class ImageProcessor:
         given |= {name: tuple(settings[f"image_{name}"]) for name in ("mean", "std") if settings.get(f"image_{name}")}
         return cls(**given)
 
+    def save(self, directory: Path) -> None:
+        """Write the settings as transformers' image processors read them."""
+        settings = {
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "patch_size": self.patch_size,
+            "merge_size": self.merge_size,
+            "temporal_patch_size": self.temporal_patch_size,
+            "size": {"shortest_edge": self.min_pixels, "longest_edge": self.max_pixels},
+            "image_mean": self.mean,
+            "image_std": self.std,
+        }
+        (directory / PROCESSOR_FILES[0]).write_text(json.dumps(settings, indent=2))
+
     @property
     def factor(self) -> int:
         """Side of an image token, pixels."""

@@ -8,15 +8,13 @@ of images, and positions follow from the numbers alone. Tokens of the vocabulary
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
-from quintet.records import ImageInput
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from quintet.records import ImageInput, Request
 
 SIDE_BITS = 9
 MAX_SIDE = 1 << SIDE_BITS
@@ -25,14 +23,15 @@ KEY_BITS = 63 - 2 * SIDE_BITS - 1
 """Size of an image's hash. Among 10,000 different images, two have the same hash with a probability of 3e-6."""
 
 IntArray = npt.NDArray[np.int64]
+Integers = TypeVar("Integers", IntArray, Tensor)
 
 
-class DecodedTokens(NamedTuple):
+class DecodedTokens(NamedTuple, Generic[Integers]):
     """Image tokens, int64 [n] each: arrays or tensors."""
 
-    keys: IntArray
-    rows: IntArray
-    columns: IntArray
+    keys: Integers
+    rows: Integers
+    columns: Integers
 
 
 def image_tokens(image: ImageInput) -> tuple[int, ...]:
@@ -45,11 +44,11 @@ def image_tokens(image: ImageInput) -> tuple[int, ...]:
     return tuple(-1 - (first | row << SIDE_BITS | column) for row in range(rows) for column in range(columns))
 
 
-def decode_image_tokens(tokens: IntArray | Tensor) -> DecodedTokens:
+def decode_image_tokens(tokens: Integers) -> DecodedTokens[Integers]:
     """Return the images, rows and columns of image tokens [n]."""
     code = -1 - tokens
     columns, rows = code & (MAX_SIDE - 1), code >> SIDE_BITS & (MAX_SIDE - 1)
-    return DecodedTokens(code >> 2 * SIDE_BITS, rows, columns)  # type: ignore[arg-type]
+    return DecodedTokens(code >> 2 * SIDE_BITS, rows, columns)
 
 
 def contains_images(tokens: Sequence[int]) -> bool:
@@ -62,7 +61,7 @@ class _Images(NamedTuple):
     which an image begins, `extents` the positions that each one takes, [I]."""
 
     inside: IntArray
-    tokens: DecodedTokens
+    tokens: DecodedTokens[IntArray]
     first: IntArray
     extents: IntArray
     sizes: IntArray
@@ -112,3 +111,19 @@ def position_shift(tokens: Sequence[int]) -> int:
     if not contains_images(tokens):
         return 0
     return int(_find_images(np.asarray(tokens, np.int64)).shifts.sum())
+
+
+def check_images(request: Request, *, supported: bool) -> None:
+    """Check the images of a request.
+
+    Raises:
+        ValueError: the model reads no images (not `supported`), or the request lacks an image of its prompt.
+    """
+    if not supported:
+        if request.images:
+            raise ValueError("the model reads no images")
+        return
+    sequence = np.asarray(request.prompt, np.int64)
+    keys = set(decode_image_tokens(sequence[sequence < 0]).keys.tolist())
+    if missing := keys - {image.key for image in request.images}:
+        raise ValueError(f"the prompt has tokens of {len(missing)} images that the request does not contain")
