@@ -300,7 +300,7 @@ CASES: Mapping[str, list[Case]] = {
         Case("engine exits with 0", r"rank 2 on \S+ ended with status 0", hook=hook(2, "start", "exit"), at_start=True),
         Case(
             "engine hangs",
-            r"rank(s of ranks)? 1",
+            r"rank 1.*did not connect",
             hook=hook(1, "start", "sleep", 300),
             at_start=True,
             options=("placement.join_timeout_seconds=8",),

@@ -37,6 +37,7 @@ class DemonstratedTurn:
     observation: str
     actions: tuple[str, ...]
     thought: str
+    next_observation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,4 +135,4 @@ def _run_turn(env: Expert, observation: Observation, limit: int) -> tuple[Demons
         actions.append(env.expert_action())
         step = env.step(actions[-1])
         observation, done, success = step.observation, step.terminated or step.truncated, bool(step.info.get("success"))
-    return DemonstratedTurn(text, tuple(actions), thought), observation, done, success
+    return DemonstratedTurn(text, tuple(actions), thought, observation.text), observation, done, success

@@ -14,7 +14,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.native.mixed_envs import RunEnv, apportion
 from quintet.config.native.rollout import RolloutConfig
 from quintet.config.native.training import WarmStartConfig
-from quintet.data.demonstrations import Demonstration, collect_demonstrations
+from quintet.data.demonstrations import DemonstratedTurn, Demonstration, collect_demonstrations
 from quintet.data.prompt_dataset import PromptDataset
 from quintet.envs.env import Env
 from quintet.envs.factory import build_env, env_errors_under_key
@@ -41,6 +41,11 @@ class EnvDemonstrations:
     instruction: str
     response_format: ResponseFormat
     rollout: RolloutConfig
+
+    def response(self, turn: DemonstratedTurn) -> str:
+        """Return the demonstrated response."""
+        texts = {"observation": turn.observation, "prediction": turn.next_observation}
+        return self.response_format.format(turn.thought, turn.actions, **texts)
 
 
 def solve_episodes(config: Experiment, episodes: int) -> list[EnvDemonstrations]:
@@ -98,7 +103,7 @@ def iter_demonstration_texts(demonstrations: Iterable[EnvDemonstrations]) -> Ite
         yield f"system\n{env.instruction}"
         for turn in (turn for episode in env.episodes for turn in episode.turns):
             yield f"user\n{turn.observation}\nassistant\n"
-            yield env.response_format.format(turn.thought, turn.actions)
+            yield env.response(turn)
 
 
 def demonstration_batch(demonstrations: Iterable[EnvDemonstrations], chat: ChatFormat) -> Batch:
@@ -112,7 +117,7 @@ def _as_trajectory(demonstration: Demonstration, index: int, chat: ChatFormat, e
     turns: list[Turn] = []
     for step in demonstration.turns:
         _, prompt, continues = dialogue.observe(step.observation)
-        text = env.response_format.format(step.thought, step.actions)
+        text = env.response(step)
         tokens = chat.encode_response(text)
         dialogue.add_response(tokens)
         turns.append(_expert_turn(prompt, tokens, text, step.observation, step.actions, continues=continues))

@@ -292,7 +292,8 @@ class AgentLoop:
             raise AssertionError("an env step before a response")
         config = running.rules.config
         binary = config.binary_reward
-        reward = 0.0 if running.response.valid or binary else config.format_penalty
+        reward = config.format_reward if running.response.valid else config.format_penalty
+        reward = 0.0 if binary else reward
         outcome: Outcome | None = None
         for step in steps:
             success = bool(step.info.get("success"))

@@ -130,6 +130,8 @@ CASES = [
     ["rollout.async_ratio=1", f"{ENGINE}.sleep_between_steps=true"],
     ["rollout.do_sample=false", "rollout.temperature=0.5"],
     ["rollout.ignore_end=true", "rollout.end_token=1"],
+    ["rollout.thoughts=grounding", "rollout.think=false"],
+    ["rollout.thoughts=grounding", "sft.episodes={}", "sft.then_reinforce=true"],
     ["rollout.min_response_tokens=30"],
     ["algorithm.kl.target=0.1"],
     ["algorithm.loss.name=decoupled_ppo", "algorithm.correction={}"],
@@ -214,7 +216,6 @@ CASES = [
     ["rollout.fold_case=true", "rollout.ignore_case=true"],
     # what this version lacks
     ["tracking.loggers=[mlflow]"],
-    ["rollout.thoughts=grounding"],
     ["env.name=simulator", "env.simulator=libero"],
 ]
 

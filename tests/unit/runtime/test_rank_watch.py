@@ -88,6 +88,14 @@ def test_a_rank_that_is_stopped_for_the_configured_time_is_lost(launched: Launch
     assert 2 < time.monotonic() - started < 6
 
 
+def test_an_engine_that_is_stopped_is_restarted_for_that_reason(launched: Launched) -> None:
+    """It is killed, and must not be said to have run out of memory."""
+    launched.start((4.0, 3.0))
+    launched.processes.send_signal(signal.SIGSTOP, 1)
+    assert launched.watch({0: ENDED, 1: RUNS}, restartable=frozenset({1})) == 0
+    assert launched.output == "quintet: rank 1 on here is stopped (SIGSTOP); restarting it (1 of 1)\n"
+
+
 def test_the_error_of_a_rank_that_does_not_print_is_shown(launched: Launched) -> None:
     launched.start((1.0, 0.0), (2, 1))
     failed = replace(RUNS, outcome="failed", message="ValueError: no such thing")

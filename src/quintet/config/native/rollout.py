@@ -159,15 +159,16 @@ class RolloutConfig(Section):
     them."""
     strip_special_tokens: bool = False
     """Remove special tokens from a response before it is parsed."""
-    thoughts: Annotated[Thoughts | None, Requires(Capability.ENVS)] = None
-    """Required content of thoughts: the observation, the prediction of the next one, or both, as text, JSON or symbols.
-    null allows any."""
+    thoughts: Thoughts | None = None
+    """Required content of thoughts: the observation, the prediction of the next one, or both, as text, JSON or symbols,
+    each in its tags. The system message describes the form. Actions are executed wherever thoughts and answer are in a
+    response, but it is only valid without anything else. null allows any thoughts."""
     binary_reward: bool = False
     """Reward of an episode is 1 for success and 0 otherwise, in place of the env's rewards and of penalties."""
     format_penalty: float = -0.1
     """Added to the reward of a turn whose response cannot be parsed or contains no valid action."""
-    format_reward: Annotated[NonNegative, Requires(Capability.ENVS)] = 0.0
-    """Added to the reward of every other turn."""
+    format_reward: NonNegative = 0.0
+    """Added to the reward of every other turn. Has no effect with `binary_reward`."""
     max_prompt_tokens: PositiveInt = 512
     """Maximum tokens of the context; a longer one ends the episode."""
     max_start_tokens: PositiveInt | None = None
@@ -228,6 +229,9 @@ class RolloutConfig(Section):
         if not self.do_sample and self.temperature != 1.0 and not self.recompute_logprobs:
             problem = "an engine's log-probs of greedy tokens (do_sample=false) ignore a temperature other than 1"
             yield problem, "recompute_logprobs=true", "temperature=1", "do_sample=true"
+        if self.thoughts is not None and (not self.think or self.response_format != "whole"):
+            problem = f"`thoughts` needs think=true and response_format=whole: it demands the form {self.thoughts}"
+            yield problem, "think=true response_format=whole", "thoughts=null"
         if self.ignore_end and self.end_token is not None:
             yield "`end_token` has no effect with ignore_end=true", "end_token=null", "ignore_end=false"
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from quintet.config.native.rollout import RolloutConfig
 from quintet.rollout.chat.parity import DialogueComparison, ResponseText, compare
 from quintet.rollout.chat.template import Renderer, TemplateParts, TemplateReport, analyze_template
+from quintet.rollout.chat.thought_sections import format_instruction
 from quintet.rollout.chat.tokens import MessageFrame, TextEncoder
 
 if TYPE_CHECKING:
@@ -184,7 +185,10 @@ class Dialogue:
 
     @classmethod
     def from_config(cls, config: RolloutConfig, chat: ChatFormat, system: str) -> Dialogue:
-        """Start a dialogue with the limits of the configuration."""
+        """Start a dialogue with the limits of the configuration. If it demands sections of thoughts, the system message
+        describes them."""
+        if config.thoughts is not None and config.think:
+            system = f"{system}\n{format_instruction(config.thoughts, config.action_separator)}"
         return cls(
             chat,
             system,

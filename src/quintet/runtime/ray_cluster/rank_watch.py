@@ -79,6 +79,8 @@ class RankWatch:
         self._restartable = restartable
         self._max_restarts = max_restarts
         self._record_of = record_of
+        self._stopped: set[int] = set()
+        """Ranks that were killed because they were stopped."""
         self._restarts: dict[int, int] = {}
         self._codes: dict[int, int] = {}
         """Exit status by rank; negative numbers are signals."""
@@ -134,6 +136,7 @@ class RankWatch:
         for rank in node.stopped_ranks(status):
             if rank not in self._restartable:
                 raise RankFailureError(f"rank {rank} on {node.host} is stopped (SIGSTOP)")
+            self._stopped.add(rank)
             node.call("send_signal", int(signal.SIGKILL), rank)
         if not self._is_ending:
             for rank in self._restartable.intersection(status.exit_codes):
@@ -147,6 +150,7 @@ class RankWatch:
             return
         cause = self._describe_end(rank)
         del self._codes[rank]
+        self._stopped.discard(rank)
         self._restarts[rank] = restarts + 1
         self._show(f"quintet: {cause}; restarting it ({restarts + 1} of {self._max_restarts})\n")
         node.call("restart", rank)
@@ -160,6 +164,8 @@ class RankWatch:
         """Return how a rank ended: its signal, or its status and its error message."""
         name = f"rank {rank} on {next(node for node in self._nodes if rank in node.ranks).host}"
         code, record = self._codes[rank], self._record_of(rank)
+        if rank in self._stopped:
+            return f"{name} is stopped (SIGSTOP)"
         if code < 0:
             is_known = -code in {each.value for each in signal.Signals}
             cause = ", probably because the node ran out of memory" if -code == signal.SIGKILL else ""
