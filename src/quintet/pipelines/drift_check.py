@@ -360,7 +360,7 @@ def _rebuilt(rollout: RolloutConfig, system: str, chat: ChatFormat, episode: Tra
     """Return the episode rebuilt from its messages, and the number of its prompts that are the same."""
     dialogue, reproduced = Dialogue.from_config(rollout, chat, system), 0
     for turn in episode.turns:
-        _, new, continues = dialogue.observe(turn.observation)
+        _, new, continues = dialogue.observe(turn.observation, turn.images)
         reproduced += (new, continues) == (turn.prompt, turn.continues)
         dialogue.add_response(turn.tokens)
     return dialogue, reproduced

@@ -67,9 +67,9 @@ PRESETS: Mapping[str, Preset] = {
     "grid-1m": Preset(hidden=128, layers=4, heads=8, kv_heads=2, mlp=384, vocabulary=640, context=2048),
     "grid-3m": Preset(hidden=256, layers=4, heads=8, kv_heads=4, mlp=704, vocabulary=640, context=4096),
     "grid-moe": Preset(hidden=128, layers=4, heads=8, kv_heads=2, mlp=128, vocabulary=640, context=2048, experts=8),
-    # an image token is a tile of the environments' pictures
+    # an image token is a cell of an environment with `tile_size` 16
     "grid-vl": Preset(
-        *(128, 4, 8, 2, 384, 640, 2048), vision=VisionPreset(layers=2, hidden=64, heads=4, mlp=128, patch=16)
+        *(128, 4, 8, 2, 384, 640, 2048), vision=VisionPreset(layers=2, hidden=64, heads=4, mlp=128, patch=8)
     ),
     "numbers-1m": Preset(hidden=128, layers=4, heads=4, kv_heads=4, mlp=384, vocabulary=512, context=2048, digits=True),
 }

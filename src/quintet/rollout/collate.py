@@ -75,14 +75,15 @@ def collate(trajectories: Iterable[Trajectory]) -> Batch:
     trajectories without a turn (their env failed at the start) are left out."""
     columns = _Columns()
     completed = [trajectory for trajectory in trajectories if trajectory.turns]
-    state_ids: dict[tuple[int, str], int] = {}
+    state_ids: dict[tuple[int, str, tuple[int, ...]], int] = {}
     for index, trajectory in enumerate(completed):
         for number, turn in enumerate(trajectory.turns):
             if not turn.continues:
                 columns.start_sequence(index)
             columns.add_prompt(turn.prompt, number)
             columns.add_response(turn.tokens, turn.logprobs, turn.reward, number)
-            state = state_ids.setdefault((trajectory.group, turn.observation), len(state_ids))
+            shown = tuple(image.key for image in turn.image_inputs)
+            state = state_ids.setdefault((trajectory.group, turn.observation, shown), len(state_ids))
             columns.saw += [state] * (len(turn.prompt) + len(turn.tokens))
     lengths = torch.tensor(columns.lengths)
     starts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)

@@ -18,6 +18,7 @@ from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.async_rollout import AsyncRollout
 from quintet.rollout.background_rollout import BackgroundRollout, PausingEnvs
 from quintet.rollout.chat.chat_format import ChatFormat
+from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.rollout.sampling_params import check_tokens
 from quintet.rollout.single_turn_loop import SingleTurnLoop
@@ -156,7 +157,7 @@ def _single_turn_loop(
 def _chat(config: Experiment, tokenizer: Any, model: PreTrainedModel) -> ChatFormat:
     end_token = config.rollout.end_token
     extra_ids = stop_token_ids(tokenizer, model) if end_token is None else (end_token,)
-    return ChatFormat.from_config(config.rollout, tokenizer, extra_ids)
+    return ChatFormat.from_config(config.rollout, tokenizer, extra_ids, ImagePrompts.from_model(model))
 
 
 def stop_token_ids(tokenizer: Any, model: PreTrainedModel) -> tuple[int, ...]:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.vision_models import (
+from torch import Tensor
+from transformers import PreTrainedModel
+from vision_models import (
     batch_of,
     load_in_transformers,
     process,
@@ -16,8 +18,6 @@ from tests.support.vision_models import (
     transformers_logprobs,
     turn,
 )
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from quintet.policies.masked_head import MaskedHead
 from quintet.policies.model_loading import load_model

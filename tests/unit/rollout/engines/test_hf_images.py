@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.vision_models import batch_of, process, prompt_with, save_qwen2_5_vl, turn
 from transformers import PreTrainedModel
+from vision_models import batch_of, process, prompt_with, save_qwen2_5_vl, turn
 
 from quintet.policies.model_loading import load_model
 from quintet.policies.token_statistics import compute_token_statistics
