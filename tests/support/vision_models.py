@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForImageTextToText, PreTrainedModel
+from transformers import (
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
 
 from quintet.policies.tiny_models import Preset, VisionPreset, build_vision_language_model, train_tokenizer
 from quintet.policies.vision.image_encoder import placeholder_tokens
@@ -33,6 +40,59 @@ def save_qwen2_5_vl(directory: Path) -> Path:
     randomize_biases(model)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    PROCESSOR.save(directory)
+    return directory
+
+
+def save_qwen2_vl(directory: Path) -> Path:
+    """Create a Qwen2-VL."""
+    text = _text_sizes() | {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 3, 3]}
+    }
+    vision = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2, "patch_size": 4}
+    config = Qwen2VLConfig(text_config=text, vision_config=vision, **_tokens(), tie_word_embeddings=True)
+    return _save(Qwen2VLForConditionalGeneration(config), directory)
+
+
+def save_qwen3_vl(directory: Path) -> Path:
+    """Create a Qwen3-VL, whose encoder adds features to the states after the decoder's first layer."""
+    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 3, 3], "mrope_interleaved": True}
+    text = _text_sizes() | {"rope_parameters": rope, "head_dim": 16}
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_heads": 2,
+        "patch_size": 4,
+        "out_hidden_size": 64,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0],
+    }
+    config = Qwen3VLConfig(text_config=text, vision_config=vision, **_tokens(), tie_word_embeddings=True)
+    return _save(Qwen3VLForConditionalGeneration(config), directory)
+
+
+def _text_sizes() -> dict[str, Any]:
+    return {
+        "vocab_size": 300,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "initializer_range": 0.125,
+        "bos_token_id": None,
+    }
+
+
+def _tokens() -> dict[str, int]:
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    return {name: 3 + index for index, name in enumerate(names)}
+
+
+def _save(model: PreTrainedModel, directory: Path) -> Path:
+    randomize_biases(model)
+    model.save_pretrained(directory)
     PROCESSOR.save(directory)
     return directory
 

@@ -409,7 +409,7 @@ def _load_policy(config: Experiment) -> _Policy:
             engine.load_weights(0, model.named_parameters())
         return engine
 
-    images = ImagePrompts.from_model(model)
+    images = ImagePrompts.from_model(model, config.policy.vision)
     return _Policy(directory, tokenizer, stop_token_ids(tokenizer, model), build_engine, images)
 
 

@@ -157,7 +157,9 @@ def _single_turn_loop(
 def _chat(config: Experiment, tokenizer: Any, model: PreTrainedModel) -> ChatFormat:
     end_token = config.rollout.end_token
     extra_ids = stop_token_ids(tokenizer, model) if end_token is None else (end_token,)
-    return ChatFormat.from_config(config.rollout, tokenizer, extra_ids, ImagePrompts.from_model(model))
+    return ChatFormat.from_config(
+        config.rollout, tokenizer, extra_ids, ImagePrompts.from_model(model, config.policy.vision)
+    )
 
 
 def stop_token_ids(tokenizer: Any, model: PreTrainedModel) -> tuple[int, ...]:

@@ -193,6 +193,14 @@ CASES = [
     ["policy.lora.target_modules=nothing"],
     ["policy.lora.target_modules=*"],
     ["policy.lora.target_modules=lm_head"],
+    # images
+    ["env.render=vision"],
+    ["policy.vision.freeze=true"],
+    ["policy.vision={min_pixels: 9000, max_pixels: 4000}"],
+    *(["policy.preset=grid-vl", TWO, f"{PARALLEL}.{way}=2"] for way in ("tensor", "pipeline", "context", "ulysses")),
+    ["policy.preset=grid-vl", MEGATRON],
+    ["policy.preset=grid-vl", "env.render=vision", "rollout.engine=sglang"],
+    ["policy.preset=grid-vl", "env.render=vision", "sft={episodes: {}}"],
     # Megatron
     *([MEGATRON, f"actor.megatron.{name}={'x' if name.endswith('cfg') else 'true'}"] for name in GPU_OPTIONS),
     *([MEGATRON, *words] for words in BESIDE_MEGATRON.values()),

@@ -17,6 +17,7 @@ ENVS = {
 }
 
 
+@pytest.mark.proves("vagen", "env1.env_config.render_mode")
 @pytest.mark.parametrize("name", ENVS)
 def test_images_show_the_same_state_as_text(name: str) -> None:
     """Over several start states and moves, two images are equal exactly if the texts are."""

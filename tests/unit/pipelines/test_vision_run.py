@@ -7,15 +7,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
 from quintet.config.compose import load_experiment
 from quintet.config.composed import ComposedConfig
+from quintet.config.native.policy import VisionConfig
 from quintet.pipelines.rl import train
 from quintet.pipelines.warm_start import dump_episodes, load_episodes, solve_episodes
+from quintet.policies.model_loading import load_model
+from quintet.policies.tiny_models import create_preset_policy
+from quintet.rollout.chat.image_prompts import ImagePrompts
 
 WORDS = (
     "env={name: frozenlake, size: 3, render: vision, tile_size: 16}",
@@ -70,3 +76,28 @@ def test_a_resumed_warm_start_has_the_same_images(tmp_path: Path) -> None:
     ]
     assert len(pairs) >= 5
     assert all((mine == theirs).all() for mine, theirs in pairs)
+
+
+def test_a_frozen_vision_encoder_keeps_its_weights(tmp_path: Path) -> None:
+    """The rest is trained; so are all weights without `freeze`."""
+    changed: dict[bool, set[str]] = {}
+    for freeze in (True, False):
+        words = (f"policy.vision.freeze={freeze}", f"name=run{freeze}", "training.steps=1")
+        train(experiment(tmp_path, "warm_start.updates=2", *words), Console(file=io.StringIO()))
+        run = tmp_path / f"run{freeze}"
+        (trained,) = (run / "checkpoints").glob("*1/hf")
+        before, after = (load_file(directory / "model.safetensors") for directory in (run / "policy", trained))
+        changed[freeze] = {name for name, weight in before.items() if not torch.equal(weight, after[name])}
+    visual = {name for name in changed[False] if "visual" in name}
+    assert len(visual) > 20
+    assert changed[True] == changed[False] - visual
+
+
+def test_pixel_limits_set_the_tokens_of_an_image(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    create_preset_policy("grid-vl", directory, ["user"], 0)
+    model, image = load_model(directory), np.zeros((64, 64, 3), np.uint8)
+    for limits, grid in (({}, (4, 4)), ({"max_pixels": 32 * 32}, (2, 2)), ({"min_pixels": 128 * 128}, (8, 8))):
+        prompts = ImagePrompts.from_model(model, VisionConfig(**limits))
+        assert prompts is not None
+        assert prompts.process([image])[0].grid == grid

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from quintet.config.native.policy import VisionConfig
 from quintet.envs.env import IMAGE
 from quintet.policies.vision.image_encoder import is_vision_language
 from quintet.policies.vision.image_processing import ImageProcessor
@@ -23,6 +24,7 @@ from quintet.records import ImageInput
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+LIMITS = ("min_pixels", "max_pixels")
 MARK = "\ue000\ue002"
 """Begins and ends a marker; private-use characters, which are removed from texts."""
 _MARKER = re.compile(f"({MARK}[0-9:]+{MARK})")
@@ -39,12 +41,14 @@ class ImagePrompts:
     """Token behind an image, `<|vision_end|>`."""
 
     @classmethod
-    def from_model(cls, model: PreTrainedModel) -> Self | None:
-        """Return those of a vision-language model; None for other models."""
+    def from_model(cls, model: PreTrainedModel, vision: VisionConfig) -> Self | None:
+        """Return those of a vision-language model, with the limits in `policy.vision`; None for other models."""
         config: Any = model.config
         if not is_vision_language(config):
             return None
-        return cls(model.base_model.image_processor, config.vision_start_token_id, config.vision_end_token_id)
+        processor: ImageProcessor = model.base_model.image_processor
+        limits = {name: value for name in LIMITS if (value := getattr(vision, name)) is not None}
+        return cls(replace(processor, **limits), config.vision_start_token_id, config.vision_end_token_id)
 
     def process(self, images: Sequence[np.ndarray]) -> tuple[ImageInput, ...]:
         """Return the patches of RGB images `uint8[height, width, 3]`.

@@ -15,6 +15,8 @@ from vision_models import (
     process,
     prompt_with,
     save_qwen2_5_vl,
+    save_qwen2_vl,
+    save_qwen3_vl,
     transformers_logprobs,
     turn,
 )
@@ -26,7 +28,11 @@ from quintet.policies.vision.image_encoder import placeholder_tokens
 from quintet.records import Batch
 from quintet.training.packing import MicroBatchBudget, iter_micro_batches, select_sequences
 
-FAMILIES: dict[str, Callable[[Path], Path]] = {"qwen2_5_vl": save_qwen2_5_vl}
+FAMILIES: dict[str, Callable[[Path], Path]] = {
+    "qwen2_vl": save_qwen2_vl,
+    "qwen2_5_vl": save_qwen2_5_vl,
+    "qwen3_vl": save_qwen3_vl,
+}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

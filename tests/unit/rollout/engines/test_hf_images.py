@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import PreTrainedModel
-from vision_models import batch_of, process, prompt_with, save_qwen2_5_vl, turn
+from vision_models import batch_of, process, prompt_with, save_qwen2_5_vl, save_qwen2_vl, save_qwen3_vl, turn
 
 from quintet.policies.model_loading import load_model
 from quintet.policies.token_statistics import compute_token_statistics
@@ -22,9 +22,9 @@ from quintet.training.packing import MicroBatchBudget, iter_micro_batches
 IMAGES = [process(16, 24), process(8, 40), process(40, 8), process(24, 24)]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
-    return load_model(save_qwen2_5_vl(tmp_path_factory.mktemp("model")))
+@pytest.fixture(scope="module", params=[save_qwen2_vl, save_qwen2_5_vl, save_qwen3_vl])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
+    return load_model(request.param(tmp_path_factory.mktemp("model")))
 
 
 def engine_of(model: PreTrainedModel, **settings: int) -> HfEngine:
