@@ -66,12 +66,17 @@ def select_sequences(batch: Batch, sequences: Tensor) -> Batch:
 
 
 def pack_images(batch: Batch, tokens: Tensor) -> PackedImages | None:
-    """Return the images of a pass over `tokens` of the batch, int64 [P]; None if it has no image tokens."""
+    """Return the images of a pass over `tokens` of the batch, int64 [P]; None if the batch has no images.
+
+    A pass without image tokens gets an image that it does not show: with sharded weights, all ranks have to run the
+    vision encoder together.
+    """
     if batch.image_keys is None or batch.image_grids is None or batch.image_patches is None:
         return None
     indices = (tokens < 0).nonzero().squeeze(-1)
     if not len(indices):
-        return None
+        blank = torch.zeros_like(batch.image_patches[:1])
+        return PackedImages(blank, torch.ones(1, 2, dtype=torch.long), indices, indices)
     decoded = decode_image_tokens(tokens[indices])
     keys, image = torch.unique(decoded.keys, return_inverse=True)
     present = torch.searchsorted(batch.image_keys, keys)

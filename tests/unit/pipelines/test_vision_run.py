@@ -45,9 +45,14 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 SOKOBAN = "env={name: sokoban, width: 5, height: 5, render: vision, tile_size: 16}"
 
 
-@pytest.mark.parametrize("words", [(), ("rollout.window_size=1", SOKOBAN)])
+ADAPTERS = "policy.lora={rank: 4}"
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("rollout.window_size=1", SOKOBAN), (ADAPTERS, "algorithm.advantage={name: gae}", "algorithm.kl={}")]
+)
 def test_engine_and_learner_agree_in_every_step(tmp_path: Path, words: tuple[str, ...]) -> None:
-    """Whole dialogues of several images, and windows of one."""
+    """Whole dialogues of several images, windows of one, and adapters with critic and reference."""
     train(experiment(tmp_path, *words), Console(file=io.StringIO()))
     steps = [row for row in metrics(tmp_path / "run") if "training/rollout_probs_diff_max" in row]
     assert len(steps) == 2

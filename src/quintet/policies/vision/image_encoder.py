@@ -103,7 +103,8 @@ def encode_images(body: Any, patches: Tensor, grids: Tensor) -> Tensor:
     grid_thw = F.pad(grids * processor.merge_size, (1, 0), value=1)
     dtype = next(visual.parameters()).dtype
     pixels = processor.pixel_values(patches).to(dtype)
-    out = visual(pixels, grid_thw=grid_thw, return_dict=True, **_attention_inputs(visual, grid_thw, patches.device))
+    attention = _attention_inputs(visual, grid_thw, patches.device)
+    out = visual(pixels, grid_thw=grid_thw.to(patches.device), return_dict=True, **attention)
     return torch.cat([out.pooler_output, *(getattr(out, "deepstack_features", None) or ())], -1)
 
 
