@@ -306,13 +306,20 @@ def _worst(tokenizer: Any, batch: Batch, learner: Tensor, engine: Tensor) -> Wor
 
 
 def _retokenization(tokenizer: Any, episodes: Sequence[Trajectory]) -> RetokenizationReport:
-    """Decode every sequence of every episode and encode it again."""
+    """Decode every sequence of every episode, without the tokens of images, and encode it again."""
     batch = collate(episodes)
     spans: list[tuple[int, RetokenizedSpan]] = []
     columns = [column.tolist() for column in (batch.tokens, batch.turn, batch.loss_mask)]
     start = 0
     for length, episode in zip(batch.lengths.tolist(), batch.trajectory.tolist(), strict=True):
-        tokens, turns, loss_mask = (column[start : start + length] for column in columns)
+        tokens, turns, loss_mask = (
+            [
+                value
+                for value, token in zip(column[start : start + length], columns[0][start:], strict=False)
+                if token >= 0
+            ]
+            for column in columns
+        )
         spans += [(episode, span) for span in find_retokenized_spans(tokenizer, tokens, turns, loss_mask)]
         start += length
     response_spans = [span for _, span in spans if span.has_response_tokens]

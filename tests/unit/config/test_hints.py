@@ -199,7 +199,6 @@ CASES = [
     ["policy.vision={min_pixels: 9000, max_pixels: 4000}"],
     *(["policy.preset=grid-vl", TWO, f"{PARALLEL}.{way}=2"] for way in ("tensor", "pipeline", "context", "ulysses")),
     ["policy.preset=grid-vl", MEGATRON],
-    ["policy.preset=grid-vl", "env.render=vision", "rollout.engine=sglang"],
     ["policy.preset=grid-vl", "env.render=vision", "sft={episodes: {}}"],
     # Megatron
     *([MEGATRON, f"actor.megatron.{name}={'x' if name.endswith('cfg') else 'true'}"] for name in GPU_OPTIONS),
@@ -256,6 +255,13 @@ def check(words: Sequence[str]) -> None:
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
 def test_a_hint_removes_its_error(words: list[str]) -> None:
     check(words)
+
+
+def test_an_engine_that_reads_images_takes_the_place_of_one_that_does_not() -> None:
+    words = ["policy.preset=grid-vl", "env.render=vision", "rollout.engine=sglang"]
+    ((message, hint),) = (each for each in printed_hints(printed(words)).items() if "read images" in each[0])
+    for changed in followed(message, hint, words):
+        assert message not in printed(changed)
 
 
 @pytest.mark.parametrize("words", ON_A_GPU, ids=" ".join)

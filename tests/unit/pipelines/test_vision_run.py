@@ -14,6 +14,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
+from quintet.config.checks.unsupported import refuse_unsupported
 from quintet.config.compose import load_experiment
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.policy import VisionConfig
@@ -68,6 +69,7 @@ def test_checkpoints_load_in_transformers_with_the_image_processor(tmp_path: Pat
     assert not report["unexpected_keys"]
     assert all(bool(torch.isfinite(weight).all()) for weight in loaded.parameters())
     assert AutoImageProcessor.from_pretrained(model).patch_size == 8
+    refuse_unsupported(experiment(tmp_path, f"policy.path={model}", "policy.preset=null"))
 
 
 def test_a_resumed_warm_start_has_the_same_images(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def vision_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     shape = find_models(composed.experiment).policy
     if not isinstance(shape, ModelShape):
         return
-    if shape.vision and shape.family in FAMILIES:
+    if shape.vision and shape.family.removesuffix("_text") in FAMILIES:
         yield from _unsupported_problems(composed)
     else:
         yield from _text_policy_problems(composed)
