@@ -30,11 +30,11 @@ SHAPE = Preset(64, 2, 4, 2, 96, 400, 512, vision=VisionPreset(layers=2, hidden=3
 PROCESSOR = ImageProcessor(patch_size=4, min_pixels=64, max_pixels=64 * 64)
 
 
-def save_qwen2_5_vl(directory: Path) -> Path:
+def save_qwen2_5_vl(directory: Path, shape: Preset = SHAPE) -> Path:
     """Create a model whose first vision layer attends within windows of 2 × 2 image tokens."""
-    tokenizer = train_tokenizer(SHAPE.vocabulary, TEXTS, images=True)
-    assert SHAPE.vision
-    model = build_vision_language_model(SHAPE, SHAPE.vision, tokenizer, seed=5)
+    tokenizer = train_tokenizer(shape.vocabulary, TEXTS, images=True)
+    assert shape.vision
+    model = build_vision_language_model(shape, shape.vision, tokenizer, seed=5)
     model.config.vision_config.fullatt_block_indexes = [1]
     model.config.vision_config.window_size = 16
     randomize_biases(model)

@@ -9,7 +9,7 @@ from quintet.config.problems import ConfigProblem
 
 FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
 """Families of vision-language models that read images; of others, only the language model is trained."""
-ENGINES = frozenset({"hf"})
+ENGINES = frozenset({"hf", "vllm"})
 """Engines that read images."""
 PARALLEL = ("tensor", "pipeline", "context", "ulysses")
 """Ways of splitting a model or a sequence that its vision encoder does not support."""

@@ -141,6 +141,13 @@ class ImageProcessor:
         split = image.reshape(rows, merge, patch, columns, merge, patch, -1)
         return split.transpose(0, 3, 1, 4, 6, 2, 5).tobytes()
 
+    def resized_image(self, image: ImageInput) -> np.ndarray:
+        """Return the image that `patches` show, RGB `uint8[height, width, 3]`."""
+        (rows, columns), merge, patch = image.grid, self.merge_size, self.patch_size
+        patches = np.frombuffer(image.patches, np.uint8).reshape(rows, columns, merge, merge, -1, patch, patch)
+        pixels: np.ndarray = patches.transpose(0, 2, 5, 1, 3, 6, 4)
+        return pixels.reshape(rows * self.factor, columns * self.factor, -1)
+
     def pixel_values(self, patches: Tensor) -> Tensor:
         """Return the input of the vision encoder, float32 [patches, channels · temporal_patch_size · patch_size²]:
         rescaled, normalized, and repeated in time. `patches` is uint8 [image tokens, merge_size² · channels ·

@@ -113,6 +113,26 @@ def position_shift(tokens: Sequence[int]) -> int:
     return int(_find_images(np.asarray(tokens, np.int64)).shifts.sum())
 
 
+def with_placeholders(tokens: Sequence[int], placeholder: int) -> tuple[list[int], list[int]]:
+    """Return the tokens with one `placeholder` for each image, as engines outside of Quintet read them, and the keys of
+    the images in their order.
+
+    >>> image = ImageInput(key=3, grid=(1, 2), patches=b"")
+    >>> with_placeholders((7, *image_tokens(image), 8), 5)
+    ([7, 5, 8], [3])
+    """
+    out: list[int] = []
+    keys: list[int] = []
+    for token in tokens:
+        code = -1 - token
+        if code < 0:
+            out.append(token)
+        elif not code & (1 << 2 * SIDE_BITS) - 1:
+            out.append(placeholder)
+            keys.append(code >> 2 * SIDE_BITS)
+    return out, keys
+
+
 def check_images(request: Request, *, supported: bool) -> None:
     """Check the images of a request.
 
