@@ -137,7 +137,9 @@ def _utilization(components: Components, batches: Sequence[Batch], timings: Timi
     if not config.tracking.flops or not seconds:
         return {}
     model = components.learners.actor.model.config
-    per_epoch = sum(training_flops(model, batch.lengths, int(batch.loss_mask.sum())) for batch in batches)
+    per_epoch = sum(
+        training_flops(model, batch.lengths, int(batch.loss_mask.sum()), batch.image_grids) for batch in batches
+    )
     return utilization(config.training.epochs * per_epoch, seconds, components.learners.world_size)
 
 

@@ -15,7 +15,7 @@ from quintet.config.native.rollout import RolloutConfig
 from quintet.envs.env import Env
 from quintet.envs.start_states import env_index
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeStarted, LocalVectorEnv, VectorEnv
-from quintet.records import Failure, FinishReason, Generation, Observation, Outcome, Step, Trajectory
+from quintet.records import Failure, FinishReason, Generation, ImageInput, Observation, Outcome, Step, Trajectory
 from quintet.rollout.chat.chat_format import ChatFormat, Dialogue, PromptChange
 from quintet.rollout.chat.response_parser import ParsedResponse, ResponseFormat
 from quintet.rollout.engines.engine import RequestEngine
@@ -250,8 +250,12 @@ class AgentLoop:
         dialogue, config, limit = running.dialogue, running.rules.config, running.rules.limits.max_tokens
         if dialogue is None:
             raise AssertionError("a turn before its episode started")
-        prompt, running.new_prompt, running.continues = dialogue.observe(observation.text)
-        running.observation = observation
+        try:
+            prompt, running.new_prompt, running.continues = dialogue.observe(observation.text, observation.images)
+        except ValueError as error:
+            self._end(running, Outcome.FAILED, Failure("observation", "UnreadableImage", str(error)))
+            return
+        running.observation, running.image_inputs = observation, dialogue.new_images
         running.num_tokens += len(running.new_prompt)
         if dialogue.changes:
             self._prompt_changes.update(dialogue.changes)
@@ -263,15 +267,17 @@ class AgentLoop:
         elif max_tokens < 1:
             self._end(running, Outcome.MAX_TOKENS)
         else:
-            self._add_request(running, prompt, max_tokens)
+            self._add_request(running, prompt, dialogue.images, max_tokens)
 
-    def _add_request(self, running: RunningEpisode, prompt: tuple[int, ...], max_tokens: int) -> None:
+    def _add_request(
+        self, running: RunningEpisode, prompt: tuple[int, ...], images: tuple[ImageInput, ...], max_tokens: int
+    ) -> None:
         turn = len(running.turns)
         window, max_turns = running.rules.config.window_size, running.rules.config.max_turns
         continues = turn + 1 < max_turns and (window is None or turn + 1 < window)
         seed, stop_token_ids = running.episode.sampling_seed(running.sampling, turn), self.chat.stop_token_ids
         request = running.sampling.request(
-            running.id, prompt, max_tokens, seed, stop_token_ids, keep_kv_cache=continues
+            running.id, prompt, max_tokens, seed, stop_token_ids, keep_kv_cache=continues, images=images
         )
         started = time.perf_counter()
         try:

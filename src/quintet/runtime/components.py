@@ -21,6 +21,7 @@ from quintet.rollout.async_rollout import AsyncRollout
 from quintet.rollout.background_rollout import BackgroundRollout, PausingEnvs
 from quintet.rollout.channel import Channel
 from quintet.rollout.chat.chat_format import ChatFormat
+from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.rollout.sampling_params import check_tokens
 from quintet.rollout.single_turn_loop import SingleTurnLoop
@@ -82,8 +83,8 @@ def build_components(
     controller = controller or Controller.in_process()
     learners = controller.build_learners(config, policy)
     model = learners.actor.model
-    tokenizer = load_policy_tokenizer(config, policy, model.config.vocab_size)
-    check_tokens(config, model.config.vocab_size)
+    tokenizer = load_policy_tokenizer(config, policy, model.config.get_text_config().vocab_size)
+    check_tokens(config, model.config.get_text_config().vocab_size)
     engines, weight_sync = _build_engines(config, policy, tokenizer, learners, controller)
     chat = None if prompts else _chat(config, tokenizer, model)
     envs: AgentLoop | SingleTurnLoop
@@ -165,7 +166,9 @@ def _single_turn_loop(
 def _chat(config: Experiment, tokenizer: Any, model: PreTrainedModel) -> ChatFormat:
     end_token = config.rollout.end_token
     extra_ids = stop_token_ids(tokenizer, model) if end_token is None else (end_token,)
-    return ChatFormat.from_config(config.rollout, tokenizer, extra_ids)
+    return ChatFormat.from_config(
+        config.rollout, tokenizer, extra_ids, ImagePrompts.from_model(model, config.policy.vision)
+    )
 
 
 def stop_token_ids(tokenizer: Any, model: PreTrainedModel) -> tuple[int, ...]:

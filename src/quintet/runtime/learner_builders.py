@@ -275,6 +275,14 @@ def _full_model(config: Experiment, actor: Learner, policy: Path) -> PreTrainedM
     return model
 
 
+def _freeze(config: Experiment, model: PreTrainedModel) -> None:
+    """Freeze the parts of the policy that are not trained."""
+    if config.policy.freeze_router:
+        freeze_routers(model)
+    if config.policy.vision.freeze:
+        model.base_model.visual.requires_grad_(requires_grad=False)
+
+
 class TorchBackend:
     """`LearnerBackend` on torch: replicated, FSDP1 or FSDP2."""
 
@@ -285,8 +293,7 @@ class TorchBackend:
         model = load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides)
         if config.policy.lora is not None:
             add_lora(model, config.policy.lora, seed=derive_seed(config.seed, "adapters"))
-        if config.policy.freeze_router:
-            freeze_routers(model)
+        _freeze(config, model)
         if config.actor.gradient_checkpointing:
             enable_activation_checkpointing(model)
         return build_actor(config, model, optimizer, config.rollout.temperature, ranks)
@@ -295,8 +302,7 @@ class TorchBackend:
         model = load_model(base, trust_remote_code=config.policy.trust_remote_code, overrides=config.policy.overrides)
         if sft.lora is not None:
             add_lora(model, sft.lora, seed=derive_seed(config.seed, "adapters"), key="sft.lora")
-        if config.policy.freeze_router:
-            freeze_routers(model)
+        _freeze(config, model)
         if sft.gradient_checkpointing:
             enable_activation_checkpointing(model, "sft.gradient_checkpointing")
         if sft.liger:

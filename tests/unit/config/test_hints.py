@@ -226,6 +226,13 @@ CASES = [
     ["policy.lora.target_modules=nothing"],
     ["policy.lora.target_modules=*"],
     ["policy.lora.target_modules=lm_head"],
+    # images
+    ["env.render=vision"],
+    ["policy.vision.freeze=true"],
+    ["policy.vision={min_pixels: 9000, max_pixels: 4000}"],
+    *(["policy.preset=grid-vl", TWO, f"{PARALLEL}.{way}=2"] for way in ("tensor", "pipeline", "context", "ulysses")),
+    ["policy.preset=grid-vl", MEGATRON],
+    ["policy.preset=grid-vl", "env.render=vision", "sft={episodes: {}}"],
     # Megatron
     *([MEGATRON, f"actor.megatron.{name}={'x' if name.endswith('cfg') else 'true'}"] for name in GPU_OPTIONS),
     *([MEGATRON, *words] for words in BESIDE_MEGATRON.values()),
@@ -258,6 +265,8 @@ CASES = [
 ]
 
 
+NO_IMAGES = ["policy.preset=grid-vl", "env.render=vision", "rollout.engine=sglang"]
+"""An engine that need not be installed, so that there are other hints as well."""
 ON_A_GPU = [
     ["actor.memory.sharded_offload=true"],
     [TWO, "actor.memory.sharded_offload=true", "actor.sharding.policy=no_shard"],
@@ -286,6 +295,13 @@ def check(words: Sequence[str]) -> None:
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
 def test_a_hint_removes_its_error(words: list[str]) -> None:
     check(words)
+
+
+def test_an_engine_that_reads_images_takes_the_place_of_one_that_does_not() -> None:
+    hints = printed_hints(printed(NO_IMAGES))
+    ((message, hint),) = (each for each in hints.items() if "read images" in each[0])
+    for changed in followed(message, hint, NO_IMAGES):
+        assert message not in printed(changed)
 
 
 @pytest.mark.parametrize("words", ON_A_GPU, ids=" ".join)
@@ -363,7 +379,7 @@ EXEMPT = {
 
 def test_every_hint_about_native_keys_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     with recorded_sites() as places:
-        for words in CASES:
+        for words in (*CASES, NO_IMAGES):
             printed(words)
         monkeypatch.setattr(hardware, "num_gpus", lambda: 8)
         for words in ON_A_GPU:

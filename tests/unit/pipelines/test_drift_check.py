@@ -13,6 +13,7 @@ import torch
 
 from quintet.cli import main as command
 from quintet.pipelines import drift_check as pipeline
+from quintet.policies.tiny_models import create_preset_policy
 from quintet.runtime.components import Components
 from quintet.runtime.weight_sync import WeightSync
 
@@ -184,3 +185,12 @@ def test_a_preset_can_be_checked_before_training(
         command.main()
     assert not end.value.code
     assert printed_report(capsys)["policy"] == "a new grid-1m"
+
+
+def test_the_drift_check_reads_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create_preset_policy("grid-vl", tmp_path / "policy", ["system user assistant"], 0)
+    assert check(monkeypatch, tmp_path / "policy", tmp_path, "env.render=vision", "env.tile_size=16", "--json") == 0
+    report = printed_report(capsys)
+    assert report["template_comparison"]["reproduced_prompts"] == report["template_comparison"]["num_turns"] > 0

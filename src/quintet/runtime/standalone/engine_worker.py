@@ -59,7 +59,7 @@ class LocalStandaloneEngine:
         configure_process(config)
         self.close()
         model = load_engine_model(config, policy)
-        tokenizer = load_policy_tokenizer(config, policy, model.config.vocab_size)
+        tokenizer = load_policy_tokenizer(config, policy, model.config.get_text_config().vocab_size)
         self._runner = EngineRunner(local_engine_builder(config, policy, model, tokenizer, is_learner_model=False))
         return self._runner.max_model_len
 

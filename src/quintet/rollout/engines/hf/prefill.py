@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +59,9 @@ class PrefillQueue:
         before = (cache.prefix_kv, prefix.slot, len(prefix.tokens)) if prefix.tokens else None
         return ForwardInput(
             self._tensor([x for p, count in batch for x in p.tokens[p.num_computed : p.num_computed + count]]),
-            self._tensor([i for p, count in batch for i in range(p.num_computed, p.num_computed + count)]),
+            self._tensor(
+                [i for p, n in batch for i in self._runner.positions(p.tokens, p.num_computed, p.num_computed + n)]
+            ),
             PrefillLayout(cache.kv_cache, slots, past, lengths, before),
         )
 
@@ -97,11 +100,11 @@ class PrefillQueue:
         if length < MIN_SHARED_PREFIX or (prefix := cache.add_prefix(tokens[:length])) is None:
             return best
         layout = PrefillLayout(cache.prefix_kv, [prefix.slot], [0], [length])
-        positions = torch.arange(length, device=self._device)
+        positions = self._tensor(self._runner.positions(prefix.tokens, 0, length))
         self._runner([ForwardInput(self._tensor(prefix.tokens), positions, layout)])
         return prefix
 
-    def _tensor(self, values: Sequence[int]) -> Tensor:
+    def _tensor(self, values: Sequence[Any]) -> Tensor:
         return torch.tensor(values, device=self._device)
 
 

@@ -159,7 +159,7 @@ class RunningBatch:
         slots = self._to_device(rows.cache_slot[:n])
         layout = DecodeLayout(self._kv_cache, self._shared_segments(), slots, self._to_device(in_slot))
         return ForwardInput(
-            self._to_device(rows.last_token[:n]), self._to_device(rows.prompt_len[:n] + positions), layout
+            self._to_device(rows.last_token[:n]), self._to_device(rows.first_position[:n] + positions), layout
         )
 
     def sample(self, logits: Tensor) -> None:
