@@ -15,7 +15,7 @@ class Capability(StrEnum):
     LOGGERS = "further loggers and stored pictures"
     VISION = "images in turns and vision-language policies"
     EMBODIED = "vision-language-action policies and simulators"
-    ENVS = "further envs and structured thoughts"
+    ENVS = "further envs"
 
     @property
     def is_missing(self) -> bool:
