@@ -1,7 +1,7 @@
 """Devices of each component of a run, and checks of that placement."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -59,7 +59,7 @@ class Component:
     @property
     def processes_per_device(self) -> int:
         """Maximum number of processes of a device; 0 for the CPU."""
-        return max(map(self.processes.count, self.devices), default=0)
+        return max(Counter(self.processes).values(), default=0)
 
     @property
     def copies(self) -> int:
@@ -191,8 +191,8 @@ def _processes(config: Experiment, name: str, devices: Sequence[int]) -> tuple[i
     if name not in RESTARTABLE:
         return tuple(devices)
     component = getattr(config.placement, name)
-    listed, count = component.devices or (), component.processes_per_device
-    return tuple(device for device in devices for _ in range(max(1, listed.count(device)) * count))
+    listed, count = Counter(component.devices or ()), component.processes_per_device
+    return tuple(device for device in devices for _ in range(max(1, listed[device]) * count))
 
 
 def _engine_devices(config: Experiment) -> int:

@@ -166,18 +166,23 @@ def process_layout(config: Experiment) -> ProcessLayout:
         colocated_engines.union(standalone.get("rollout", ())),
         {name: ranks for name, ranks in standalone.items() if ranks},
         {component.name: component.title for component in placement.components},
-        tuple(
-            _components_on(device, placement)
-            if rank in (learner_ranks or (0,))
-            else tuple(name for name, ranks in standalone.items() if rank in ranks)
-            for rank, device in enumerate(all_devices)
-        ),
+        _components_of_ranks(all_devices, learner_ranks or (0,), standalone, placement),
     )
 
 
-def _components_on(device: int, placement: Placement) -> tuple[str, ...]:
-    """Return the names of the components on a device; those on the CPU are in every process."""
-    return tuple(each.name for each in placement.components if device in each.devices or not each.devices)
+def _components_of_ranks(
+    devices: Sequence[int], learner_ranks: Sequence[int], standalone: Mapping[str, Sequence[int]], placement: Placement
+) -> tuple[tuple[str, ...], ...]:
+    """Return the names of the components in each rank: with a learner, all those on its device, or on the CPU."""
+    by_device = {each.name: frozenset(each.devices) for each in placement.components}
+    by_rank = {name: frozenset(ranks) for name, ranks in standalone.items()}
+    with_learner = frozenset(learner_ranks)
+    return tuple(
+        tuple(name for name, used in by_device.items() if device in used or not used)
+        if rank in with_learner
+        else tuple(name for name, ranks in by_rank.items() if rank in ranks)
+        for rank, device in enumerate(devices)
+    )
 
 
 def _devices_with_process(config: Experiment, placement: Placement) -> range:
@@ -203,14 +208,15 @@ def _devices_by_node(
     """Return the device of each process by node; nodes and devices of the actor come first, so that rank 0 has one."""
     used = {device for component in placement.components for device in component.devices}
     nodes: dict[int, list[int]] = {}
+    counts = [Counter(component.processes) for component in placement.components]
     for device in sorted(used.intersection(devices)):
-        count = max(component.processes.count(device) for component in placement.components)
+        count = max(each[device] for each in counts)
         node = nodes.setdefault(device // placement.devices_per_node, [])
         node += [device] * (1 if device in actor_devices else count)
     most = max(map(len, nodes.values()), default=0)
     for number, node in nodes.items():
         all_devices = range(number * placement.devices_per_node, (number + 1) * placement.devices_per_node)
-        idle = [device for device in all_devices if device not in node]
+        idle = sorted(set(all_devices).difference(node))
         node += islice(chain(idle, repeat(node[-1])), most - len(node))
     actor_first = [sorted(each, key=lambda device: (device not in actor_devices, device)) for each in nodes.values()]
     return sorted(actor_first, key=lambda each: each[0] not in actor_devices)

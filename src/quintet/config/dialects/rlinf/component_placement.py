@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
@@ -210,7 +211,7 @@ def _native_component(component: str, processes: list[Process]) -> dict[str, Any
     """Return the fields of a native component; devices are listed once if processes share them evenly."""
     devices = list(chain(*processes))
     unique = list(dict.fromkeys(devices))
-    counts = {devices.count(device) for device in unique}
+    counts = set(Counter(devices).values())
     is_even = len(counts) == 1
     native: dict[str, Any] = {"devices": unique if is_even else devices}
     if component == "rollout":
@@ -247,7 +248,8 @@ def _format_component(config: ComponentConfig) -> str:
     """Return a component's placement as text; empty for all devices."""
     devices, rank, parts = config.devices or (), 0, []
     per_worker: int = getattr(config, "devices_per_worker", 1)
-    counts = {device: devices.count(device) * getattr(config, "processes_per_device", 1) for device in devices}
+    per_device: int = getattr(config, "processes_per_device", 1)
+    counts = {device: count * per_device for device, count in Counter(devices).items()}
     for first, last, count in _device_ranges(counts):
         workers = (last - first + 1) * count // per_worker
         devices_text = str(first) if first == last else f"{first}-{last}"
