@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from env_services import env_service, post, request
 
 from quintet.config.compose import load_experiment
 from quintet.envs.mixed_env import build_run_envs
+from quintet.envs.service import http_client
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, VectorEnv
 from quintet.errors import ConfigError, MachineError
 from quintet.runtime.env_service.sessions import SessionLimits
@@ -142,6 +144,30 @@ def test_a_restarted_server_gets_its_episodes_back(expected: list[EnvEvent]) -> 
         envs = build(first.url)
         assert play(envs, restart) == expected
         assert envs.pop_metrics()["env/episodes_reassigned"] >= 1
+
+
+@pytest.fixture
+def full() -> Iterator[str]:
+    """A server whose queue is full: connections to it are neither accepted nor refused."""
+    with ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listening.getsockname())
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_server_that_stays_away_costs_no_time(
+    expected: list[EnvEvent], full: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with env_service("frozenlake") as server:
+        monkeypatch.setattr(http_client, "CONNECT_SECONDS", 0.3)
+        envs = build(server.url, full, max_retries=0)
+        monkeypatch.setattr(http_client, "CONNECT_SECONDS", 60.0)
+        started = time.monotonic()
+        assert play(envs) == expected
+        assert time.monotonic() - started < 30
 
 
 def test_an_expired_session_is_replayed(expected: list[EnvEvent]) -> None:
