@@ -66,6 +66,18 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageInput:
+    """An image in the patches that a vision encoder reads, see `quintet.policies.vision.image_processing`."""
+
+    key: int
+    """Hash of grid and patches, which stands for the image in token sequences."""
+    grid: tuple[int, int]
+    """Rows and columns of image tokens."""
+    patches: bytes
+    """uint8 [rows · columns, patches per token · channels · patch side²]."""
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """Result of one action. `info["success"]` is true if the task is solved."""
 
@@ -181,6 +193,8 @@ class Request:
     """The conversation continues: keep the KV cache for the next request with this `id`."""
     top_logprobs: int = 0
     """Number of likeliest tokens to return at each position."""
+    images: tuple[ImageInput, ...] = ()
+    """The distinct images of the image tokens in `prompt`."""
 
     def __post_init__(self) -> None:
         """
@@ -251,6 +265,9 @@ class Turn:
     frames: tuple[str, ...] = ()
     """Text of the env after each executed action."""
     images: tuple[np.ndarray, ...] = ()
+    """Images of the observation, RGB `uint8[height, width, 3]`."""
+    image_inputs: tuple[ImageInput, ...] = ()
+    """The same, as the policy saw them."""
     version_changes: tuple[tuple[int, int], ...] = ()
     """See `Generation.version_changes`."""
 
@@ -298,7 +315,7 @@ class Batch:
     tokens: torch.Tensor
     """int64 [N]."""
     positions: torch.Tensor
-    """int64 [N], from 0 in each sequence."""
+    """int64 [N], from 0 in each sequence; with images int64 [N, 3], in time, height and width."""
     lengths: torch.Tensor
     """int64 [B], tokens of each sequence; sums to N."""
     loss_mask: torch.Tensor
@@ -339,6 +356,12 @@ class Batch:
     """float32 [N]."""
     returns: torch.Tensor | None = None
     """float32 [N], targets of the critic."""
+    image_keys: torch.Tensor | None = None
+    """int64 [I], ascending hashes of the images, which image tokens contain; None without images."""
+    image_grids: torch.Tensor | None = None
+    """int64 [I, 2], rows and columns of image tokens of each image."""
+    image_patches: torch.Tensor | None = None
+    """uint8 [T, bytes per image token] of the images one after the other, see `ImageInput.patches`."""
 
     @property
     def token_trajectory(self) -> torch.Tensor:

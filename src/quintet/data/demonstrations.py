@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from quintet.envs.env import Env, UnsolvableError
 from quintet.envs.start_states import Split, split_seed
@@ -37,6 +37,9 @@ class DemonstratedTurn:
     observation: str
     actions: tuple[str, ...]
     thought: str
+    next_observation: str = ""
+    images: tuple[Any, ...] = ()
+    """Images of the observation, RGB `uint8[height, width, 3]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,23 @@ class Demonstration:
 
     seed: int
     turns: tuple[DemonstratedTurn, ...]
+
+
+def with_images(env: Env, episodes: Sequence[Demonstration]) -> Sequence[Demonstration]:
+    """Return demonstrations with the images of their observations, if the environment shows images, by replaying
+    them."""
+    shows_images = bool(episodes) and bool(env.reset(episodes[0].seed).images)
+    return [_with_images(env, episode) for episode in episodes] if shows_images else episodes
+
+
+def _with_images(env: Env, episode: Demonstration) -> Demonstration:
+    observation = env.reset(episode.seed)
+    turns: list[DemonstratedTurn] = []
+    for turn in episode.turns:
+        turns.append(replace(turn, images=observation.images))
+        for action in turn.actions:
+            observation = env.step(action).observation
+    return replace(episode, turns=tuple(turns))
 
 
 def collect_demonstrations(
@@ -127,11 +147,12 @@ def run_episode(env: Expert, seed: int, max_turns: int, max_actions: int = 1) ->
 
 def _run_turn(env: Expert, observation: Observation, limit: int) -> tuple[DemonstratedTurn, Observation, bool, bool]:
     """Run a turn of up to `limit` actions; returns `(turn, next observation, done, success)`."""
-    text, thought = observation.text, env.expert_thought()
+    shown, thought = observation, env.expert_thought()
     actions: list[str] = []
     done = success = False
     while not done and len(actions) < limit:
         actions.append(env.expert_action())
         step = env.step(actions[-1])
         observation, done, success = step.observation, step.terminated or step.truncated, bool(step.info.get("success"))
-    return DemonstratedTurn(text, tuple(actions), thought), observation, done, success
+    turn = DemonstratedTurn(shown.text, tuple(actions), thought, observation.text, shown.images)
+    return turn, observation, done, success

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+IMAGE = "<image>"
+"""Place of an image in the text of an observation; images without one come before the text."""
+
+
 class UnsolvableError(Exception):
     """The expert of an env knows no way to success from the current state, or finds none within its search limit."""
 

@@ -11,6 +11,7 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
 from quintet.config.native.envs import FrozenLakeConfig
 from quintet.envs import grid
+from quintet.envs.env import IMAGE
 from quintet.envs.frozenlake_solver import shortest_policy, slippery_policy
 from quintet.envs.start_states import layout_split, split_of
 from quintet.errors import ConfigError
@@ -38,6 +39,11 @@ def _tiles() -> dict[str, np.ndarray]:
     }
 
 
+@lru_cache(maxsize=4)
+def _tiles_of(size: int) -> dict[str, np.ndarray]:
+    return grid.resize_tiles(_tiles(), size)
+
+
 class FrozenLake:
     """Env with start, goal and holes random by seed; the goal is always reachable."""
 
@@ -48,6 +54,11 @@ class FrozenLake:
 
     def instruction(self) -> str:
         slip = " The ice is slippery." if self._config.slippery else ""
+        if self._config.render == "vision":
+            return (
+                "Reach the green goal over the frozen lake. You are orange, blue discs are holes."
+                f"{slip} Answer with Left, Down, Right or Up."
+            )
         return (
             "Reach the goal G over the frozen lake. P is you, _ is ice, O is a hole, # is the edge,"
             f" X is you in a hole, √ is you on the goal.{slip} Answer with Left, Down, Right or Up."
@@ -62,7 +73,7 @@ class FrozenLake:
         self._position = divmod(int(state), config.size)
         self._steps = 0
         self.__dict__.pop("_policy", None)
-        return Observation(self._text())
+        return self._observation()
 
     def step(self, action: str) -> Step:
         """See `Env.step`; the reward is gymnasium's, 1 for reaching the goal."""
@@ -71,11 +82,16 @@ class FrozenLake:
         self._steps += 1
         truncated = not terminated and self._steps >= self._config.max_steps
         success = self._rows[self._position[0]][self._position[1]] == "G"
-        return Step(Observation(self._text()), float(reward), bool(terminated), truncated, {"success": success})
+        return Step(self._observation(), float(reward), bool(terminated), truncated, {"success": success})
 
     def render(self) -> np.ndarray:
         """See `Env.render`; unlike gymnasium's image, it shows the agent in a hole."""
         return grid.paint(self._symbols(), _tiles())
+
+    def _observation(self) -> Observation:
+        if self._config.render == "text":
+            return Observation(self._text())
+        return Observation(IMAGE, (grid.paint(self._symbols(), _tiles_of(self._config.tile_size)),))
 
     def close(self) -> None:
         """See `Env.close`."""

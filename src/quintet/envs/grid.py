@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
+from PIL import Image
 
 TILE: Final = 32
 """Pixels per side."""
@@ -26,8 +27,16 @@ def neighbors_text(rows: Sequence[Sequence[str]], row: int, column: int, moves: 
     return " ".join(neighbors)
 
 
+def resize_tiles(tiles: Mapping[str, np.ndarray], size: int) -> dict[str, np.ndarray]:
+    """Return the tiles with `size` pixels per side."""
+    return {
+        symbol: np.asarray(Image.fromarray(tile).resize((size, size), Image.Resampling.BOX))
+        for symbol, tile in tiles.items()
+    }
+
+
 def paint(rows: Sequence[Sequence[str]], tiles: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return RGB `uint8[height * TILE, width * TILE, 3]` with one tile image per symbol."""
+    """Return RGB `uint8[height * tile, width * tile, 3]` with one tile image per symbol."""
     return np.concatenate([np.concatenate([tiles[symbol] for symbol in row], axis=1) for row in rows], axis=0)
 
 

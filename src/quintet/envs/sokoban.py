@@ -10,7 +10,7 @@ import numpy as np
 
 from quintet.config.native.envs import SokobanConfig
 from quintet.envs import grid
-from quintet.envs.env import UnsolvableError
+from quintet.envs.env import IMAGE, UnsolvableError
 from quintet.envs.start_states import layout_split, split_of
 from quintet.errors import ConfigError
 from quintet.records import Observation, Step
@@ -143,6 +143,11 @@ def _tiles() -> dict[str, np.ndarray]:
     }
 
 
+@lru_cache(maxsize=4)
+def _tiles_of(size: int) -> dict[str, np.ndarray]:
+    return grid.resize_tiles(_tiles(), size)
+
+
 class Sokoban:
     """Env with room, boxes and targets random by seed; every puzzle is solvable and none starts solved."""
 
@@ -152,6 +157,11 @@ class Sokoban:
         self._config = config
 
     def instruction(self) -> str:
+        if self._config.render == "vision":
+            return (
+                "Push every brown box onto a red target, where it turns green. You are orange, walls are gray."
+                " Answer with Up, Down, Left or Right."
+            )
         return (
             "Push every box X onto a target O. # is a wall, _ is floor, P is you, S is you on a target,"
             " √ is a box on a target. Answer with Up, Down, Left or Right."
@@ -161,7 +171,7 @@ class Sokoban:
         self._level = _generate_level(self._config, seed)
         self._steps = 0
         self._plan: list[str] | None = None
-        return Observation(self._text())
+        return self._observation()
 
     def step(self, action: str) -> Step:
         """See `Env.step`; rewards are those of gym-sokoban."""
@@ -176,10 +186,15 @@ class Sokoban:
         solved = self._level.solved
         reward = STEP_REWARD + BOX_REWARD * (on_target[1] - on_target[0]) + SOLVED_REWARD * solved
         truncated = not solved and self._steps >= self._config.max_steps
-        return Step(Observation(self._text()), reward, solved, truncated, {"success": solved})
+        return Step(self._observation(), reward, solved, truncated, {"success": solved})
 
     def render(self) -> np.ndarray:
         return grid.paint(self._level.symbols(), _tiles())
+
+    def _observation(self) -> Observation:
+        if self._config.render == "text":
+            return Observation(self._text())
+        return Observation(IMAGE, (grid.paint(self._level.symbols(), _tiles_of(self._config.tile_size)),))
 
     def close(self) -> None:
         """See `Env.close`."""

@@ -306,13 +306,20 @@ def _worst(tokenizer: Any, batch: Batch, learner: Tensor, engine: Tensor) -> Wor
 
 
 def _retokenization(tokenizer: Any, episodes: Sequence[Trajectory]) -> RetokenizationReport:
-    """Decode every sequence of every episode and encode it again."""
+    """Decode every sequence of every episode, without the tokens of images, and encode it again."""
     batch = collate(episodes)
     spans: list[tuple[int, RetokenizedSpan]] = []
     columns = [column.tolist() for column in (batch.tokens, batch.turn, batch.loss_mask)]
     start = 0
     for length, episode in zip(batch.lengths.tolist(), batch.trajectory.tolist(), strict=True):
-        tokens, turns, loss_mask = (column[start : start + length] for column in columns)
+        tokens, turns, loss_mask = (
+            [
+                value
+                for value, token in zip(column[start : start + length], columns[0][start:], strict=False)
+                if token >= 0
+            ]
+            for column in columns
+        )
         spans += [(episode, span) for span in find_retokenized_spans(tokenizer, tokens, turns, loss_mask)]
         start += length
     response_spans = [span for _, span in spans if span.has_response_tokens]
@@ -360,7 +367,7 @@ def _rebuilt(rollout: RolloutConfig, system: str, chat: ChatFormat, episode: Tra
     """Return the episode rebuilt from its messages, and the number of its prompts that are the same."""
     dialogue, reproduced = Dialogue.from_config(rollout, chat, system), 0
     for turn in episode.turns:
-        _, new, continues = dialogue.observe(turn.observation)
+        _, new, continues = dialogue.observe(turn.observation, turn.images)
         reproduced += (new, continues) == (turn.prompt, turn.continues)
         dialogue.add_response(turn.tokens)
     return dialogue, reproduced

@@ -25,6 +25,7 @@ from quintet.policies.reward_model import import_libraries
 from quintet.records import Failure, Response, RewardResult, Trajectory
 from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.chat.chat_format import ChatFormat
+from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.engines.engine import ENGINES, Engine
 from quintet.rollout.engines.openai_endpoint import (
     UNLIMITED,
@@ -341,7 +342,7 @@ class _Evaluator:
         starts = build_start_states(config).held_out()
         # failures are part of the results and do not end an evaluation
         rules = [rules.tolerating_failures() for rules in build_episode_rules(config)]
-        chat = ChatFormat.from_config(config.rollout, policy.tokenizer, policy.stop_token_ids)
+        chat = ChatFormat.from_config(config.rollout, policy.tokenizer, policy.stop_token_ids, policy.images)
         episodes = AgentLoop.with_rules(engine, chat, build_run_envs(config), rules)
         return cls(episodes, starts, sampling, engine, validation_prompts(config, len(starts)))
 
@@ -376,6 +377,8 @@ class _Policy:
     """Tokens that end a response."""
     open: Callable[[int], Engine]
     """Builds the engine for prompts of up to this number of tokens."""
+    images: ImagePrompts | None = None
+    """Converts images of observations."""
 
 
 def _load_policy(config: Experiment) -> _Policy:
@@ -394,7 +397,7 @@ def _load_policy(config: Experiment) -> _Policy:
         fast=config.policy.fast_tokenizer,
     )
 
-    check_tokens(config, model.config.vocab_size)
+    check_tokens(config, model.config.get_text_config().vocab_size)
 
     def build_engine(prompt_tokens: int) -> Engine:
         needed = prompt_tokens + config.rollout.max_response_tokens
@@ -406,7 +409,8 @@ def _load_policy(config: Experiment) -> _Policy:
             engine.load_weights(0, model.named_parameters())
         return engine
 
-    return _Policy(directory, tokenizer, stop_token_ids(tokenizer, model), build_engine)
+    images = ImagePrompts.from_model(model, config.policy.vision)
+    return _Policy(directory, tokenizer, stop_token_ids(tokenizer, model), build_engine, images)
 
 
 def _endpoint_policy(endpoint: EndpointSettings) -> _Policy:

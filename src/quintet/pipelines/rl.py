@@ -110,7 +110,7 @@ def train_step(components: Components, step: int, timings: Timings) -> tuple[Rol
         for rollout in iter_rollouts(components, step, timings):
             batch = collate_rollout(rollout, config)
             with timings.phase("old_log_prob"):
-                batch, log_prob_metrics = add_log_probs(components, batch)
+                batch, log_prob_metrics = add_log_probs(components, batch, step)
             with timings.phase("values"):
                 batch = add_values(components, batch)
             with timings.phase("ref"):
@@ -137,7 +137,9 @@ def _utilization(components: Components, batches: Sequence[Batch], timings: Timi
     if not config.tracking.flops or not seconds:
         return {}
     model = components.learners.actor.model.config
-    per_epoch = sum(training_flops(model, batch.lengths, int(batch.loss_mask.sum())) for batch in batches)
+    per_epoch = sum(
+        training_flops(model, batch.lengths, int(batch.loss_mask.sum()), batch.image_grids) for batch in batches
+    )
     return utilization(config.training.epochs * per_epoch, seconds, components.learners.world_size)
 
 

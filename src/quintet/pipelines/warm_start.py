@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.native.mixed_envs import RunEnv, apportion
 from quintet.config.native.rollout import RolloutConfig
 from quintet.config.native.training import WarmStartConfig
-from quintet.data.demonstrations import Demonstration, collect_demonstrations
+from quintet.data.demonstrations import DemonstratedTurn, Demonstration, collect_demonstrations, with_images
 from quintet.data.prompt_dataset import PromptDataset
 from quintet.envs.env import Env
 from quintet.envs.factory import build_env, env_errors_under_key
@@ -42,6 +42,11 @@ class EnvDemonstrations:
     response_format: ResponseFormat
     rollout: RolloutConfig
 
+    def response(self, turn: DemonstratedTurn) -> str:
+        """Return the demonstrated response."""
+        texts = {"observation": turn.observation, "prediction": turn.next_observation}
+        return self.response_format.format(turn.thought, turn.actions, **texts)
+
 
 def solve_episodes(config: Experiment, episodes: int) -> list[EnvDemonstrations]:
     """Have the experts of the run's environments solve episodes, divided by share and at least one of each.
@@ -54,14 +59,18 @@ def solve_episodes(config: Experiment, episodes: int) -> list[EnvDemonstrations]
 
 
 def dump_episodes(demonstrations: Iterable[EnvDemonstrations]) -> bytes:
-    """Return the episodes as JSON."""
-    return _EPISODES.dump_json([env.episodes for env in demonstrations])
+    """Return the episodes as JSON, without images, which `load_episodes` shows again."""
+    images = {"turns": {"__all__": {"images"}}}
+    return _EPISODES.dump_json([env.episodes for env in demonstrations], exclude={"__all__": {"__all__": images}})
 
 
 def load_episodes(config: Experiment, data: bytes) -> list[EnvDemonstrations]:
     """Return the demonstrations with the episodes that `dump_episodes` returned."""
-    episodes = _EPISODES.validate_json(data)
-    return [_with_rules(env, _build(env), solved) for env, solved in zip(config.run_envs, episodes, strict=True)]
+    built = [(env, _build(env)) for env in config.run_envs]
+    return [
+        _with_rules(run_env, env, with_images(env, episodes))
+        for (run_env, env), episodes in zip(built, _EPISODES.validate_json(data), strict=True)
+    ]
 
 
 def _build(run_env: RunEnv) -> Env:
@@ -98,7 +107,7 @@ def iter_demonstration_texts(demonstrations: Iterable[EnvDemonstrations]) -> Ite
         yield f"system\n{env.instruction}"
         for turn in (turn for episode in env.episodes for turn in episode.turns):
             yield f"user\n{turn.observation}\nassistant\n"
-            yield env.response_format.format(turn.thought, turn.actions)
+            yield env.response(turn)
 
 
 def demonstration_batch(demonstrations: Iterable[EnvDemonstrations], chat: ChatFormat) -> Batch:
@@ -111,11 +120,12 @@ def _as_trajectory(demonstration: Demonstration, index: int, chat: ChatFormat, e
     dialogue = Dialogue.from_config(env.rollout, chat, env.instruction)
     turns: list[Turn] = []
     for step in demonstration.turns:
-        _, prompt, continues = dialogue.observe(step.observation)
-        text = env.response_format.format(step.thought, step.actions)
+        _, prompt, continues = dialogue.observe(step.observation, step.images)
+        text = env.response(step)
         tokens = chat.encode_response(text)
         dialogue.add_response(tokens)
-        turns.append(_expert_turn(prompt, tokens, text, step.observation, step.actions, continues=continues))
+        turn = _expert_turn(prompt, tokens, text, step.observation, step.actions, continues=continues)
+        turns.append(replace(turn, image_inputs=dialogue.new_images))
     return Trajectory("demonstration", demonstration.seed, index, 0, tuple(turns), Outcome.SUCCESS)
 
 

@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from quintet.policies.hidden_states import compute_hidden_states
 from quintet.policies.lora import merged_head_weight
+from quintet.policies.masked_head import head_logits
 from quintet.policies.packed_batch import PackedBatch
 from quintet.policies.parallel.token_sharding import TokenSharding
 from quintet.policies.parallel.vocab_parallel import vocab_parallel_linear
@@ -82,7 +82,7 @@ class PolicyModule(nn.Module):
         weight = merged_head_weight(self.policy.lm_head)
         if isinstance(weight, DTensor):
             return LazyLogits(logits.hidden_states, partial(vocab_parallel_linear, weight=weight))
-        return LazyLogits(logits.hidden_states, partial(F.linear, weight=weight))
+        return LazyLogits(logits.hidden_states, partial(head_logits, self.policy.lm_head, weight))
 
 
 class ValueModel(nn.Module):
@@ -91,7 +91,7 @@ class ValueModel(nn.Module):
     def __init__(self, policy: PreTrainedModel) -> None:
         super().__init__()
         self.body = copy.deepcopy(policy.model)
-        self.head = nn.Linear(policy.config.hidden_size, 1)
+        self.head = nn.Linear(policy.config.get_text_config().hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.token_sharding: TokenSharding | None = None
@@ -104,6 +104,8 @@ class ValueModel(nn.Module):
         shard = self.token_sharding.shard(packed) if self.token_sharding else None
         local = shard.packed if shard else packed
         with self.activation_context():
-            hidden_states = compute_hidden_states(self.body, local.tokens, local.position_ids, local.layout)
+            hidden_states = compute_hidden_states(
+                self.body, local.tokens, local.position_ids, local.layout, local.images
+            )
         values = self.head(hidden_states.index_select(0, local.prediction_indices)).squeeze(-1).float().clone()
         return shard.gather(values) if shard else values

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.kernels.training import TrainingKernels, training_kernels
+from quintet.policies.masked_head import MaskedHead, mask_logits_
 
 MAX_LOGITS_IN_MEMORY = 2**25
 """Size of a chunk of logits, tokens × vocabulary: 128 MiB in float32. If all logits fit into one chunk, they are saved
@@ -41,14 +42,14 @@ def fused_token_statistics(
     weight = head.weight
     with torch.autocast("cpu", enabled=False):
         statistics: tuple[Tensor, ...] = _FusedStatistics.apply(  # type: ignore[no-untyped-call]
-            kernels, hidden_states.to(dtype), weight, targets, temperature, torch.is_grad_enabled()
+            kernels, hidden_states.to(dtype), weight, head, targets, temperature, torch.is_grad_enabled()
         )
     return statistics
 
 
 def _is_supported_head(head: nn.Linear) -> bool:
     """Return whether the head is a float32 linear layer without bias and hooks."""
-    if type(head) is not nn.Linear or head.bias is not None:
+    if type(head) not in (nn.Linear, MaskedHead) or head.bias is not None:
         return False
     has_hooks = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks
     weight = head.weight
@@ -65,6 +66,7 @@ class _FusedStatistics(torch.autograd.Function):
         kernels: TrainingKernels,
         hidden_states: Tensor,
         weight: Tensor,
+        head: nn.Linear,
         targets: Tensor,
         temperature: float,
         needs_grad: bool,
@@ -75,9 +77,10 @@ class _FusedStatistics(torch.autograd.Function):
         for start in range(0, len(hidden_states), chunk_size):
             part = slice(start, start + chunk_size)
             chunk = torch.mm(hidden_states[part], weight_cast.t(), out=logits[: len(hidden_states[part])])
+            mask_logits_(head, chunk)
             kernels.token_statistics(chunk, temperature, targets[part], [output[part] for output in outputs])
         logprobs, entropy, log_sums, squares = outputs
-        ctx.kernels, ctx.temperature = kernels, temperature
+        ctx.kernels, ctx.temperature, ctx.head = kernels, temperature, head
         ctx.saved_logits = logits if needs_grad and len(logits) == len(hidden_states) else None
         ctx.save_for_backward(hidden_states, weight_cast, targets, log_sums, entropy)
         ctx.mark_non_differentiable(squares)
@@ -100,13 +103,14 @@ class _FusedStatistics(torch.autograd.Function):
             chunk = logits[: len(hidden_states[part])]
             if saved_logits is None:
                 torch.mm(hidden_states[part], weight_cast.t(), out=chunk)
+                mask_logits_(ctx.head, chunk)
             grads = (grad_logprobs[part].contiguous(), grad_entropy[part].contiguous())
             ctx.kernels.token_statistics_backward(
                 chunk, ctx.temperature, targets[part], log_sums[part], entropy[part], *grads
             )
             torch.mm(chunk, weight_cast, out=grad_hidden[part])
             _add_product(ctx.kernels, grad_weight, chunk, hidden_states[part])
-        return None, grad_hidden, grad_weight, None, None, None
+        return None, grad_hidden, grad_weight, None, None, None, None
 
 
 def _add_product(kernels: TrainingKernels, accumulator: Tensor, left: Tensor, right: Tensor) -> None:

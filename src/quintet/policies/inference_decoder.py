@@ -18,9 +18,15 @@ from quintet.kernels.decode import decode_kernels
 from quintet.policies.attention import AttentionLayout, PackedLayout
 from quintet.policies.hidden_states import compute_hidden_states
 from quintet.policies.lora import adapter_parameters, has_adapters
-from quintet.policies.training_decoder import has_sliding_window
+from quintet.policies.training_decoder import batched_positions, has_sliding_window
+from quintet.policies.vision.image_encoder import embed_with_images
 
-SUPPORTED_LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
+SUPPORTED_LAYERS = frozenset(
+    {
+        *("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"),
+        *("Qwen2VLDecoderLayer", "Qwen2_5_VLDecoderLayer"),
+    }
+)
 MAX_CACHED_TOKENS = 2048
 """Largest number of tokens for which buffers are kept between passes."""
 MIN_ROWS = 16
@@ -288,13 +294,25 @@ class InferenceDecoder:
             layer.release_memory()
 
     @torch.inference_mode()
-    def __call__(self, tokens: Tensor, position_ids: Tensor, layout: AttentionLayout) -> Tensor:
-        """Return the last hidden states [P, hidden] of `tokens` [P], like `compute_hidden_states`."""
+    def __call__(
+        self,
+        tokens: Tensor,
+        position_ids: Tensor,
+        layout: AttentionLayout,
+        image_inputs: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Return the last hidden states [P, hidden] of `tokens` [P], like `compute_hidden_states`. `image_inputs` are
+        the indices of image tokens [k] and their features [k, hidden]."""
         body, num_tokens = self._body, len(tokens)
         if num_tokens < MIN_ROWS and tokens.device.type == "cpu":
-            tokens, position_ids = (F.pad(each, (0, MIN_ROWS - num_tokens)) for each in (tokens, position_ids))
-        states: Tensor = body.embed_tokens(tokens)  # type: ignore[operator]
-        cosine, sine = body.rotary_emb(states[None], position_ids[None])  # type: ignore[operator]
+            padding = (0, MIN_ROWS - num_tokens)
+            tokens = F.pad(tokens, padding)
+            position_ids = F.pad(position_ids, padding if position_ids.dim() == 1 else (0, 0, *padding))
+        if image_inputs is None:
+            states: Tensor = body.embed_tokens(tokens)  # type: ignore[operator]
+        else:
+            states = embed_with_images(body, tokens, *image_inputs)
+        cosine, sine = body.rotary_emb(states[None], batched_positions(position_ids))  # type: ignore[operator]
         rotary = (cosine[0], sine[0])
         views = self._workspace_views(states)
         for index, layer in enumerate(self._layers):

@@ -14,6 +14,9 @@ from torch import nn
 from quintet.errors import ConfigError, MachineError, nearest
 from quintet.policies.attention import PackedLayout, register_attention
 from quintet.policies.hidden_states import compute_hidden_states
+from quintet.policies.masked_head import MaskedHead
+from quintet.policies.vision.image_encoder import is_vision_language, placeholder_tokens, prepare_vision_encoder
+from quintet.policies.vision.image_processing import ImageProcessor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -33,7 +36,7 @@ MAX_PROBE_DIFFERENCE = 1e-3
 def load_model(
     directory: str | Path, *, trust_remote_code: bool = False, overrides: Mapping[str, Any] | None = None
 ) -> PreTrainedModel:
-    """Load a causal language model in float32 whose attention follows a `AttentionLayout`.
+    """Load a language model or vision-language model in float32 whose attention follows a `AttentionLayout`.
 
     `overrides` replace values of its `config.json`.
 
@@ -41,13 +44,16 @@ def load_model(
         MachineError: transformers cannot load the directory, or our forward pass differs from transformers'.
         ConfigError: an override names a setting that the model's configuration does not have.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     _require_config_json(directory)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        config = _load_config(directory, overrides or {}, trust_remote_code=trust_remote_code)
+        has_vision = is_vision_language(config)
+        auto: Any = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
+        model: PreTrainedModel = auto.from_pretrained(
             directory,
-            config=_load_config(directory, overrides or {}, trust_remote_code=trust_remote_code),
+            config=config,
             dtype=torch.float32,
             attn_implementation=register_attention(),
             trust_remote_code=trust_remote_code,
@@ -57,6 +63,9 @@ def load_model(
         hint = "use a Hugging Face model directory, as save_pretrained writes it"
         raise MachineError(f"cannot load a model from {directory}: {error}", hint) from error
     model.eval()
+    if has_vision:
+        prepare_vision_encoder(model, ImageProcessor.from_directory(directory))
+        model.lm_head = MaskedHead(model.lm_head.weight, placeholder_tokens(config))
     _verify_against_transformers(model, directory)
     return model
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quintet.policies.attention import MovableAttentionLayout
+from quintet.policies.vision.image_encoder import PackedImages
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class PackedBatch:
     layout: MovableAttentionLayout
     prediction_indices: Tensor
     targets: Tensor
+    images: PackedImages | None = None
+    """Images of a vision-language policy; `position_ids` are int64 [P, 3] then."""
 
     def to(self, device: torch.device) -> PackedBatch:
         """Return the batch on `device`."""
@@ -35,4 +38,5 @@ class PackedBatch:
             layout=self.layout.to(device),
             prediction_indices=self.prediction_indices.to(device),
             targets=self.targets.to(device),
+            images=self.images and self.images.to(device),
         )

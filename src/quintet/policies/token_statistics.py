@@ -34,7 +34,7 @@ class LazyLogits(NamedTuple):
 
 def compute_lazy_logits(model: PreTrainedModel, packed: PackedBatch) -> LazyLogits:
     """Run the model's body on `packed` and return the hidden states with the model's own head."""
-    hidden_states = compute_hidden_states(model.model, packed.tokens, packed.position_ids, packed.layout)
+    hidden_states = compute_hidden_states(model.model, packed.tokens, packed.position_ids, packed.layout, packed.images)
     return LazyLogits(hidden_states.index_select(0, packed.prediction_indices), model.lm_head)
 
 

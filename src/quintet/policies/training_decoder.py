@@ -17,8 +17,10 @@ from quintet.kernels.training import TrainingKernels, training_kernels
 from quintet.policies.attention import AttentionLayout, PackedLayout
 from quintet.policies.attention_backends import attention_backend
 
-SUPPORTED_BODIES = frozenset({"LlamaModel", "MistralModel", "Qwen2Model"})
-SUPPORTED_LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"})
+SUPPORTED_BODIES = frozenset({"LlamaModel", "MistralModel", "Qwen2Model", "Qwen2VLTextModel", "Qwen2_5_VLTextModel"})
+SUPPORTED_LAYERS = frozenset(
+    {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen2VLDecoderLayer", "Qwen2_5_VLDecoderLayer"}
+)
 VECTOR_LANES = 16
 """Numbers that the kernels process at a time; the head dimension must be a multiple of it."""
 
@@ -155,24 +157,37 @@ def _concat_rows(dtype: torch.dtype, *parts: Tensor) -> Tensor:
 
 
 def training_hidden_states(
-    body: nn.Module, tokens: Tensor, position_ids: Tensor, layout: AttentionLayout
+    body: nn.Module,
+    tokens: Tensor,
+    position_ids: Tensor,
+    layout: AttentionLayout,
+    embeddings: Tensor | None = None,
 ) -> Tensor | None:
-    """Return the last hidden states [P, hidden] in the kernels' dtype, or None if the model's modules must be used."""
+    """Return the last hidden states [P, hidden] in the kernels' dtype, or None if the model's modules must be used.
+
+    `embeddings` [P, hidden] replace those of the tokens; `position_ids` is [P] or [P, 3].
+    """
     if type(layout) is not PackedLayout or tokens.device.type != "cpu" or not len(tokens):
         return None
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
     kernels = training_kernels(dtype)
     if kernels is None or not _is_supported(body) or attention_backend(body.layers[0].self_attn):  # type: ignore[index, union-attr]
         return None
-    return _run_layers(body, kernels, tokens, position_ids, layout)
+    states = body.embed_tokens(tokens) if embeddings is None else embeddings  # type: ignore[operator]
+    return _run_layers(body, kernels, states, position_ids, layout)
+
+
+def batched_positions(position_ids: Tensor) -> Tensor:
+    """Return positions [P] as [1, P], and [P, 3] as [3, 1, P]: as the modules of transformers read them."""
+    return position_ids[None] if position_ids.dim() == 1 else position_ids.t()[:, None]
 
 
 def _run_layers(
-    body: Any, kernels: TrainingKernels, tokens: Tensor, position_ids: Tensor, layout: PackedLayout
+    body: Any, kernels: TrainingKernels, states: Tensor, position_ids: Tensor, layout: PackedLayout
 ) -> Tensor:
-    states: Tensor = body.embed_tokens(tokens)
     with torch.no_grad():
-        cosine, sine = (x[0].float().contiguous() for x in body.rotary_emb(states[None], position_ids[None]))
+        rotary = body.rotary_emb(states[None], batched_positions(position_ids))
+        cosine, sine = (x[0].float().contiguous() for x in rotary)
     attention = body.layers[0].self_attn
     dim = int(attention.head_dim)
     heads, kv_heads = (len(module.weight) // dim for module in (attention.q_proj, attention.k_proj))

@@ -13,13 +13,12 @@ from typing import Self
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.rollout import RolloutConfig
 from quintet.envs.env import Env
-from quintet.envs.mixed_env import build_run_envs
 from quintet.envs.start_states import env_index
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeStarted, LocalVectorEnv, VectorEnv
-from quintet.records import Failure, FinishReason, Generation, Observation, Outcome, Step, Trajectory
+from quintet.records import Failure, FinishReason, Generation, ImageInput, Observation, Outcome, Step, Trajectory
 from quintet.rollout.chat.chat_format import ChatFormat, Dialogue, PromptChange
 from quintet.rollout.chat.response_parser import ParsedResponse, ResponseFormat
-from quintet.rollout.engines.engine import Engine
+from quintet.rollout.engines.engine import RequestEngine
 from quintet.rollout.episode import EMPTY, LOST, UNEXPLAINED, Episode, PolicyResponse, RunningEpisode
 from quintet.rollout.episode_limits import EpisodeLimits, EpisodeRules, FailureMonitor, build_episode_rules
 from quintet.rollout.sampling_params import SamplingParams
@@ -37,7 +36,7 @@ class AgentLoop:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: RequestEngine,
         chat: ChatFormat,
         envs: VectorEnv | Callable[[], Env],
         config: RolloutConfig,
@@ -66,16 +65,14 @@ class AgentLoop:
         self._reported_seconds = {"engine": 0.0, "env": 0.0, "loop": 0.0}
 
     @classmethod
-    def from_config(cls, engine: Engine, chat: ChatFormat, config: Experiment, envs: VectorEnv | None = None) -> Self:
-        """Build the loop of an experiment, and its envs unless they are given.
-
-        Raises:
-            ConfigError: a user-defined env cannot be loaded.
-        """
-        return cls.with_rules(engine, chat, envs or build_run_envs(config), build_episode_rules(config))
+    def from_config(cls, engine: RequestEngine, chat: ChatFormat, config: Experiment, envs: VectorEnv) -> Self:
+        """Build the loop of an experiment over its envs."""
+        return cls.with_rules(engine, chat, envs, build_episode_rules(config))
 
     @classmethod
-    def with_rules(cls, engine: Engine, chat: ChatFormat, envs: VectorEnv, rules: Sequence[EpisodeRules]) -> Self:
+    def with_rules(
+        cls, engine: RequestEngine, chat: ChatFormat, envs: VectorEnv, rules: Sequence[EpisodeRules]
+    ) -> Self:
         """Build a loop over one or several envs, each with its rules."""
         return cls(engine, chat, envs, rules[0].config, rules[0].name, rules=rules)
 
@@ -253,8 +250,12 @@ class AgentLoop:
         dialogue, config, limit = running.dialogue, running.rules.config, running.rules.limits.max_tokens
         if dialogue is None:
             raise AssertionError("a turn before its episode started")
-        prompt, running.new_prompt, running.continues = dialogue.observe(observation.text)
-        running.observation = observation
+        try:
+            prompt, running.new_prompt, running.continues = dialogue.observe(observation.text, observation.images)
+        except ValueError as error:
+            self._end(running, Outcome.FAILED, Failure("observation", "UnreadableImage", str(error)))
+            return
+        running.observation, running.image_inputs = observation, dialogue.new_images
         running.num_tokens += len(running.new_prompt)
         if dialogue.changes:
             self._prompt_changes.update(dialogue.changes)
@@ -266,15 +267,17 @@ class AgentLoop:
         elif max_tokens < 1:
             self._end(running, Outcome.MAX_TOKENS)
         else:
-            self._add_request(running, prompt, max_tokens)
+            self._add_request(running, prompt, dialogue.images, max_tokens)
 
-    def _add_request(self, running: RunningEpisode, prompt: tuple[int, ...], max_tokens: int) -> None:
+    def _add_request(
+        self, running: RunningEpisode, prompt: tuple[int, ...], images: tuple[ImageInput, ...], max_tokens: int
+    ) -> None:
         turn = len(running.turns)
         window, max_turns = running.rules.config.window_size, running.rules.config.max_turns
         continues = turn + 1 < max_turns and (window is None or turn + 1 < window)
         seed, stop_token_ids = running.episode.sampling_seed(running.sampling, turn), self.chat.stop_token_ids
         request = running.sampling.request(
-            running.id, prompt, max_tokens, seed, stop_token_ids, keep_kv_cache=continues
+            running.id, prompt, max_tokens, seed, stop_token_ids, keep_kv_cache=continues, images=images
         )
         started = time.perf_counter()
         try:
@@ -292,7 +295,8 @@ class AgentLoop:
             raise AssertionError("an env step before a response")
         config = running.rules.config
         binary = config.binary_reward
-        reward = 0.0 if running.response.valid or binary else config.format_penalty
+        reward = config.format_reward if running.response.valid else config.format_penalty
+        reward = 0.0 if binary else reward
         outcome: Outcome | None = None
         for step in steps:
             success = bool(step.info.get("success"))

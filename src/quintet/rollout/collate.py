@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.records import Batch, Trajectory
+from quintet.policies.vision.image_tokens import mrope_positions
+from quintet.records import Batch, ImageInput, Trajectory
 
 
 @dataclass(slots=True)
@@ -73,18 +75,20 @@ def collate(trajectories: Iterable[Trajectory]) -> Batch:
     trajectories without a turn (their env failed at the start) are left out."""
     columns = _Columns()
     completed = [trajectory for trajectory in trajectories if trajectory.turns]
-    state_ids: dict[tuple[int, str], int] = {}
+    state_ids: dict[tuple[int, str, tuple[int, ...]], int] = {}
     for index, trajectory in enumerate(completed):
         for number, turn in enumerate(trajectory.turns):
             if not turn.continues:
                 columns.start_sequence(index)
             columns.add_prompt(turn.prompt, number)
             columns.add_response(turn.tokens, turn.logprobs, turn.reward, number)
-            state = state_ids.setdefault((trajectory.group, turn.observation), len(state_ids))
+            shown = tuple(image.key for image in turn.image_inputs)
+            state = state_ids.setdefault((trajectory.group, turn.observation, shown), len(state_ids))
             columns.saw += [state] * (len(turn.prompt) + len(turn.tokens))
     lengths = torch.tensor(columns.lengths)
     starts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-    return Batch(
+    images = {image.key: image for each in completed for turn in each.turns for image in turn.image_inputs}
+    batch = Batch(
         tokens=torch.tensor(columns.tokens),
         positions=torch.arange(len(columns.tokens)) - starts,
         lengths=lengths,
@@ -97,6 +101,22 @@ def collate(trajectories: Iterable[Trajectory]) -> Batch:
         rewards=torch.tensor(columns.rewards, dtype=torch.float32),
         observation_group=torch.tensor(columns.saw),
         reward_components=_reward_parts(completed),
+    )
+    return with_images(batch, images.values()) if images else batch
+
+
+def with_images(batch: Batch, images: Iterable[ImageInput]) -> Batch:
+    """Return the batch with its images and the positions of image tokens."""
+    ordered = sorted(images, key=lambda image: image.key)
+    grids = torch.tensor([image.grid for image in ordered])
+    patches = torch.frombuffer(bytearray().join(image.patches for image in ordered), dtype=torch.uint8)
+    sequences = np.split(batch.tokens.numpy(), batch.lengths.cumsum(0)[:-1].numpy())
+    return replace(
+        batch,
+        positions=torch.from_numpy(np.concatenate([mrope_positions(sequence) for sequence in sequences])),
+        image_keys=torch.tensor([image.key for image in ordered]),
+        image_grids=grids,
+        image_patches=patches.view(int(grids.prod(1).sum()), -1),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quintet.envs.start_states import env_seed
-from quintet.records import Failure, FinishReason, Generation, Observation, Outcome, Step, Trajectory, Turn
+from quintet.records import Failure, FinishReason, Generation, ImageInput, Observation, Outcome, Step, Trajectory, Turn
 from quintet.rollout.chat.chat_format import Dialogue
 from quintet.rollout.chat.response_parser import ParsedResponse, ResponseFormat
 from quintet.rollout.episode_limits import EpisodeRules
@@ -66,6 +66,8 @@ class RunningEpisode:
     """See `Turn.prompt`."""
     continues: bool = False
     """See `Turn.continues`."""
+    image_inputs: tuple[ImageInput, ...] = ()
+    """See `Turn.image_inputs`."""
     turns: list[Turn] = field(default_factory=list)
     response: PolicyResponse | None = None
     """Response whose actions the env is executing; None while the policy generates or the env starts."""
@@ -99,6 +101,7 @@ class RunningEpisode:
             finish_reason=generation.finish_reason,
             frames=tuple(step.observation.text for step in steps),
             images=self.observation.images,
+            image_inputs=self.image_inputs,
             version_changes=generation.version_changes,
         )
         self.turns.append(turn)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from quintet.config.native.experiment import Experiment
 from quintet.errors import ConfigError
-from quintet.records import Request, StructuredOutput
+from quintet.records import ImageInput, Request, StructuredOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,10 @@ class SamplingParams:
         stop_token_ids: Sequence[int],
         *,
         keep_kv_cache: bool = False,
+        images: tuple[ImageInput, ...] = (),
     ) -> Request:
         """Build the request for a turn. `stop_token_ids` are those of the chat format; `keep_kv_cache` says that the
-        dialogue may continue."""
+        dialogue may continue; `images` are those in the prompt."""
         stop_token_ids = tuple(stop_token_ids) if self.stop_token_ids is None else self.stop_token_ids
         return Request(
             id=number,
@@ -56,6 +57,7 @@ class SamplingParams:
             stop_strings=self.stop_strings,
             structured_output=self.structured_output,
             keep_kv_cache=keep_kv_cache,
+            images=images,
         )
 
 

@@ -192,5 +192,5 @@ def build_engine_worker(config: Experiment, policy: Path, learners: LocalLearner
     is_first = ranks.rank % size == 0 and ranks.rank + size <= ranks.size
     if not is_first or not layout.has_engine(layout.learner_ranks[ranks.rank]):
         return RankWithoutEngine(learners)
-    tokenizer = load_policy_tokenizer(config, policy, learners.actor.model.config.vocab_size)
+    tokenizer = load_policy_tokenizer(config, policy, learners.actor.model.config.get_text_config().vocab_size)
     return LocalEngineWorker(engine_builder_of_rank(config, policy, learners, tokenizer), learners)

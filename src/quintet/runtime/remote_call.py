@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from operator import attrgetter
 from pathlib import Path
 from types import UnionType
@@ -30,7 +31,7 @@ from quintet.envs.event_messages import event_from_text, event_text
 from quintet.envs.hosted_envs import EnvRequest
 from quintet.envs.vector_env import EnvEvent
 from quintet.errors import MachineError
-from quintet.records import Batch, PromptRow, Request
+from quintet.records import Batch, ImageInput, PromptRow, Request
 from quintet.rollout.engines.shared_weights import SharedTensor
 from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, properties_of, remote_methods
 from quintet.training.parallel.broadcast_group import GroupAddress
@@ -97,6 +98,21 @@ def _record_codec(record: Any) -> _Codec:
     return _Codec(record, lambda value: adapter.dump_python(value, mode="json"), adapter.validate_python)
 
 
+_REQUEST = _record_codec(Request)
+
+
+def _encode_request(request: Request) -> Any:
+    images = [[image.key, image.grid, b64encode(image.patches).decode()] for image in request.images]
+    fields = _REQUEST.encode(replace(request, images=()) if images else request)
+    return {**fields, "images": images}
+
+
+def _decode_request(fields: dict[str, Any]) -> Request:
+    images = [ImageInput(key, tuple(grid), b64decode(patches)) for key, grid, patches in fields["images"]]
+    request: Request = _REQUEST.decode({**fields, "images": ()})
+    return replace(request, images=tuple(images)) if images else request
+
+
 _ALGORITHM, _CRITIC = _config_codec(AlgorithmConfig), _config_codec(CriticConfig)
 _CODECS: Mapping[str, _Codec] = {
     "path": _Codec(Path, lambda path: str(path.absolute()), Path),
@@ -112,7 +128,7 @@ _CODECS: Mapping[str, _Codec] = {
     "optimizer": _config_codec(OptimizerConfig),
     "experiment": _config_codec(Experiment),
     "reward_model": _config_codec(RewardModelConfig),
-    "request": _record_codec(Request),
+    "request": _Codec(Request, _encode_request, _decode_request),
     "prompt_row": _record_codec(PromptRow),
     "engine_report": _record_codec(EngineReport),
     "group_address": _record_codec(GroupAddress),

@@ -15,7 +15,14 @@ from quintet.config.native.learners import BudgetConfig
 from quintet.config.native.training import TrainingConfig
 from quintet.policies.attention import PackedLayout
 from quintet.policies.packed_batch import PackedBatch
+from quintet.policies.vision.image_encoder import PackedImages
+from quintet.policies.vision.image_tokens import decode_image_tokens
 from quintet.records import Batch
+
+UNPACKED_FIELDS = frozenset(
+    {"lengths", "trajectory", "group", "baseline", "image_keys", "image_grids", "image_patches"}
+)
+"""Fields of a batch that have no entry per token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +60,31 @@ def select_sequences(batch: Batch, sequences: Tensor) -> Batch:
     packed: dict[str, Any] = {
         f.name: value[tokens]
         for f in fields(Batch)
-        if isinstance(value := getattr(batch, f.name), Tensor)
-        and f.name not in {"lengths", "trajectory", "group", "baseline"}
-        and len(value) == size
+        if isinstance(value := getattr(batch, f.name), Tensor) and f.name not in UNPACKED_FIELDS and len(value) == size
     }
     return replace(batch, lengths=lengths, trajectory=batch.trajectory[sequences], **packed)
+
+
+def pack_images(batch: Batch, tokens: Tensor) -> PackedImages | None:
+    """Return the images of a pass over `tokens` of the batch, int64 [P]; None if the batch has no images.
+
+    A pass without image tokens gets an image that it does not show: with sharded weights, all ranks have to run the
+    vision encoder together.
+    """
+    if batch.image_keys is None or batch.image_grids is None or batch.image_patches is None:
+        return None
+    indices = (tokens < 0).nonzero().squeeze(-1)
+    if not len(indices):
+        blank = torch.zeros_like(batch.image_patches[:1])
+        return PackedImages(blank, torch.ones(1, 2, dtype=torch.long), indices, indices)
+    decoded = decode_image_tokens(tokens[indices])
+    keys, image = torch.unique(decoded.keys, return_inverse=True)
+    present = torch.searchsorted(batch.image_keys, keys)
+    sizes = batch.image_grids.prod(1)
+    patches = batch.image_patches[_ranges((sizes.cumsum(0) - sizes)[present], sizes[present])]
+    grids = batch.image_grids[present]
+    first = sizes[present].cumsum(0) - sizes[present]
+    return PackedImages(patches, grids, indices, first[image] + decoded.rows * grids[image, 1] + decoded.columns)
 
 
 def select_trajectories(batch: Batch, keep: Tensor) -> Batch:
@@ -213,6 +240,7 @@ def _pack(batch: Batch, starts: Tensor, lengths: Tensor, prompts: Tensor, prompt
         layout=_layout(branch_lengths, prefix, stem_lengths, parent),
         prediction_indices=torch.where(offset < 0, before[rows], begin[rows] + offset),
         targets=batch.tokens[tokens],
+        images=pack_images(batch, batch.tokens[index]),
     )
     return MicroBatch(packed, tokens)
 

@@ -13,6 +13,7 @@ import torch
 
 from quintet.cli import main as command
 from quintet.pipelines import drift_check as pipeline
+from quintet.policies.tiny_models import create_preset_policy
 from quintet.runtime.components import Components
 from quintet.runtime.weight_sync import WeightSync
 
@@ -95,8 +96,13 @@ def test_the_drift_check_fails_if_the_engines_weights_differ(
     assert found["measurements"][0]["drift"]["k3_kl"] > 100 * honest["measurements"][0]["drift"]["k3_kl"]
 
 
+@pytest.mark.parametrize("lora", [(), ("policy.lora={}",)])
 def test_the_drift_check_fails_if_a_weight_update_is_lost(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy_directory: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    policy_directory: Path,
+    tmp_path: Path,
+    lora: tuple[str, ...],
 ) -> None:
     real = WeightSync.sync
 
@@ -105,7 +111,7 @@ def test_the_drift_check_fails_if_a_weight_update_is_lost(
             real(weight_sync, version)
 
     monkeypatch.setattr(WeightSync, "sync", once)
-    words = ("policy.dtype=bfloat16", "--json", "--limit", "0.05", "--share", "0.02")
+    words = ("policy.dtype=bfloat16", *lora, "--json", "--limit", "0.05", "--share", "0.02")
     assert check(monkeypatch, policy_directory, tmp_path, *words) == 1
     loaded, updated = printed_report(capsys)["measurements"]
     assert loaded["drift"]["share_above_limit"] <= 0.02 < updated["drift"]["share_above_limit"]
@@ -179,3 +185,12 @@ def test_a_preset_can_be_checked_before_training(
         command.main()
     assert not end.value.code
     assert printed_report(capsys)["policy"] == "a new grid-1m"
+
+
+def test_the_drift_check_reads_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create_preset_policy("grid-vl", tmp_path / "policy", ["system user assistant"], 0)
+    assert check(monkeypatch, tmp_path / "policy", tmp_path, "env.render=vision", "env.tile_size=16", "--json") == 0
+    report = printed_report(capsys)
+    assert report["template_comparison"]["reproduced_prompts"] == report["template_comparison"]["num_turns"] > 0

@@ -130,6 +130,23 @@ def test_unparsable_responses_get_the_format_penalty(chat: ChatFormat) -> None:
     assert episode.turns[1].observation == episode.turns[0].observation
 
 
+@pytest.mark.proves("vagen", "env1.env_config.format_reward")
+def test_valid_responses_get_the_format_reward(chat: ChatFormat) -> None:
+    (episode,), _ = play(chat, ["hm", RIGHT, RIGHT.replace("Right", "Jump"), RIGHT], format_reward=0.25)
+    assert [turn.reward for turn in episode.turns] == [-0.1, 0.25, -0.1, 0.25, -0.1]
+    (won,), _ = play(chat, [RIGHT], format_reward=0.25, binary_reward=True)
+    assert [turn.reward for turn in won.turns] == [0.0, 0.0, 1.0]
+
+
+def test_required_thoughts_are_described_to_the_policy(chat: ChatFormat) -> None:
+    plain, engine = play(chat, [RIGHT], thoughts="grounding_structured", action_separator="|")
+    assert not plain[0].turns[0].valid_format  # thoughts without the sections
+    prompt = chat.decode(engine.prompts[0])
+    assert "Walk right.\nAlways respond in this form" in prompt
+    assert "<observation> the current state, as a JSON object" in prompt
+    assert "<answer> your actions, separated by | </answer>" in prompt
+
+
 def test_a_truncated_response_is_invalid(chat: ChatFormat) -> None:
     config = RolloutConfig(max_turns=1)
     loop = AgentLoop(Script(chat, [RIGHT], FinishReason.LENGTH), chat, make_corridor, config, "corridor")

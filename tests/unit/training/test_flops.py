@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig
+from vision_models import save_qwen2_5_vl
 
-from quintet.training.flops import forward_flops, peak_flops, training_flops, utilization
+from quintet.policies.model_loading import load_model
+from quintet.policies.vision.image_encoder import encode_images
+from quintet.training.flops import forward_flops, image_flops, peak_flops, training_flops, utilization
 
 SHAPE = {
     "vocab_size": 50,
@@ -54,3 +59,19 @@ def test_mfu_is_the_share_of_peak_flops() -> None:
     assert told == {"perf/tflops/actor": 500.0, "perf/mfu/actor": pytest.approx(500 / 989)}
     assert utilization(1e12, 1.0, device="Something else") == {"perf/tflops/actor": 1.0}
     assert peak_flops("NVIDIA L40S") != peak_flops("NVIDIA L4")
+
+
+def test_flops_of_images_agree_with_torchs_counter(tmp_path: Path) -> None:
+    """Of an encoder without windows, where every patch attends to all of its image."""
+    model = load_model(save_qwen2_5_vl(tmp_path))
+    model.model.visual.fullatt_block_indexes = [0, 1]
+    grids = torch.tensor([[2, 3], [1, 4]])
+    patches = torch.zeros(10, 4 * 3 * 16, dtype=torch.uint8)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        encode_images(model.model, patches, grids)
+    # on a CPU, torch does not count attention: two products in each of two layers, over 24² and 16² pairs of patches
+    attention = 2 * 2 * 2 * 32 * (24**2 + 16**2)
+    assert image_flops(model.config, grids) - attention == pytest.approx(counter.get_total_flops(), rel=0.002)
+    text = training_flops(model.config, torch.ones(2, dtype=torch.long))
+    images = training_flops(model.config, torch.ones(2, dtype=torch.long), image_grids=grids) - text
+    assert images == 3 * image_flops(model.config, grids)

@@ -11,7 +11,8 @@ from quintet.config.native.section import Count, NotEmpty, PositiveShare, Sectio
 from quintet.registry import Registry
 
 Observed = Literal["grid", "grid_neighbors"]
-Rendered = Annotated[Literal["text", "vision"], Requires(Capability.VISION)]
+Rendered = Literal["text", "vision"]
+TileSize = Annotated[int, Field(ge=4, le=256)]
 
 
 ENVS: Registry[Any] = Registry("env", entry_points="quintet.envs", old_entry_points="quintet.worlds")
@@ -118,6 +119,8 @@ class FrozenLakeConfig(InteractiveEnvSection, name="frozenlake"):
     """`grid` shows the map; `grid_neighbors` adds a line with the cells next to the player."""
     render: Rendered = "text"
     """`vision` shows an image instead of text."""
+    tile_size: TileSize = 32
+    """Height and width of a cell in the image, pixels."""
 
 
 @_register("sokoban:Sokoban", "push boxes onto targets")
@@ -142,6 +145,8 @@ class SokobanConfig(InteractiveEnvSection, name="sokoban"):
     """`grid` shows the room; `grid_neighbors` adds a line with the cells next to the player."""
     render: Rendered = "text"
     """`vision` shows an image instead of text."""
+    tile_size: TileSize = 32
+    """Height and width of a cell in the image, pixels."""
 
 
 @_register("custom_env:build_custom_env", "your own env class")

@@ -22,6 +22,23 @@ class LoraConfig(Section):
     """Directory of initial adapters; null initializes new ones."""
 
 
+class VisionConfig(Section):
+    """Images and vision encoder of a vision-language policy."""
+
+    freeze: bool = False
+    """Do not train the vision encoder."""
+    min_pixels: PositiveInt | None = None
+    """Smaller images are enlarged to this number of pixels; null uses that of the model's image processor."""
+    max_pixels: PositiveInt | None = None
+    """Larger images are reduced to this number of pixels, which limits the tokens of an image; null uses that of the
+    model's image processor."""
+
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
+        low, high = self.min_pixels, self.max_pixels
+        if low is not None and high is not None and low > high:
+            yield f"`min_pixels` {low} is larger than `max_pixels` {high}", f"min_pixels={high}"
+
+
 class VlaConfig(Section):
     """Heads and inputs of a vision-language-action policy."""
 
@@ -88,6 +105,8 @@ class PolicyConfig(Section):
     """Freeze the router of a mixture of experts."""
     lora: LoraConfig | None = None
     """LoRA; null trains all weights."""
+    vision: VisionConfig = VisionConfig()
+    """Vision-language policies: images and vision encoder."""
     vla: Annotated[VlaConfig | None, Requires(Capability.EMBODIED)] = None
     """Vision-language-action heads; null for a text policy."""
 

@@ -27,8 +27,8 @@ class EngineConfig(Section):
     option is refused."""
 
     memory_share: PositiveShare | None = None
-    """Share of device memory for weights and KV cache; fewer requests run concurrently if they do not fit. null sets no
-    limit."""
+    """Share of device memory for weights and KV cache of an engine; fewer requests run concurrently if they do not fit.
+    null sets no limit, and for several vLLM or SGLang engines on a device equal shares."""
     tensor_parallel: PositiveInt = 1
     """Tensor-parallel size of one engine."""
     pipeline_parallel: PositiveInt = 1
@@ -95,8 +95,10 @@ class EngineConfig(Section):
     separate_process: bool = False
     """Run vLLM in a separate process with its own threads and memory; if it dies, only its running requests are lost.
     Otherwise vLLM runs in this process."""
-    executor: Annotated[Literal["mp", "ray"], Requires(Capability.CLUSTER)] = "mp"
-    """Executor that starts the processes of an engine on several devices."""
+    executor: Literal["mp", "ray"] = "mp"
+    """What starts the processes of a vLLM engine on several devices: `mp` for processes of this machine, `ray` for
+    actors of a Ray that vLLM starts or joins (`RAY_ADDRESS`). With `mp`, an engine on one device has none. `ray` needs
+    GPUs, the package `ray`, and a run in one process."""
 
     def conflicts(self) -> Iterator[tuple[str, ...]]:
         if self.validate_weights_dir is not None and not self.validate_weights:
@@ -159,15 +161,16 @@ class RolloutConfig(Section):
     them."""
     strip_special_tokens: bool = False
     """Remove special tokens from a response before it is parsed."""
-    thoughts: Annotated[Thoughts | None, Requires(Capability.ENVS)] = None
-    """Required content of thoughts: the observation, the prediction of the next one, or both, as text, JSON or symbols.
-    null allows any."""
+    thoughts: Thoughts | None = None
+    """Required content of thoughts: the observation, the prediction of the next one, or both, as text, JSON or symbols,
+    each in its tags. The system message describes the form. Actions are executed wherever thoughts and answer are in a
+    response, but it is only valid without anything else. null allows any thoughts."""
     binary_reward: bool = False
     """Reward of an episode is 1 for success and 0 otherwise, in place of the env's rewards and of penalties."""
     format_penalty: float = -0.1
     """Added to the reward of a turn whose response cannot be parsed or contains no valid action."""
-    format_reward: Annotated[NonNegative, Requires(Capability.ENVS)] = 0.0
-    """Added to the reward of every other turn."""
+    format_reward: NonNegative = 0.0
+    """Added to the reward of every other turn. Has no effect with `binary_reward`."""
     max_prompt_tokens: PositiveInt = 512
     """Maximum tokens of the context; a longer one ends the episode."""
     max_start_tokens: PositiveInt | None = None
@@ -202,7 +205,8 @@ class RolloutConfig(Section):
     max_concurrent: PositiveInt = 256
     """Maximum concurrent requests of the engine."""
     recompute_logprobs: bool = False
-    """Use log-probs of the learner, not of the engine, as those of the behaviour policy."""
+    """Use log-probs of the learner, not of the engine, as those of the behaviour policy. `placement.logprobs` may give
+    their computation devices of its own."""
     async_ratio: NonNegative = 0.0
     """Episodes in flight beyond those of a step, as a ratio of the episodes of a step: they continue during policy
     updates and belong to the next step. 0 runs all episodes of a step with the same weights."""
@@ -228,6 +232,9 @@ class RolloutConfig(Section):
         if not self.do_sample and self.temperature != 1.0 and not self.recompute_logprobs:
             problem = "an engine's log-probs of greedy tokens (do_sample=false) ignore a temperature other than 1"
             yield problem, "recompute_logprobs=true", "temperature=1", "do_sample=true"
+        if self.thoughts is not None and (not self.think or self.response_format != "whole"):
+            problem = f"`thoughts` needs think=true and response_format=whole: it demands the form {self.thoughts}"
+            yield problem, "think=true response_format=whole", "thoughts=null"
         if self.ignore_end and self.end_token is not None:
             yield "`end_token` has no effect with ignore_end=true", "end_token=null", "ignore_end=false"
 

@@ -184,6 +184,7 @@ PRESET_SHAPES: Mapping[str, ModelShape] = {
         experts=Experts(8, 128, active=2),
         family="qwen3_moe",
     ),
+    "grid-vl": ModelShape(4, 128, 384, 8, 2, 16, 640, 2048, qkv_bias=True, vision=206_656, family="qwen2_5_vl"),
     "numbers-1m": ModelShape(4, 128, 384, 4, 4, 32, 512, 2048, qkv_bias=True, family="qwen2"),
 }
 """Shapes of the preset policies; the actual vocabulary may be slightly smaller."""

@@ -144,7 +144,7 @@ def build_stage(config: Experiment, base: Path, tokenizer: Any, controller: Cont
         ConfigError: the tokenizer has more tokens than the model, LoRA does not fit, or Liger is not installed.
     """
     learners = controller.build_learners(config, base, sft=True)
-    _check_vocabulary(config, tokenizer, learners.actor.model.config.vocab_size)
+    _check_vocabulary(config, tokenizer, learners.actor.model.config.get_text_config().vocab_size)
     digest = weights_digest(base) if sft_config(config).lora else None
     return SftStage(config, tokenizer, learners, base, TokenizerFiles(tokenizer), digest)
 

@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from quintet.config.native.rollout import RolloutConfig
+from quintet.records import ImageInput
+from quintet.rollout.chat.image_prompts import ImagePrompts, is_marker, place_images, split_at_markers
 from quintet.rollout.chat.parity import DialogueComparison, ResponseText, compare
 from quintet.rollout.chat.template import Renderer, TemplateParts, TemplateReport, analyze_template
+from quintet.rollout.chat.thought_sections import format_instruction
 from quintet.rollout.chat.tokens import MessageFrame, TextEncoder
 
 if TYPE_CHECKING:
@@ -30,6 +35,7 @@ class ChatFormat:
         template: str | None = None,
         thinking: bool | None = None,
         extra_stop_token_ids: Sequence[int] = (),
+        images: ImagePrompts | None = None,
     ) -> None:
         """`template` names a chat template (default: the tokenizer's); `thinking` is passed to templates with that
         option (Qwen3's `enable_thinking`); `extra_stop_token_ids` end a response besides the end tokens of template and
@@ -43,7 +49,9 @@ class ChatFormat:
         special_tokens, added_tokens = _special_and_added_tokens(tokenizer)
         parts = analyze_template(self._render, special_tokens, added_tokens, tokenizer.eos_token)
         self.template_parts: TemplateParts = parts
-        self._encoder = TextEncoder(tokenizer, parts.control)
+        self._encoder = TextEncoder(tokenizer, parts.control, images)
+        self.images = images
+        """Converts images of observations; None if the policy reads none."""
         self.end_token_id: int = tokenizer.convert_tokens_to_ids(parts.end)
         eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys((self.end_token_id, *eos, *extra_stop_token_ids)))
@@ -54,10 +62,14 @@ class ChatFormat:
 
     @classmethod
     def from_config(
-        cls, config: RolloutConfig, tokenizer: PreTrainedTokenizerFast, extra_stop_token_ids: Sequence[int] = ()
+        cls,
+        config: RolloutConfig,
+        tokenizer: PreTrainedTokenizerFast,
+        extra_stop_token_ids: Sequence[int] = (),
+        images: ImagePrompts | None = None,
     ) -> ChatFormat:
         """Build the format with `rollout.think` as the template's thinking option."""
-        return cls(tokenizer, thinking=config.think, extra_stop_token_ids=extra_stop_token_ids)
+        return cls(tokenizer, thinking=config.think, extra_stop_token_ids=extra_stop_token_ids, images=images)
 
     @property
     def report(self) -> TemplateReport:
@@ -103,7 +115,20 @@ class ChatFormat:
         return self._decode(tokens[:-1] if tokens and tokens[-1] in self.stop_token_ids else tokens)
 
     def truncate(self, text: str, max_tokens: int) -> str:
-        """Return the longest prefix of the text with at most `max_tokens` tokens, without splitting a character."""
+        """Return the longest prefix of the text with at most `max_tokens` tokens, without splitting a character or an
+        image."""
+        if self.images is None:
+            return self._truncate_text(text, max_tokens)
+        kept: list[str] = []
+        for part in split_at_markers(text):
+            size = len(self.images.tokens(part)) if is_marker(part) else len(self.encode(part))
+            if size > max_tokens:
+                return "".join(kept) + ("" if is_marker(part) else self._truncate_text(part, max_tokens))
+            kept.append(part)
+            max_tokens -= size
+        return text
+
+    def _truncate_text(self, text: str, max_tokens: int) -> str:
         tokens = self.encode(text)
         if len(tokens) <= max_tokens:
             return text
@@ -177,14 +202,19 @@ class Dialogue:
         self._max_observation = max_observation
         self._system = _without_surrogates(system)
         self._window = window
+        self._first_shown = 0
         self._observations: list[str] = []
+        self._images: list[tuple[ImageInput, ...]] = []
         self._responses: list[tuple[int, ...]] = []
         self._prompt: tuple[int, ...] = ()
         self._changes: list[PromptChange] = []
 
     @classmethod
     def from_config(cls, config: RolloutConfig, chat: ChatFormat, system: str) -> Dialogue:
-        """Start a dialogue with the limits of the configuration."""
+        """Start a dialogue with the limits of the configuration. If it demands sections of thoughts, the system message
+        describes them."""
+        if config.thoughts is not None and config.think:
+            system = f"{system}\n{format_instruction(config.thoughts, config.action_separator)}"
         return cls(
             chat,
             system,
@@ -198,14 +228,30 @@ class Dialogue:
         """Changes to the last observation and its prompt."""
         return tuple(self._changes)
 
-    def observe(self, text: str) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+    @property
+    def new_images(self) -> tuple[ImageInput, ...]:
+        """Images of the last observation."""
+        return self._images[-1]
+
+    @property
+    def images(self) -> tuple[ImageInput, ...]:
+        """Distinct images in the prompt."""
+        shown = (image for images in self._images[self._first_shown :] for image in images)
+        return tuple({image.key: image for image in shown}.values())
+
+    def observe(self, text: str, images: Sequence[np.ndarray] = ()) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
         """Add an observation and return `(prompt, new_tokens, continues)`. The new tokens are the end of the prompt if
-        the turn continues the previous sequence, else the whole prompt."""
+        the turn continues the previous sequence, else the whole prompt.
+
+        Raises:
+            ValueError: the policy reads no images, or not these.
+        """
         self._changes = []
-        self._observations.append(self._truncate(_without_surrogates(text)))
+        self._images.append(self._process(images))
+        self._observations.append(self._truncate(self._with_markers(_without_surrogates(text))))
         if self._responses and not self._is_closed(self._responses[-1]):
             self._changes.append(PromptChange.RESPONSE_CLOSED)
-        oldest = self._oldest
+        self._first_shown = oldest = self._oldest
         if oldest == 0 and self._responses:
             new_tokens = self._next_prompt(self._responses[-1], self._observations[-1])
             self._prompt += self._responses[-1] + new_tokens
@@ -237,6 +283,9 @@ class Dialogue:
         if self._max_start is not None and len(prompt) > self._max_start:
             self._changes.append(PromptChange.START_CUT)
             prompt = prompt[-self._max_start :]
+            # an image is whole or absent
+            begin = next((index for index, token in enumerate(prompt) if token >= 0), len(prompt))
+            prompt = prompt[begin:]
         for response, observation in zip(self._responses[oldest:], self._observations[oldest + 1 :], strict=True):
             prompt += response + self._next_prompt(response, observation)
         return prompt
@@ -246,6 +295,16 @@ class Dialogue:
 
     def _is_closed(self, response: tuple[int, ...]) -> bool:
         return response[-1:] == (self._chat.end_token_id,)
+
+    def _process(self, images: Sequence[np.ndarray]) -> tuple[ImageInput, ...]:
+        if not images:
+            return ()
+        if self._chat.images is None:
+            raise ValueError("the environment shows images, which the policy cannot read")
+        return self._chat.images.process(images)
+
+    def _with_markers(self, text: str) -> str:
+        return text if self._chat.images is None else place_images(text, self._images[-1])
 
     def _truncate(self, text: str) -> str:
         if self._chat.contains_control_token(text):

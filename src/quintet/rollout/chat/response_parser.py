@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from quintet.config.native.rollout import RolloutConfig
+from quintet.config.native.rollout import RolloutConfig, Thoughts
+from quintet.rollout.chat.thought_sections import format_thoughts, thought_pattern
 
 Form = Literal["whole", "anywhere", "answer"]
 _ANSWER = r"<answer>((?:(?!</?answer>).)*)</answer>"
@@ -38,9 +39,10 @@ class ResponseFormat:
         numbers: bool = False,
         skip_unknown: bool = False,
         special: Sequence[str] = (),
+        thoughts: Thoughts | None = None,
     ) -> None:
         """`form` says how strictly the format is checked (see `rollout.response_format`); the text of `special` tokens
-        is removed before parsing."""
+        is removed before parsing; `thoughts` is `rollout.thoughts`."""
         self._fold = str.casefold if ignore_case else str
         self._actions = actions
         self._legal = {self._fold(action): action for action in actions}
@@ -50,7 +52,10 @@ class ResponseFormat:
         self._form = form
         self._numbers = numbers
         self._skip = skip_unknown
+        self._thoughts = thoughts if think else None
         thought = _THOUGHT if think and form != "answer" else ""
+        if self._thoughts is not None:
+            thought = thought_pattern(self._thoughts)
         self._pattern = re.compile(f"{thought}{_ANSWER}", re.DOTALL)
         longest_first = sorted(filter(None, special), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
@@ -68,31 +73,37 @@ class ResponseFormat:
             numbers=config.numbered_actions,
             skip_unknown=config.unknown_actions == "skip",
             special=special if config.strip_special_tokens else (),
+            thoughts=config.thoughts,
         )
 
     def parse(self, text: str) -> ParsedResponse:
         """Parse a response. Text without the format has no actions. An unknown action makes the response invalid; it is
         skipped, or ends the list of actions. Actions beyond the limit are dropped."""
-        answer = self._answer(text)
+        answer, follows_format = self._answer(text)
         if answer is None:
             return ParsedResponse((), valid=False)
         parsed = [self._action(word.strip()) for word in answer.split(self._separator)]
         legal = [action for action in parsed if action is not None]
         if len(legal) < len(parsed) and not self._skip:
             legal = [action for action in parsed[: parsed.index(None)] if action is not None]
-        return ParsedResponse(tuple(legal[: self._max_actions]), valid=None not in parsed)
+        return ParsedResponse(tuple(legal[: self._max_actions]), valid=follows_format and None not in parsed)
 
-    def format(self, thought: str, actions: tuple[str, ...]) -> str:
-        """Format a response that `parse` understands; `thought` is omitted if the format has none."""
+    def format(self, thought: str, actions: tuple[str, ...], *, observation: str = "", prediction: str = "") -> str:
+        """Format a response that `parse` understands; parts of the thoughts that the format lacks are omitted."""
         answer = f" {self._separator} ".join(actions)
         head = f"<think> {thought} </think>" if self._think else ""
+        if self._thoughts is not None:
+            content = {"observation": observation, "reasoning": thought, "prediction": prediction}
+            head = format_thoughts(self._thoughts, content)
         return f"{head}<answer> {answer} </answer>"
 
-    def _answer(self, text: str) -> str | None:
-        """Text between the answer tags; None if the format is not followed."""
-        plain = text if self._special is None else self._special.sub("", text)
-        match = self._pattern.fullmatch(plain.strip()) if self._form == "whole" else self._pattern.search(plain)
-        return None if match is None else match[1]
+    def _answer(self, text: str) -> tuple[str | None, bool]:
+        """Text between the answer tags, None if it does not count, and whether the format is followed."""
+        plain = (text if self._special is None else self._special.sub("", text)).strip()
+        match = whole = self._pattern.fullmatch(plain)
+        if whole is None and (self._form != "whole" or self._thoughts is not None):
+            match = self._pattern.search(plain)
+        return (None if match is None else match[1]), bool(whole or (match and self._form != "whole"))
 
     def _action(self, word: str) -> str | None:
         """The env's name of an action; None if unknown."""

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from quintet.rollout.chat.image_prompts import ImagePrompts, is_marker, split_at_markers
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -23,9 +25,13 @@ CACHE_SIZE = 65536
 class TextEncoder:
     """Encodes text as it would be encoded in the middle of a sequence."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, control: Collection[str]) -> None:
-        """`control` are the tokens that no text may become, at least one."""
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, control: Collection[str], images: ImagePrompts | None = None
+    ) -> None:
+        """`control` are the tokens that no text may become, at least one; `images` allows markers of images in
+        messages."""
         self._tokenizer = tokenizer
+        self.images = images
         control_tokens = sorted(control, key=lambda token: (-len(token), token))
         self._pattern = re.compile("|".join(re.escape(token) for token in control_tokens))
         self._control_ids = frozenset(tokenizer.convert_tokens_to_ids(control_tokens))
@@ -121,7 +127,14 @@ class MessageFrame:
                 tokens += self._encode_stretch(stretch, strip_start, literal.strips_before, first=first)
                 tokens += literal.tokens
                 stretch, strip_start = literal.after, literal.strips_after
-            stretch += message
+            for part in split_at_markers(message) if self._encoder.images else (message,):
+                if self._encoder.images and is_marker(part):
+                    first = self._first and not tokens
+                    tokens += self._encode_stretch(stretch, strip_start, False, first=first)
+                    tokens += self._encoder.images.tokens(part)
+                    stretch, strip_start = "", False
+                else:
+                    stretch += part
         tokens += self._encode_stretch(stretch, strip_start, False, first=self._first and not tokens)
         return tuple(tokens)
 

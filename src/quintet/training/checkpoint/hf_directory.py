@@ -44,6 +44,8 @@ class HfDirectory:
             if model.is_remote_code():
                 custom_object_save(model, directory, config=model.config)
             model.config.save_pretrained(directory)
+            if (processor := getattr(model.base_model, "image_processor", None)) is not None:
+                processor.save(directory)
             if model.generation_config is not None:
                 # its `save_pretrained` rejects settings of many published models
                 model.generation_config.to_json_file(directory / "generation_config.json")

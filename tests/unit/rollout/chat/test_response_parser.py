@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintet.config.native.rollout import RolloutConfig
-from quintet.rollout.chat.response_parser import ResponseFormat
+from quintet.config.native.rollout import RolloutConfig, Thoughts
+from quintet.rollout.chat.response_parser import ParsedResponse, ResponseFormat
 
 MOVES = ("Left", "Down", "Right", "Up")
 THINKING = ResponseFormat(MOVES, think=True, separator="||", max_actions=2)
@@ -103,3 +105,40 @@ def test_special_tokens_can_be_removed_before_parsing() -> None:
     text = "<think>a</think><|im_end|><answer>Up<pad></answer><|im_end|>"
     assert not reads().parse(text).valid
     assert reads(strip_special_tokens=True).parse(text).actions == ("Up",)
+
+
+WORLD = (
+    "<think><observation> P next to a hole </observation>\n<reasoning>go up</reasoning><prediction>P above</prediction>"
+    "</think><answer>Up</answer>"
+)
+GROUNDING = "<think><observation>a</observation><reasoning>b</reasoning></think><answer>Up</answer>"
+PREDICTING = "<think><reasoning>b</reasoning><prediction>c</prediction></think><answer>Up</answer>"
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "text", "actions", "valid"),
+    [
+        ("grounding_worldmodeling", WORLD, ("Up",), True),
+        ("grounding_worldmodeling_symbolic", WORLD, ("Up",), True),
+        ("grounding_worldmodeling", f"Let me see. {WORLD}", ("Up",), False),
+        ("grounding_worldmodeling", WORLD.replace("<reasoning>go up</reasoning>", ""), (), False),
+        ("grounding_worldmodeling", WORLD.replace("Up", "Jump"), (), False),
+        ("grounding", GROUNDING, ("Up",), True),
+        ("grounding", WORLD, (), False),
+        ("worldmodeling_structured", PREDICTING, ("Up",), True),
+        ("worldmodeling", "<think>b</think><answer>Up</answer>", (), False),
+    ],
+)  # fmt: skip
+@pytest.mark.proves("vagen", "env1.env_config.prompt_format")
+def test_required_sections_of_thoughts(thoughts: str, text: str, actions: tuple[str, ...], valid: bool) -> None:
+    """As in VAGEN, actions are executed although something else surrounds the form, which earns no reward then."""
+    parsed = reads(thoughts=thoughts).parse(text)
+    assert (parsed.actions, parsed.valid) == (actions, valid)
+
+
+@pytest.mark.parametrize("thoughts", get_args(Thoughts))
+def test_demonstrations_have_the_required_sections(thoughts: str) -> None:
+    form = reads(thoughts=thoughts, max_actions_per_turn=2)
+    text = form.format("safe", ("Up", "Left"), observation="_ P\nG _", prediction="P _\nG _")
+    assert form.parse(text) == ParsedResponse(("Up", "Left"), valid=True)
+    assert ("_ P\nG _" in text, "P _\nG _" in text) == ("grounding" in thoughts, "worldmodeling" in thoughts)

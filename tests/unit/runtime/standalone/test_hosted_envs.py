@@ -208,7 +208,7 @@ def test_an_episode_that_its_seed_does_not_reproduce_fails_and_says_so(counter: 
     config = experiment("env={name: custom, path: 'counter.py:Process', processes: 8}")
     workers = {rank: ThreadWorker(rank) for rank in (1, 2)}
     envs = hosted_vector_env(list(workers.values()), config)
-    lose = lambda turn: workers[1].lose() if turn == 2 else None  # noqa: E731
+    lose = lambda turn: workers[1].lose() if turn >= 2 and not workers[1].lost_reason else None  # noqa: E731
     events = by_episode(play(envs, range(4, 4 + EPISODES), lose, min))
     failures = {
         number: played[-1].failure for number, played in events.items() if isinstance(played[-1], EpisodeFailed)
@@ -255,7 +255,7 @@ def test_a_run_without_living_hosts_ends_with_a_message() -> None:
 
 @pytest.fixture
 def listener() -> Iterator[WorkerListener]:
-    listener = WorkerListener("127.0.0.1", [1, 2], "the run", lost_seconds=3.0)
+    listener = WorkerListener("127.0.0.1", {1: "", 2: ""}, "the run", lost_seconds=3.0)
     yield listener
     listener.close()
 

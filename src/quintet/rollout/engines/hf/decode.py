@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quintet.policies.vision.image_tokens import position_shift
 from quintet.records import Request
 
 BLOCK = 64
@@ -42,7 +43,8 @@ class SequenceSlots:
         """Response tokens."""
         self.num_prefilled = np.zeros(max_num_seqs, np.int64)
         """Response tokens that were prefilled with the prompt, of a resumed sequence."""
-        self.prompt_len = np.zeros(max_num_seqs, np.int64)
+        self.first_position = np.zeros(max_num_seqs, np.int64)
+        """Position of the first response token: the length of the prompt, if it has no images."""
         self.cache_slot = np.zeros(max_num_seqs, np.int64)
         """Slot of the response's keys and values."""
         self.seed = np.zeros(max_num_seqs, np.int64)
@@ -55,7 +57,7 @@ class SequenceSlots:
         self._tokens = np.zeros((max_num_seqs, BLOCK), np.int64)
         self._logprobs = np.zeros((max_num_seqs, BLOCK), np.float32)
         self._columns: tuple[npt.NDArray[Any], ...] = (
-            *(self.last_token, self.num_tokens, self.num_prefilled, self.prompt_len, self.cache_slot, self.seed),
+            *(self.last_token, self.num_tokens, self.num_prefilled, self.first_position, self.cache_slot, self.seed),
             *(self.temperature, self.needs_processing),
             *(self._max_tokens, self._min_tokens, self._stop_set, self._needs_check),
         )
@@ -70,7 +72,7 @@ class SequenceSlots:
         requests = [sequence.request for sequence in sequences]
         self.cache_slot[rows] = cache_slots
         self.num_tokens[rows] = self.num_prefilled[rows] = [len(sequence.tokens) for sequence in sequences]
-        self.prompt_len[rows] = [len(request.prompt) for request in requests]
+        self.first_position[rows] = [_next_position(request) for request in requests]
         self.seed[rows] = [request.seed for request in requests]
         self.temperature[rows] = [request.temperature for request in requests]
         self.needs_processing[rows] = [sequence.needs_processing for sequence in sequences]
@@ -143,3 +145,8 @@ class SequenceSlots:
             more = max(-(-columns // BLOCK) * BLOCK, min(2 * before, before + 16 * BLOCK)) - before
             self._tokens = np.pad(self._tokens, ((0, 0), (0, more)))
             self._logprobs = np.pad(self._logprobs, ((0, 0), (0, more)))
+
+
+def _next_position(request: Request) -> int:
+    """Return the position behind the prompt."""
+    return len(request.prompt) + (position_shift(request.prompt) if request.images else 0)

@@ -14,6 +14,8 @@ from quintet.errors import ConfigError
 from quintet.policies.inference_decoder import apply_head, fuse_projections
 from quintet.policies.lora import has_lora, iter_merged_weights, merge_adapters
 from quintet.policies.model_loading import cast_weights
+from quintet.policies.vision.image_encoder import text_decoder
+from quintet.policies.vision.image_tokens import check_images
 from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.async_engine import PartialResponse
 from quintet.rollout.engines.engine import EngineError, EngineSetup
@@ -99,7 +101,7 @@ class HfEngine:
         `sleep_device`, if set."""
         self._model = model
         if not shares_learner_model:
-            fuse_projections(model.base_model)
+            fuse_projections(text_decoder(model.base_model))
         self._runner = ModelRunner(model)
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
@@ -144,6 +146,7 @@ class HfEngine:
     def add_request(self, request: Request) -> None:
         if not 0 < len(request.prompt) < self._max_model_len:
             raise ValueError(f"a prompt of {len(request.prompt)} tokens in a context of {self._max_model_len}")
+        check_images(request, supported=self._runner.images is not None)
         if request.stop_strings and self._detokenize is None:
             raise ValueError("stop strings require an engine with a detokenizer")
         self._scheduler.add(request, self.weight_version, self._matcher(request))
@@ -224,7 +227,7 @@ class HfEngine:
         """Move the weights back; the KV cache is allocated with the next request."""
         if self._sleep_device is not None:
             self._model.to(self._device)
-            fuse_projections(self._model.base_model)
+            fuse_projections(text_decoder(self._model.base_model))
 
     def close(self) -> None:
         self._scheduler = self._build_scheduler()

@@ -59,6 +59,6 @@ def _total_memory(device: torch.device) -> int:
 
 def _kv_bytes(model: PreTrainedModel, max_model_len: int, dtype: torch.dtype) -> int:
     """Size of the keys and values of one request."""
-    config = model.config
+    config = model.config.get_text_config()
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(2 * config.num_hidden_layers * config.num_key_value_heads * dim * max_model_len * dtype.itemsize)

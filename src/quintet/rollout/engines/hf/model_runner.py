@@ -5,15 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from quintet.policies.attention import AttentionLayout
-from quintet.policies.hidden_states import compute_hidden_states
+from quintet.policies.hidden_states import compute_hidden_states, image_hidden_states
 from quintet.policies.inference_decoder import InferenceDecoder
+from quintet.policies.vision.image_encoder import text_decoder
+from quintet.policies.vision.image_tokens import mrope_positions
 from quintet.rollout.engines.hf.attention_layouts import ConcatenatedLayout
+from quintet.rollout.engines.hf.image_features import ImageFeatures
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ForwardInput:
-    """Token ids and their positions in their sequences, int64 [n] each, and the layout of what they attend to."""
+    """Token ids and their positions in their sequences, int64 [n] each, and the layout of what they attend to. With
+    images, positions are [n, 3]."""
 
     tokens: Tensor
     positions: Tensor
@@ -32,7 +36,9 @@ class ModelRunner:
     """Runs a model's body: by `InferenceDecoder` where it supports the architecture, else by its own modules."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._body = model.base_model
+        self._body = text_decoder(model.base_model)
+        self.images = ImageFeatures(model.base_model) if self._body is not model.base_model else None
+        """Images of prompts, for vision-language models."""
         self._decoder = InferenceDecoder.from_body(self._body)
         self._max_compiled_tokens: int | None = None
 
@@ -49,6 +55,12 @@ class ModelRunner:
         if self._decoder:
             self._decoder.release_memory()
 
+    def positions(self, tokens: Sequence[int], start: int, stop: int) -> list[Any]:
+        """Return the positions of the tokens from `start` to `stop` of a sequence; with images, three each."""
+        if self.images is None:
+            return list(range(start, stop))
+        return mrope_positions(tokens)[start:stop].tolist()  # type: ignore[no-any-return]
+
     def __call__(self, inputs: Sequence[ForwardInput]) -> tuple[Tensor, ...]:
         """Return the last hidden states of each input, [tokens, hidden], from one forward pass over all of them."""
         sizes = [each.tokens.shape[0] for each in inputs]
@@ -56,13 +68,25 @@ class ModelRunner:
         if len(inputs) > 1:
             layout = ConcatenatedLayout([each.layout for each in inputs], sizes)
             tokens = torch.cat([each.tokens for each in inputs])
-            positions = torch.cat([each.positions for each in inputs])
+            positions = _concatenate_positions([each.positions for each in inputs])
         return torch.split(self._hidden_states(tokens, positions, layout), sizes)
 
     def _hidden_states(self, tokens: Tensor, positions: Tensor, layout: AttentionLayout) -> Tensor:
+        images = self.images.inputs(tokens) if self.images else None
+        if images is not None:
+            if self._decoder:
+                return self._decoder(tokens, positions, layout, images)
+            return image_hidden_states(self._body, tokens, positions, layout, *images)
         if self._decoder:
             return self._decoder(tokens, positions, layout)
         if self._max_compiled_tokens is None or len(tokens) <= self._max_compiled_tokens:
             return compute_hidden_states(self._body, tokens, positions, layout)
         with torch.compiler.set_stance("force_eager"):
             return compute_hidden_states(self._body, tokens, positions, layout)
+
+
+def _concatenate_positions(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate positions [n]; if some of them are [n, 3], all are."""
+    if any(part.dim() == 2 for part in parts):
+        parts = [part if part.dim() == 2 else part[:, None].expand(-1, 3) for part in parts]
+    return torch.cat(list(parts))

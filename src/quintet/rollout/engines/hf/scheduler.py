@@ -61,12 +61,15 @@ class Scheduler:
         if not count:
             return
         admitted = [self._waiting.popleft() for _ in range(count)]
+        if self._runner.images:
+            self._runner.images.add(image for each in admitted for image in each.request.images)
         prompts = self._prefill.acquire([(each.request.id, each.tokens_to_prefill) for each in admitted])
         for each, prompt in zip(admitted, prompts, strict=True):
             each.prompt = prompt
             if each.request.repetition_penalty != 1.0:
                 each.penalized_tokens = torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
-                each.penalized_tokens[torch.tensor(each.tokens_to_prefill, device=self._device)] = True
+                text = [token for token in each.tokens_to_prefill if token >= 0]
+                each.penalized_tokens[torch.tensor(text, device=self._device)] = True
         self._prefilling += admitted
         self.running.invalidate_shared_segments()
 
@@ -90,6 +93,8 @@ class Scheduler:
         if not ready:
             return []
         self._prefilling = [each for each in self._prefilling if each.prompt is None or each.prompt.hidden is None]
+        if self._runner.images and not self._prefilling:
+            self._runner.images.release()
         self.running.add(ready, self._max_model_len)
         return [each.prompt.hidden for each in ready if each.prompt and each.prompt.hidden is not None]
 
@@ -116,6 +121,8 @@ class Scheduler:
         self._prefilling.clear()
         self.running.clear()
         self._prefix_cache.reset()
+        if self._runner.images:
+            self._runner.images.clear()
 
     def record_weight_update(self, version: int) -> None:
         """Note in all requests, which must be preempted, that later tokens come from new weights."""

@@ -14,6 +14,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quintet.errors import ConfigError
+from quintet.policies.vision.image_processing import ImageProcessor
+from quintet.policies.vision.image_tokens import check_images, with_placeholders
 from quintet.records import Failure, FinishReason, Generation, Request, StructuredOutput, TopLogprobs
 from quintet.rollout.engines.async_engine import PartialResponse
 from quintet.rollout.engines.engine import EngineError, EngineSetup
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
+MAX_PIXELS = 1 << 40
+"""Limit of images that are resized already."""
+MAX_PIXELS = 1 << 40
+"""Limit of pixels for images that are resized already."""
 MIN_TEMPERATURE = 0.01
 """vLLM raises lower temperatures above 0 to this one."""
 
@@ -111,6 +117,7 @@ class VllmEngine:
         self._llm_engine = llm_engine
         self._plan = WeightPlan.from_model(setup.model)
         self._vocab_size = setup.model.config.get_text_config().vocab_size
+        self._processor: ImageProcessor | None = getattr(setup.model.base_model, "image_processor", None)
         self._running: dict[str, _Running] = {}
         self._name_by_id: dict[int, str] = {}
         self._finished: list[Generation] = []
@@ -129,6 +136,7 @@ class VllmEngine:
         remaining = self.max_model_len - len(request.prompt)
         if not request.prompt or remaining < 1:
             raise ValueError(f"a prompt of {len(request.prompt)} tokens in a context of {self.max_model_len}")
+        check_images(request, supported=self._processor is not None)
         if request.id in self._name_by_id:
             raise ValueError(f"request {request.id} is already running")
         stop_strings = StopStringMatcher(request.stop_strings, self._setup.detokenize)
@@ -136,7 +144,8 @@ class VllmEngine:
         name = str(next(self._counter))
         try:
             self._check(request)
-            self._call(self._llm_engine.add_request, name, request.prompt, self._sampling_params(request, remaining))
+            prompt, sampling = self._prompt(request), self._sampling_params(request, remaining)
+            self._call(self._llm_engine.add_request, name, prompt, sampling)
         except RequestRejectedError as error:
             self._finished.append(run.generation(FinishReason.FAILED, Failure("engine", "ValueError", str(error))))
             return
@@ -144,7 +153,8 @@ class VllmEngine:
         self._name_by_id[request.id] = name
 
     def _check(self, request: Request) -> None:
-        if not 0 <= min(request.prompt) <= max(request.prompt) < self._vocab_size:
+        smallest = 0 if self._processor else min(request.prompt)
+        if not 0 <= smallest <= max(request.prompt) < self._vocab_size:
             raise RequestRejectedError(f"the prompt has token ids outside of the vocabulary of {self._vocab_size}")
         if 0 < request.temperature < MIN_TEMPERATURE:
             raise RequestRejectedError(
@@ -155,6 +165,22 @@ class VllmEngine:
                 "vLLM supports structured outputs only with its own tokenizer: set "
                 "rollout.engine_options.detokenize=true"
             )
+
+    def _prompt(self, request: Request) -> dict[str, Any]:
+        """The prompt as vLLM reads it. Images are passed as they were resized, and are not resized again."""
+        if not request.images or self._processor is None:
+            return {"type": "token", "prompt_token_ids": list(request.prompt)}
+        from PIL import Image
+
+        tokens, keys = with_placeholders(request.prompt, self._setup.model.config.image_token_id)
+        images = {image.key: image for image in request.images}
+        shown = [Image.fromarray(self._processor.resized_image(images[key])) for key in keys]
+        return {
+            "prompt_token_ids": tokens,
+            "multi_modal_data": {"image": shown},
+            "multi_modal_uuids": {"image": [f"{key:x}" for key in keys]},
+            "mm_processor_kwargs": {"min_pixels": 1, "max_pixels": MAX_PIXELS},
+        }
 
     def _sampling_params(self, request: Request, remaining: int) -> dict[str, Any]:
         """Arguments of vLLM's `SamplingParams`. Stop strings are matched here, because vLLM would need the tokenizer

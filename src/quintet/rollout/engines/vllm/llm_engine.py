@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from quintet.errors import ConfigError, UserError
+from quintet.policies.masked_head import MaskedHead
 from quintet.rollout.engines.engine import EngineError, EngineSetup
 from quintet.rollout.engines.shared_weights import MappedWeights, SharedWeights
 from quintet.rollout.engines.vllm.options import KEY, Release, engine_arguments, environment
@@ -49,9 +50,8 @@ class LlmEngine:
         """See `build_vllm_engine`."""
         self._setup = setup
         self._separate_process = setup.options.separate_process
-        self._has_workers = (
-            self._separate_process or setup.options.tensor_parallel * setup.options.pipeline_parallel > 1
-        )
+        several = setup.options.tensor_parallel * setup.options.pipeline_parallel > 1
+        self._has_workers = self._separate_process or several or setup.options.executor == "ray"
         if not self._separate_process:
             _check_exclusive()
         self._engine: Any = None
@@ -116,7 +116,9 @@ class LlmEngine:
         """Child processes of vLLM as `multiprocessing` processes."""
         if self._separate_process:
             return list(self._engine.engine_core.resources.engine_manager.processes)
-        return [worker.proc for worker in self._engine.model_executor.workers] if self._has_workers else []
+        # Ray ends its actors itself
+        has_children = self._has_workers and self._setup.options.executor == "mp"
+        return [worker.proc for worker in self._engine.model_executor.workers] if has_children else []
 
     def _start_watcher(self) -> None:
         threading.Thread(target=self._watch, args=(self._engine.engine_core,), daemon=True).start()
@@ -136,7 +138,10 @@ class LlmEngine:
                 future.set_exception(EngineDeadError())
 
     def _install_exact_sampler(self) -> None:
-        unknown = [name for name in self._engine.collective_rpc("quintet_install_exact_sampler") if name]
+        head = self._setup.model.get_output_embeddings()
+        masked = head.masked_tokens.tolist() if isinstance(head, MaskedHead) else []
+        results = self._engine.collective_rpc("quintet_install_exact_sampler", args=(masked,))
+        unknown = [name for name in results if name]
         if unknown:
             message = f"vLLM {self._release.version} samples with {unknown[0]}, whose log-probs are unknown"
             raise EngineError(f"{message}; vLLM 0.32.0 is supported")
@@ -146,8 +151,8 @@ class LlmEngine:
         seed = seed % NUM_SEEDS
         return {"extra_args": {SEED: seed}} if self._release.cpu else {"seed": seed}
 
-    def add_request(self, name: str, prompt: Sequence[int], sampling: Mapping[str, Any]) -> None:
-        """Queue a request under a unique name.
+    def add_request(self, name: str, prompt: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
+        """Queue a request under a unique name; `prompt` is one of vLLM's.
 
         Raises:
             RequestRejectedError: vLLM rejects it; other requests continue.
@@ -155,12 +160,11 @@ class LlmEngine:
         from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-        tokens = {"type": "token", "prompt_token_ids": list(prompt)}
         options = {"detokenize": self._setup.options.detokenize, "output_kind": RequestOutputKind.DELTA}
         structured = sampling["structured_outputs"]
         try:
             options["structured_outputs"] = structured and StructuredOutputsParams(**structured)
-            self._engine.add_request(name, tokens, SamplingParams(**{**sampling, **options}))
+            self._engine.add_request(name, dict(prompt), SamplingParams(**{**sampling, **options}))
         except (ValueError, VLLMClientError) as error:
             raise RequestRejectedError(_first_lines(error)) from error
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from quintet.config.native.rollout import EngineConfig
 from quintet.errors import ConfigError, nearest
+from quintet.policies.vision.image_encoder import is_vision_language
 from quintet.rollout.engines.engine import EngineSetup
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _fixed_arguments(setup: EngineSetup, release: Release) -> dict[str, Any]:
     several = options.tensor_parallel * options.pipeline_parallel > 1
     optional = {
         # responses are token ids; without a tokenizer vLLM does not add an EOS token either
-        "skip_tokenizer_init": not options.detokenize,
+        "skip_tokenizer_init": not (options.detokenize or is_vision_language(setup.model.config)),
         "generation_config": "vllm",
         "enable_prefix_caching": True,
         "use_tqdm_on_load": False,

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from quintet.policies.masked_head import MASKED_LOGIT
 from quintet.rollout.engines.hf.sampling import uniform
 from quintet.rollout.engines.shared_weights import SharedTensor, SharedWeightsReader
 from quintet.rollout.engines.vllm.cpu_weight_loader import CpuWeightLoader
@@ -35,14 +36,16 @@ class QuintetWorker:
     _quintet_loader: CpuWeightLoader | Literal[False] | None = None
     """False if vLLM's own method loads the weights."""
 
-    def quintet_install_exact_sampler(self) -> str | None:
-        """Install a sampler with the log-probs of `Generation`. Return the name of vLLM's sampler if it is unknown."""
+    def quintet_install_exact_sampler(self, masked_tokens: Sequence[int] = ()) -> str | None:
+        """Install a sampler with the log-probs of `Generation`, which never samples `masked_tokens`. Return the name of
+        vLLM's sampler if it is unknown."""
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
         runner = self.model_runner
         kind = type(runner.sampler)
         if f"{kind.__module__}.{kind.__qualname__}" != "vllm.v1.sample.sampler.Sampler":
             return f"{kind.__module__}.{kind.__qualname__}"
         runner.sampler = _exact_sampler(kind)(logprobs_mode="raw_logprobs")
+        runner.sampler.masked_tokens = torch.tensor(masked_tokens, device=runner.device) if masked_tokens else None
         runner.sample_tokens = _keeping_unmasked_logits(runner)
         if runner.device.type == "cpu":
             runner.sampler.topk_topp_sampler.forward = _seeded_sampling(runner)
@@ -88,12 +91,17 @@ def _exact_sampler(sampler: type[Any]) -> type[Any]:
 
     class ExactSampler(sampler):  # type: ignore[misc]
         _temperature: Tensor | None = None
+        masked_tokens: Tensor | None = None
+        """int64 [k], tokens that only prompts contain."""
         unmasked_logits: Tensor | None = None
         """Logits of this step before the bitmask of structured outputs, if any request has one."""
 
         def forward(self, logits: Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
             """Sample from logits [requests, vocab]."""
             self._temperature = sampling_metadata.temperature
+            for each in (logits, self.unmasked_logits):
+                if each is not None and self.masked_tokens is not None:
+                    each.index_fill_(-1, self.masked_tokens, MASKED_LOGIT)
             return super().forward(logits, sampling_metadata, *args, **kwargs)
 
         def compute_logprobs(self, logits: Tensor) -> Tensor:

@@ -1,0 +1,70 @@
+"""If these fail, vLLM samples from another distribution than the vision-language policy that is trained."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from vision_models import SHAPE, batch_of, process, prompt_with, save_qwen2_5_vl, turn
+from vllm_bench import Bench, needs_vllm, open_bench, shift
+
+from quintet.policies.token_statistics import compute_token_statistics
+from quintet.policies.vision.image_encoder import placeholder_tokens
+from quintet.records import Generation, Request
+from quintet.training.packing import MicroBatchBudget, iter_micro_batches
+
+pytestmark = [
+    needs_vllm,
+    pytest.mark.skipif(
+        importlib.util.find_spec("torchvision") is None, reason="transformers' video processors need torchvision"
+    ),
+]
+IMAGES = [process(16, 24), process(8, 40), process(24, 24)]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """One engine in this process; vLLM's attention on a CPU needs heads of at least 32."""
+    opened = open_bench(save_qwen2_5_vl(tmp_path_factory.mktemp("model"), replace(SHAPE, hidden=128)))
+    yield opened
+    opened.engine.close()
+
+
+def requests() -> list[Request]:
+    """Samples of one prompt, several images in another order, text alone."""
+    prompts = [IMAGES[:1], IMAGES[:1], [IMAGES[1], IMAGES[0], IMAGES[2]], []]
+    return [
+        Request(number, prompt_with(*images, first=20), 12, seed=number, temperature=0.8, images=tuple(images))
+        for number, images in enumerate(prompts)
+    ]
+
+
+def assert_logprobs_of_learner(bench: Bench, asked: list[Request], done: dict[int, Generation]) -> None:
+    assert all(generation.failure is None and len(generation.tokens) == 12 for generation in done.values()), done
+    batch = batch_of(*([turn(each.prompt, done[each.id].tokens, each.images)] for each in asked))
+    with torch.no_grad():
+        micro = next(iter_micro_batches(batch, MicroBatchBudget()))
+        expected = compute_token_statistics(bench.model, micro.packed, 0.8).logprobs
+    logprobs = torch.zeros(len(batch.tokens)).index_copy(0, micro.index, expected)[batch.loss_mask]
+    sampled = torch.tensor([number for each in asked for number in done[each.id].logprobs])
+    torch.testing.assert_close(sampled, logprobs, rtol=0, atol=1e-4)
+
+
+def test_log_probs_are_those_of_the_learner_also_with_new_weights(bench: Bench) -> None:
+    asked = requests()
+    assert_logprobs_of_learner(bench, asked, bench.run(*asked))
+    shift(bench.model, seed=3)
+    bench.engine.load_weights(1, bench.model.named_parameters())
+    assert_logprobs_of_learner(bench, asked, bench.run(*asked))
+
+
+def test_placeholders_are_never_sampled(bench: Bench) -> None:
+    asked = [Request(n, prompt_with(IMAGES[0]), 60, seed=n, temperature=2.0, images=(IMAGES[0],)) for n in range(4)]
+    done = bench.run(*asked)
+    assert not [each.failure for each in done.values() if each.failure]
+    sampled = {token for generation in done.values() for token in generation.tokens}
+    assert len(sampled) > 50
+    assert sampled.isdisjoint(placeholder_tokens(bench.model.config))
