@@ -271,10 +271,21 @@ def test_vagens_clients_see_what_its_servers_return() -> None:
             ({"env_name": "svg"}, "not supported"),
             ({"env_name": "sokoban", "env_config": {"dim_rom": [6, 6]}}, "did you mean env_config.dim_room?"),
             ({"env_name": "sokoban", "env_config": {"num_boxes": 9}}, "an integer"),
-            ({"env_name": "sokoban", "env_config": {"render_mode": "vision"}}, "not supported yet"),
         ):
             status, _, body = request(server.url, "POST", "/environments", {"ids2configs": {"a": wrong}})
             assert status == 400
             assert message in json.loads(body)["error"]
+        described = {"env_name": "frozenlake", "env_config": {"render_mode": "vision", "prompt_format": "grounding"}}
+        post(server.url, "/environments", {"ids2configs": {"val1": described}})
+        (seen, _) = post(server.url, "/batch/reset", {"ids2seeds": {"val1": 1}})["results"]["val1"]
+        assert seen["obs_str"].count("<image>") == len(seen["multi_modal_data"]["<image>"]) == 1
+        assert "<observation>" in seen["obs_str"]
+        for text, valid in (
+            ("<think><observation>a</observation><reasoning>b</reasoning></think><answer>Up</answer>", True),
+            ("Well. <think><observation>a</observation><reasoning>b</reasoning></think><answer>Up</answer>", False),
+        ):
+            stepped = post(server.url, "/step/val1", {"action": text})
+            assert stepped["info"]["format_correct"] is valid
+            assert stepped["info"]["actions"] == ["Up"]
         missing = request(server.url, "POST", "/batch/step", {"actions": {}})
         assert (missing[0], "ids2actions" in json.loads(missing[2])["error"]) == (400, True)

@@ -15,6 +15,9 @@ from quintet.runtime.env_service.vagen_episode import VagenEpisode
 FIRST, SECOND = (np.random.default_rng(seed).integers(0, 256, (6, 5, 3), dtype=np.uint8) for seed in range(2))
 
 
+RESPONSES = {"think": False, "thoughts": None, "separator": ",", "max_actions": 2, "format_reward": 0.25}
+
+
 class Seen:
     """Env that shows an image before and another one after the first step."""
 
@@ -34,7 +37,7 @@ class Seen:
 
 @pytest.fixture
 def episode() -> VagenEpisode:
-    return VagenEpisode(Seen, {"think": False, "separator": ",", "max_actions": 2, "format_reward": 0.25})
+    return VagenEpisode(Seen, RESPONSES)
 
 
 def received(result: object) -> list[object]:
