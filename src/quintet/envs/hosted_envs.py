@@ -16,7 +16,9 @@ from quintet.records import Failure
 
 POLL_SECONDS = 0.05
 MAX_REASSIGNMENTS = 2
-"""How often an episode whose host was lost is started again on another one."""
+"""How often an episode whose host was lost is started again on another one: it may be the cause."""
+MAX_BYSTANDER_LOSSES = 10
+"""The same for an episode that was lost with another one, which its host has named as the cause."""
 
 
 class HostLostError(RuntimeError):
@@ -93,7 +95,7 @@ class HostedEpisode:
     num_completed: int = 0
     """Number of requests that the current host has completed."""
     num_losses: int = 0
-    """How many hosts have been lost with the episode."""
+    """How often the episode has been lost, with its host or alone."""
     failure: Failure | None = None
     """Why the episode cannot continue, reported at its next request."""
 
@@ -303,7 +305,7 @@ class HostedVectorEnv:
             return
         if isinstance(event, EpisodeLost):
             self._leave_host(episode)
-            self._reassign(episode, Failure("step", "EpisodeLost", event.reason))
+            self._reassign(episode, Failure("step", "EpisodeLost", event.reason), MAX_BYSTANDER_LOSSES)
             return
         if isinstance(event, EpisodeFailed):
             self._fail(episode, event.failure)
@@ -350,13 +352,13 @@ class HostedVectorEnv:
         lost, host.episodes = list(host.episodes.values()), {}
         host.connection.close()
         for episode in lost:
-            self._reassign(episode, Failure("step", type(error).__name__, str(error)))
+            self._reassign(episode, Failure("step", type(error).__name__, str(error)), MAX_REASSIGNMENTS)
 
-    def _reassign(self, episode: HostedEpisode, failure: Failure) -> None:
+    def _reassign(self, episode: HostedEpisode, failure: Failure, max_losses: int) -> None:
         """Start an episode without a host again, or fail it if it was lost too often."""
         episode.host, episode.num_completed = None, 0
         episode.num_losses += 1
-        if episode.num_losses > MAX_REASSIGNMENTS:
+        if episode.num_losses > max_losses:
             self._fail(episode, failure if episode.digests else replace(failure, where="reset"))
         else:
             self._num_reassigned += 1

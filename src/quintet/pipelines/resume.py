@@ -39,6 +39,8 @@ MAY_CHANGE = (
 )
 """Keys, and sections, that may change on resume: they do not affect the numbers, except that more steps stretch the
 schedules."""
+WITHOUT_SERVICE = {"env.service.protocol": "quintet", "envs.*.env.service.protocol": "quintet"}
+"""Values of keys with which a run has the numbers of one without an environment service."""
 PLACEMENT_KEYS = (
     *("backend", "parallel.", "memory.", "megatron"),
     *(f"sharding.{key}" for key in ("group_size", "policy", "min_parameters", "reshard_after_forward")),
@@ -100,7 +102,7 @@ def _check_same_experiment(config: Experiment, checkpoint: Checkpoint) -> None:
     changed = [
         key
         for key in sorted(current | saved)
-        if current.get(key) != saved.get(key) and not documented_key(key).startswith(allowed)
+        if _value(current, key) != _value(saved, key) and not documented_key(key).startswith(allowed)
     ]
     if changed:
         key = changed[0]
@@ -110,6 +112,11 @@ def _check_same_experiment(config: Experiment, checkpoint: Checkpoint) -> None:
             value=current.get(key),
             hint="restore the value, set another `name`, or start again with resume=never",
         )
+
+
+def _value(flat: Mapping[str, Any], key: str) -> Any:
+    value = flat.get(key)
+    return WITHOUT_SERVICE.get(documented_key(key)) if value is None else value
 
 
 def _upgraded(experiment: dict[str, Any]) -> dict[str, Any]:

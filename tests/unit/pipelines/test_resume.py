@@ -270,7 +270,9 @@ def test_a_copy_that_failed_is_made_by_the_same_command(
     assert system.exists(f"{path}/global_step_2/manifest.json"), "a finished run's, too"
 
 
-@pytest.mark.parametrize("words", [("training.steps=1",), ("env.processes=2",)])
+@pytest.mark.parametrize(
+    "words", [("training.steps=1",), ("env.processes=2",), ("env.service.urls=http://127.0.0.1:1",)]
+)
 def test_a_finished_run_is_not_resumed_for_fewer_steps_or_a_setting_without_effect(
     run: Run, words: tuple[str, ...]
 ) -> None:
@@ -278,6 +280,12 @@ def test_a_finished_run_is_not_resumed_for_fewer_steps_or_a_setting_without_effe
     text = said(run(*words))
     assert "is finished: 2 steps. Nothing to do." in text
     assert "resuming" not in text
+
+
+def test_a_run_does_not_continue_under_another_protocol_of_its_env_service(run: Run) -> None:
+    run()
+    with pytest.raises(ConfigError, match=r"env\.service\.protocol = 'vagen', but"):
+        run("env.service={urls: ['http://127.0.0.1:1'], protocol: vagen}")
 
 
 def test_an_earlier_runs_copies_arent_taken_for_those_of_one_that_began_anew(run: Run, store: str) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
+import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 from quintet.config.native.envs import EnvServiceConfig, InteractiveEnvSection
 from quintet.config.native.rollout import RolloutConfig
@@ -104,23 +107,41 @@ def _message(request: EnvRequest) -> dict[str, Any]:
     return {"env": str(request.episode)} | {name: value for name, value in calls.items() if value is not None}
 
 
-class _Rejoining:
-    """New connections to lost servers, from time to time."""
+class _LostServer:
+    """Attempts to reach a lost server from time to time. None of them blocks the run."""
 
-    def __init__(self, connect: Sequence[Callable[[], HostConnection]]) -> None:
-        self._connect = connect
-        self._pauses = [FIRST_REJOIN_SECONDS] * len(connect)
-        self._next = [0.0] * len(connect)
+    def __init__(self, url: str) -> None:
+        self._parts = urlsplit(url)
+        self._pause = FIRST_REJOIN_SECONDS
+        self._next_attempt = 0.0
+        self._attempt: socket.socket | None = None
 
-    def take_arrived(self, lost: Callable[[], Sequence[int]]) -> list[HostConnection]:
-        """Return connections to lost servers whose pause is over; `lost` returns the ranks of lost servers."""
-        now, taken = time.monotonic(), []
-        for rank in lost():
-            if now >= self._next[rank]:
-                self._next[rank] = now + self._pauses[rank]
-                self._pauses[rank] = min(2 * self._pauses[rank], MAX_REJOIN_SECONDS)
-                taken.append(self._connect[rank]())
-        return taken
+    def is_reachable(self) -> bool:
+        """Return whether an attempt has succeeded; otherwise start one if it is time."""
+        if self._attempt is None:
+            self._start_attempt()
+            return False
+        poll = select.poll()
+        poll.register(self._attempt, select.POLLOUT)
+        if not poll.poll(0) and time.monotonic() < self._next_attempt:
+            return False
+        with self._attempt as attempt:
+            self._attempt = None
+            return bool(poll.poll(0)) and attempt.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+
+    def _start_attempt(self) -> None:
+        if time.monotonic() < self._next_attempt:
+            return
+        self._next_attempt = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, MAX_REJOIN_SECONDS)
+        with suppress(OSError):  # the name cannot be resolved now
+            port = self._parts.port or (443 if self._parts.scheme == "https" else 80)
+            family, kind, protocol, _, address = socket.getaddrinfo(
+                self._parts.hostname, port, type=socket.SOCK_STREAM
+            )[0]
+            self._attempt = socket.socket(family, kind, protocol)
+            self._attempt.setblocking(False)
+            self._attempt.connect_ex(address)
 
 
 def service_vector_env(
@@ -143,13 +164,13 @@ def service_vector_env(
         return ServiceHost(rank, client, values)
 
     ranks = range(len(service.urls))
-    connects = [partial(connect, rank) for rank in ranks]
-    rejoining = _Rejoining(connects)
+    servers = [_LostServer(url) for url in service.urls]
     wait = HostWait(service.timeout_seconds, "env.service.timeout_seconds", HINT)
     envs: HostedVectorEnv | None = None
 
     def take_arrived() -> Sequence[HostConnection]:
-        return rejoining.take_arrived(lambda: [] if envs is None else envs.lost_ranks(ranks))
+        lost = [] if envs is None else envs.lost_ranks(ranks)
+        return [connect(rank) for rank in lost if servers[rank].is_reachable()]
 
-    envs = HostedVectorEnv([one() for one in connects], wait, waits_for_all=True, take_arrived=take_arrived)
+    envs = HostedVectorEnv(list(map(connect, ranks)), wait, waits_for_all=True, take_arrived=take_arrived)
     return envs

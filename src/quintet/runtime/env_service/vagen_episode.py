@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from quintet.envs.env import Env
+from quintet.envs.env import IMAGE, Env
 from quintet.envs.service.png import encode_png
 from quintet.envs.vector_env import close_env, execute_actions
 from quintet.records import Observation
 from quintet.rollout.chat.response_parser import ResponseFormat
-
-IMAGE_PLACEHOLDER = "<image>"
+from quintet.rollout.chat.thought_sections import format_instruction
 
 
 class VagenEpisode:
@@ -23,7 +22,7 @@ class VagenEpisode:
         self._format_reward = float(responses["format_reward"])
         self._max_actions = int(responses["max_actions"])
         self._separator = str(responses["separator"])
-        self._think = bool(responses["think"])
+        self._think, self._thoughts = bool(responses["think"]), responses["thoughts"]
         self._env = build_env()
         self._last = Observation("")
         self._format = ResponseFormat(
@@ -32,7 +31,8 @@ class VagenEpisode:
             separator=self._separator,
             max_actions=self._max_actions,
             ignore_case=False,
-            special=(IMAGE_PLACEHOLDER,),
+            special=(IMAGE,),
+            thoughts=self._thoughts,
         )
 
     def call(self, method: str, arguments: Sequence[Any]) -> Mapping[str, Any]:
@@ -78,14 +78,16 @@ class VagenEpisode:
 
     def _observation(self, head: str) -> dict[str, Any]:
         observation = self._last
-        placeholders = [IMAGE_PLACEHOLDER] * len(observation.images)
+        placeholders = [IMAGE] * (len(observation.images) - observation.text.count(IMAGE))
         text = "\n".join([head, *placeholders, observation.text, "Decide your next actions.", self._reply_format()])
         if not observation.images:
             return {"obs_str": text}
         images = [{"__pil_image__": encode_png(image)} for image in observation.images]
-        return {"obs_str": text, "multi_modal_data": {IMAGE_PLACEHOLDER: images}}
+        return {"obs_str": text, "multi_modal_data": {IMAGE: images}}
 
     def _reply_format(self) -> str:
+        if self._thoughts is not None:
+            return f"{format_instruction(self._thoughts, self._separator)}\nAt maximum {self._max_actions} actions."
         thought = "<think>…</think>" if self._think else ""
         limit = f"up to {self._max_actions} actions, separated by {self._separator!r}"
         return f"Answer with {limit}, in this format: {thought}<answer>…</answer>"

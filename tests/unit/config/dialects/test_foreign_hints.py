@@ -323,6 +323,7 @@ EXEMPT = {
     "verl/converter.py base_tree": "the same",
     "vagen/env_sections.py envs_tree": "the same",
     "vagen/env_sections.py env_problems": "lists envs, or names another file",
+    "vagen/service_env.py": "for clients of the environment service; test_service_vector_env.py reads them",
     "rlinf/component_placement.py _place_components": "the syntax of placements",
 }
 

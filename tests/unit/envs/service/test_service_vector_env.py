@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from env_services import env_service, post, request
 
 from quintet.config.compose import load_experiment
 from quintet.envs.mixed_env import build_run_envs
+from quintet.envs.service import http_client
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, VectorEnv
 from quintet.errors import ConfigError, MachineError
 from quintet.runtime.env_service.sessions import SessionLimits
@@ -144,6 +146,30 @@ def test_a_restarted_server_gets_its_episodes_back(expected: list[EnvEvent]) -> 
         assert envs.pop_metrics()["env/episodes_reassigned"] >= 1
 
 
+@pytest.fixture
+def full() -> Iterator[str]:
+    """A server whose queue is full: connections to it are neither accepted nor refused."""
+    with ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listening.getsockname())
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_server_that_stays_away_costs_no_time(
+    expected: list[EnvEvent], full: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with env_service("frozenlake") as server:
+        monkeypatch.setattr(http_client, "CONNECT_SECONDS", 0.3)
+        envs = build(server.url, full, max_retries=0)
+        monkeypatch.setattr(http_client, "CONNECT_SECONDS", 60.0)
+        started = time.monotonic()
+        assert play(envs) == expected
+        assert time.monotonic() - started < 30
+
+
 def test_an_expired_session_is_replayed(expected: list[EnvEvent]) -> None:
     with env_service("frozenlake", limits=SessionLimits(idle_seconds=1.0)) as server:
 
@@ -245,10 +271,21 @@ def test_vagens_clients_see_what_its_servers_return() -> None:
             ({"env_name": "svg"}, "not supported"),
             ({"env_name": "sokoban", "env_config": {"dim_rom": [6, 6]}}, "did you mean env_config.dim_room?"),
             ({"env_name": "sokoban", "env_config": {"num_boxes": 9}}, "an integer"),
-            ({"env_name": "sokoban", "env_config": {"render_mode": "vision"}}, "not supported yet"),
         ):
             status, _, body = request(server.url, "POST", "/environments", {"ids2configs": {"a": wrong}})
             assert status == 400
             assert message in json.loads(body)["error"]
+        described = {"env_name": "frozenlake", "env_config": {"render_mode": "vision", "prompt_format": "grounding"}}
+        post(server.url, "/environments", {"ids2configs": {"val1": described}})
+        (seen, _) = post(server.url, "/batch/reset", {"ids2seeds": {"val1": 1}})["results"]["val1"]
+        assert seen["obs_str"].count("<image>") == len(seen["multi_modal_data"]["<image>"]) == 1
+        assert "<observation>" in seen["obs_str"]
+        for text, valid in (
+            ("<think><observation>a</observation><reasoning>b</reasoning></think><answer>Up</answer>", True),
+            ("Well. <think><observation>a</observation><reasoning>b</reasoning></think><answer>Up</answer>", False),
+        ):
+            stepped = post(server.url, "/step/val1", {"action": text})
+            assert stepped["info"]["format_correct"] is valid
+            assert stepped["info"]["actions"] == ["Up"]
         missing = request(server.url, "POST", "/batch/step", {"actions": {}})
         assert (missing[0], "ids2actions" in json.loads(missing[2])["error"]) == (400, True)

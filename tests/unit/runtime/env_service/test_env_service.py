@@ -16,8 +16,11 @@ import psutil
 import pytest
 from env_services import env_service, post, request
 
+from quintet.config.compose import load_experiment
+from quintet.envs.mixed_env import build_run_envs
 from quintet.envs.service.payload import encode_payload
 from quintet.envs.service.png import decode_png, encode_png
+from quintet.envs.vector_env import ActionsExecuted, EpisodeFailed
 from quintet.errors import ConfigError, MachineError
 from quintet.runtime.env_service.served_envs import ServedEnvs
 from quintet.runtime.env_service.server import EnvServiceServer
@@ -255,3 +258,25 @@ def test_png_files_are_those_of_their_image_and_of_other_writers() -> None:
         written, other = io.BytesIO(), Image.fromarray(image).convert(mode)
         other.save(written, "PNG", optimize=True)
         assert (decode_png(written.getvalue()) == np.array(other.convert("RGB"))).all()
+
+
+def test_an_episode_that_others_take_with_them_continues_every_time(mixed: str) -> None:
+    with env_service(mixed, num_workers=1) as server:
+        service = f"service: {{urls: ['{server.url}']}}"
+        envs = build_run_envs(load_experiment(None, (f"env={{name: custom, path: '{mixed}', {service}}}",)).experiment)
+        envs.start(0, 100)
+        envs.poll(wait=True)
+        for number in range(1, 5):
+            envs.start(number, number)
+            envs.poll(wait=True)
+            envs.step(number, ["Crash"])
+            envs.step(0, ["Count"])
+            events = {event.episode: event for event in envs.poll(wait=True)}
+            failed, counted = events[number], events[0]
+            assert isinstance(failed, EpisodeFailed)
+            assert failed.failure.error_type == "ProcessDied"
+            assert isinstance(counted, ActionsExecuted)
+            assert counted.steps[0].observation.text == str(100 + number)
+            envs.drop(number)
+        assert dict(envs.pop_metrics()) == {"env/episodes_reassigned": 4}
+        envs.close()

@@ -12,8 +12,6 @@ from quintet.config.native.envs import InteractiveEnvSection
 from quintet.config.native.rollout import RolloutConfig
 from quintet.errors import ConfigError, nearest
 
-FORMAT_REWARD = "env_config.format_reward"
-
 
 @dataclass(frozen=True, slots=True)
 class VagenResponses:
@@ -21,6 +19,8 @@ class VagenResponses:
 
     think: bool
     """Thoughts precede the actions."""
+    thoughts: str | None
+    """Required sections of the thoughts, as `rollout.thoughts`."""
     separator: str
     max_actions: int
     """Maximum number of actions executed per response."""
@@ -49,9 +49,10 @@ def env_from_vagen(name: str, env_config: Mapping[str, Any]) -> tuple[dict[str, 
         env["height"], env["width"] = values[ROOM]
     responses = VagenResponses(
         think=values[PROMPT_FORMAT] != "no_think",
+        thoughts=None if values[PROMPT_FORMAT] in THINKING_FORMATS else values[PROMPT_FORMAT],
         separator=values["env_config.action_sep"],
         max_actions=values["env_config.max_actions_per_step"],
-        format_reward=float(values[FORMAT_REWARD]),
+        format_reward=float(values["env_config.format_reward"]),
     )
     return env, responses
 
@@ -64,8 +65,7 @@ def _checked(option: str, value: Any, specs: Mapping[str, KeySpec]) -> Any:
         raise ConfigError(f"{option:.100} is unknown", key=option, value=value, hint=hint)
     if not spec.value_type.accepts(value):
         raise ConfigError(f"{option} must be {spec.value_type.description}", key=option, value=value)
-    # the service adds the format reward itself
-    if spec.requires is not None and option != FORMAT_REWARD and value not in spec.noop:
+    if spec.requires is not None and value not in spec.noop:
         message = f"{option} = {value!r:.100} {spec.requires.refusal()}"
         raise ConfigError(message, key=option, value=value, hint=f"use {' or '.join(map(str, spec.noop))}")
     return value

@@ -1,0 +1,70 @@
+"""If these fail, images do not survive VAGEN's protocol."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from quintet.envs.service.payload import encode_payload
+from quintet.envs.service.vagen_host import _observation
+from quintet.records import Observation, Step
+from quintet.runtime.env_service.vagen_episode import VagenEpisode
+
+FIRST, SECOND = (np.random.default_rng(seed).integers(0, 256, (6, 5, 3), dtype=np.uint8) for seed in range(2))
+
+
+RESPONSES = {"think": False, "thoughts": None, "separator": ",", "max_actions": 2, "format_reward": 0.25}
+
+
+class Seen:
+    """Env that shows an image before and another one after the first step."""
+
+    actions = ("Look",)
+
+    def instruction(self) -> str:
+        return "Look."
+
+    def reset(self, seed: int) -> Observation:
+        return Observation(f"seed {seed}", (FIRST,))
+
+    def step(self, action: str) -> Step:
+        return Step(Observation("again", (FIRST, SECOND)), 1.0, True, False, {"success": True})
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def episode() -> VagenEpisode:
+    return VagenEpisode(Seen, RESPONSES)
+
+
+def received(result: object) -> list[object]:
+    return list(json.loads(encode_payload(result, "json"))["result"])
+
+
+def test_images_of_observations_arrive_as_they_are(episode: VagenEpisode) -> None:
+    observation, info = received(episode.call("reset", [7]))
+    assert isinstance(observation, dict)
+    assert observation["obs_str"].count("<image>") == 1
+    assert "seed 7" in observation["obs_str"]
+    (image,) = _observation(observation).images
+    assert (image == FIRST).all()
+    assert info == {}
+    observation, reward, done, info = received(episode.call("step", ["<answer>Look,Look</answer>"]))
+    assert isinstance(observation, dict)
+    images = _observation(observation).images
+    assert all((image == other).all() for image, other in zip(images, (FIRST, SECOND), strict=True))
+    assert (reward, done) == (1.25, True)
+    assert isinstance(info, dict)
+    assert info["metrics"]["traj_metrics"] == {"success": True}
+
+
+def test_a_response_without_actions_shows_the_last_observation_again(episode: VagenEpisode) -> None:
+    first, _ = received(episode.call("reset", [7]))
+    again, reward, done, _ = received(episode.call("step", ["I do not know"]))
+    assert isinstance(first, dict)
+    assert isinstance(again, dict)
+    assert again["multi_modal_data"] == first["multi_modal_data"]
+    assert (reward, done) == (0.0, False)
